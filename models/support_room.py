@@ -1,0 +1,146 @@
+"""Support rooms: `support_rooms`, written by the product; here only their snooze is touched.
+
+    {account_id, status: open | snoozed | closed, assigned_to, snooze_time: {time, set_by, set_at},
+     snooze_queue_in_progress, unsnooze_error}                                          the product's fields
+    {claim, unsnoozed_at, unsnoozed_by_task, unsnooze_failures, unsnooze_retry_at}      ours
+
+A room is due when `snooze_time.time` has come. Everything of ours belongs to one `snooze_time.time`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from bson import ObjectId
+from pymongo import ASCENDING, IndexModel, ReturnDocument
+from pymongo.collection import Collection
+
+from models.claims import Claims, doubled, due_by
+from models.database import Document, collection
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.settings import settings
+
+NAME = "support_rooms"
+DUE = "snooze_time.time"
+COOL_OFF, LONGEST_COOL_OFF = minutes(1), hours(1)
+SHOWN_IDS = 20
+
+_SCALARS = ["string", "double", "int", "long", "decimal", "bool", "array", "timestamp", "objectId"]
+MALFORMED: Document = {
+    "$or": [
+        {DUE: {"$type": [*_SCALARS, "object", "null"]}},
+        {"snooze_time": {"$type": _SCALARS}},
+        {"snooze_time": {"$type": "object"}, DUE: None},
+    ]
+}
+"""A snooze whose `time` is not a date: it can never fall due."""
+
+
+def rooms() -> Collection[Document]:
+    return collection(NAME)
+
+
+def claims() -> Claims:
+    return Claims(
+        collection=rooms,
+        due_field=DUE,
+        flag="snooze_queue_in_progress",
+        rest_field="unsnooze_retry_at",
+        history=("unsnooze_error", "unsnooze_failures", "unsnooze_retry_at"),
+        lease=seconds(settings().qm_lease_seconds),
+    )
+
+
+def indexes() -> list[IndexModel]:
+    malformed = IndexModel([(DUE, ASCENDING)], name="malformed_snooze", partialFilterExpression=MALFORMED)
+    return [*claims().indexes(), malformed]
+
+
+def find(room_id: ObjectId) -> Document | None:
+    """Return what is needed to judge a room that could not be woken."""
+    fields = {
+        "account_id": 1,
+        "status": 1,
+        "snooze_time": 1,
+        "unsnoozed_at": 1,
+        "unsnoozed_by_task": 1,
+        "claim": 1,
+    }
+    return rooms().find_one({"_id": room_id}, fields)
+
+
+def wake(
+    room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now: datetime
+) -> Document | None:
+    """End the snooze of one room if it has ended and is still the one meant: one atomic write.
+
+    Args:
+        snoozed_until: the snooze that is meant; `None`: whichever the room has.
+
+    Returns:
+        `{account_id, status, unsnoozed_at}` as written; `None` when the room is not in that state.
+    """
+    ended = due_by(now) if snoozed_until is None else {**due_by(now), "$eq": snoozed_until}
+    return rooms().find_one_and_update(
+        {"_id": room_id, DUE: ended},
+        [
+            {
+                "$set": {
+                    "status": {"$cond": [{"$eq": ["$status", "snoozed"]}, "open", "$status"]},
+                    "snooze_queue_in_progress": False,
+                    "unsnoozed_at": now,
+                    "unsnoozed_by_task": {"$literal": task_id},
+                }
+            },
+            {"$unset": ["snooze_time", "claim", *claims().history]},
+        ],
+        projection={"account_id": 1, "status": 1, "unsnoozed_at": 1},
+        return_document=ReturnDocument.AFTER,
+        hint="_id_",
+    )
+
+
+def cool_off(
+    room_id: ObjectId, *, snoozed_until: datetime | None, token: str, error: str, now: datetime
+) -> Document | None:
+    """Record that all attempts at one snooze failed; the room may be claimed again after a growing pause.
+
+    Applies only to the snooze that is meant, and not while another token holds the room.
+
+    Returns:
+        `{unsnooze_failures, unsnooze_retry_at}` as written, or `None`.
+    """
+    failures: Document = {"$ifNull": ["$unsnooze_failures", 0]}
+    retry_at = {"$add": [now, doubled(COOL_OFF, times="$$failures", cap=LONGEST_COOL_OFF)]}
+    # Stages: a void history goes first, so that the count and the pause of a new snooze start from none.
+    return rooms().find_one_and_update(
+        {
+            "_id": room_id,
+            DUE: {"$type": "date"} if snoozed_until is None else snoozed_until,
+            "$or": [{"claim.held": {"$ne": True}}, {"claim.token": token}],
+        },
+        [
+            {"$set": claims().kept_history()},
+            {"$set": {"unsnooze_retry_at": {"$let": {"vars": {"failures": failures}, "in": retry_at}}}},
+            {
+                "$set": {
+                    "snooze_queue_in_progress": False,
+                    "unsnooze_error": {"$literal": error},
+                    "unsnooze_failures": {"$add": [failures, 1]},
+                    "claim": claims().given_back("$unsnooze_retry_at"),
+                }
+            },
+        ],
+        projection={"unsnooze_failures": 1, "unsnooze_retry_at": 1},
+        return_document=ReturnDocument.AFTER,
+        hint="_id_",
+    )
+
+
+def health(now: datetime) -> Document:
+    """Return the figures of the claims, and what is malformed: how many rooms, and the first of their ids."""
+    ids = [
+        room["_id"] for room in rooms().find(MALFORMED, {"_id": 1}, hint="malformed_snooze", limit=SHOWN_IDS)
+    ]
+    count = rooms().count_documents(MALFORMED, hint="malformed_snooze")
+    return {**claims().figures(now), "malformed": {"count": count, "ids": [str(room_id) for room_id in ids]}}

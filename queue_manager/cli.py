@@ -1,0 +1,131 @@
+"""The `queue-manager` command: set up, run everything on a laptop, scan by hand, look at the state."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pymongo.errors import PyMongoError
+from rich.console import Console
+from rich.table import Table
+
+from beat_schedule import SCHEDULE
+from models import schema
+from models.database import create_indexes, require_replica_set
+from queue_manager.core import log as logging
+from queue_manager.core.connect import until_reachable
+from queue_manager.core.errors import AppError, ConfigurationError
+from queue_manager.core.settings import settings
+from queue_manager.health import Health, health
+
+cli = typer.Typer(
+    help="Finds what is due in MongoDB and acts on it, once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+log = logging.get_logger("QM/cli")
+NAMES = ", ".join(entry.name for entry in SCHEDULE)
+
+
+def main() -> None:
+    """Run the command. A wrong setting is one clear message and exit code 2."""
+    try:
+        cli()
+    except ConfigurationError as error:
+        _fail(str(error), code=2)
+
+
+@cli.command()
+def migrate() -> None:
+    """Create every index that is missing. Safe to repeat; waits for MongoDB while it is away."""
+    logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
+    url = settings().mongo_db_url
+    until_reachable(require_replica_set, server="MongoDB", url=url, errors=(PyMongoError,), log=log)
+    names = create_indexes(schema.indexes())
+    log.info(f"{len(names)} indexes are in place", indexes=", ".join(names))
+
+
+@cli.command()
+def up(
+    demo: Annotated[bool, typer.Option(help="Fill in a small live demo and count what happens.")] = True,
+) -> None:
+    """Run everything here: servers, the Procfile's processes, a live demo. Ctrl-C stops it all, in order.
+
+    With MONGO_DB_URL and REDIS_URL set, your servers are used instead of embedded ones.
+    """
+    from queue_manager.devstack.up import (
+        main as run_everything,
+    )  # development only: not in production installs
+
+    sys.exit(run_everything(demo=demo, root=Path.cwd()))
+
+
+@cli.command()
+def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAMES}.")]) -> None:
+    """Run one scan now, in this process, and print what it did; workers do the items."""
+    task_name = next((entry.task for entry in SCHEDULE if entry.name == name), None)
+    if task_name is None:
+        _fail(f"there is no scan {name!r}; the scans are: {NAMES}", code=2)
+    from tasks import app  # only this command needs Celery, which takes a second to import
+
+    logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
+    app.loader.import_default_modules()
+    try:
+        run = app.tasks[task_name]()
+    except AppError as error:
+        _fail(str(error), code=1)
+    typer.echo(json.dumps(run))
+
+
+@cli.command("health")
+def show_health(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Show servers, leader, last scans and what is due. Exit code 1 when there is a problem."""
+    state = health()
+    if as_json:
+        typer.echo(json.dumps(state.as_dict(), indent=2))
+    else:
+        _print_health(Console(), state)
+    sys.exit(1 if state.problems else 0)
+
+
+def _print_health(console: Console, state: Health) -> None:
+    console.print(f"MongoDB  {state.mongodb}\nRedis    {state.redis}", highlight=False)
+    if state.leader is not None:
+        leader = state.leader
+        console.print(
+            f"Leader   {leader['host']}:{leader['pid']} since {leader['since']}, epoch {leader['epoch']}, "
+            f"lease left {leader['lease_left']} s\n",
+            highlight=False,
+        )
+    for title, rows in (("Last scans", state.scans), ("Systems", state.systems)):
+        if rows:
+            console.print(_table(title, rows))
+    for problem in state.problems:
+        console.print(f"[bold red]problem[/]  {problem}", highlight=False)
+    if not state.problems:
+        console.print("[green]all is well[/]")
+
+
+def _table(title: str, rows: dict[str, Any]) -> Table:
+    columns = list(dict.fromkeys(key for row in rows.values() if row for key in row if key != "scan"))
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    for column in ("", *columns):
+        table.add_column(column, justify="right" if column else "left")
+    for name, row in rows.items():
+        table.add_row(name, *(_cell((row or {}).get(column, "–")) for column in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    return str(value["count"]) if isinstance(value, dict) else str(value)
+
+
+def _fail(message: str, *, code: int) -> NoReturn:
+    typer.echo(f"queue-manager: {message}", err=True)
+    sys.exit(code)

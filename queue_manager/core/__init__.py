@@ -1,0 +1,1 @@
+"""What every layer may import: settings, clock, errors, retry policy, schedule entries, structured log."""

@@ -1,0 +1,94 @@
+"""Process groups by the number of their leader: is it still the same, and ending it with its children.
+
+Guarantee: a number that the system gave to somebody else in the meantime is never signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+POLL = 0.02  # seconds between two looks at a process that is not our child: nothing tells us of its end
+
+
+def started_at(pid: int) -> str | None:
+    """Return when process `pid` started, in the system's own form; `None`: no such process, or a zombie.
+
+    Two processes that had the same number one after the other differ in it.
+    """
+    return _started_at_linux(pid) if sys.platform == "linux" else _started_at_elsewhere(pid)
+
+
+def _started_at_linux(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the program's name in brackets and may hold spaces: count from its end.
+    fields = stat.rpartition(")")[2].split()
+    state, start_ticks = fields[0], fields[19]
+    return None if state in "ZX" else start_ticks
+
+
+def _started_at_elsewhere(pid: int) -> str | None:
+    asked = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
+    state, _, start = asked.stdout.strip().partition(" ")
+    return None if not start or state.startswith("Z") else start.strip()
+
+
+class ProcessGroup:
+    """A process that leads a group of its own, and whatever it started."""
+
+    def __init__(self, pid: int, started: str, *, grace: float) -> None:
+        self.pid = pid
+        self.started = started
+        self.grace = grace
+
+    def leader_runs(self) -> bool:
+        return started_at(self.pid) == self.started
+
+    def exists(self) -> bool:
+        """Tell whether any process of the group is left."""
+        return self._signal_group(0)
+
+    def end(self, *, grace: float | None = None) -> None:
+        """End the group in order: SIGTERM, at most `grace` seconds, SIGKILL.
+
+        The leader alone is asked first and ends its children itself, because a Celery worker's children drop
+        their tasks on SIGTERM. What it leaves behind is asked next.
+        """
+        deadline = time.monotonic() + (self.grace if grace is None else grace)
+        if self.leader_runs():
+            _signal(os.kill, self.pid, signal.SIGTERM)
+        _wait_while(self.leader_runs, deadline)
+        if not self.leader_runs():
+            self._signal_group(signal.SIGTERM)
+            _wait_while(self.exists, deadline)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the group at once."""
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: int) -> bool:
+        is_somebody_else = started_at(self.pid) not in (self.started, None)
+        return not is_somebody_else and _signal(os.killpg, self.pid, number)
+
+
+def _wait_while(condition: Callable[[], bool], deadline: float) -> None:
+    while condition() and time.monotonic() < deadline:
+        time.sleep(POLL)
+
+
+def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
+    """Send a signal; tell whether there was anybody to receive it."""
+    try:
+        send(target, number)
+    except (ProcessLookupError, PermissionError):  # macOS: EPERM for a group that only has zombies left
+        return False
+    return True

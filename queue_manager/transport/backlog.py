@@ -1,0 +1,33 @@
+"""How much is waiting in the broker."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from queue_manager.core.clock import seconds
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+JUST_DELIVERED = seconds(5)  # a worker renews the leases of what it received well within this time
+
+
+def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVERED) -> int:
+    """Count the messages of `queue` that wait for a worker, those that a worker took only just now included.
+
+    A worker renews the leases of what it holds only a moment after it received it, so messages delivered
+    within `just_delivered` and not yet acknowledged still count as waiting. The broker keeps those for all
+    queues together: while several are busy the result may be too high. A queue that does not exist yet has
+    nothing waiting.
+
+    Raises what kombu and redis-py raise when the broker is away, without waiting for it to come back.
+    """
+    with app.connection_or_acquire() as connection:
+        connection.ensure_connection(max_retries=0)
+        channel = connection.default_channel
+        with channel.conn_or_acquire() as client:
+            delivered_after = time.time() - just_delivered.total_seconds()
+            delivered = client.zcount(channel.unacked_index_key, delivered_after, "+inf")
+        return int(channel._size(queue) + delivered)

@@ -1,0 +1,184 @@
+"""A beat that stands by: run as many as you like, one of them fires the schedule.
+
+Guarantee:
+- One leads. A dead leader is followed after at most its lock's time plus one loop; one that ended in order,
+  after one loop.
+- Nothing ends the beat: without Redis or without the lock it stands by, and comes back by itself.
+- A tick is published at least once. An entry counts as run only after its message was sent, so a failed
+  publish is repeated in the next loop, however long the broker is away. A crash between the two, or a lost
+  reply, sends a tick twice: what it starts must bear that.
+- A leader that was stopped past its lock finds out before it publishes anything.
+
+Options: `beat_max_loop_interval` (seconds, 1), `redbeat_lock_timeout` (seconds, 6), `redbeat_redis_url` and
+`redbeat_redis_options` with a `socket_timeout` below the lock's time and a `retry` that does not repeat.
+
+The schedule itself is RedBeat's, in its own keys; its lock, which exits when it is lost, is not used.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Self
+
+from celery.beat import SchedulingError
+from celery.utils.log import get_logger
+from kombu.common import ignore_errors
+from kombu.exceptions import OperationalError
+from kombu.utils.objects import cached_property
+from kombu.utils.url import maybe_sanitize_url
+from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from queue_manager.core.clock import seconds
+from queue_manager.transport.leadership import LeaderLock
+
+logger = get_logger(__name__)
+
+
+class LeadershipLost(Exception):
+    """The lock ended or is another's: nothing more may be published."""
+
+
+class BrokerAway(Exception):
+    """The message could not be sent now; it stays due."""
+
+
+class StoredEntry(RedBeatSchedulerEntry):
+    """One line of the schedule, as Redis remembers it."""
+
+    @classmethod
+    def from_key(cls, key: str, app: Any = None) -> Self:
+        """Load the entry. One that claims to have run later than its next run would be is due now.
+
+        The clock of an earlier leader ran ahead; waiting for ours to get there could take hours.
+        """
+        entry: Self = super().from_key(key, app=app)
+        if entry.last_run_at is not None:
+            now = entry.default_now()
+            until_next: timedelta | None = entry.schedule.remaining_estimate(now)
+            if until_next is not None and entry.last_run_at - now > until_next:
+                entry.last_run_at = None
+        return entry
+
+
+class LeaderScheduler(RedBeatScheduler):
+    """RedBeat's scheduler for one of several beats."""
+
+    Entry = StoredEntry
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        # lazy: the schedule in Redis is the leader's to write, and we do not lead yet.
+        super().__init__(app, **{**options, "lazy": True})
+        self._lock = LeaderLock(get_redis(app), app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
+        self._redis = f"Redis at {maybe_sanitize_url(app.redbeat_conf.redis_url)}"
+        self._state = ""
+        # RedBeat's own lock blocks in the signal `beat_init` until it is free; without a key it is left out.
+        self.lock_key: str | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Number of the take-over by which this beat leads, 0 while it stands by."""
+        return self._lock.epoch
+
+    def tick(self, **_: Any) -> float:
+        """Lead for one loop, or stand by; return the seconds until the next."""
+        waits = []
+        try:
+            if self._leads():
+                waits = [self.maybe_due(entry) for entry in self.schedule.values()]
+                self._say(f"leading (epoch {self.epoch})")
+        except BrokerAway as error:
+            self._say(f"leading (epoch {self.epoch}), but the broker takes no messages", error)
+        except LeadershipLost:
+            self._stand_by("the lock was lost")
+        except (RedisConnectionError, RedisTimeoutError) as error:
+            self._stand_by(f"{self._redis} is unreachable", error)
+        except RedisError as error:
+            self._stand_by(f"{self._redis} refuses", error)
+        return min([wait for wait in waits if wait] + [self.max_interval])
+
+    def close(self) -> None:
+        """Give the lock back, so that another beat leads after its next loop, and close the connections."""
+        with suppress(RedisError):
+            self._lock.release()
+        super().close()
+
+    def _leads(self) -> bool:
+        """Keep the lock or try for it; whoever takes it writes the schedule."""
+        if self.epoch and self._lock.extend():
+            return True
+        holder = self._lock.acquire()
+        if not self.epoch:
+            self._stand_by(f"lock held by {holder}")
+            return False
+        self.setup_schedule()
+        self._say(f"leading (epoch {self.epoch})")
+        return True
+
+    def _stand_by(self, reason: str, error: Exception | None = None) -> None:
+        self._lock.forget()
+        self._say(f"standing by: {reason}", error)
+
+    def _say(self, state: str, error: Exception | None = None) -> None:
+        """Log a change of state, with the error that made it; say nothing while the state lasts."""
+        if state == self._state:
+            return
+        self._state = state
+        if error is None:
+            logger.info("%s", state)
+        else:
+            logger.error("%s (%s)", state, error)
+
+    # Publishing
+
+    def maybe_due(self, entry: StoredEntry, **_: Any) -> float:
+        """Publish `entry` if it is due, and only then move it on; return the seconds until its next run."""
+        is_due, wait = entry.is_due()
+        if is_due:
+            if not self._lock.keep():
+                raise LeadershipLost
+            self._publish(entry)
+            self.reserve(entry)
+        return float(wait)
+
+    def _publish(self, entry: StoredEntry) -> None:
+        """Send the entry's message, without waiting for a broker that is away.
+
+        A message that no broker would take is logged and left out, so that it does not hold up the others.
+        """
+        logger.info("Sending due task %s (%s)", entry.name, entry.task)
+        # Our next loop is the retry; Celery's would go on after the lock has ended.
+        entry.options = {**entry.options, "retry": False}
+        try:
+            self.apply_async(entry, producer=self.producer, advance=False)
+        except (SchedulingError, OperationalError) as error:
+            cause = error.__context__ if isinstance(error, SchedulingError) else error
+            broker_errors = (
+                OperationalError,
+                *self.connection.connection_errors,
+                *self.connection.channel_errors,
+            )
+            if isinstance(cause, broker_errors):
+                self._disconnect()
+                raise BrokerAway(str(cause)) from error
+            logger.exception("Cannot send task %s (%s)", entry.name, entry.task)
+
+    @cached_property
+    def connection(self) -> Any:
+        """The connection to the broker. It gives up early enough for the lock to outlive an attempt."""
+        patience = self.lock_timeout / 4
+        return self.app.connection_for_write(
+            transport_options={"socket_timeout": patience, "socket_connect_timeout": patience}
+        )
+
+    def _ensure_connected(self) -> Any:
+        # One attempt: with `broker_connection_max_retries` unset, Celery's way waits for ever.
+        return self.connection.ensure_connection(max_retries=0)
+
+    def _disconnect(self) -> None:
+        self.__dict__.pop("producer", None)
+        connection = self.__dict__.pop("connection")
+        ignore_errors(connection, connection.release)

@@ -1,0 +1,131 @@
+"""A Redis transport whose worker survives the loss of Redis while it holds unacknowledged messages.
+
+Stock kombu 5.7 answers a lost connection by closing its channels, and a closing channel gives back what it
+delivered. By then the connection is gone, the channel asks `None` for its host name, and the AttributeError
+ends the worker: with one task running that acks late, or one countdown held in memory, a restart of Redis
+stops every worker. Here a channel that lost its connection raises a connection error, which Celery handles.
+
+Guarantee: the worker stays up, reconnects and takes new messages. What it held stays registered as unacked
+and comes back after `visibility_timeout`; a running task finishes, cannot ack, and is delivered again.
+
+`broker_url` stays the stock URL, which Flower and others read; the setting `broker_transport` selects us:
+
+    app.conf.broker_transport = install(broker_url)
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+import kombu.connection
+import kombu.transport
+from kombu.transport import redis as stock
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from queue_manager.core.errors import ConfigurationError
+
+
+class ConnectionLost(RedisConnectionError):
+    """The channel's connection is closed for good; its successor is another channel."""
+
+
+class QoS(stock.QoS):
+    """What a channel has delivered and not yet seen acknowledged."""
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Put everything back on its queue, or leave it to the visibility timeout if the connection is gone.
+
+        It does not raise `ConnectionLost`: a channel that is closing could not finish, nor those after it.
+        """
+        try:
+            super().restore_unacked(client)
+        except ConnectionLost:
+            self._delivered.clear()
+
+
+class GuardedChannel:
+    """Mixin: a channel that lost its connection says so, instead of asking `None` for an attribute."""
+
+    QoS = QoS
+
+    _commands: Any = None
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        # Every new pool asks here, so this one place covers ack, reject, restore and publish.
+        if self.connection is None or self.connection.client is None:  # type: ignore[attr-defined]
+            raise ConnectionLost("the connection of this channel was lost")
+        return super()._connparams(asynchronous=asynchronous)  # type: ignore[misc, no-any-return]
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """Return the client for commands, made once per pool: stock kombu makes one for each ack.
+
+        The client holds no connection of its own, only the pool, which threads may share and which kombu
+        replaces after a disconnect or a fork. The asynchronous kind owns a connection and is left alone.
+        """
+        if asynchronous:
+            return super()._create_client(asynchronous=True)  # type: ignore[misc]
+        if self._commands is None or self._commands.connection_pool is not self.pool:  # type: ignore[attr-defined]
+            self._commands = super()._create_client()  # type: ignore[misc]
+        return self._commands
+
+
+class Channel(GuardedChannel, stock.Channel):
+    """Guarded channel to one Redis server."""
+
+
+class SentinelChannel(GuardedChannel, stock.SentinelChannel):
+    """Guarded channel to the master that Sentinel names."""
+
+
+class Transport(stock.Transport):
+    """`redis://`, guarded."""
+
+    Channel = Channel
+
+
+class SecureTransport(Transport):
+    """`rediss://`, guarded. Always TLS; the certificate is verified unless the settings say otherwise.
+
+    kombu derives TLS from the scheme `rediss` alone, which it does not look at when a transport is chosen.
+    """
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        if not isinstance(client.ssl, dict):
+            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+
+
+class SentinelTransport(stock.SentinelTransport):
+    """`sentinel://`, guarded."""
+
+    Channel = SentinelChannel
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        # After a failed attempt kombu would go to the next URL of the list, and to the stock transport with
+        # it. redis-py asks every Sentinel of the list by itself.
+        client.cycle = None
+
+
+_TRANSPORTS = {"redis": Transport, "rediss": SecureTransport, "sentinel": SentinelTransport}
+
+
+def install(broker_url: str) -> str:
+    """Make the guarded transports known to kombu; return the `broker_transport` that guards `broker_url`.
+
+    Connections still call themselves by the stock scheme (`as_uri`), which is what Flower looks at.
+
+    Raises:
+        ConfigurationError: the URL is for another kind of broker.
+    """
+    scheme = urlsplit(broker_url).scheme
+    if scheme not in _TRANSPORTS:
+        raise ConfigurationError(
+            f"{scheme}:// is no broker that we guard: accepted are {', '.join(_TRANSPORTS)}"
+        )
+    for name, transport in _TRANSPORTS.items():
+        kombu.transport.TRANSPORT_ALIASES[f"guarded-{name}"] = f"{__name__}:{transport.__name__}"
+        kombu.connection.resolve_aliases[f"guarded-{name}"] = name
+    return f"guarded-{scheme}"

@@ -1,0 +1,35 @@
+"""What the Redis server itself must be like, so that nothing put into it disappears."""
+
+from __future__ import annotations
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import masked
+
+OUTAGES = (redis.ConnectionError, redis.TimeoutError)
+
+
+def connect(url: str) -> redis.Redis:
+    """Return a client that repeats nothing on its own and waits for nothing long."""
+    return redis.Redis.from_url(
+        url, socket_timeout=5, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0), decode_responses=True
+    )
+
+
+def require_no_eviction(url: str) -> None:
+    """Refuse a server that evicts keys when its memory is full: it would drop messages and the schedule.
+
+    Raises:
+        ConfigurationError: `maxmemory-policy` is not `noeviction`.
+        redis.ConnectionError, redis.TimeoutError: the server is away.
+    """
+    with connect(url) as client:
+        policy = client.info("memory").get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ConfigurationError(
+            f"Redis at {masked(url)} has maxmemory-policy {policy!r} and would drop messages when its memory is "
+            "full: accepted is 'noeviction' (CONFIG SET maxmemory-policy noeviction, and in its configuration)"
+        )

@@ -1,0 +1,228 @@
+"""The two kinds of task, and how a scan's items are sent.
+
+A *scan* finds what is due, sends one message an item, records what it did, and raises at the end if anything
+failed. An *item* acts on one thing; it is tried again by its `RetryPolicy` and handed back to its system when the
+last attempt failed. Neither kind knows MongoDB or Redis.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from celery import Task, current_task
+from celery.exceptions import Ignore
+
+from models import scan_run
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import NotYetDue, PermanentError, ScanFailed
+from queue_manager.core.log import get_logger
+from queue_manager.core.retry import RetryPolicy
+from queue_manager.transport.backlog import waiting
+from services.due_work import DueBatch, DueItem, DueWork
+from tasks.app import app
+
+WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
+
+log = get_logger("QM/tasks")
+
+
+def task_id() -> str:
+    """Return the id of the running task: the token of the claim it holds. A direct call gets one of its own."""
+    return (current_task and current_task.request.id) or f"direct-{uuid4().hex}"
+
+
+# Scans
+
+
+@dataclass(kw_only=True)
+class ScanReport:
+    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent."""
+
+    found: int = 0
+    claimed: int = 0
+    enqueued: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, int]:
+        return {
+            "found": self.found,
+            "claimed": self.claimed,
+            "enqueued": self.enqueued,
+            "errors": len(self.errors),
+        }
+
+
+class ScanTask(Task):
+    """Runs a scan once. It is neither acknowledged late nor retried: the next period is the retry."""
+
+    abstract = True
+    queue_name = "scans"
+    acks_late = False
+    max_retries = 0
+    initiator: str
+    sent: str
+    failed: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        started = time.monotonic()
+        report = self.run(*args, **kwargs)
+        duration_ms = round((time.monotonic() - started) * 1000)
+        run = {**report.figures(), "duration_ms": duration_ms}
+        scan_log = get_logger(self.initiator)
+        self._record(run, report)
+        if report.enqueued:
+            scan_log.info(self.sent, **run)
+        for message in report.errors:
+            scan_log.error(self.failed, error=message)
+        if report.errors:
+            raise ScanFailed(
+                f"{len(report.errors)} of the scan's steps failed; the first: {report.errors[0]}"
+            )
+        return run
+
+    def _record(self, run: dict[str, int], report: ScanReport) -> None:
+        error = {"error": report.errors[0]} if report.errors else {}
+        try:
+            scan_run.record({"scan": self.name, **run, **error, "at": server_now()})
+        except Exception as failure:
+            # The record is for people; whatever made it fail must not fail what the scan did.
+            report.errors.append(f"the run could not be recorded: {failure}")
+
+
+def scan_task(*, initiator: str, sent: str, failed: str) -> Callable[[Callable[[], ScanReport]], ScanTask]:
+    """Make a scan of a function that returns its `ScanReport`.
+
+    Args:
+        initiator: who the log lines are from.
+        sent: the line logged when items were sent.
+        failed: the line logged for each error.
+    """
+    return app.task(base=ScanTask, initiator=initiator, sent=sent, failed=failed)
+
+
+def fan_out(task: ItemTask, work: DueWork) -> ScanReport:
+    """Claim what is due and send one `task` an item, batch by batch.
+
+    A batch that could not be sent is given back at once, and the rest goes on. Delivery of a failed batch is
+    uncertain, which is harmless: an item that turns out to be nobody's business any more is left alone.
+    """
+    report = ScanReport()
+    try:
+        for batch in work.claim_due(waiting(app, task.queue_name)):
+            report.found += batch.found
+            report.claimed += len(batch.items)
+            _send(task, work, batch, report)
+    except Exception as error:
+        report.errors.append(f"{type(error).__name__}: {error}")
+    return report
+
+
+def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) -> None:
+    try:
+        _publish(task, batch.items)
+        report.enqueued += len(batch.items)
+    except Exception as error:
+        report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
+        work.release(batch.items)
+
+
+def _publish(task: ItemTask, items: list[DueItem]) -> None:
+    if not items:
+        return
+    # One round trip for the batch. `retry` and the guessed representations cost more than the message itself.
+    with app.producer_pool.acquire(block=True, timeout=10) as producer, producer.batch(len(items)):
+        for item in items:
+            task.apply_async(
+                item.args,
+                task_id=item.token,
+                eta=item.eta,
+                producer=producer,
+                retry=False,
+                argsrepr=repr(item.args),
+                kwargsrepr="{}",
+                add_to_parent=False,
+            )
+
+
+# Items
+
+
+class ItemTask(Task):
+    """Acts on one item: retried by `retry_policy`, given up by `on_failure`, early when its time has not come."""
+
+    abstract = True
+    queue_name: str
+    max_retries = None  # `retry_policy` decides
+    throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
+    retry_policy: RetryPolicy
+    work: Callable[[], DueWork]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.request.called_directly:
+            return super().__call__(*args, **kwargs)
+        try:
+            return self._run_when_due(*args, **kwargs)
+        except (PermanentError, Ignore):
+            raise
+        except Exception as error:
+            attempt = self.request.retries + 1
+            if not self.retry_policy.allows(attempt + 1):
+                raise
+            wait = self.retry_policy.wait_before(attempt + 1)
+            self._postpone(wait)
+            raise self.retry(exc=error, countdown=wait.total_seconds(), throw=False) from error
+
+    def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """The last attempt failed, or it can never succeed: the item's system is told."""
+        log.error(f"Item failed for good: {exc}", task=self.name, task_id=task_id)
+        try:
+            self.work().give_up(*args, **kwargs, token=task_id, error=str(exc))
+        except PermanentError:
+            pass  # the arguments name no item, so there is nothing to give up
+        except Exception as error:
+            log.error("Failure could not be recorded; the lease will bring the item back", error=str(error))
+
+    def _run_when_due(self, *args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return self.run(*args, **kwargs)
+            except NotYetDue as early:
+                # This machine's clock runs ahead of the server's, by which everything is judged.
+                if early.remaining > WAIT_IN_PLACE:
+                    self._send_again(early.remaining)
+                time.sleep(early.remaining.total_seconds())
+
+    def _send_again(self, wait: timedelta) -> None:
+        """Come back after `wait` as the same attempt of the same task."""
+        self._postpone(wait)
+        self.signature_from_request(
+            self.request, countdown=wait.total_seconds(), retries=self.request.retries
+        ).apply_async()
+        raise Ignore
+
+    def _postpone(self, wait: timedelta) -> None:
+        request = self.request
+        try:
+            self.work().postpone(*request.args, **request.kwargs, token=request.id, wait=wait)
+        except Exception as error:
+            # A lease that runs out meanwhile costs a duplicate message, and nothing else.
+            log.warning("Lease could not be renewed for the wait", task_id=request.id, error=str(error))
+
+
+def item_task(
+    *, queue: str, work: Callable[[], DueWork], retry: RetryPolicy
+) -> Callable[[Callable[..., Any]], ItemTask]:
+    """Make an item task of a function.
+
+    Args:
+        queue: the Celery queue of its own.
+        work: opens the system that the item belongs to.
+        retry: how often it is tried, and the waits between.
+    """
+    return app.task(base=ItemTask, queue_name=queue, work=staticmethod(work), retry_policy=retry)

@@ -1,0 +1,78 @@
+"""Celery's settings, each with its reason. Read lazily: importing `tasks` needs no environment."""
+
+from __future__ import annotations
+
+from kombu import Exchange, Queue
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from beat_schedule import SCHEDULE
+from queue_manager.core.schedule import LEADER_LOCK, celery_entries
+from queue_manager.transport.guard import install
+from tasks.routes import queue_of
+from tasks.errors import settings_or_usage_error
+
+_settings = settings_or_usage_error()
+
+# Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
+broker_url = _settings.redis_url
+broker_transport = install(broker_url)
+broker_transport_options = {
+    # What a killed worker held comes back after this; it must exceed the longest wait between attempts (256 s).
+    "visibility_timeout": 600,
+    "unacked_restore_interval": 5,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 30,
+    # Without these a half-open connection hangs for ever.
+    "socket_timeout": 10,
+    "socket_connect_timeout": 5,
+    "socket_keepalive": True,
+    "health_check_interval": 5,
+    "priority_steps": [0],
+    "client_name": "queue-manager",
+}
+broker_connection_retry_on_startup = True
+broker_connection_max_retries = None  # for ever: a broker that is away comes back
+broker_pool_acquire_timeout = 10
+
+# Messages are JSON, and acknowledged when the work is done. The lease recovers what a lost child held; putting
+# the message back instead has no end when the item itself kills its workers.
+accept_content = ["json"]
+task_serializer = "json"
+result_serializer = "json"
+task_acks_late = True
+task_reject_on_worker_lost = False
+task_acks_on_failure = True
+task_acks_on_timeout = True
+task_ignore_result = True
+result_expires = None  # no result backend: nothing to clean up
+task_default_queue = "celery"  # where another application's `send_task` arrives when it names no queue
+# The nameless exchange routes by queue name alone, so that no binding can be lost with the server's memory.
+task_routes = [queue_of]
+task_queues = [Queue(name, Exchange(""), routing_key=name) for name in ("celery", "scans", "support-snooze")]
+
+worker_concurrency = _settings.qm_worker_concurrency
+worker_prefetch_multiplier = 4
+worker_disable_rate_limits = True
+worker_hijack_root_logger = False
+worker_soft_shutdown_timeout = 20
+worker_cancel_long_running_tasks_on_connection_loss = False
+
+# Beat: one leads, any number stand by; failover within lock time + loop interval.
+beat_scheduler = "queue_manager.transport.beat:LeaderScheduler"
+beat_schedule = celery_entries(SCHEDULE, _settings)
+beat_max_loop_interval = 1
+beat_enable_remote_control = True
+beat_remote_control_max_tick_age = 30
+redbeat_redis_url = _settings.redis_url
+redbeat_redis_options = {
+    "socket_timeout": 5,
+    "socket_connect_timeout": 2,
+    # A command whose reply was lost must not be repeated behind our back.
+    "retry": Retry(NoBackoff(), 0),
+}
+redbeat_lock_key = LEADER_LOCK
+redbeat_lock_timeout = 6
+
+timezone = "UTC"
+enable_utc = True

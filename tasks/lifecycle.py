@@ -1,0 +1,71 @@
+"""What a Celery process does when it starts and stops: log, checks of its servers, leases of what it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import signals
+from pymongo.errors import PyMongoError
+
+from models import database
+from queue_manager.core import log as logging
+from queue_manager.core.connect import until_reachable
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import settings
+from queue_manager.transport.server import OUTAGES, require_no_eviction
+from tasks.lease_keeper import LeaseKeeper
+
+log = logging.get_logger("QM/start")
+_keeper = LeaseKeeper()
+
+
+@signals.setup_logging.connect
+def configure_logging(loglevel: int | str | None = None, **_: Any) -> None:
+    """Log in our form. `--loglevel` can only make it say more: Celery's own default would hide the work."""
+    chosen = settings().qm_log_level
+    more = isinstance(loglevel, int) and loglevel < logging.level_number(chosen)
+    logging.configure(level=loglevel if more else chosen, form=settings().qm_log_format)
+
+
+@signals.worker_init.connect
+def check_worker(**_: Any) -> None:
+    _say_remarks()
+    _refuse_wrong_servers(with_mongo=True)
+
+
+@signals.beat_init.connect
+def check_beat(**_: Any) -> None:
+    _say_remarks()
+    _refuse_wrong_servers(with_mongo=False)
+
+
+@signals.worker_ready.connect
+def keep_leases(**_: Any) -> None:
+    _keeper.start()
+
+
+@signals.worker_shutdown.connect
+def stop_keeping(**_: Any) -> None:
+    _keeper.stop()
+
+
+def _say_remarks() -> None:
+    for remark in settings().remarks():
+        log.warning(remark)
+
+
+def _refuse_wrong_servers(*, with_mongo: bool) -> None:
+    redis_url, mongo_url = settings().redis_url, settings().mongo_db_url
+    try:
+        until_reachable(
+            lambda: require_no_eviction(redis_url), server="Redis", url=redis_url, errors=OUTAGES, log=log
+        )
+        if with_mongo:
+            until_reachable(
+                database.require_replica_set, server="MongoDB", url=mongo_url, errors=(PyMongoError,), log=log
+            )
+    except ConfigurationError as error:
+        log.error(str(error))
+        raise SystemExit(1) from None
+    finally:
+        database.close()  # the pool forks next: each child opens its own

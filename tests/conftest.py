@@ -1,0 +1,59 @@
+"""The real servers that every test runs against, and a clean database for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from models import database, schema
+from queue_manager.devstack.ports import free_port
+from queue_manager.devstack.servers import DATABASE, REPLICA_SET, Mongo, Valkey
+
+# The environment is set before any test module is collected, because pytest looks into every name of a module,
+# and looking into a Celery task reads its configuration. The servers start when the first test needs them.
+MONGO_PORT, REDIS_PORT = free_port(), free_port()
+for _name in [name for name in os.environ if name.startswith("QM_") and not name.endswith("_BIN")]:
+    del os.environ[_name]
+os.environ.update(
+    MONGO_DB_URL=f"mongodb://127.0.0.1:{MONGO_PORT}/{DATABASE}?replicaSet={REPLICA_SET}",
+    REDIS_URL=f"redis://127.0.0.1:{REDIS_PORT}/0",
+    QM_CONVERSATIONS="true",
+    APP_ENV="test",
+)
+
+
+@dataclass(frozen=True)
+class Servers:
+    mongo: Mongo
+    valkey: Valkey
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """A MongoDB and a Valkey for the whole session."""
+    directory = tmp_path_factory.mktemp("servers")
+    with Valkey(directory / "valkey", REDIS_PORT) as valkey, Mongo(directory / "mongo", MONGO_PORT) as mongo:
+        yield Servers(mongo=mongo, valkey=valkey)
+        _close_celery()
+        database.close()
+
+
+@pytest.fixture
+def clean(servers: Servers) -> Servers:
+    """Empty collections with their indexes, and an empty Redis."""
+    for name in database.database().list_collection_names():
+        database.collection(name).delete_many({})
+    database.create_indexes(schema.indexes())
+    with redis.Redis.from_url(servers.valkey.url) as client:
+        client.flushall()
+    return servers
+
+
+def _close_celery() -> None:
+    from tasks import app
+
+    app.pool.force_close_all()

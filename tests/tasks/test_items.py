@@ -1,0 +1,144 @@
+"""Items at the Celery edge: retries, exhaustion, permanent errors and clocks that run ahead, with real messages."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from celery.exceptions import Ignore, Retry
+from conftest import Servers
+from hand_worker import run, take, waiting_messages
+from pymongo.errors import AutoReconnect
+from rooms import get_room, make_room
+
+from models import support_room
+from models.database import server_now
+from queue_manager.core.clock import minutes, seconds, to_iso
+from queue_manager.core.errors import PermanentError
+from tasks import base
+from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+
+QUEUE = "support-snooze"
+
+
+@pytest.fixture
+def broker(clean: Servers) -> str:
+    return clean.valkey.url
+
+
+@pytest.fixture
+def broken_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise AutoReconnect("connection closed")
+
+    monkeypatch.setattr(support_room, "wake", away)
+
+
+def test_delay_from_another_program_wakes_a_room(broker: str) -> None:
+    room = make_room(server_now() - minutes(1))
+
+    sent = unsnooze_room.delay(str(room))
+    result = run(take(broker, QUEUE))
+
+    assert result["success"] is True
+    assert get_room(room)["status"] == "open"
+    assert get_room(room)["unsnoozed_by_task"] == sent.id
+
+
+@pytest.mark.usefixtures("broken_database")
+def test_waits_are_1_2_4_up_to_256_seconds_and_the_tenth_failure_is_the_last(broker: str) -> None:
+    room = make_room(server_now() - minutes(1))
+    scan_expired_snoozes()
+    token = get_room(room)["claim"]["token"]
+    waits = []
+    for attempt in range(1, 10):
+        message = take(broker, QUEUE)
+        assert (message.id, message.retries, message.expires) == (token, attempt - 1, None)
+        assert isinstance(run(message), Retry)
+        (again,) = waiting_messages(broker, QUEUE)
+        waits.append(round(again.countdown.total_seconds()))
+        held_until = get_room(room)["claim"]["claimed_until"]
+        assert abs(held_until - server_now() - again.countdown - minutes(1)) < seconds(1)
+
+    result = run(take(broker, QUEUE))
+
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert isinstance(result, AutoReconnect)
+    assert waiting_messages(broker, QUEUE) == []
+    stored = get_room(room)
+    assert stored["snooze_queue_in_progress"] is False
+    assert stored["unsnooze_error"] == "connection closed"
+    assert stored["unsnooze_failures"] == 1
+    assert stored["snooze_time"]["time"] < server_now()
+
+
+@pytest.mark.usefixtures("broken_database")
+def test_attempt_that_succeeds_after_failures_wakes_the_room_once(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = make_room(server_now() - minutes(1))
+    scan_expired_snoozes()
+    run(take(broker, QUEUE))
+    monkeypatch.undo()
+
+    assert run(take(broker, QUEUE))["success"] is True
+    assert get_room(room)["status"] == "open"
+
+
+def test_nonsense_fails_at_once_and_is_not_retried(broker: str, caplog: pytest.LogCaptureFixture) -> None:
+    unsnooze_room.delay("nonsense")
+
+    result = run(take(broker, QUEUE))
+
+    assert isinstance(result, PermanentError)
+    assert "room_id: 'nonsense'" in str(result)
+    assert waiting_messages(broker, QUEUE) == []
+    assert any(
+        "room_id: 'nonsense'" in str(record.msg) and record.levelname == "ERROR" for record in caplog.records
+    )
+
+
+@pytest.mark.parametrize("moment", ["yesterday", "2026-01-31T09:30:00", "", 5])
+def test_malformed_moment_is_a_permanent_error(broker: str, moment: Any) -> None:
+    unsnooze_room.delay(str(ObjectId()), moment)
+    result = run(take(broker, QUEUE))
+    assert isinstance(result, PermanentError)
+    assert "snoozed_until" in str(result)
+
+
+def test_item_on_a_clock_slightly_ahead_waits_for_its_time(broker: str) -> None:
+    room = make_room(server_now() + seconds(0.2))
+    scan_expired_snoozes()
+
+    result = run(take(broker, QUEUE))
+
+    assert result["success"] is True
+    stored = get_room(room)
+    assert stored["unsnoozed_at"] >= stored["unsnoozed_at"].fromisoformat(result["unsnoozed_at"])
+    assert timedelta(0) <= server_now() - stored["unsnoozed_at"] < seconds(1)
+
+
+def test_item_on_a_clock_far_ahead_comes_back_and_uses_no_attempt(broker: str) -> None:
+    due_at = server_now() + seconds(5)
+    room = make_room(due_at)
+    scan_expired_snoozes()
+    message = take(broker, QUEUE)
+
+    assert isinstance(run(message), Ignore)
+
+    again = take(broker, QUEUE)
+    assert (again.id, again.args, again.retries) == (message.id, [str(room), to_iso(due_at)], 0)
+    assert again.countdown == pytest.approx(due_at - server_now(), abs=seconds(0.5))
+    assert get_room(room)["claim"]["claimed_until"] > due_at + seconds(55)
+
+
+def test_direct_call_runs_here_and_now(broker: str) -> None:
+    room = make_room(server_now() - minutes(1))
+    assert unsnooze_room(str(room))["success"] is True
+    assert get_room(room)["unsnoozed_by_task"].startswith("direct-")
+
+
+def test_small_differences_are_waited_for_and_large_ones_are_not() -> None:
+    assert seconds(0.1) < base.WAIT_IN_PLACE < seconds(1)

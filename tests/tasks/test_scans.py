@@ -1,0 +1,132 @@
+"""Scans at the Celery edge: what they send, report and record, and how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from conftest import Servers
+from hand_worker import waiting_messages
+from kombu.exceptions import OperationalError
+from pymongo.errors import AutoReconnect
+from rooms import get_room, make_room
+
+from models import scan_run
+from models.database import server_now
+from queue_manager.core.clock import minutes, seconds, to_iso
+from queue_manager.core.errors import ScanFailed
+from queue_manager.core.settings import settings
+from services import support_snooze
+from services.due_work import DueBatch
+from tasks import base
+from tasks.support_snooze import scan_expired_snoozes
+
+QUEUE = "support-snooze"
+SCAN = "tasks.support_snooze.scan_expired_snoozes"
+
+
+@pytest.fixture
+def broker(clean: Servers) -> str:
+    return clean.valkey.url
+
+
+def test_scan_sends_one_message_a_room_under_its_token(broker: str) -> None:
+    due = [make_room(server_now() - minutes(age)) for age in (3, 2, 1)]
+    make_room(server_now() + minutes(1))
+
+    run = scan_expired_snoozes()
+
+    messages = waiting_messages(broker, QUEUE)
+    assert [message.args[0] for message in messages] == [str(room) for room in due]
+    assert [message.id for message in messages] == [get_room(room)["claim"]["token"] for room in due]
+    assert [message.args[1] for message in messages] == [
+        to_iso(get_room(room)["snooze_time"]["time"]) for room in due
+    ]
+    assert all(message.expires is None and message.eta is None for message in messages)
+    assert (run["found"], run["claimed"], run["enqueued"], run["errors"]) == (3, 3, 3, 0)
+
+
+def test_room_due_soon_is_sent_with_its_exact_time(broker: str) -> None:
+    due_at = server_now() + seconds(6)
+    make_room(due_at)
+    scan_expired_snoozes()
+    (message,) = waiting_messages(broker, QUEUE)
+    assert message.eta == due_at
+
+
+def test_run_is_recorded_for_health(broker: str) -> None:
+    make_room(server_now() - minutes(1))
+
+    run = scan_expired_snoozes()
+
+    stored = scan_run.last(SCAN)
+    assert stored is not None
+    assert stored.items() >= {**run, "found": 1, "claimed": 1, "enqueued": 1, "errors": 0}.items()
+    assert server_now() - stored["at"] < seconds(5)
+    assert stored["duration_ms"] >= 0
+
+
+def test_log_says_so_only_when_something_was_sent(broker: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    scan_expired_snoozes()
+    assert not [record for record in caplog.records if "Processed snooze rooms." in str(record.msg)]
+    make_room(server_now() - minutes(1))
+    scan_expired_snoozes()
+    (record,) = [record for record in caplog.records if "Processed snooze rooms." in str(record.msg)]
+    assert "QM/conversations/support-snooze" in str(record.msg)
+
+
+def test_batch_that_could_not_be_sent_is_given_back_and_the_rest_goes_on(
+    broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("QM_CLAIM_BATCH", "2")
+    settings.cache_clear()
+    rooms = [make_room(server_now() - minutes(age)) for age in (6, 5, 4, 3, 2, 1)]
+    publish, calls = base._publish, []
+
+    def second_fails(*args: object) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OperationalError("connection refused")
+        publish(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(base, "_publish", second_fails)
+    with pytest.raises(ScanFailed, match="2 items could not be sent: connection refused"):
+        scan_expired_snoozes()
+    settings.cache_clear()
+
+    assert [message.args[0] for message in waiting_messages(broker, QUEUE)] == [
+        str(room) for room in (*rooms[:2], *rooms[4:])
+    ]
+    assert [get_room(room)["claim"]["held"] for room in rooms] == [True, True, False, False, True, True]
+    stored = scan_run.last(SCAN)
+    assert stored is not None
+    assert (stored["claimed"], stored["enqueued"], stored["errors"]) == (6, 4, 1)
+    assert any("Error occured while removing snooze time for rooms" in str(r.msg) for r in caplog.records)
+
+
+def test_database_error_in_the_middle_is_raised_after_what_was_claimed_was_sent(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room(server_now() - minutes(1))
+    claim_due = support_snooze.SupportSnooze.claim_due
+
+    def breaks_after_one(self: support_snooze.SupportSnooze, waiting: int) -> Iterator[DueBatch]:
+        yield next(claim_due(self, waiting))
+        raise AutoReconnect("connection closed")
+
+    monkeypatch.setattr(support_snooze.SupportSnooze, "claim_due", breaks_after_one)
+    with pytest.raises(ScanFailed, match="connection closed"):
+        scan_expired_snoozes()
+    assert len(waiting_messages(broker, QUEUE)) == 1
+
+
+def test_full_queue_stops_new_claims(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_MAX_QUEUE", "3")
+    settings.cache_clear()
+    for _ in range(5):
+        make_room(server_now() - minutes(1))
+    first, second = scan_expired_snoozes(), scan_expired_snoozes()
+    settings.cache_clear()
+    assert (first["enqueued"], second["enqueued"]) == (3, 0)
+    assert len(waiting_messages(broker, QUEUE)) == 3
