@@ -32,6 +32,9 @@ from queue_manager.core.clock import hours, milliseconds
 from queue_manager.core.errors import ConfigurationError
 
 LONGEST_LEASE = hours(1)
+# Said in every condition on a date: only then the server knows that a partial index holds all that is asked for,
+# and reads a range of it instead of the whole.
+A_DATE: Document = {"$type": "date"}
 _BAD_HINT = 2  # MongoDB's BadValue: the index that a hint names does not exist
 Expression = Any
 
@@ -110,7 +113,7 @@ class Claims:
     def void(self, now: datetime) -> Selection:
         """Due documents under a claim that is for another due time than theirs."""
         where = {
-            "claim.claimed_until": {"$gt": now},
+            "claim.claimed_until": {"$gt": now, **A_DATE},
             self.due_field: due_by(now),
             "$expr": {"$ne": ["$claim.due_at", f"${self.due_field}"]},
         }
@@ -118,22 +121,22 @@ class Claims:
 
     def live(self, now: datetime) -> Selection:
         """Documents that somebody holds: waiting in the broker, being worked on, or waiting to be tried again."""
-        where = {"claim.held": True, "claim.claimed_until": {"$gt": now}, self.due_field: {"$type": "date"}}
+        where = {"claim.held": True, "claim.claimed_until": {"$gt": now, **A_DATE}, self.due_field: A_DATE}
         return Selection(where=where, index="claims_by_end")
 
     def cooling_off(self, now: datetime) -> Selection:
         """Documents that were given back to rest until later."""
-        resting = {"claim.held": False, "claim.claimed_until": {"$gt": now}, self.flag: False}
-        where = {**resting, self.due_field: {"$type": "date"}}
+        resting = {"claim.held": False, "claim.claimed_until": {"$gt": now, **A_DATE}, self.flag: False}
+        where = {**resting, self.due_field: A_DATE}
         return Selection(where=where, index="claims_by_end")
 
     def _ended(self, *, held: bool, now: datetime) -> Document:
-        return {"claim.held": held, "claim.claimed_until": {"$lte": now}, self.due_field: due_by(now)}
+        return {"claim.held": held, "claim.claimed_until": {"$lte": now, **A_DATE}, self.due_field: due_by(now)}
 
     def indexes(self) -> list[IndexModel]:
         """The indexes of the selections. Both over claims hold only what is in flight or cooling off."""
-        dated = {self.due_field: {"$type": "date"}}
-        claimed = {"claim.claimed_until": {"$type": "date"}, **dated}
+        dated = {self.due_field: A_DATE}
+        claimed = {"claim.claimed_until": A_DATE, **dated}
         return [
             IndexModel(
                 [(self.flag, ASCENDING), (self.due_field, ASCENDING)],
@@ -168,9 +171,7 @@ class Claims:
             {"claim.token": 1, "claim.due_at": 1},
             hint="_id_",
         )
-        claimed = [
-            Claimed(id=doc["_id"], token=doc["claim"]["token"], due_at=doc["claim"]["due_at"]) for doc in won
-        ]
+        claimed = [Claimed(id=doc["_id"], token=doc["claim"]["token"], due_at=doc["claim"]["due_at"]) for doc in won]
         return Batch(found=len(ids), won=sorted(claimed, key=lambda item: item.due_at))
 
     def find_ids(self, selection: Selection, *, limit: int) -> list[Any]:
@@ -181,9 +182,7 @@ class Claims:
         """
         # The index order of claims is the order in which leases ended: the longest lost come first.
         order = [(self.due_field, ASCENDING)] if selection.index != "claims_by_end" else []
-        found = self.collection().find(
-            selection.where, {"_id": 1}, hint=selection.index, limit=limit, sort=order
-        )
+        found = self.collection().find(selection.where, {"_id": 1}, hint=selection.index, limit=limit, sort=order)
         try:
             return [document["_id"] for document in found]
         except OperationFailure as error:
@@ -191,7 +190,7 @@ class Claims:
 
     def count(self, selection: Selection, *, limit: int = 0) -> int:
         """Count what `selection` holds now, up to `limit` (0: all)."""
-        bound = {"limit": limit} if limit else {}
+        bound: dict[str, Any] = {"limit": limit} if limit else {}
         try:
             return self.collection().count_documents(selection.where, hint=selection.index, **bound)
         except OperationFailure as error:
@@ -209,18 +208,17 @@ class Claims:
         }
 
     def _lag(self, now: datetime) -> timedelta:
-        resting = {"claim.held": False, "claim.claimed_until": {"$gt": now}}
-        claimed = {"claim.claimed_until": {"$type": "date"}, self.due_field: due_by(now), "$nor": [resting]}
+        resting = {"claim.held": False, "claim.claimed_until": {"$gt": now, **A_DATE}}
+        claimed = {"claim.claimed_until": A_DATE, self.due_field: due_by(now), "$nor": [resting]}
         oldest = [now]
         for where, index in (
             (self.unclaimed(None, now).where, "unclaimed_by_due"),
             (claimed, "claims_by_due"),
         ):
             order = [(self.due_field, ASCENDING)]
-            for document in self.collection().find(
-                where, {self.due_field: 1}, hint=index, sort=order, limit=1
-            ):
-                oldest.append(reduce(lambda value, key: value[key], self.due_field.split("."), document))
+            for document in self.collection().find(where, {self.due_field: 1}, hint=index, sort=order, limit=1):
+                due_at: Any = reduce(dict.__getitem__, self.due_field.split("."), document)
+                oldest.append(due_at)
         return now - min(oldest)
 
     def _missing_index(self, error: OperationFailure, selection: Selection) -> Exception:
@@ -236,15 +234,15 @@ class Claims:
         although its document is due only later protects nothing any more.
         """
         self.collection().update_many(
-            {"claim.claimed_until": None, self.flag: True, self.due_field: {"$type": "date"}},
+            {"claim.claimed_until": None, self.flag: True, self.due_field: A_DATE},
             [{"$set": {"claim": self.given_back(now + self.lease)}}],
             hint="unclaimed_by_due",
         )
         self.collection().update_many(
             {
                 "claim.held": {"$in": [True, False]},
-                "claim.claimed_until": {"$lte": now},
-                self.due_field: {"$gt": now},
+                "claim.claimed_until": {"$lte": now, **A_DATE},
+                self.due_field: {"$gt": now, **A_DATE},
             },
             {"$unset": dict.fromkeys(("claim", *self.history), ""), "$set": {self.flag: False}},
             hint="claims_by_end",
@@ -319,7 +317,7 @@ class Claims:
 
 def due_by(now: datetime) -> Document:
     """Return the condition on a due field: a date, not after `now`. (A list of dates would match `$lte` too.)"""
-    return {"$lte": now, "$not": {"$type": "array"}}
+    return {"$lte": now, **A_DATE, "$not": {"$type": "array"}}
 
 
 def doubled(base: timedelta, *, times: Expression, cap: timedelta) -> Expression:

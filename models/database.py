@@ -66,9 +66,7 @@ def server_now() -> datetime:
     """Return the database server's time: the clock by which everything is judged due."""
     process = os.getpid()
     if process not in _clocks:
-        _clocks[process] = ServerClock(
-            lambda: client().admin.command("hello")["localTime"].replace(tzinfo=UTC)
-        )
+        _clocks[process] = ServerClock(lambda: client().admin.command("hello")["localTime"].replace(tzinfo=UTC))
     return _clocks[process].now()
 
 
@@ -89,8 +87,4 @@ def require_replica_set() -> None:
 
 def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     """Create what is missing, per collection; return the names as `collection.index`. Safe to repeat."""
-    return [
-        f"{name}.{index}"
-        for name, indexes in wanted.items()
-        for index in collection(name).create_indexes(indexes)
-    ]
+    return [f"{name}.{index}" for name, indexes in wanted.items() for index in collection(name).create_indexes(indexes)]

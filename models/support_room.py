@@ -69,9 +69,7 @@ def find(room_id: ObjectId) -> Document | None:
     return rooms().find_one({"_id": room_id}, fields)
 
 
-def wake(
-    room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now: datetime
-) -> Document | None:
+def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now: datetime) -> Document | None:
     """End the snooze of one room if it has ended and is still the one meant: one atomic write.
 
     Args:
@@ -139,8 +137,6 @@ def cool_off(
 
 def health(now: datetime) -> Document:
     """Return the figures of the claims, and what is malformed: how many rooms, and the first of their ids."""
-    ids = [
-        room["_id"] for room in rooms().find(MALFORMED, {"_id": 1}, hint="malformed_snooze", limit=SHOWN_IDS)
-    ]
+    ids = [room["_id"] for room in rooms().find(MALFORMED, {"_id": 1}, hint="malformed_snooze", limit=SHOWN_IDS)]
     count = rooms().count_documents(MALFORMED, hint="malformed_snooze")
     return {**claims().figures(now), "malformed": {"count": count, "ids": [str(room_id) for room_id in ids]}}

@@ -54,11 +54,13 @@ class DueWork(Protocol):
     def keep(self, tokens: Sequence[str]) -> None:
         """Renew the leases of items that this process holds."""
 
-    def postpone(self, *args: Any, token: str, wait: timedelta) -> None:
-        """Keep the lease until an item that failed has been tried again after `wait`."""
+    @property
+    def postpone(self) -> Callable[..., None]:
+        """`(*args, token, wait)`: keep the lease until one lease after the next attempt, which comes in `wait`."""
 
-    def give_up(self, *args: Any, token: str, error: str) -> None:
-        """Record that the last attempt failed."""
+    @property
+    def give_up(self) -> Callable[..., None]:
+        """`(*args, token, error)`: record that the last attempt failed."""
 
 
 def claim_in_batches(

@@ -27,7 +27,7 @@ class Events(Protocol):
         """Send `event` to every client in `room`. Raises `EmitFailed`."""
 
 
-class RedisEvents(socketio.RedisManager):
+class RedisEvents(socketio.RedisManager):  # type: ignore[misc]  # python-socketio has no types
     """A write-only Socket.IO emitter whose failures are seen."""
 
     def __init__(self, url: str, *, channel: str) -> None:
@@ -44,7 +44,7 @@ class RedisEvents(socketio.RedisManager):
             },
         )
 
-    def emit(self, event: str, data: dict[str, Any], *, room: str) -> None:  # type: ignore[override]
+    def emit(self, event: str, data: dict[str, Any], *, room: str) -> None:
         super().emit(event, data, room=room)
 
     def _publish(self, data: dict[str, Any]) -> None:

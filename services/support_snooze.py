@@ -17,7 +17,7 @@ from bson import ObjectId
 from pymongo.errors import PyMongoError
 
 from models import database, support_room
-from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
+from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -26,7 +26,6 @@ from services.realtime import EmitFailed, Events, events
 
 INITIATOR = "QM/conversations/support-snooze"
 EMIT_ATTEMPTS = 3
-GRACE_AFTER_RETRY = minutes(1)  # how long a lease outlasts the start of the next attempt
 
 log = get_logger(INITIATOR)
 Result = dict[str, Any]
@@ -68,7 +67,7 @@ class SupportSnooze:
         support_room.claims().renew(tokens, until=self.clock() + self.lease)
 
     def postpone(self, *args: Any, token: str, wait: timedelta) -> None:
-        support_room.claims().renew([token], until=self.clock() + wait + GRACE_AFTER_RETRY)
+        support_room.claims().renew([token], until=self.clock() + wait + self.lease)
 
     def give_up(self, room_id: str, snoozed_until: str | None = None, *, token: str, error: str) -> None:
         room = _object_id(room_id)
@@ -119,11 +118,7 @@ class SupportSnooze:
         if not snoozed and room.get("unsnoozed_by_task") == token:
             return self._announce(room)
         ends_at = room["snooze_time"].get("time") if snoozed else None
-        if (
-            isinstance(ends_at, datetime)
-            and snoozed_until in (None, ends_at)
-            and ends_at > (now := self.clock())
-        ):
+        if isinstance(ends_at, datetime) and snoozed_until in (None, ends_at) and ends_at > (now := self.clock()):
             if room.get("claim", {}).get("token") == token:
                 raise NotYetDue(ends_at - now)
             return _skipped("Still snoozed")

@@ -81,9 +81,7 @@ class ScanTask(Task):
         for message in report.errors:
             scan_log.error(self.failed, error=message)
         if report.errors:
-            raise ScanFailed(
-                f"{len(report.errors)} of the scan's steps failed; the first: {report.errors[0]}"
-            )
+            raise ScanFailed(f"{len(report.errors)} of the scan's steps failed; the first: {report.errors[0]}")
         return run
 
     def _record(self, run: dict[str, int], report: ScanReport) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from kombu import Exchange, Queue
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -17,6 +19,8 @@ _settings = settings_or_usage_error()
 # Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
 broker_url = _settings.redis_url
 broker_transport = install(broker_url)
+if broker_url.startswith("rediss:"):
+    broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}  # for Flower, which does not look at the scheme
 broker_transport_options = {
     # What a killed worker held comes back after this; it must exceed the longest wait between attempts (256 s).
     "visibility_timeout": 600,

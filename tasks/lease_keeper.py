@@ -17,9 +17,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from tasks.base import ItemTask
 
-LOOK_EVERY = (
-    0.5  # seconds until a message just received is renewed; `transport.backlog` covers the time before
-)
+LOOK_EVERY = 0.5  # seconds until a message just received is renewed; `transport.backlog` covers the time before
 
 log = get_logger("QM/leases")
 

@@ -20,11 +20,10 @@ _keeper = LeaseKeeper()
 
 
 @signals.setup_logging.connect
-def configure_logging(loglevel: int | str | None = None, **_: Any) -> None:
+def configure_logging(loglevel: int, **_: Any) -> None:
     """Log in our form. `--loglevel` can only make it say more: Celery's own default would hide the work."""
-    chosen = settings().qm_log_level
-    more = isinstance(loglevel, int) and loglevel < logging.level_number(chosen)
-    logging.configure(level=loglevel if more else chosen, form=settings().qm_log_format)
+    chosen = logging.level_number(settings().qm_log_level)
+    logging.configure(level=min(chosen, loglevel), form=settings().qm_log_format)
 
 
 @signals.worker_init.connect
@@ -57,9 +56,7 @@ def _say_remarks() -> None:
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     redis_url, mongo_url = settings().redis_url, settings().mongo_db_url
     try:
-        until_reachable(
-            lambda: require_no_eviction(redis_url), server="Redis", url=redis_url, errors=OUTAGES, log=log
-        )
+        until_reachable(lambda: require_no_eviction(redis_url), server="Redis", url=redis_url, errors=OUTAGES, log=log)
         if with_mongo:
             until_reachable(
                 database.require_replica_set, server="MongoDB", url=mongo_url, errors=(PyMongoError,), log=log

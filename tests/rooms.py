@@ -37,9 +37,7 @@ def get_room(room_id: ObjectId) -> dict[str, Any]:
 
 def resnooze(room_id: ObjectId, until: datetime) -> None:
     """Do what the product does when an agent snoozes a room: our fields are not its business."""
-    support_room.rooms().update_one(
-        {"_id": room_id}, {"$set": {"snooze_time.time": until, "status": "snoozed"}}
-    )
+    support_room.rooms().update_one({"_id": room_id}, {"$set": {"snooze_time.time": until, "status": "snoozed"}})
 
 
 class RecordedEvents:
@@ -69,9 +67,7 @@ class HandClock:
         self.now += by
 
 
-def make_service(
-    clock: Callable[[], datetime], events: RecordedEvents | None = None, **limits: int
-) -> SupportSnooze:
+def make_service(clock: Callable[[], datetime], events: RecordedEvents | None = None, **limits: int) -> SupportSnooze:
     return SupportSnooze(
         clock=clock,
         events=events or RecordedEvents(),

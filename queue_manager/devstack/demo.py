@@ -30,7 +30,7 @@ SHORTEST, LONGEST = 5.0, 60.0  # seconds that a snooze lasts
 RESNOOZE_CHANCE = 0.2
 KEPT_WOKEN = 500
 ACCOUNTS = [ObjectId() for _ in range(3)]
-AGENTS = ["amara", "bo", "chidi", "dana", "eli"]
+AGENTS = [ObjectId() for _ in range(5)]
 SUBJECTS = [
     "Invoice is wrong",
     "Cannot sign in",

@@ -35,6 +35,7 @@ class EmbeddedServer(ABC):
         self.directory = directory.resolve()
         self.port = free_port() if port is None else port
         self._child: Child | None = None
+        self._log_begins = 0
 
     @property
     def pid(self) -> int:
@@ -42,6 +43,10 @@ class EmbeddedServer(ABC):
         if self._child is None:
             raise ServerFailed(f"{self.program.name} is not running")
         return self._child.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._child is not None and self._child.poll() is None
 
     @property
     @abstractmethod
@@ -55,13 +60,13 @@ class EmbeddedServer(ABC):
             ServerNotFound: there is no such program here.
             ServerFailed: it ended, or was not ready in time; with the last lines of its log.
         """
+        self.kill()  # forget one that died by itself
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         command = self._command(str(self.program.find()))
         with self._log.open("ab") as log:
-            self._child = spawn(
-                command, cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, grace=STOP_GRACE
-            )
+            self._log_begins = log.tell()
+            self._child = spawn(command, cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, grace=STOP_GRACE)
         try:
             self._wait_until_ready(self._child)
         except BaseException:
@@ -95,9 +100,7 @@ class EmbeddedServer(ABC):
         deadline = time.monotonic() + START_TIMEOUT
         while not (is_answering(self.port) and self._is_ready()):
             if child.poll() is not None:
-                raise ServerFailed(
-                    f"{self.program.name} ended with {child.poll()} at its start:\n{self._last_words()}"
-                )
+                raise ServerFailed(f"{self.program.name} ended with {child.poll()} at its start:\n{self._last_words()}")
             if time.monotonic() > deadline:
                 raise ServerFailed(
                     f"{self.program.name} was not ready after {START_TIMEOUT:g} s:\n{self._last_words()}"
@@ -105,7 +108,14 @@ class EmbeddedServer(ABC):
             time.sleep(0.01)
 
     def _last_words(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        with self._log.open(errors="replace") as log:
+            log.seek(self._log_begins)
+            lines = log.read().splitlines()
+        return "\n".join((list(filter(self._is_telling, lines)) or lines)[-LOG_LINES:])
+
+    def _is_telling(self, line: str) -> bool:
+        """Tell whether a line of the log may say why the server did not start."""
+        return True
 
     @abstractmethod
     def _command(self, program: str) -> list[str]:

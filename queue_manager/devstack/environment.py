@@ -20,9 +20,7 @@ def given(root: Path) -> Environment:
     return {name: value for name, value in merged.items() if value}
 
 
-def for_children(
-    given: Mapping[str, str], *, mongo_url: str, redis_url: str, flower_port: int
-) -> Environment:
+def for_children(given: Mapping[str, str], *, mongo_url: str, redis_url: str, flower_port: int) -> Environment:
     """Return the environment of the processes: everything given, with defaults for a laptop below it."""
     defaults = {
         "QM_CONVERSATIONS": "true",

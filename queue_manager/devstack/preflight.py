@@ -53,9 +53,7 @@ def problem_with_venv() -> str:
 
 def problem_with_libcurl() -> str:
     """Return why the MongoDB of the extra `embedded` could not start, or an empty text."""
-    is_another_used = (
-        os.environ.get("QM_MONGOD_BIN") or os.environ.get("MONGO_DB_URL") or shutil.which("mongod")
-    )
+    is_another_used = os.environ.get("QM_MONGOD_BIN") or os.environ.get("MONGO_DB_URL") or shutil.which("mongod")
     if not sys.platform.startswith("linux") or is_another_used or can_load(LIBCURL):
         return ""
     return (

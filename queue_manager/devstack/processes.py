@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 POLL = 0.02  # seconds between two looks at a process that is not our child: nothing tells us of its end
 
@@ -25,14 +26,24 @@ def started_at(pid: int) -> str | None:
 
 
 def _started_at_linux(pid: int) -> str | None:
+    status = _status(Path(f"/proc/{pid}/stat"))
+    return status.start_ticks if status else None
+
+
+class _Status(NamedTuple):
+    group: int
+    start_ticks: str
+
+
+def _status(stat: Path) -> _Status | None:
+    """Read a `/proc/<pid>/stat`; `None`: no such process, or a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        text = stat.read_text()
     except OSError:
         return None
     # The second field is the program's name in brackets and may hold spaces: count from its end.
-    fields = stat.rpartition(")")[2].split()
-    state, start_ticks = fields[0], fields[19]
-    return None if state in "ZX" else start_ticks
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else _Status(group=int(fields[2]), start_ticks=fields[19])
 
 
 def _started_at_elsewhere(pid: int) -> str | None:
@@ -54,7 +65,7 @@ class ProcessGroup:
 
     def exists(self) -> bool:
         """Tell whether any process of the group is left."""
-        return self._signal_group(0)
+        return self._signal_group(0) and (sys.platform != "linux" or _has_living_member(self.pid))
 
     def end(self, *, grace: float | None = None) -> None:
         """End the group in order: SIGTERM, at most `grace` seconds, SIGKILL.
@@ -78,6 +89,11 @@ class ProcessGroup:
     def _signal_group(self, number: int) -> bool:
         is_somebody_else = started_at(self.pid) not in (self.started, None)
         return not is_somebody_else and _signal(os.killpg, self.pid, number)
+
+
+def _has_living_member(group: int) -> bool:
+    """Tell whether a group has more than zombies: an idle process 1, as in many containers, reaps nobody."""
+    return any(status.group == group for stat in Path("/proc").glob("[0-9]*/stat") if (status := _status(stat)))
 
 
 def _wait_while(condition: Callable[[], bool], deadline: float) -> None:

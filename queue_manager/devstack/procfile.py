@@ -26,7 +26,7 @@ class Process:
 
     @property
     def shell_line(self) -> str:
-        """The command for `sh -c`; a single one takes the shell's place, so that signals reach it directly."""
+        """The command for `sh -c`; a single one takes the shell's place: signals reach it directly."""
         # `env`, because `exec` alone does not take the `NAME=value` that may stand in front.
         return self.command if _COMPOUND.search(self.command) else f"exec env {self.command}"
 

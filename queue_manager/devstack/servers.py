@@ -121,6 +121,10 @@ class Mongo(EmbeddedServer):
         except (PyMongoError, OSError):
             return False
 
+    def _is_telling(self, line: str) -> bool:
+        # Errors and fatal errors; what is not JSON is from before the log was opened, such as a missing library.
+        return not line.startswith("{") or any(f'"s":"{severity}"' in line for severity in "EF")
+
     def _connect(self) -> MongoClient[dict[str, Any]]:
         return MongoClient(
             LOOPBACK,

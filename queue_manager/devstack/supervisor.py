@@ -24,9 +24,7 @@ from queue_manager.devstack.procfile import Process
 RESTART = RetryPolicy(max_attempts=None, base=seconds(1), cap=seconds(30))
 HEALTHY_AFTER = 60.0  # seconds of life after which a death counts as the first one
 STOP_GRACE = 6.0  # seconds; with the servers' own, everything has ended within 10
-LAST_LINES = (
-    1.0  # seconds to read the rest of a dead process's output; longer only if a runaway holds it open
-)
+LAST_LINES = 1.0  # seconds to read the rest of a dead process's output; longer only if a runaway holds it open
 
 
 class Supervisor:

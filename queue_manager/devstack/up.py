@@ -11,29 +11,29 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Event
 from types import FrameType
-from typing import Any
+from typing import NoReturn
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from queue_manager.core.errors import AppError
+from queue_manager.core.errors import AppError, ConfigurationError
 from queue_manager.core.settings import masked
 from queue_manager.devstack import environment, lock, procfile
 from queue_manager.devstack.children import kill_all
 from queue_manager.devstack.embedded import EmbeddedServer
 from queue_manager.devstack.log_stream import LogStream
-from queue_manager.devstack.ports import free_port
+from queue_manager.devstack.ports import free_port, is_answering
 from queue_manager.devstack.procfile import Process
 from queue_manager.devstack.servers import Mongo, Valkey
 from queue_manager.devstack.supervisor import Supervisor, describe
 
 MONGO_PORT, REDIS_PORT, FLOWER_PORT = 27017, 6379, 5555  # preferred: what their clients try by default
+FLOWER_TIMEOUT = 15.0  # seconds; the addresses are shown then at the latest
 SUMMARY = Process("summary", "python -m queue_manager.devstack.summary")
 DEMO = Process("demo", "python -m queue_manager.devstack.demo")
 
@@ -45,38 +45,41 @@ def main(*, demo: bool = True, root: Path) -> int:
     """
     try:
         with _stop_signals():
-            return _run(root, demo=demo)
+            _run(root, demo=demo)
     except KeyboardInterrupt:
-        print("stopped", flush=True)
-        return 0
-    except AppError as error:
+        _say_last("stopped")
+    except (AppError, OSError) as error:
         print(f"queue-manager up: {error}", file=sys.stderr)
         return 1
+    return 0
 
 
-def _run(root: Path, *, demo: bool) -> int:
+def _run(root: Path, *, demo: bool) -> None:
     listed = procfile.read(root / "Procfile")
     given = environment.given(root)
     processes = [*listed, SUMMARY]
     if demo and "MONGO_DB_URL" not in given:
         processes.append(DEMO)
+    data = _private_directory(root / ".devstack")
     with ExitStack() as stack:
-        data = _private_directory(root / ".devstack")
         stack.enter_context(lock.exclusive(data))
-        redis_url = given.get("REDIS_URL") or _start(stack, Valkey, data / "valkey", REDIS_PORT).url
-        mongo_url = given.get("MONGO_DB_URL") or _start(stack, Mongo, data / "mongodb", MONGO_PORT).url
-        flower_port = _port("Flower", int(given.get("FLOWER_PORT", FLOWER_PORT)))
+        servers = _start_servers(stack, given, data)
         children = environment.for_children(
-            given, mongo_url=mongo_url, redis_url=redis_url, flower_port=flower_port
+            given,
+            mongo_url=given.get("MONGO_DB_URL") or servers["MongoDB"].url,
+            redis_url=given.get("REDIS_URL") or servers["Valkey"].url,
+            flower_port=_port("Flower", _wanted_flower_port(given)),
         )
         log = LogStream(process.name for process in processes)
         lasting = [process for process in processes if process.name != procfile.RELEASE]
         supervisor = stack.enter_context(Supervisor(lasting, environment=children, root=root, log=log))
         _release(supervisor, listed)
         supervisor.start()
-        _print_addresses(children)
-        Event().wait()  # until a signal
-    return 0
+        has_flower = any(process.name == "flower" for process in listed)
+        if has_flower:
+            _wait_until_answering(int(children["FLOWER_PORT"]))
+        _print_addresses(children, has_flower=has_flower)
+        _keep_running(servers)
 
 
 def _release(supervisor: Supervisor, listed: list[Process]) -> None:
@@ -85,16 +88,41 @@ def _release(supervisor: Supervisor, listed: list[Process]) -> None:
             raise AppError(f"`{process.command}` {describe(code)}: nothing was started; see its output above")
 
 
-def _start(
-    stack: ExitStack, kind: type[Valkey] | type[Mongo], directory: Path, preferred: int
-) -> EmbeddedServer:
-    name = kind.program.name
-    server = kind(directory, _port(name, preferred))
-    began = time.monotonic()
+def _start_servers(stack: ExitStack, given: Mapping[str, str], data: Path) -> dict[str, EmbeddedServer]:
+    """Start the servers that the user did not name, by their names; `stack` stops them."""
+    servers: dict[str, EmbeddedServer] = {}
+    if "REDIS_URL" not in given:
+        servers["Valkey"] = Valkey(data / "valkey", _port("Valkey", REDIS_PORT))
+    if "MONGO_DB_URL" not in given:
+        servers["MongoDB"] = Mongo(data / "mongodb", _port("MongoDB", MONGO_PORT))
+    for name, server in servers.items():
+        stack.callback(server.stop)
+        _start(name, server)
+    return servers
+
+
+def _start(name: str, server: EmbeddedServer) -> None:
     print(f"{name}: starting", flush=True)
-    stack.enter_context(server)
+    began = time.monotonic()
+    server.start()
     print(f"{name}: ready on port {server.port} after {time.monotonic() - began:.1f} s", flush=True)
-    return server
+
+
+def _keep_running(servers: Mapping[str, EmbeddedServer]) -> NoReturn:
+    """Start again, until a signal, what was killed: on the same port, with the data it had."""
+    while True:
+        time.sleep(1)
+        for name, server in servers.items():
+            if not server.is_running:
+                print(f"{name}: it ended", flush=True)
+                _start(name, server)
+
+
+def _wait_until_answering(port: int) -> None:
+    """Wait for Flower, the last to be ready, so that the addresses stand below what the others say at their start."""
+    deadline = time.monotonic() + FLOWER_TIMEOUT
+    while not is_answering(port) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _port(name: str, preferred: int) -> int:
@@ -104,19 +132,33 @@ def _port(name: str, preferred: int) -> int:
     return port
 
 
+def _wanted_flower_port(given: Mapping[str, str]) -> int:
+    wanted = given.get("FLOWER_PORT", str(FLOWER_PORT))
+    if not wanted.isdecimal():
+        raise ConfigurationError(f"FLOWER_PORT={wanted!r}: accepted is a port number, such as {FLOWER_PORT}")
+    return int(wanted)
+
+
 def _private_directory(path: Path) -> Path:
     path.mkdir(exist_ok=True)
     path.chmod(0o700)
     return path
 
 
-def _print_addresses(children: environment.Environment) -> None:
+def _print_addresses(children: environment.Environment, *, has_flower: bool) -> None:
     addresses = Table.grid(padding=(0, 2))
-    addresses.add_row("Flower", f"http://{children['FLOWER_ADDRESS']}:{children['FLOWER_PORT']}")
+    if has_flower:
+        addresses.add_row("Flower", f"http://{children['FLOWER_ADDRESS']}:{children['FLOWER_PORT']}")
     addresses.add_row("MongoDB", masked(children["MONGO_DB_URL"]))
     addresses.add_row("Redis", masked(children["REDIS_URL"]))
     console = Console(highlight=False)
     console.print(Panel(addresses, title="Queue Manager", subtitle="Ctrl-C stops everything", expand=False))
+
+
+def _say_last(line: str) -> None:
+    # Unbuffered, because a signal may have interrupted a print; and the terminal may be what has gone.
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 @contextmanager
@@ -125,13 +167,13 @@ def _stop_signals() -> Iterator[None]:
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     is_stopping = False
 
-    def stop(number: int, frame: FrameType | None) -> Any:
+    def stop(number: int, frame: FrameType | None) -> None:
         nonlocal is_stopping
         if is_stopping:
             kill_all()
             return
         is_stopping = True
-        os.write(sys.stdout.fileno(), b"stopping, in order; once more to stop at once\n")
+        _say_last("stopping, in order; once more to stop at once")
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in signals}

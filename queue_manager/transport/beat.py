@@ -5,9 +5,12 @@ Guarantee:
   after one loop.
 - Nothing ends the beat: without Redis or without the lock it stands by, and comes back by itself.
 - A tick is published at least once. An entry counts as run only after its message was sent, so a failed
-  publish is repeated in the next loop, however long the broker is away. A crash between the two, or a lost
-  reply, sends a tick twice: what it starts must bear that.
+  publish is repeated in the next loop, however long the broker is away.
 - A leader that was stopped past its lock finds out before it publishes anything.
+
+A tick is sent twice when the leader crashes between sending and noting it, when a reply of the broker is lost,
+and when the leader is stopped in the instant between its last look at the lock and sending: what ticks start
+must bear that.
 
 Options: `beat_max_loop_interval` (seconds, 1), `redbeat_lock_timeout` (seconds, 6), `redbeat_redis_url` and
 `redbeat_redis_options` with a `socket_timeout` below the lock's time and a `retry` that does not repeat.
@@ -138,8 +141,6 @@ class LeaderScheduler(RedBeatScheduler):
         """Publish `entry` if it is due, and only then move it on; return the seconds until its next run."""
         is_due, wait = entry.is_due()
         if is_due:
-            if not self._lock.keep():
-                raise LeadershipLost
             self._publish(entry)
             self.reserve(entry)
         return float(wait)
@@ -148,12 +149,19 @@ class LeaderScheduler(RedBeatScheduler):
         """Send the entry's message, without waiting for a broker that is away.
 
         A message that no broker would take is logged and left out, so that it does not hold up the others.
+
+        Raises:
+            BrokerAway: it was not sent, or the reply was lost.
+            LeadershipLost: it was not sent, because another beat may lead by now.
         """
-        logger.info("Sending due task %s (%s)", entry.name, entry.task)
         # Our next loop is the retry; Celery's would go on after the lock has ended.
         entry.options = {**entry.options, "retry": False}
         try:
-            self.apply_async(entry, producer=self.producer, advance=False)
+            producer = self.producer
+            # Connecting took its time: look at the lock last.
+            if not self._lock.keep():
+                raise LeadershipLost
+            self.apply_async(entry, producer=producer, advance=False)
         except (SchedulingError, OperationalError) as error:
             cause = error.__context__ if isinstance(error, SchedulingError) else error
             broker_errors = (
@@ -164,7 +172,9 @@ class LeaderScheduler(RedBeatScheduler):
             if isinstance(cause, broker_errors):
                 self._disconnect()
                 raise BrokerAway(str(cause)) from error
-            logger.exception("Cannot send task %s (%s)", entry.name, entry.task)
+            logger.exception("cannot send %s (%s)", entry.name, entry.task)
+        else:
+            logger.info("sent %s (%s)", entry.name, entry.task)
 
     @cached_property
     def connection(self) -> Any:

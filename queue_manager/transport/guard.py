@@ -45,8 +45,8 @@ class QoS(stock.QoS):
             self._delivered.clear()
 
 
-class GuardedChannel:
-    """Mixin: a channel that lost its connection says so, instead of asking `None` for an attribute."""
+class Channel(stock.Channel):
+    """A channel that lost its connection says so, instead of asking `None` for an attribute."""
 
     QoS = QoS
 
@@ -54,9 +54,10 @@ class GuardedChannel:
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         # Every new pool asks here, so this one place covers ack, reject, restore and publish.
-        if self.connection is None or self.connection.client is None:  # type: ignore[attr-defined]
+        if self.connection is None or self.connection.client is None:
             raise ConnectionLost("the connection of this channel was lost")
-        return super()._connparams(asynchronous=asynchronous)  # type: ignore[misc, no-any-return]
+        params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
+        return params
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         """Return the client for commands, made once per pool: stock kombu makes one for each ack.
@@ -65,18 +66,14 @@ class GuardedChannel:
         replaces after a disconnect or a fork. The asynchronous kind owns a connection and is left alone.
         """
         if asynchronous:
-            return super()._create_client(asynchronous=True)  # type: ignore[misc]
-        if self._commands is None or self._commands.connection_pool is not self.pool:  # type: ignore[attr-defined]
-            self._commands = super()._create_client()  # type: ignore[misc]
+            return super()._create_client(asynchronous=True)
+        if self._commands is None or self._commands.connection_pool is not self.pool:
+            self._commands = super()._create_client()
         return self._commands
 
 
-class Channel(GuardedChannel, stock.Channel):
-    """Guarded channel to one Redis server."""
-
-
-class SentinelChannel(GuardedChannel, stock.SentinelChannel):
-    """Guarded channel to the master that Sentinel names."""
+class SentinelChannel(Channel, stock.SentinelChannel):
+    """The same, to the master that Sentinel names."""
 
 
 class Transport(stock.Transport):
@@ -122,9 +119,7 @@ def install(broker_url: str) -> str:
     """
     scheme = urlsplit(broker_url).scheme
     if scheme not in _TRANSPORTS:
-        raise ConfigurationError(
-            f"{scheme}:// is no broker that we guard: accepted are {', '.join(_TRANSPORTS)}"
-        )
+        raise ConfigurationError(f"{scheme}:// is no broker that we guard: accepted are {', '.join(_TRANSPORTS)}")
     for name, transport in _TRANSPORTS.items():
         kombu.transport.TRANSPORT_ALIASES[f"guarded-{name}"] = f"{__name__}:{transport.__name__}"
         kombu.connection.resolve_aliases[f"guarded-{name}"] = name

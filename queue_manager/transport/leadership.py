@@ -111,7 +111,7 @@ class LeaderLock:
         return self.is_trusted()
 
     def keep(self) -> bool:
-        """Tell whether the lock is ours at this moment; prolong it first when a quarter of its time has passed.
+        """Tell whether the lock is ours at this moment; prolong it first if a quarter of its time has passed.
 
         A process that was stopped past its lease finds out here before it acts: the monotonic clock ran on.
         """

@@ -1,4 +1,4 @@
-"""Items at the Celery edge: retries, exhaustion, permanent errors and clocks that run ahead, with real messages."""
+"""Items at the Celery edge: retries, exhaustion, permanent errors and clocks that run ahead."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def test_waits_are_1_2_4_up_to_256_seconds_and_the_tenth_failure_is_the_last(bro
 
 
 @pytest.mark.usefixtures("broken_database")
-def test_attempt_that_succeeds_after_failures_wakes_the_room_once(
-    broker: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempt_that_succeeds_after_failures_wakes_the_room_once(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     room = make_room(server_now() - minutes(1))
     scan_expired_snoozes()
     run(take(broker, QUEUE))
@@ -95,9 +93,7 @@ def test_nonsense_fails_at_once_and_is_not_retried(broker: str, caplog: pytest.L
     assert isinstance(result, PermanentError)
     assert "room_id: 'nonsense'" in str(result)
     assert waiting_messages(broker, QUEUE) == []
-    assert any(
-        "room_id: 'nonsense'" in str(record.msg) and record.levelname == "ERROR" for record in caplog.records
-    )
+    assert any("room_id: 'nonsense'" in str(record.msg) and record.levelname == "ERROR" for record in caplog.records)
 
 
 @pytest.mark.parametrize("moment", ["yesterday", "2026-01-31T09:30:00", "", 5])

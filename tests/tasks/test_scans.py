@@ -39,9 +39,7 @@ def test_scan_sends_one_message_a_room_under_its_token(broker: str) -> None:
     messages = waiting_messages(broker, QUEUE)
     assert [message.args[0] for message in messages] == [str(room) for room in due]
     assert [message.id for message in messages] == [get_room(room)["claim"]["token"] for room in due]
-    assert [message.args[1] for message in messages] == [
-        to_iso(get_room(room)["snooze_time"]["time"]) for room in due
-    ]
+    assert [message.args[1] for message in messages] == [to_iso(get_room(room)["snooze_time"]["time"]) for room in due]
     assert all(message.expires is None and message.eta is None for message in messages)
     assert (run["found"], run["claimed"], run["enqueued"], run["errors"]) == (3, 3, 3, 0)
 

@@ -1,0 +1,98 @@
+"""The server's clock, moments as MongoDB keeps them, and the waits of a retry policy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from queue_manager.core import clock as clock_module
+from queue_manager.core.clock import ServerClock, minutes, parse_utc, seconds, to_iso, truncate
+from queue_manager.core.errors import PermanentError
+from queue_manager.core.retry import ONCE, RetryPolicy, doubling
+
+SERVER_TIME = datetime(2026, 1, 31, 9, 30, 0, 123456, tzinfo=UTC)
+
+
+class Monotonic:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def monotonic(monkeypatch: pytest.MonkeyPatch) -> Monotonic:
+    fake = Monotonic()
+    monkeypatch.setattr(clock_module, "time", fake)
+    return fake
+
+
+def test_server_time_is_asked_once_and_carried_on(monotonic: Monotonic) -> None:
+    samples = []
+
+    def sample() -> datetime:
+        samples.append(SERVER_TIME)
+        return SERVER_TIME
+
+    clock = ServerClock(sample)
+    assert clock.now() == truncate(SERVER_TIME)
+    monotonic.now += 4
+    assert clock.now() == truncate(SERVER_TIME + seconds(4))
+    assert len(samples) == 1
+    monotonic.now += 2
+    clock.now()
+    assert len(samples) == 2
+
+
+def test_clock_never_runs_ahead_of_a_server_that_answers_slowly(monotonic: Monotonic) -> None:
+    def slow() -> datetime:
+        monotonic.now += 3
+        return SERVER_TIME
+
+    assert ServerClock(slow).now() == truncate(SERVER_TIME)
+
+
+def test_moment_survives_the_wire() -> None:
+    moment = truncate(SERVER_TIME)
+    assert to_iso(moment) == "2026-01-31T09:30:00.123Z"
+    assert parse_utc(to_iso(moment), field="at") == moment
+
+
+def test_moment_of_another_zone_is_turned_into_utc() -> None:
+    moment = parse_utc("2026-01-31T10:30:00+01:00", field="at")
+    assert moment == SERVER_TIME.replace(microsecond=0)
+    assert moment is not None
+    assert moment.tzinfo is UTC
+    assert to_iso(datetime(2026, 1, 31, 10, 30, tzinfo=timezone(timedelta(hours=1)))) == "2026-01-31T09:30:00.000Z"
+
+
+def test_no_moment_stays_none() -> None:
+    assert parse_utc(None, field="at") is None
+
+
+def test_naive_moment_is_refused_with_the_accepted_form() -> None:
+    with pytest.raises(PermanentError, match="at: '2026-01-31T09:30:00' is not an ISO 8601 moment with a zone"):
+        parse_utc("2026-01-31T09:30:00", field="at")
+
+
+def test_waits_double_from_the_base_up_to_the_cap() -> None:
+    policy = RetryPolicy(max_attempts=None, base=seconds(5), cap=minutes(1))
+    assert [policy.wait_before(attempt).total_seconds() for attempt in range(2, 8)] == [5, 10, 20, 40, 60, 60]
+    assert policy.allows(10**6)
+
+
+def test_attempts_are_counted_from_one() -> None:
+    assert (ONCE.allows(1), ONCE.allows(2)) == (True, False)
+
+
+def test_jitter_stays_within_the_upper_half() -> None:
+    policy = RetryPolicy(max_attempts=None, base=seconds(8), jitter=True)
+    waits = {policy.wait_before(2).total_seconds() for _ in range(100)}
+    assert all(4 <= wait <= 8 for wait in waits)
+    assert len(waits) > 1
+
+
+def test_long_history_does_not_overflow() -> None:
+    assert doubling(seconds(1), 10**9, cap=minutes(10)) == minutes(10)

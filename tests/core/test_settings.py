@@ -1,0 +1,115 @@
+"""Settings: wrong values are named with what is accepted, unclear flags are off, secrets stay secret."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import Settings, masked, settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # no .env of the checkout
+    settings.cache_clear()
+    monkeypatch.setattr("queue_manager.core.settings.settings", settings)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_again_afterwards() -> object:
+    yield
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("MONGO_DB_URL", "postgres://db/product", "mongodb:// URL whose path names the database"),
+        ("MONGO_DB_URL", "mongodb://db:27017", "mongodb:// URL whose path names the database"),
+        ("REDIS_URL", "http://cache", "redis:// or rediss:// URL"),
+        ("REDIS_URL", "redis://cache/zero", "redis:// or rediss:// URL"),
+        ("QM_LEASE_SECONDS", "soon", "valid number"),
+        ("QM_LEASE_SECONDS", "-1", "greater than or equal to 0.5"),
+        ("QM_CLAIM_BATCH", "1.5", "valid integer"),
+        ("QM_LOG_LEVEL", "LOUD", "'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
+        ("QM_LOG_FORMAT", "xml", "'console' or 'json'"),
+    ],
+)
+def test_wrong_value_names_the_setting_the_value_and_what_is_accepted(
+    name: str, value: str, accepted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as error:
+        settings()
+    assert str(error.value).startswith(f"{name}={value!r}: accepted is ")
+    assert accepted in str(error.value)
+
+
+def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_LEASE_SECONDS", "soon")
+    monkeypatch.setenv("QM_CLAIM_BATCH", "many")
+    with pytest.raises(ConfigurationError, match=r"QM_LEASE_SECONDS=(.|\n)*QM_CLAIM_BATCH="):
+        settings()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://app:s3cret@db:27017",
+        "mongodb://app:s3cret/with/slashes@db",
+        "mongodb://app:s3cret@with@at@a,b:27017",
+        "redis://:s3cret@cache:6379/0",
+    ],
+)
+def test_password_is_masked(url: str) -> None:
+    assert "s3cret" not in masked(url)
+    assert "***@" in masked(url)
+
+
+def test_wrong_url_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "http://app:s3cret@cache")
+    with pytest.raises(ConfigurationError) as error:
+        settings()
+    assert "s3cret" not in str(error.value)
+
+
+def test_flag_that_is_neither_true_nor_false_is_off_with_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_CONVERSATIONS", "yes")
+    assert settings().qm_conversations is False
+    assert "QM_CONVERSATIONS='yes' is neither true nor false: it counts as false" in settings().remarks()
+
+
+def test_no_flag_switched_on_is_one_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QM_CONVERSATIONS")
+    (remark,) = settings().remarks()
+    assert remark == "no system is switched on, so no scan will run: set QM_CONVERSATIONS=true"
+
+
+def test_misspelt_name_is_remarked_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_LEASE_SECOND", "5")
+    assert settings().remarks() == ["QM_LEASE_SECOND is not a setting; did you mean QM_LEASE_SECONDS?"]
+
+
+def test_node_env_is_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("APP_ENV")
+    monkeypatch.setenv("NODE_ENV", "development")
+    assert settings().app_env == "development"
+
+
+def test_env_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("QM_LEASE_SECONDS=7\n")
+    assert settings().qm_lease_seconds == 7
+
+
+def test_env_example_and_readme_name_every_setting_with_its_default() -> None:
+    example, readme = (ROOT / ".env.example").read_text(), (ROOT / "README.md").read_text()
+    defaults = dict(re.findall(r"^#?\s?([A-Z_]+)=(\S*)", example, flags=re.MULTILINE))
+    for name, field in Settings.model_fields.items():
+        default = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+        assert defaults[name.upper()] == default
+        assert f"`{name.upper()}`" in readme

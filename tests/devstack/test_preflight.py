@@ -1,0 +1,72 @@
+"""What is missing on a machine is named with the command that installs it, and never with a traceback."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from queue_manager.devstack import preflight
+
+SCRIPT = Path(preflight.__file__)
+
+
+def run_with(tmp_path: Path, hiding: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the script as the Makefile does, in a Python changed by `hiding` at its start."""
+    (tmp_path / "sitecustomize.py").write_text(hiding)
+    kept = {"PATH": str(Path(sys.executable).parent), "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env={**kept, "PYTHONPATH": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+WITHOUT_ENSUREPIP = "import sys; sys.modules['ensurepip'] = None"
+WITHOUT_LIBCURL = """
+import ctypes
+class CDLL:
+    def __init__(self, name): raise OSError(name)
+ctypes.CDLL = CDLL
+"""
+OLD_PYTHON = "import sys; sys.version_info = (3, 9, 2)"
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only MongoDB's Linux build uses libcurl")
+
+
+def test_a_complete_machine_passes_silently(tmp_path: Path) -> None:
+    done = run_with(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("hiding", "command"),
+    [
+        (WITHOUT_ENSUREPIP, "apt install python3-venv"),
+        pytest.param(WITHOUT_LIBCURL, "apt install libcurl4", marks=on_linux),
+        (OLD_PYTHON, "apt install python3.11 python3.11-venv"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_command_that_installs_it(tmp_path: Path, hiding: str, command: str) -> None:
+    done = run_with(tmp_path, hiding)
+    assert done.returncode == 1
+    assert command in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_everything_missing_is_named_at_once(tmp_path: Path) -> None:
+    done = run_with(tmp_path, WITHOUT_ENSUREPIP + "\n" + WITHOUT_LIBCURL)
+    assert done.stderr.count("Missing:") == (2 if sys.platform == "linux" else 1)
+
+
+@pytest.mark.parametrize("variable", ["QM_MONGOD_BIN", "MONGO_DB_URL"])
+def test_libcurl_is_not_needed_for_a_mongodb_of_ones_own(tmp_path: Path, variable: str) -> None:
+    assert run_with(tmp_path, WITHOUT_LIBCURL, **{variable: "mine"}).returncode == 0
+
+
+def test_an_old_python_can_read_it() -> None:
+    ast.parse(SCRIPT.read_text(), feature_version=(3, 4))

@@ -1,0 +1,134 @@
+"""Embedded servers: they answer, keep their data over a crash, stay private, and say clearly why they cannot start."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from redis import Redis
+
+from queue_manager.devstack.binaries import MONGOD, VALKEY, Program, ServerNotFound
+from queue_manager.devstack.embedded import EmbeddedServer, ServerFailed
+from queue_manager.devstack.ports import LOOPBACK, free_port
+from queue_manager.devstack.processes import started_at
+from queue_manager.devstack.servers import Mongo, Valkey
+
+
+def mongo_client(server: Mongo) -> MongoClient[dict[str, Any]]:
+    return MongoClient(server.url, serverSelectionTimeoutMS=5_000)
+
+
+def only_owner_may_enter(directory: Path) -> bool:
+    return stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def command_line(pid: int) -> str:
+    return subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
+
+
+def test_valkey_answers_privately_and_evicts_nothing(tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as server, Redis.from_url(server.url) as client:
+        assert client.ping()
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert client.config_get("bind") == {"bind": LOOPBACK}
+        assert only_owner_may_enter(server.directory)
+
+
+def test_killed_valkey_starts_again_on_its_port_with_its_data(tmp_path: Path) -> None:
+    with Valkey(tmp_path, config={"appendfsync": "always"}) as server:
+        port = server.port
+        with Redis.from_url(server.url) as client:
+            client.set("kept", "yes")
+            server.kill()
+            server.start()
+            assert client.get("kept") == b"yes"
+        assert server.port == port
+
+
+def test_mongo_is_a_writable_replica_set_and_keeps_its_writes_over_a_kill(tmp_path: Path) -> None:
+    with Mongo(tmp_path / "mongo") as server, mongo_client(server) as client:
+        things = client.get_default_database()["things"]
+        things.insert_one({"_id": 1})
+        server.kill()
+        server.start()
+        assert things.find_one() == {"_id": 1}
+        assert client.admin.command("hello")["setName"] == "qm"
+        assert only_owner_may_enter(server.directory)
+
+
+def test_mongo_data_can_be_used_on_another_port(tmp_path: Path) -> None:
+    with Mongo(tmp_path) as first:
+        with mongo_client(first) as client:
+            client.get_default_database()["things"].insert_one({"_id": 1})
+        first.kill()
+    with Mongo(tmp_path) as second, mongo_client(second) as client:
+        assert second.port != first.port
+        assert client.get_default_database()["things"].find_one() == {"_id": 1}
+
+
+def test_a_stopped_server_leaves_no_process(tmp_path: Path) -> None:
+    server = Valkey(tmp_path)
+    server.start()
+    pid = server.pid
+    server.stop()
+    assert started_at(pid) is None
+    with pytest.raises(ServerFailed, match="is not running"):
+        _ = server.pid
+
+
+def test_a_password_is_not_on_the_command_line(tmp_path: Path) -> None:
+    with Valkey(tmp_path, config={"requirepass": "open-sesame"}) as server:
+        with Redis.from_url(server.url) as client:
+            assert client.ping()
+        assert "open-sesame" not in command_line(server.pid)
+
+
+def test_a_server_that_ends_at_its_start_shows_its_log(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match="no-such-option"):
+        Valkey(tmp_path, config={"no-such-option": "1"}).start()
+
+
+@pytest.mark.parametrize("kind", [Valkey, Mongo])
+def test_a_stranger_on_the_port_is_not_taken_for_the_server(tmp_path: Path, kind: type[EmbeddedServer]) -> None:
+    with Valkey(tmp_path / "stranger") as stranger:
+        with pytest.raises(ServerFailed, match="in use"):
+            kind(tmp_path / "server", stranger.port).start()
+
+
+def test_a_busy_port_gives_way_to_the_next_free_one() -> None:
+    with socket.create_server((LOOPBACK, free_port())) as busy:
+        taken = busy.getsockname()[1]
+        assert taken < free_port(taken) < taken + 100
+
+
+def test_the_environment_is_asked_before_path_and_path_before_the_wheel(tmp_path: Path) -> None:
+    on_path, in_wheel = runnable(tmp_path / "mongod"), tmp_path / "wheel"
+    program = Program(name="MongoDB", variable="BIN", commands=("mongod",), in_wheel=lambda: in_wheel)
+    named = runnable(tmp_path / "named")
+    assert program.find({"BIN": str(named), "PATH": str(tmp_path)}) == named
+    assert program.find({"PATH": str(tmp_path)}) == on_path
+    assert program.find({"PATH": str(tmp_path / "nothing")}) == in_wheel
+
+
+@pytest.mark.parametrize("program", [VALKEY, MONGOD])
+def test_a_missing_program_names_what_to_install_and_the_variable(program: Program) -> None:
+    missing = Program(name=program.name, variable=program.variable, commands=program.commands, in_wheel=lambda: None)
+    with pytest.raises(ServerNotFound) as caught:
+        missing.find({"PATH": ""})
+    assert 'pip install "queue-manager[embedded]"' in str(caught.value)
+    assert program.variable in str(caught.value)
+
+
+def test_a_variable_that_names_no_program_is_an_error() -> None:
+    with pytest.raises(ServerNotFound, match="QM_MONGOD_BIN='/no/such/mongod' is not a program"):
+        MONGOD.find({"QM_MONGOD_BIN": "/no/such/mongod"})
+
+
+def runnable(path: Path) -> Path:
+    path.touch(mode=0o755)
+    return path

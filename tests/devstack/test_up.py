@@ -1,0 +1,136 @@
+"""`make up` from start to end, on a checkout that is a Procfile alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from eventually import eventually
+from redis import Redis
+
+from queue_manager.devstack import environment
+from queue_manager.devstack.processes import started_at
+
+START = "import sys, pathlib; from queue_manager.devstack.up import main; sys.exit(main(root=pathlib.Path()))"
+WITHIN = 20.0  # seconds for a start, on a busy machine
+
+
+@contextmanager
+def up(root: Path, name: str = "output") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Start everything at `root`, with nothing set that would name other servers."""
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
+    output = root / name
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START], cwd=root, env=kept, stdout=log, stderr=subprocess.STDOUT
+        )
+    with process:
+        try:
+            yield process, output
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "Procfile").write_text("release: echo released at $MONGO_DB_URL\nworker: echo $$ > pid; sleep 300\n")
+    return tmp_path
+
+
+def is_running(output: Path) -> bool:
+    return "Ctrl-C stops everything" in output.read_text()
+
+
+def worker(checkout: Path) -> int:
+    written = checkout / "pid"
+    return int(eventually(lambda: written.exists() and written.read_text().strip()))
+
+
+def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> None:
+    with up(checkout) as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        with up(checkout, "second") as (second, refused):
+            assert second.wait(WITHIN) == 1
+            assert f"already running in this checkout, as process {process.pid}" in refused.read_text()
+        pid, began = worker(checkout), time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert time.monotonic() - began < 10
+    text = output.read_text()
+    assert re.search(r"release \| released at mongodb://127.0.0.1:\d+/queue_manager\?replicaSet=qm", text)
+    assert text.endswith("stopped\n")
+    assert started_at(pid) is None
+    assert stat.S_IMODE((checkout / ".devstack").stat().st_mode) == 0o700
+
+
+def test_killed_it_leaves_nothing_and_starts_again(checkout: Path) -> None:
+    with up(checkout) as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        pid = worker(checkout)
+        process.kill()
+    with up(checkout, "again") as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        assert started_at(pid) is None
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: "stopping" in output.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
+
+
+def test_a_server_that_dies_is_started_again(checkout: Path) -> None:
+    with up(checkout) as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        [url] = re.findall(r"redis://\S+", output.read_text())
+        with Redis.from_url(url) as client:
+            client.shutdown(nosave=True)
+        eventually(lambda: output.read_text().count("Valkey: ready") == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert "Valkey: it ended" in output.read_text()
+
+
+def test_a_start_can_be_stopped_halfway(checkout: Path) -> None:
+    with up(checkout) as (process, output):
+        eventually(lambda: "MongoDB: starting" in output.read_text(), within=WITHIN)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    assert output.read_text().endswith("stopped\n")
+    assert not (checkout / "pid").exists()
+
+
+def test_a_failed_release_stops_the_start_with_its_output(checkout: Path) -> None:
+    (checkout / "Procfile").write_text("release: echo no such index; exit 4\nworker: touch started\n")
+    with up(checkout) as (process, output):
+        assert process.wait(WITHIN) == 1
+    text = output.read_text()
+    assert "release | no such index" in text
+    assert "`echo no such index; exit 4` exited with 4" in text
+    assert not (checkout / "started").exists()
+
+
+def test_what_the_user_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("QM_CONVERSATIONS=false\nFLOWER_ADDRESS=0.0.0.0\nAPP_ENV=from-file\n")
+    monkeypatch.delenv("QM_CONVERSATIONS", raising=False)
+    monkeypatch.setenv("APP_ENV", "staging")
+    given = environment.given(tmp_path)
+    children = environment.for_children(given, mongo_url="m", redis_url="r", flower_port=1)
+    assert children["QM_CONVERSATIONS"] == "false"
+    assert children["APP_ENV"] == "staging"
+    assert "FLOWER_UNAUTHENTICATED_API" not in children  # others could reach it
+    assert children["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_a_laptop_gets_defaults() -> None:
+    children = environment.for_children({"NODE_ENV": "test"}, mongo_url="m", redis_url="r", flower_port=5555)
+    assert children["QM_CONVERSATIONS"] == "true"
+    assert "APP_ENV" not in children  # NODE_ENV says it
+    assert (children["FLOWER_ADDRESS"], children["FLOWER_UNAUTHENTICATED_API"]) == ("127.0.0.1", "1")

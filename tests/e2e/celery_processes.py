@@ -1,0 +1,86 @@
+"""Real Celery processes for tests: started, watched through their log, killed with all their children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from eventually import eventually
+
+from queue_manager.devstack.children import Child, spawn
+
+ROOT = Path(__file__).parents[2]
+TESTS = Path(__file__).parent
+READY = {"worker": " ready.", "beat": "beat: Starting", "flower": "Visit me at"}
+QUICK_START = ("--without-mingle", "--without-gossip")
+
+
+class CeleryProcess:
+    """`celery -A <app> <command> …` with a log file; also a context manager."""
+
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        app: str = "tasks",
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.log_path = log
+        self._command = [sys.executable, "-m", "celery", "-A", app, *arguments]
+        self._role = arguments[0]
+        self._env = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}", "PYTHONUNBUFFERED": "1", **env}
+        self._child: Child | None = None
+
+    def start(self, *, ready: bool = True) -> CeleryProcess:
+        """Start it; wait until it says that it is ready unless told otherwise."""
+        seen = len(self.log)
+        with self.log_path.open("ab") as log:
+            self._child = spawn(self._command, env=self._env, cwd=ROOT, stdout=log, stderr=log, grace=10)
+        if ready:
+            eventually(lambda: READY[self._role] in self.log[seen:], within=30)
+        return self
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None
+        return self._child.pid
+
+    def is_alive(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def exit_code(self) -> int | None:
+        assert self._child is not None
+        return self._child.poll()
+
+    def kill(self) -> None:
+        """End the process and its children with SIGKILL, as a machine that loses power would."""
+        if self._child is not None:
+            self._child.kill()
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.end()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def __enter__(self) -> CeleryProcess:
+        return self if self._child is not None else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()  # nobody looks at it any more; a warm shutdown takes seconds
+
+
+def worker(
+    log: Path, *arguments: str, app: str = "tasks", env: Mapping[str, str] = MappingProxyType({})
+) -> CeleryProcess:
+    """A worker on every queue."""
+    return CeleryProcess(log, "worker", "--concurrency", "2", *QUICK_START, *arguments, app=app, env=env)

@@ -1,0 +1,73 @@
+"""The product's own application, with one thing that goes wrong at one step; `celery -A crash_app worker`.
+
+CRASH_AT  the step: claimed, published, written, attempt
+CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for
+          RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s)
+CRASH_MARK  a file made when it has happened: it happens once; slow and fail happen every time while it is missing
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from bson import ObjectId
+from pymongo.errors import AutoReconnect
+
+from models import support_room
+from models.database import server_now
+from services.support_snooze import SupportSnooze
+from tasks import app, base
+
+__all__ = ["app"]
+
+STEP, ACTIONS = os.environ["CRASH_AT"], os.environ["CRASH_DO"].split(",")
+MARK = Path(os.environ["CRASH_MARK"])
+
+# What a killed worker held comes back within seconds, so that its events can be waited for.
+app.conf.broker_transport_options["visibility_timeout"] = 4
+
+
+def goes_wrong(room_id: Any) -> None:
+    if MARK.exists():
+        return
+    for action in ACTIONS:
+        if action == "resnooze":
+            until = server_now() + timedelta(seconds=float(os.environ["RESNOOZE_SECONDS"]))
+            support_room.rooms().update_one(
+                {"_id": ObjectId(str(room_id))}, {"$set": {"snooze_time": {"time": until}, "status": "snoozed"}}
+            )
+            MARK.touch()
+        elif action == "kill":
+            MARK.touch()
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        elif action == "slow":
+            time.sleep(0.4)
+        elif action == "fail":
+            raise AutoReconnect("connection closed")
+
+
+def before(owner: Any, name: str, room_of: Callable[..., Any]) -> None:
+    """Let it go wrong right before `owner.name` runs; `room_of` finds the room in its arguments."""
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        goes_wrong(room_of(*args, **kwargs))
+        return original(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+if STEP == "claimed":
+    before(base, "_publish", lambda task, items: items[0].id if items else MARK.touch())
+elif STEP == "published":
+    before(base.ItemTask, "__call__", lambda task, room_id, *_: room_id)
+elif STEP == "attempt":
+    before(support_room, "wake", lambda room_id, **_: room_id)
+elif STEP == "written":
+    before(SupportSnooze, "_announce", lambda service, room: room["_id"])

@@ -1,0 +1,120 @@
+"""A worker killed with SIGKILL at each step, and an agent who snoozes again at each step: with real processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery_processes import CeleryProcess, worker
+from conftest import Servers
+from eventually import eventually
+from rooms import get_room, make_room
+from watching import Heard, is_open, listening, send_scan, times_woken
+
+from models import scan_run
+from models.database import server_now
+from queue_manager.core.clock import seconds, to_iso
+
+LEASE, PERIOD = 2.0, 0.5
+ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD)}
+STEPS = ["claimed", "published", "written", "attempt"]
+
+
+@pytest.fixture
+def heard(clean: Servers) -> Iterator[Heard]:
+    with listening(clean.valkey.url) as heard:
+        yield heard
+
+
+@pytest.fixture
+def ticking(clean: Servers) -> Iterator[None]:
+    """Scans are sent in every period, as beat does."""
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.wait(PERIOD):
+            send_scan()
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def crashing(tmp_path: Path, step: str, *actions: str, **env: str) -> CeleryProcess:
+    crash = {"CRASH_AT": step, "CRASH_DO": ",".join(actions), "CRASH_MARK": str(tmp_path / "happened")}
+    return worker(tmp_path / "worker.log", app="crash_app", env={**ENV, **crash, **env})
+
+
+@pytest.mark.usefixtures("ticking")
+@pytest.mark.parametrize("step", STEPS)
+def test_room_wakes_once_though_the_worker_was_killed(step: str, tmp_path: Path, heard: Heard) -> None:
+    due_at = server_now() - seconds(1)
+    room = make_room(due_at)
+    process = crashing(tmp_path, step, "kill")
+    with process.start(ready=False):
+        eventually(lambda: not process.is_alive(), within=20)
+        assert (tmp_path / "happened").exists(), process.log
+
+        process.start()
+
+        # Within one lease and one period; the room of the last step is open already. The rest is for a slow machine.
+        eventually(lambda: is_open(room), within=LEASE + PERIOD + 10)
+        eventually(lambda: heard.of(room), within=15)
+    (woken_at,) = times_woken(room)
+    assert woken_at >= due_at
+    assert {event["timestamp"] for event in heard.of(room)} == {to_iso(woken_at)}
+
+
+@pytest.mark.usefixtures("ticking")
+@pytest.mark.parametrize("actions", [("resnooze",), ("resnooze", "kill")], ids="+".join)
+@pytest.mark.parametrize("step", STEPS)
+def test_new_snooze_survives_and_ends_at_its_own_time(
+    step: str, actions: tuple[str, ...], tmp_path: Path, heard: Heard
+) -> None:
+    room = make_room(server_now() - seconds(1))
+    process = crashing(tmp_path, step, *actions, RESNOOZE_SECONDS="4")
+    with process.start(ready=False):
+        eventually((tmp_path / "happened").exists, within=20)
+        new_end = get_room(room)["snooze_time"]["time"]
+        if "kill" in actions:
+            eventually(lambda: not process.is_alive(), within=20)
+            process.start()
+
+        eventually(lambda: is_open(room), within=4 + LEASE + PERIOD + 10)
+        eventually(lambda: heard.of(room), within=15)
+    *earlier, last = times_woken(room)
+    assert last >= new_end
+    assert len(earlier) == (1 if step == "written" else 0)
+
+
+@pytest.mark.usefixtures("ticking")
+def test_worker_killed_while_a_room_waits_for_its_next_attempt(tmp_path: Path, heard: Heard) -> None:
+    room = make_room(server_now() - seconds(1))
+    process = crashing(tmp_path, "attempt", "fail")
+    with process.start(ready=False):
+        eventually(lambda: "Retry in 4.0s" in process.log, within=30)
+        process.kill()
+        held_until = get_room(room)["claim"]["claimed_until"]
+        (tmp_path / "happened").touch()
+
+        process.start()
+
+        eventually(lambda: is_open(room), within=4 + LEASE + PERIOD + 10)
+        assert heard.of(room)
+    (woken_at,) = times_woken(room)
+    assert woken_at < held_until + seconds(LEASE + PERIOD + 5)
+
+
+@pytest.mark.usefixtures("ticking", "heard")
+def test_worker_slower_than_the_lease_gets_each_room_once(tmp_path: Path) -> None:
+    rooms = [make_room(server_now() - seconds(1)) for _ in range(30)]
+    process = crashing(tmp_path, "attempt", "slow")
+    with process:
+        eventually(lambda: all(is_open(room) for room in rooms), within=30)
+    runs = scan_run.latest("tasks.support_snooze.scan_expired_snoozes", limit=1000)
+    assert sum(run["enqueued"] for run in runs) == len(rooms)
+    assert [len(times_woken(room)) for room in rooms] == [1] * len(rooms)

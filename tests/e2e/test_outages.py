@@ -1,0 +1,84 @@
+"""Redis or MongoDB is killed with work in flight and comes back: worker and beat live, and every room wakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery_processes import CeleryProcess, worker
+from eventually import eventually
+from rooms import get_room, make_room
+from watching import is_open, times_woken
+
+from models import database, schema
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.core.settings import settings
+from queue_manager.devstack.embedded import EmbeddedServer
+from queue_manager.devstack.ports import is_free
+from queue_manager.devstack.servers import Mongo, Valkey
+
+OUTAGE_SEEN = {"valkey": "Connection to broker lost", "mongo": "Leases could not be renewed"}
+ENV = {"QM_LEASE_SECONDS": "3", "QM_SNOOZE_SCAN_SECONDS": "5"}
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[Valkey]:
+    with Valkey(tmp_path / "valkey") as valkey:
+        yield valkey
+
+
+@pytest.fixture
+def mongo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mongo]:
+    """A MongoDB of the test's own, also for this process."""
+    database.close()
+    with Mongo(tmp_path / "mongo") as mongo:
+        monkeypatch.setenv("MONGO_DB_URL", mongo.url)
+        settings.cache_clear()
+        database.create_indexes(schema.indexes())
+        yield mongo
+        database.close()
+    settings.cache_clear()
+
+
+@pytest.fixture
+def processes(tmp_path: Path, valkey: Valkey, mongo: Mongo) -> Iterator[list[CeleryProcess]]:
+    """A worker whose items are slow and fail at first, so that some run and some wait for a retry; and a beat."""
+    crash = {"CRASH_AT": "attempt", "CRASH_DO": "slow,fail", "CRASH_MARK": str(tmp_path / "healthy")}
+    env = {**ENV, "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url}
+    with (
+        worker(tmp_path / "worker.log", app="crash_app", env={**env, **crash}) as the_worker,
+        CeleryProcess(tmp_path / "beat.log", "beat", env=env) as beat,
+    ):
+        yield [the_worker, beat]
+
+
+@pytest.mark.parametrize("victim", ["valkey", "mongo"])
+def test_everything_goes_on_by_itself(
+    victim: str,
+    request: pytest.FixtureRequest,
+    processes: list[CeleryProcess],
+    tmp_path: Path,
+) -> None:
+    server: EmbeddedServer = request.getfixturevalue(victim)
+    the_worker, beat = processes
+    now = server_now()
+    # Due now: running, or waiting for a retry. Due soon: held by the worker with its time. Later: not known yet.
+    rooms = [make_room(now + seconds(due)) for due in (*[-1] * 12, *[7, 8, 9] * 2, *[14, 16] * 2)]
+    due_at = {room: get_room(room)["snooze_time"]["time"] for room in rooms}
+    eventually(lambda: the_worker.log.count("Retry in") >= 3, within=30)
+
+    server.kill()
+    eventually(lambda: is_free(server.port))
+    eventually(lambda: OUTAGE_SEEN[victim] in the_worker.log, within=30)
+    (tmp_path / "healthy").touch()
+    server.start()
+
+    eventually(lambda: all(is_open(room) for room in rooms), within=60)
+    assert the_worker.is_alive(), the_worker.log
+    assert beat.is_alive(), beat.log
+    for room in rooms:
+        (woken_at,) = times_woken(room)
+        assert woken_at >= due_at[room]
+    assert "Unrecoverable error" not in the_worker.log

@@ -1,0 +1,82 @@
+"""A scan reads only what is due, however many rooms there are: `explain` on the real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+from rooms import T0, HandClock, make_service
+
+from models import support_room
+from models.claims import Selection
+from queue_manager.core.clock import hours, seconds
+
+ROOMS = 1_000_000
+DUE, IN_FLIGHT, COOLING = 500, 300, 200
+
+
+def fill(count: int) -> Iterator[dict[str, Any]]:
+    """A tenth of the rooms is snoozed until later, the rest is open or closed; a few are due."""
+    for number in range(count):
+        if number < DUE + IN_FLIGHT + COOLING:
+            yield {"status": "snoozed", "snooze_time": {"time": T0 - seconds(number + 1)}}
+        elif number % 10 == 0:
+            yield {"status": "snoozed", "snooze_time": {"time": T0 + hours(1) + seconds(number)}}
+        else:
+            yield {"status": "open" if number % 3 else "closed", "snooze_queue_in_progress": False}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("clean")
+def test_scan_reads_what_is_due_and_nothing_else() -> None:
+    rooms = fill(ROOMS)
+    while some := list(islice(rooms, 20_000)):
+        support_room.rooms().insert_many(some, ordered=False)
+    clock = HandClock()
+    snooze = make_service(clock, max_queue=IN_FLIGHT + COOLING)
+    held = [item for batch in snooze.claim_due(0) for item in batch.items]
+    for item in held[:COOLING]:
+        snooze.give_up(*item.args, token=item.token, error="boom")
+    claims = support_room.claims()
+
+    selections = {
+        "unclaimed": (claims.unclaimed(None, T0), DUE),
+        "ahead": (claims.unclaimed(T0, T0 + seconds(10)), 0),
+        "returned": (claims.returned(T0), 0),
+        "lost": (claims.lost(T0), 0),
+        "void": (claims.void(T0), 0),
+    }
+    examined = {}
+    for name, (selection, expected) in selections.items():
+        stages, keys, documents, found = explain(selection)
+        print(f"{ROOMS:,} rooms, {name}: {found} found, {keys} keys and {documents} documents examined")
+        assert found == expected
+        assert "COLLSCAN" not in stages
+        assert "SORT" not in stages
+        examined[name] = keys
+    in_flight = IN_FLIGHT + COOLING
+    assert all(keys <= selections[name][1] + 10 for name, keys in examined.items() if name != "void")
+    assert examined["void"] <= in_flight + 10
+    assert sum(examined.values()) <= DUE + in_flight + 10
+
+
+def explain(selection: Selection) -> tuple[set[str], int, int, int]:
+    """Return the stages of the plan, and the keys, documents and results of running it."""
+    order = [(support_room.DUE, 1)] if selection.index != "claims_by_end" else []
+    cursor = support_room.rooms().find(selection.where, {"_id": 1}, hint=selection.index)
+    plan = (cursor.sort(order) if order else cursor).explain()
+    stats = plan["executionStats"]
+    return set(stages_of(stats)), stats["totalKeysExamined"], stats["totalDocsExamined"], stats["nReturned"]
+
+
+def stages_of(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if "stage" in node:
+            yield node["stage"]
+        for value in node.values():
+            yield from stages_of(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from stages_of(value)

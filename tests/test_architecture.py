@@ -1,0 +1,95 @@
+"""Imports go down only: tasks, dashboard, cli → services → models → core."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# From top to bottom; a module may import what stands below it, and its own layer.
+LAYERS = [
+    ["queue_manager.cli", "queue_manager.health", "queue_manager.devstack", "queue_manager.dashboard"],
+    ["tasks"],
+    ["beat_schedule"],
+    ["services"],
+    ["models"],
+    ["queue_manager.transport"],
+    ["queue_manager.core"],
+]
+OURS = ("tasks", "services", "models", "beat_schedule", "queue_manager")
+FORBIDDEN = {
+    "tasks": {"redis", "pymongo", "bson"},
+    "services": {"celery", "kombu"},
+    "models": {"celery", "kombu", "redis"},
+}
+# What a task's edge must know of the servers' clients: their errors and their "do not repeat".
+ALLOWED = {("tasks/celeryconfig.py", "redis"), ("tasks/lifecycle.py", "pymongo")}
+
+
+def sources() -> Iterator[Path]:
+    for name in OURS:
+        path = ROOT / name
+        yield from [path.with_suffix(".py")] if not path.is_dir() else sorted(path.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> int | None:
+    """Return the number of the module's layer, 0 the top; `None` for a package that only holds others."""
+    for number, prefixes in enumerate(LAYERS):
+        if any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes):
+            return number
+    return None
+
+
+def test_every_module_has_a_layer() -> None:
+    without = [module_of(path) for path in sources() if layer_of(module_of(path)) is None]
+    assert without == ["queue_manager"]
+
+
+@pytest.mark.parametrize("path", list(sources()), ids=module_of)
+def test_imports_go_down_only(path: Path) -> None:
+    own = layer_of(module_of(path))
+    upward = [
+        imported
+        for imported in imports(path)
+        if imported.startswith(OURS) and own is not None and (theirs := layer_of(imported)) is not None and theirs < own
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("path", list(sources()), ids=module_of)
+def test_each_layer_keeps_to_its_own_libraries(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    name = str(path.relative_to(ROOT))
+    used = {imported.split(".")[0] for imported in imports(path)} & FORBIDDEN.get(package, set())
+    assert {library for library in used if (name, library) not in ALLOWED} == set()
+
+
+def test_importing_the_tasks_opens_no_connection_and_reads_no_settings() -> None:
+    program = (
+        "import socket, sys\n"
+        "socket.socket.connect = lambda *_: sys.exit('connected')\n"
+        "from tasks.support_snooze import unsnooze_room\n"
+        "assert 'tasks.celeryconfig' not in sys.modules, 'settings were read'\n"
+    )
+    env = {"PATH": "", "MONGO_DB_URL": "nonsense", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, cwd="/")
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,109 @@
+"""The leader's lock, script by script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from eventually import eventually
+from redis import Redis
+
+from queue_manager.core.clock import seconds
+from queue_manager.devstack.servers import Valkey
+from queue_manager.transport.leadership import LeaderLock, epoch_key, leadership
+
+KEY = "lock"
+LEASE = seconds(5)
+SHORT = seconds(0.2)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Valkey) -> Iterator[Redis]:
+    with Redis.from_url(server.url) as client:
+        client.flushall()
+        yield client
+
+
+def test_one_of_two_takes_the_lock(client: Redis) -> None:
+    first, second = LeaderLock(client, KEY, lease=LEASE), LeaderLock(client, KEY, lease=LEASE)
+
+    first.acquire()
+    holder = second.acquire()
+
+    assert (first.epoch, second.epoch) == (1, 0)
+    leads = leadership(client, KEY)
+    assert leads is not None
+    assert holder == f"{leads.host}:{leads.pid}"
+
+
+def test_repeated_acquire_counts_no_second_take_over(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=LEASE)
+    lock.acquire()
+    client.pexpire(KEY, 1000)
+
+    lock.acquire()
+
+    assert lock.epoch == 1
+    assert client.get(epoch_key(KEY)) == b"1"
+    assert client.pttl(KEY) > 4000
+
+
+def test_each_take_over_counts_one(client: Redis) -> None:
+    for expected in (1, 2, 3):
+        lock = LeaderLock(client, KEY, lease=LEASE)
+        lock.acquire()
+        assert lock.epoch == expected
+        lock.release()
+
+
+def test_holder_that_overslept_finds_out_and_leaves_the_next_one_alone(client: Redis) -> None:
+    overslept, follower = LeaderLock(client, KEY, lease=SHORT), LeaderLock(client, KEY, lease=LEASE)
+    overslept.acquire()
+    eventually(lambda: follower.acquire() and follower.epoch == 2)
+
+    assert not overslept.is_trusted()
+    assert not overslept.keep()
+    overslept.release()
+
+    assert overslept.epoch == 0
+    assert follower.keep()
+
+
+def test_lock_that_ended_and_nobody_took_is_lost_all_the_same(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=SHORT)
+    lock.acquire()
+    eventually(lambda: not client.exists(KEY))
+
+    assert not lock.keep()
+    lock.acquire()
+
+    assert lock.epoch == 2
+
+
+def test_keep_prolongs_a_lock_that_is_getting_old(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=seconds(0.4))
+    lock.acquire()
+    eventually(lambda: client.pttl(KEY) < 250)
+
+    assert lock.keep()
+
+    assert client.pttl(KEY) > 300
+
+
+def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
+    assert leadership(client, KEY) is None
+    LeaderLock(client, KEY, lease=LEASE).acquire()
+
+    leads = leadership(client, KEY)
+
+    assert leads is not None
+    assert abs(datetime.now(UTC) - leads.since) < seconds(2)
+    assert seconds(4) < leads.lease_left <= LEASE
+    assert leads.epoch == 1
