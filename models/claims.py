@@ -15,10 +15,11 @@ a live one may not. A crash at any point leaves a lease that ends by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -93,11 +94,10 @@ class Claims:
 
     def unclaimed(self, after: datetime | None, until: datetime) -> Selection:
         """Documents that nobody has claimed, due in (`after`, `until`]."""
-        due = due_by(until) if after is None else {**due_by(until), "$gt": after}
         where = {
             "claim.claimed_until": None,
             self.flag: {"$in": [False, None]},
-            self.due_field: due,
+            **self.due(until, after=after),
             "$or": [{self.rest_field: None}, {self.rest_field: {"$lte": until}}],
         }
         return Selection(where=where, index="unclaimed_by_due")
@@ -114,34 +114,45 @@ class Claims:
         """Due documents under a claim that is for another due time than theirs."""
         where = {
             "claim.claimed_until": {"$gt": now, **A_DATE},
-            self.due_field: due_by(now),
+            **self.due(now),
             "$expr": {"$ne": ["$claim.due_at", f"${self.due_field}"]},
         }
         return Selection(where=where, index="claims_by_due")
 
     def live(self, now: datetime) -> Selection:
         """Documents that somebody holds: waiting in the broker, being worked on, or waiting to be tried again."""
-        where = {"claim.held": True, "claim.claimed_until": {"$gt": now, **A_DATE}, self.due_field: A_DATE}
+        where = {"claim.held": True, "claim.claimed_until": {"$gt": now, **A_DATE}, **self.dated()}
         return Selection(where=where, index="claims_by_end")
 
     def cooling_off(self, now: datetime) -> Selection:
         """Documents that were given back to rest until later."""
         resting = {"claim.held": False, "claim.claimed_until": {"$gt": now, **A_DATE}, self.flag: False}
-        where = {**resting, self.due_field: A_DATE}
+        where = {**resting, **self.dated()}
         return Selection(where=where, index="claims_by_end")
 
+    def due(self, until: datetime, *, after: datetime | None = None) -> Document:
+        """Return the condition that a document is due in (`after`, `until`]."""
+        return self.dated({"$lte": until} if after is None else {"$gt": after, "$lte": until})
+
+    def dated(self, condition: Mapping[str, Any] = MappingProxyType({})) -> Document:
+        """Return the condition that the due field is a date, and that `condition` holds for it.
+
+        A list of dates, which would match too, is kept out, of the indexes first of all: one such document would
+        make MongoDB sort in memory, for all documents and for ever.
+        """
+        return {self.due_field: {**condition, **A_DATE}, f"{self.due_field}.0": None}
+
     def _ended(self, *, held: bool, now: datetime) -> Document:
-        return {"claim.held": held, "claim.claimed_until": {"$lte": now, **A_DATE}, self.due_field: due_by(now)}
+        return {"claim.held": held, "claim.claimed_until": {"$lte": now, **A_DATE}, **self.due(now)}
 
     def indexes(self) -> list[IndexModel]:
         """The indexes of the selections. Both over claims hold only what is in flight or cooling off."""
-        dated = {self.due_field: A_DATE}
-        claimed = {"claim.claimed_until": A_DATE, **dated}
+        claimed = {"claim.claimed_until": A_DATE, **self.dated()}
         return [
             IndexModel(
                 [(self.flag, ASCENDING), (self.due_field, ASCENDING)],
                 name="unclaimed_by_due",
-                partialFilterExpression={"claim.claimed_until": None, **dated},
+                partialFilterExpression={"claim.claimed_until": None, **self.dated()},
             ),
             IndexModel(
                 [("claim.held", ASCENDING), ("claim.claimed_until", ASCENDING), (self.due_field, ASCENDING)],
@@ -209,7 +220,7 @@ class Claims:
 
     def _lag(self, now: datetime) -> timedelta:
         resting = {"claim.held": False, "claim.claimed_until": {"$gt": now, **A_DATE}}
-        claimed = {"claim.claimed_until": A_DATE, self.due_field: due_by(now), "$nor": [resting]}
+        claimed = {"claim.claimed_until": A_DATE, **self.due(now), "$nor": [resting]}
         oldest = [now]
         for where, index in (
             (self.unclaimed(None, now).where, "unclaimed_by_due"),
@@ -234,7 +245,7 @@ class Claims:
         although its document is due only later protects nothing any more.
         """
         self.collection().update_many(
-            {"claim.claimed_until": None, self.flag: True, self.due_field: A_DATE},
+            {"claim.claimed_until": None, self.flag: True, **self.dated()},
             [{"$set": {"claim": self.given_back(now + self.lease)}}],
             hint="unclaimed_by_due",
         )
@@ -242,7 +253,7 @@ class Claims:
             {
                 "claim.held": {"$in": [True, False]},
                 "claim.claimed_until": {"$lte": now, **A_DATE},
-                self.due_field: {"$gt": now, **A_DATE},
+                **self.dated({"$gt": now}),
             },
             {"$unset": dict.fromkeys(("claim", *self.history), ""), "$set": {self.flag: False}},
             hint="claims_by_end",
@@ -313,11 +324,6 @@ class Claims:
     def _if_not_void(self, value: Expression) -> Expression:
         claimed_for = {"$ifNull": ["$claim.due_at", f"${self.due_field}"]}
         return {"$cond": [{"$eq": [claimed_for, f"${self.due_field}"]}, value, "$$REMOVE"]}
-
-
-def due_by(now: datetime) -> Document:
-    """Return the condition on a due field: a date, not after `now`. (A list of dates would match `$lte` too.)"""
-    return {"$lte": now, **A_DATE, "$not": {"$type": "array"}}
 
 
 def doubled(base: timedelta, *, times: Expression, cap: timedelta) -> Expression:

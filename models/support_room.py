@@ -15,7 +15,7 @@ from bson import ObjectId
 from pymongo import ASCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
-from models.claims import Claims, doubled, due_by
+from models.claims import Claims, doubled
 from models.database import Document, collection
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.settings import settings
@@ -78,9 +78,9 @@ def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now
     Returns:
         `{account_id, status, unsnoozed_at}` as written; `None` when the room is not in that state.
     """
-    ended = due_by(now) if snoozed_until is None else {**due_by(now), "$eq": snoozed_until}
+    ended = {"$lte": now} if snoozed_until is None else {"$lte": now, "$eq": snoozed_until}
     return rooms().find_one_and_update(
-        {"_id": room_id, DUE: ended},
+        {"_id": room_id, **claims().dated(ended)},
         [
             {
                 "$set": {
@@ -114,7 +114,7 @@ def cool_off(
     return rooms().find_one_and_update(
         {
             "_id": room_id,
-            DUE: {"$type": "date"} if snoozed_until is None else snoozed_until,
+            **claims().dated({} if snoozed_until is None else {"$eq": snoozed_until}),
             "$or": [{"claim.held": {"$ne": True}}, {"claim.token": token}],
         },
         [

@@ -118,7 +118,7 @@ def _table(title: str, rows: dict[str, Any]) -> Table:
     for column in ("", *columns):
         table.add_column(column, justify="right" if column else "left")
     for name, row in rows.items():
-        table.add_row(name, *(_cell((row or {}).get(column, "–")) for column in columns))
+        table.add_row(name, *(_cell((row or {}).get(column, "-")) for column in columns))
     return table
 
 

@@ -11,8 +11,8 @@ from redis.retry import Retry
 from beat_schedule import SCHEDULE
 from queue_manager.core.schedule import LEADER_LOCK, celery_entries
 from queue_manager.transport.guard import install
-from tasks.routes import queue_of
 from tasks.errors import settings_or_usage_error
+from tasks.routes import queue_of
 
 _settings = settings_or_usage_error()
 

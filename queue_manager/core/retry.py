@@ -8,6 +8,8 @@ from datetime import timedelta
 
 from queue_manager.core.clock import minutes
 
+LONGEST_WAIT = minutes(10)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
@@ -16,7 +18,7 @@ class RetryPolicy:
     max_attempts: int | None
     """Attempts in all, the first included; `None`: for ever."""
     base: timedelta
-    cap: timedelta = minutes(10)
+    cap: timedelta = LONGEST_WAIT
     jitter: bool = False
     """Spread the wait evenly over its upper half, so that what failed together does not return together."""
 

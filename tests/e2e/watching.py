@@ -10,10 +10,10 @@ from typing import Any
 
 import redis
 from bson import ObjectId
+from rooms import get_room
 
 from models.database import client
 from models.support_room import rooms
-from rooms import get_room
 from tasks import app
 
 
