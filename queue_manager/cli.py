@@ -90,7 +90,7 @@ def show_health(
     if as_json:
         typer.echo(json.dumps(state.as_dict(), indent=2))
     else:
-        _print_health(Console(), state)
+        _print_health(Console(soft_wrap=True), state)
     sys.exit(1 if state.problems else 0)
 
 

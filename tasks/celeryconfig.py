@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from kombu import Exchange, Queue
+from kombu import Queue
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -51,9 +51,8 @@ task_acks_on_timeout = True
 task_ignore_result = True
 result_expires = None  # no result backend: nothing to clean up
 task_default_queue = "celery"  # where another application's `send_task` arrives when it names no queue
-# The nameless exchange routes by queue name alone, so that no binding can be lost with the server's memory.
 task_routes = [queue_of]
-task_queues = [Queue(name, Exchange(""), routing_key=name) for name in ("celery", "scans", "support-snooze")]
+task_queues = [Queue(name, routing_key=name) for name in ("celery", "scans", "support-snooze")]
 
 worker_concurrency = _settings.qm_worker_concurrency
 worker_prefetch_multiplier = 4
