@@ -54,8 +54,8 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
             processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 *shared,
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
                 renderer,
             ],

@@ -1,0 +1,204 @@
+"""`queue-manager`, and how processes start when something is wrong: as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery_processes import ROOT, CeleryProcess, worker
+from conftest import Servers
+from eventually import eventually
+from hand_worker import waiting_messages
+from rooms import get_room, make_room
+from watching import is_open
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.devstack import procfile
+from queue_manager.devstack.children import spawn
+from queue_manager.devstack.ports import free_port
+from queue_manager.devstack.servers import Valkey
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+
+
+def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **env}
+    return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    result = queue_manager("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert all(command in result.stdout for command in ("migrate", "up", "scan", "health"))
+
+
+def test_migrate_may_be_repeated(clean: Servers, tmp_path: Path) -> None:
+    for _ in range(2):
+        result = queue_manager("migrate", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert "indexes are in place" in result.stderr
+
+
+def test_scan_sends_what_is_due_and_prints_what_it_did(clean: Servers, tmp_path: Path) -> None:
+    room = make_room(server_now() - seconds(1))
+    result = queue_manager("scan", "support-snooze", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout).items() >= {"found": 1, "claimed": 1, "enqueued": 1, "errors": 0}.items()
+    assert [message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")] == [str(room)]
+
+
+def test_unknown_scan_names_the_known_ones(tmp_path: Path) -> None:
+    result = queue_manager("scan", "nonsense", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.strip() == "queue-manager: there is no scan 'nonsense'; the scans are: support-snooze"
+
+
+def test_health_without_a_beat_says_so(clean: Servers, tmp_path: Path) -> None:
+    result = queue_manager("health", "--json", cwd=tmp_path)
+    state = json.loads(result.stdout)
+    assert result.returncode == 1
+    assert state["leader"] is None
+    assert any("no beat leads" in problem for problem in state["problems"])
+    assert any("support-snooze is late" in problem for problem in state["problems"])
+
+
+def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -> None:
+    env = {"QM_SNOOZE_SCAN_SECONDS": "1"}
+    broken = make_room("tomorrow")
+    with worker(tmp_path / "worker.log", env=env), CeleryProcess(tmp_path / "beat.log", "beat", env=env) as beat:
+        room = make_room(server_now() - seconds(1))
+        eventually(lambda: is_open(room), within=20)
+        state = json.loads(queue_manager("health", "--json", cwd=tmp_path, **env).stdout)
+        shown = queue_manager("health", cwd=tmp_path, **env).stdout
+    assert state["leader"]["pid"] == beat.pid
+    assert state["scans"]["support-snooze"]["errors"] == 0
+    assert state["systems"]["support-snooze"]["malformed"] == {"count": 1, "ids": [str(broken)]}
+    assert state["problems"] == [f"1 rooms have a malformed snooze_time: {broken}"]
+    assert all(word in shown for word in ("Leader", "support-snooze", "cooling_off", "malformed"))
+    assert "\x1b" not in shown
+
+
+def test_health_with_everything_away_names_both_without_passwords(tmp_path: Path) -> None:
+    gone = free_port()
+    result = queue_manager(
+        "health",
+        cwd=tmp_path,
+        MONGO_DB_URL=f"mongodb://app:s3cret@127.0.0.1:{gone}/product?authSource=admin",
+        REDIS_URL=f"redis://:s3cret@127.0.0.1:{gone}/0",
+    )
+    assert result.returncode == 1
+    assert f"Redis at redis://:***@127.0.0.1:{gone}/0 is unreachable" in result.stdout
+    assert f"MongoDB at mongodb://app:***@127.0.0.1:{gone}/product?authSource=admin is unreachable" in result.stdout
+    assert "s3cret" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_wrong_setting_stops_the_process_with_one_clear_message(command: str, tmp_path: Path) -> None:
+    process = CeleryProcess(tmp_path / "log", command, env={"QM_LEASE_SECONDS": "soon"}).start(ready=False)
+    eventually(lambda: not process.is_alive(), within=20)
+    assert process.exit_code() == 1
+    assert "QM_LEASE_SECONDS='soon': accepted is a valid number" in process.log
+    assert "Traceback" not in process.log
+
+
+@pytest.mark.parametrize("command", ["migrate", "health"])
+def test_wrong_setting_stops_a_command_with_one_clear_message(command: str, tmp_path: Path) -> None:
+    result = queue_manager(command, cwd=tmp_path, REDIS_URL="http://app:s3cret@cache")
+    assert result.returncode == 2
+    assert result.stderr.startswith("queue-manager: REDIS_URL='http://app:***@cache': accepted is")
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_no_flag_switched_on_is_one_clear_warning(command: str, clean: Servers, tmp_path: Path) -> None:
+    with CeleryProcess(tmp_path / "log", command, env={"QM_CONVERSATIONS": "false"}) as process:
+        assert process.log.count("no system is switched on") == 1
+        assert "set QM_CONVERSATIONS=true" in process.log
+
+
+@pytest.fixture
+def evicting(tmp_path: Path) -> Iterator[Valkey]:
+    with Valkey(tmp_path / "valkey", config={"maxmemory-policy": "allkeys-lru"}) as valkey:
+        yield valkey
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_redis_that_evicts_is_refused(command: str, evicting: Valkey, clean: Servers, tmp_path: Path) -> None:
+    process = CeleryProcess(tmp_path / "log", command, env={"REDIS_URL": evicting.url}).start(ready=False)
+    eventually(lambda: not process.is_alive(), within=20)
+    assert process.exit_code() == 1
+    assert "maxmemory-policy 'allkeys-lru'" in process.log
+    assert "accepted is 'noeviction'" in process.log
+
+
+def test_process_waits_for_a_server_that_is_away_and_goes_on_by_itself(clean: Servers, tmp_path: Path) -> None:
+    valkey = Valkey(tmp_path / "valkey")
+    env = {"REDIS_URL": valkey.url.replace("redis://", "redis://:s3cret@")}
+    with worker(tmp_path / "log", env=env).start(ready=False) as process:
+        eventually(lambda: f"Redis at redis://:***@127.0.0.1:{valkey.port}/0 is unreachable" in process.log, within=20)
+        assert "trying until it is back" in process.log
+        with Valkey(valkey.directory, valkey.port, config={"requirepass": "s3cret"}):
+            eventually(lambda: " ready." in process.log, within=20)
+            assert "is back" in process.log
+        assert process.log.count("is unreachable") == 1
+        assert "s3cret" not in process.log
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_process_that_waits_ends_at_once_when_it_is_told_to(command: str, tmp_path: Path) -> None:
+    env = {"REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
+    with CeleryProcess(tmp_path / "log", command, env=env).start(ready=False) as process:
+        eventually(lambda: "is unreachable" in process.log, within=20)
+        process.signal(signal.SIGTERM)
+        eventually(lambda: not process.is_alive(), within=5)
+
+
+def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -> None:
+    port = free_port()
+    env = {"FLOWER_UNAUTHENTICATED_API": "1", "FLOWER_PORT": str(port), "FLOWER_ADDRESS": "127.0.0.1"}
+    with CeleryProcess(tmp_path / "log", "flower", env=env) as flower:
+        url = f"http://127.0.0.1:{port}/api/queues/length"
+        answer = eventually(lambda: _get(url), within=10)
+        names = {queue["name"] for queue in json.loads(answer)["active_queues"]}
+        assert names <= {"celery", "scans", "support-snooze"}
+        assert "Traceback" not in re.sub(r"Inspect method.*", "", flower.log)
+
+
+def test_procfile_starts_the_processes_it_promises(clean: Servers, tmp_path: Path) -> None:
+    commands = {process.name: process.command for process in procfile.read(ROOT / "Procfile")}
+    assert list(commands) == ["release", "worker", "scans", "beat", "flower"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    logs = {name: tmp_path / name for name in ("worker", "scans")}
+    children = []
+    for name, path in logs.items():
+        with path.open("wb") as log:
+            children.append(spawn(["/bin/sh", "-c", commands[name]], env=env, cwd=ROOT, stdout=log, stderr=log))
+    try:
+        for path in logs.values():
+            eventually(lambda path=path: " ready." in path.read_text(), within=30)
+        room = make_room(server_now() - seconds(1))
+        queue_manager("scan", "support-snooze", cwd=tmp_path)
+        eventually(lambda: is_open(room), within=10)
+        assert get_room(room)["status"] == "open"
+        assert "scans " not in logs["worker"].read_text().split("[queues]")[1].split("ready.")[0]
+    finally:
+        for child in children:
+            child.kill()
+
+
+def _get(url: str) -> bytes | None:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            body: bytes = answer.read()
+            return body
+    except urllib.error.URLError:
+        return None
