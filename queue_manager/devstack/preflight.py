@@ -14,10 +14,13 @@ OLDEST = (3, 11)
 LIBCURL = "libcurl.so.4"
 
 
-def can_import(name: str) -> bool:
+def can_make_venv() -> bool:
     try:
-        __import__(name)
-    except ImportError:
+        import ensurepip
+        import venv  # noqa: F401
+
+        ensurepip.version()  # a distribution may leave an empty folder of that name behind
+    except (ImportError, AttributeError):
         return False
     return True
 
@@ -43,7 +46,7 @@ def problem_with_python(version: tuple) -> str:  # type: ignore[type-arg]
 
 def problem_with_venv() -> str:
     """Return what keeps this Python from making a virtual environment, or an empty text."""
-    if can_import("venv") and can_import("ensurepip"):
+    if can_make_venv():
         return ""
     return (
         "Python's venv is not complete: it is needed to install everything else into .venv.\n"

@@ -24,9 +24,10 @@ from watching import is_open
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.devstack import procfile
+from queue_manager.devstack.binaries import MONGOD
 from queue_manager.devstack.children import spawn
 from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import Valkey
+from queue_manager.devstack.servers import Mongo, Valkey
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
@@ -151,6 +152,33 @@ def test_process_waits_for_a_server_that_is_away_and_goes_on_by_itself(clean: Se
             assert "is back" in process.log
         assert process.log.count("is unreachable") == 1
         assert "s3cret" not in process.log
+
+
+def test_worker_waits_for_a_mongodb_that_is_away_and_goes_on_by_itself(clean: Servers, tmp_path: Path) -> None:
+    mongo = Mongo(tmp_path / "mongo")
+    env = {"MONGO_DB_URL": mongo.url}
+    with worker(tmp_path / "log", env=env).start(ready=False) as process:
+        eventually(lambda: f"MongoDB at {mongo.url} is unreachable" in process.log, within=30)
+        with mongo:
+            eventually(lambda: " ready." in process.log, within=30)
+            assert process.log.count("is unreachable") == 1
+
+
+def test_standalone_mongodb_is_refused(clean: Servers, tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "data").mkdir()
+    command = [str(MONGOD.find()), "--port", str(port), "--bind_ip", "127.0.0.1", "--dbpath", str(tmp_path / "data")]
+    with (tmp_path / "mongod.log").open("wb") as log:
+        standalone = spawn([*command, "--nounixsocket"], stdout=log, stderr=log)
+    try:
+        env = {"MONGO_DB_URL": f"mongodb://127.0.0.1:{port}/product"}
+        process = worker(tmp_path / "log", env=env).start(ready=False)
+        eventually(lambda: not process.is_alive(), within=30)
+        assert process.exit_code() == 1
+        assert "is a standalone server" in process.log
+        assert "accepted is a replica set" in process.log
+    finally:
+        standalone.kill()
 
 
 @pytest.mark.parametrize("command", ["worker", "beat"])
