@@ -7,49 +7,57 @@ caller unchanged: an errored write may have been applied, so every write here is
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from bson import DatetimeConversion, ObjectId
 from bson.codec_options import CodecOptions
 from pymongo import IndexModel, MongoClient
 from pymongo.collection import Collection
 from pymongo.database import Database
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from queue_manager.core.clock import ServerClock
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
 
 Document = dict[str, Any]
-Filter = Mapping[str, Any]
+Error = PyMongoError
+"""Whatever the driver raises."""
+OUTAGES = (ConnectionFailure,)
+"""What it raises while the server is away."""
 
-_CODEC: CodecOptions[Document] = CodecOptions(tz_aware=True, tzinfo=UTC)
-_clients: dict[int, MongoClient[Document]] = {}
-_clocks: dict[int, ServerClock] = {}
+_AUTHENTICATION_FAILED = (13, 18)
+_INDEX_DIFFERS = (85, 86)
+# Clamped: one date of the year 300,000 must not make the documents around it unreadable.
+_CODEC: CodecOptions[Document] = CodecOptions(
+    tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_CLAMP
+)
 
 
-def client() -> MongoClient[Document]:
-    """Return this process's client, made at its first use."""
-    process = os.getpid()
-    if process not in _clients:
-        _clients[process] = MongoClient(
-            settings().mongo_db_url,
-            appname="queue-manager",
-            maxPoolSize=settings().qm_worker_concurrency + 2,
-            serverSelectionTimeoutMS=5_000,
-            connectTimeoutMS=5_000,
-            socketTimeoutMS=30_000,
-            waitQueueTimeoutMS=10_000,
-        )
-        atexit.register(close)
-    return _clients[process]
+def _open() -> MongoClient[Document]:
+    atexit.register(close)
+    return MongoClient(
+        settings().mongo_db_url,
+        appname="queue-manager",
+        maxPoolSize=settings().qm_worker_concurrency + 2,
+        serverSelectionTimeoutMS=5_000,
+        connectTimeoutMS=5_000,
+        socketTimeoutMS=30_000,
+        waitQueueTimeoutMS=10_000,
+    )
+
+
+client = PerProcess(_open)
+_clock = PerProcess(lambda: ServerClock(lambda: client().admin.command("hello")["localTime"].replace(tzinfo=UTC)))
 
 
 def close() -> None:
     """Close this process's client; the next use opens another."""
-    _clocks.pop(os.getpid(), None)
-    if (opened := _clients.pop(os.getpid(), None)) is not None:
+    _clock.take()
+    if (opened := client.take()) is not None:
         opened.close()
 
 
@@ -64,27 +72,50 @@ def collection(name: str) -> Collection[Document]:
 
 def server_now() -> datetime:
     """Return the database server's time: the clock by which everything is judged due."""
-    process = os.getpid()
-    if process not in _clocks:
-        _clocks[process] = ServerClock(lambda: client().admin.command("hello")["localTime"].replace(tzinfo=UTC))
-    return _clocks[process].now()
+    return _clock().now()
+
+
+def object_id(value: Any, *, field: str) -> ObjectId:
+    """Read an id from its 24 hexadecimal digits. Raises PermanentError, which names `field` and the value."""
+    # ObjectId() would make a new id of None.
+    if not isinstance(value, str) or not ObjectId.is_valid(value):
+        raise PermanentError(f"{field}: {value!r} is not an ObjectId (24 hexadecimal digits)")
+    return ObjectId(value)
 
 
 def require_replica_set() -> None:
-    """Refuse a standalone server: it loses acknowledged writes when it is killed.
+    """Refuse a standalone server, which loses acknowledged writes when it is killed, and wrong credentials.
 
     Raises:
-        ConfigurationError: the server is no member of a replica set.
-        PyMongoError: the server is away.
+        ConfigurationError: the server is no member of a replica set, or does not let us in.
+        ConnectionFailure: the server is away.
     """
-    hello = client().admin.command("hello")
+    url = masked(settings().mongo_db_url)
+    try:
+        hello = client().admin.command("hello")
+        database().command("ping")
+    except OperationFailure as error:
+        if error.code not in _AUTHENTICATION_FAILED:
+            raise
+        raise ConfigurationError(f"MongoDB at {url} refuses our credentials ({error.details or error})") from error
     if "setName" not in hello and hello.get("msg") != "isdbgrid":
         raise ConfigurationError(
-            f"MongoDB at {masked(settings().mongo_db_url)} is a standalone server, which loses acknowledged writes in "
-            "a crash: accepted is a replica set, also of one node (start mongod with --replSet and initiate it)"
+            f"MongoDB at {url} is a standalone server, which loses acknowledged writes in a crash: accepted is a "
+            "replica set, also of one node (start mongod with --replSet and initiate it)"
         )
 
 
 def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
-    """Create what is missing, per collection; return the names as `collection.index`. Safe to repeat."""
-    return [f"{name}.{index}" for name, indexes in wanted.items() for index in collection(name).create_indexes(indexes)]
+    """Create what is missing, per collection, and build anew what differs; return `collection.index`. Repeatable."""
+    return [f"{name}.{_create(name, index)}" for name, indexes in wanted.items() for index in indexes]
+
+
+def _create(name: str, index: IndexModel) -> str:
+    try:
+        (created,) = collection(name).create_indexes([index])
+    except OperationFailure as error:
+        if error.code not in _INDEX_DIFFERS:
+            raise
+        collection(name).drop_index(index.document["name"])
+        (created,) = collection(name).create_indexes([index])
+    return created

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
+
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
 from models.database import Document, collection
@@ -21,8 +24,10 @@ def indexes() -> list[IndexModel]:
     ]
 
 
-def record(run: Document) -> None:
-    collection(NAME).insert_one(dict(run))
+def record(scan: str, figures: Mapping[str, int], *, error: str | None, now: datetime) -> None:
+    """Keep what one run of `scan` did."""
+    said = {} if error is None else {"error": error}
+    collection(NAME).insert_one({"scan": scan, **figures, **said, "at": now})
 
 
 def last(scan: str) -> Document | None:

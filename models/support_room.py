@@ -9,12 +9,14 @@ A room is due when `snooze_time.time` has come. Everything of ours belongs to on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from bson import ObjectId
 from pymongo import ASCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
+from models.claimable import A_DATE, Claimable
 from models.claims import Claims, doubled
 from models.database import Document, collection
 from queue_manager.core.clock import hours, minutes, seconds
@@ -31,9 +33,10 @@ MALFORMED: Document = {
         {DUE: {"$type": [*_SCALARS, "object", "null"]}},
         {"snooze_time": {"$type": _SCALARS}},
         {"snooze_time": {"$type": "object"}, DUE: None},
+        {DUE: {"$type": "date", "$lt": A_DATE["$gte"]}},
     ]
 }
-"""A snooze whose `time` is not a date: it can never fall due."""
+"""A snooze whose `time` is not a date, or one before the epoch: it can never fall due."""
 
 
 def rooms() -> Collection[Document]:
@@ -43,9 +46,7 @@ def rooms() -> Collection[Document]:
 def claims() -> Claims:
     return Claims(
         collection=rooms,
-        due_field=DUE,
-        flag="snooze_queue_in_progress",
-        rest_field="unsnooze_retry_at",
+        of=Claimable(due_field=DUE, flag_field="snooze_queue_in_progress", rest_field="unsnooze_retry_at"),
         history=("unsnooze_error", "unsnooze_failures", "unsnooze_retry_at"),
         lease=seconds(settings().qm_lease_seconds),
     )
@@ -53,7 +54,7 @@ def claims() -> Claims:
 
 def indexes() -> list[IndexModel]:
     malformed = IndexModel([(DUE, ASCENDING)], name="malformed_snooze", partialFilterExpression=MALFORMED)
-    return [*claims().indexes(), malformed]
+    return [*claims().of.indexes(), malformed]
 
 
 def find(room_id: ObjectId) -> Document | None:
@@ -80,7 +81,7 @@ def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now
     """
     ended = {"$lte": now} if snoozed_until is None else {"$lte": now, "$eq": snoozed_until}
     return rooms().find_one_and_update(
-        {"_id": room_id, **claims().dated(ended)},
+        {"_id": room_id, **claims().of.dated(ended)},
         [
             {
                 "$set": {
@@ -109,12 +110,12 @@ def cool_off(
         `{unsnooze_failures, unsnooze_retry_at}` as written, or `None`.
     """
     failures: Document = {"$ifNull": ["$unsnooze_failures", 0]}
-    retry_at = {"$add": [now, doubled(COOL_OFF, times="$$failures", cap=LONGEST_COOL_OFF)]}
+    retry_at = {"$add": [now, doubled(COOL_OFF, "$$failures", cap=LONGEST_COOL_OFF)]}
     # Stages: a void history goes first, so that the count and the pause of a new snooze start from none.
     return rooms().find_one_and_update(
         {
             "_id": room_id,
-            **claims().dated({} if snoozed_until is None else {"$eq": snoozed_until}),
+            **claims().of.dated({} if snoozed_until is None else {"$eq": snoozed_until}),
             "$or": [{"claim.held": {"$ne": True}}, {"claim.token": token}],
         },
         [
@@ -135,8 +136,16 @@ def cool_off(
     )
 
 
-def health(now: datetime) -> Document:
-    """Return the figures of the claims, and what is malformed: how many rooms, and the first of their ids."""
-    ids = [room["_id"] for room in rooms().find(MALFORMED, {"_id": 1}, hint="malformed_snooze", limit=SHOWN_IDS)]
-    count = rooms().count_documents(MALFORMED, hint="malformed_snooze")
-    return {**claims().figures(now), "malformed": {"count": count, "ids": [str(room_id) for room_id in ids]}}
+@dataclass(frozen=True, kw_only=True)
+class Malformed:
+    """How many rooms have a malformed snooze, and the first of their ids."""
+
+    count: int
+    ids: list[ObjectId]
+
+
+def malformed() -> Malformed:
+    found = rooms().find(MALFORMED, {"_id": 1}, hint="malformed_snooze", limit=SHOWN_IDS)
+    return Malformed(
+        count=rooms().count_documents(MALFORMED, hint="malformed_snooze"), ids=[room["_id"] for room in found]
+    )

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from pymongo.errors import PyMongoError
 from rich.console import Console
 from rich.table import Table
 
 from beat_schedule import SCHEDULE
 from models import schema
-from models.database import create_indexes, require_replica_set
+from models.database import OUTAGES, create_indexes, require_replica_set
 from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError
@@ -28,7 +27,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )
 log = logging.get_logger("QM/cli")
-NAMES = ", ".join(entry.name for entry in SCHEDULE)
+NAMES = ", ".join(scan.name for scan in SCHEDULE)
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def migrate() -> None:
     """Create every index that is missing. Safe to repeat; waits for MongoDB while it is away."""
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
-    until_reachable(require_replica_set, server="MongoDB", url=url, errors=(PyMongoError,), log=log)
+    until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
     names = create_indexes(schema.indexes())
     log.info(f"{len(names)} indexes are in place", indexes=", ".join(names))
 
@@ -67,7 +66,7 @@ def up(
 @cli.command()
 def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAMES}.")]) -> None:
     """Run one scan now, in this process, and print what it did; workers do the items."""
-    task_name = next((entry.task for entry in SCHEDULE if entry.name == name), None)
+    task_name = next((line.task for line in SCHEDULE if line.name == name), None)
     if task_name is None:
         _fail(f"there is no scan {name!r}; the scans are: {NAMES}", code=2)
     from tasks import app  # only this command needs Celery, which takes a second to import
@@ -118,12 +117,8 @@ def _table(title: str, rows: dict[str, Any]) -> Table:
     for column in ("", *columns):
         table.add_column(column, justify="right" if column else "left")
     for name, row in rows.items():
-        table.add_row(name, *(_cell((row or {}).get(column, "-")) for column in columns))
+        table.add_row(name, *(str((row or {}).get(column, "-")) for column in columns))
     return table
-
-
-def _cell(value: Any) -> str:
-    return str(value["count"]) if isinstance(value, dict) else str(value)
 
 
 def _fail(message: str, *, code: int) -> NoReturn:

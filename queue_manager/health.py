@@ -6,20 +6,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import redis
-from pymongo.errors import PyMongoError
 
 from beat_schedule import SCHEDULE
-from models import scan_run
+from models import database, scan_run
 from models.database import require_replica_set, server_now
-from queue_manager.core.clock import seconds, to_iso
-from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.schedule import LEADER_LOCK, Every
+from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.schedule import Scan
 from queue_manager.core.settings import Settings, masked, settings
-from queue_manager.transport.leadership import leadership
+from queue_manager.transport.leadership import LEADER_LOCK, leadership
 from queue_manager.transport.server import connect, require_no_eviction
 from services import support_snooze
 
-FIGURES = {"support-snooze": support_snooze.health}
+FIGURES = {"support-snooze": support_snooze.figures}
 MISSED_TICKS = 3  # a scan whose last run is older than so many periods is late
 
 
@@ -40,18 +39,18 @@ class Health:
 
 def health() -> Health:
     """Look at everything once. A server that is away is a problem in the answer, never an exception."""
-    now = settings()
-    state = Health(mongodb=masked(now.mongo_db_url), redis=masked(now.redis_url))
-    _look_at_redis(state, now)
-    _look_at_mongodb(state, now)
-    state.problems += now.remarks()
+    chosen = settings()
+    state = Health(mongodb=masked(chosen.mongo_db_url), redis=masked(chosen.redis_url))
+    _look_at_redis(state, chosen)
+    _look_at_mongodb(state, chosen)
+    state.problems += chosen.remarks()
     return state
 
 
-def _look_at_redis(state: Health, now: Settings) -> None:
+def _look_at_redis(state: Health, chosen: Settings) -> None:
     try:
-        require_no_eviction(now.redis_url)
-        with connect(now.redis_url) as client:
+        require_no_eviction(chosen.redis_url)
+        with connect(chosen.redis_url) as client:
             leader = leadership(client, LEADER_LOCK)
     except ConfigurationError as error:
         state.problems.append(str(error))
@@ -65,28 +64,31 @@ def _look_at_redis(state: Health, now: Settings) -> None:
         state.leader = {**asdict(leader), "since": to_iso(leader.since), "lease_left": lease_left}
 
 
-def _look_at_mongodb(state: Health, now: Settings) -> None:
+def _look_at_mongodb(state: Health, chosen: Settings) -> None:
     try:
         require_replica_set()
-        for entry in SCHEDULE:
-            if entry.is_on(now):
-                _look_at_system(state, entry, now)
     except ConfigurationError as error:
         state.problems.append(str(error))
-    except PyMongoError as error:
-        reason = str(error).split(", Timeout:")[0]
-        state.problems.append(f"MongoDB at {state.mongodb} is unreachable ({reason})")
+        return
+    except database.Error as error:
+        state.problems.append(f"MongoDB at {state.mongodb} is unreachable ({reason(error)})")
+        return
+    for scan in SCHEDULE:
+        if scan.flag(chosen):
+            try:
+                _look_at_system(state, scan, chosen)
+            except (ConfigurationError, database.Error) as error:
+                state.problems.append(f"{scan.name}: {reason(error)}")
 
 
-def _look_at_system(state: Health, entry: Every, now: Settings) -> None:
-    figures = state.systems[entry.name] = FIGURES[entry.name]()
-    run = scan_run.last(entry.task)
-    state.scans[entry.name] = None if run is None else {**run, "at": to_iso(run["at"])}
-    if run is None or server_now() - run["at"] > seconds(MISSED_TICKS * entry.seconds(now)):
+def _look_at_system(state: Health, scan: Scan, chosen: Settings) -> None:
+    run = scan_run.last(scan.task)
+    state.scans[scan.name] = None if run is None else {**run, "at": to_iso(run["at"])}
+    if run is None or server_now() - run["at"] > MISSED_TICKS * scan.period(chosen):
         last = "never in the last 24 hours" if run is None else f"last at {to_iso(run['at'])}"
-        state.problems.append(f"the scan {entry.name} is late ({last}): is a worker on the queue `scans`?")
+        state.problems.append(f"the scan {scan.name} is late ({last}): is a worker on the queue `scans`?")
     elif run["errors"]:
-        state.problems.append(f"the last scan {entry.name} met {run['errors']} errors: {run.get('error')}")
-    if figures["malformed"]["count"]:
-        ids = ", ".join(figures["malformed"]["ids"])
-        state.problems.append(f"{figures['malformed']['count']} rooms have a malformed snooze_time: {ids}")
+        state.problems.append(f"the last scan {scan.name} met {run['errors']} errors: {run.get('error')}")
+    figures = FIGURES[scan.name]()
+    state.systems[scan.name] = figures.numbers
+    state.problems += figures.problems

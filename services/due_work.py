@@ -1,23 +1,25 @@
-"""The shape that every system has: what is due is claimed in batches, held, given back, or given up.
+"""The shape that every system has: what is due is found in batches, held, given back, or given up.
 
 A scan hands `DueItem`s to `tasks.base.fan_out`; the item task of the same system acts on one of them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
-from models.claims import Batch, Claims, Selection
+from models.claimable import Selection
+from models.claims import Batch, Claims
+from queue_manager.core.settings import settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class DueItem:
-    """One item to be sent: the arguments of its task, the token it is held with, and its time if that is to come."""
+    """One item to be sent: the token it is held with, the arguments of its task, its time if that is to come."""
 
-    id: Any
     token: str
     args: tuple[Any, ...]
     eta: datetime | None = None
@@ -25,15 +27,43 @@ class DueItem:
 
 @dataclass(frozen=True, kw_only=True)
 class DueBatch:
-    """`found` items looked due; `items` are the ones that this scan now holds."""
+    """`found` items looked due; `items` are the ones to send."""
 
     found: int
     items: list[DueItem]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The state of one system: `numbers` by name, and what somebody should look at, in sentences."""
+
+    numbers: dict[str, float]
+    problems: list[str] = field(default_factory=list)
+
+
+class DueWork(ABC):
+    """What a system offers to the Celery edge. One without leases only has to find what is due."""
+
+    @abstractmethod
+    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+        """Find what is due, batch by batch, and claim it; `waiting` messages are in the broker already."""
+
+    def release(self, items: Sequence[DueItem]) -> None:
+        """Give back items that could not be sent."""
+
+    def renew(self, items: Sequence[DueItem]) -> None:
+        """Renew the leases of items that this process holds. Some may be no items of a scan, and hold nothing."""
+
+    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
+        """Keep the lease until one lease after the next attempt, which comes in `wait`."""
+
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        """Record that the last attempt failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much one scan takes. All are numbers of items."""
+    """How much one scan takes, in items."""
 
     batch: int
     max_queue: int
@@ -41,26 +71,10 @@ class Limits:
     ahead: int
     """Items not due yet that may be sent with their time."""
 
-
-class DueWork(Protocol):
-    """What a system offers to the Celery edge. `args` are those of its item task."""
-
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
-        """Claim what is due, batch by batch; `waiting` messages are in the broker already."""
-
-    def release(self, items: Sequence[DueItem]) -> None:
-        """Give back items that could not be sent."""
-
-    def keep(self, tokens: Sequence[str]) -> None:
-        """Renew the leases of items that this process holds."""
-
-    @property
-    def postpone(self) -> Callable[..., None]:
-        """`(*args, token, wait)`: keep the lease until one lease after the next attempt, which comes in `wait`."""
-
-    @property
-    def give_up(self) -> Callable[..., None]:
-        """`(*args, token, error)`: record that the last attempt failed."""
+    @classmethod
+    def from_settings(cls) -> Limits:
+        chosen = settings()
+        return cls(batch=chosen.qm_claim_batch, max_queue=chosen.qm_max_queue, ahead=chosen.qm_ahead_limit)
 
 
 def claim_in_batches(
@@ -74,19 +88,27 @@ def claim_in_batches(
     """
     now = clock()
     claims.tidy(now)
-    room = max(limits.max_queue - waiting, 0)
-    lost = claims.count(claims.lost(now), limit=waiting + room) - waiting
+    due, capacity = claims.of, limits.max_queue - waiting
+    lost = claims.count(due.lost(now), limit=limits.max_queue + waiting) - waiting
     plan: list[tuple[Selection, int]] = [
-        (claims.lost(now), lost),
-        (claims.void(now), room),
-        (claims.returned(now), room),
-        (claims.unclaimed(None, now), room),
-        (claims.unclaimed(now, now + ahead_by), min(limits.ahead, room)),
+        (due.lost(now), lost),
+        (due.void(now), limits.max_queue),
+        (due.returned(now), limits.max_queue),
+        (due.unclaimed(now), limits.max_queue),
+        (due.unclaimed(now + ahead_by, after=now), limits.ahead),
     ]
-    for selection, budget in plan:
-        while budget > 0:
-            batch = claims.claim(selection, limit=min(budget, limits.batch), now=clock())
-            if not batch.found:
-                break
-            budget -= len(batch.won)
+    for selection, most in plan:
+        for batch in _batches(claims, selection, min(most, capacity), clock, limits):
+            capacity -= len(batch.won)
             yield batch
+
+
+def _batches(
+    claims: Claims, selection: Selection, budget: int, clock: Callable[[], datetime], limits: Limits
+) -> Iterator[Batch]:
+    while budget > 0:
+        batch = claims.claim(selection, limit=min(budget, limits.batch), now=clock())
+        if not batch.found:
+            return
+        budget -= len(batch.won)
+        yield batch

@@ -6,16 +6,15 @@ silence while Redis is away. Whether anybody listens is not known to the sender.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Protocol
 
 import redis
 import socketio
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from queue_manager.core.errors import AppError
+from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
+from queue_manager.transport.server import CLIENT_OPTIONS
 
 
 class EmitFailed(AppError):
@@ -35,13 +34,7 @@ class RedisEvents(socketio.RedisManager):  # type: ignore[misc]  # python-socket
             url,
             channel=channel,
             write_only=True,
-            # The caller decides how often an emit is tried; a repeat inside the client would double the event.
-            redis_options={
-                "socket_timeout": 5,
-                "socket_connect_timeout": 2,
-                "health_check_interval": 30,
-                "retry": Retry(NoBackoff(), 0),
-            },
+            redis_options={**CLIENT_OPTIONS, "health_check_interval": 30},
         )
 
     def emit(self, event: str, data: dict[str, Any], *, room: str) -> None:
@@ -56,12 +49,5 @@ class RedisEvents(socketio.RedisManager):  # type: ignore[misc]  # python-socket
             raise EmitFailed(f"Redis at {masked(self.redis_url)} did not take the event: {error}") from error
 
 
-_emitters: dict[int, RedisEvents] = {}
-
-
-def events() -> RedisEvents:
-    """Return this process's emitter, connected at its first event."""
-    process = os.getpid()
-    if process not in _emitters:
-        _emitters[process] = RedisEvents(settings().redis_url, channel=settings().socketio_channel)
-    return _emitters[process]
+events = PerProcess(lambda: RedisEvents(settings().redis_url, channel=settings().socketio_channel))
+"""This process's emitter, connected at its first event."""

@@ -9,30 +9,32 @@ Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "uns
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
-from pymongo.errors import PyMongoError
 
 from models import database, support_room
-from queue_manager.core.clock import parse_utc, seconds, to_iso
-from queue_manager.core.errors import NotYetDue, PermanentError
+from models.claims import Claimed
+from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
+from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from services.due_work import DueBatch, DueItem, Limits, claim_in_batches
+from services.due_work import DueBatch, DueItem, DueWork, Figures, Limits, claim_in_batches
 from services.realtime import EmitFailed, Events, events
 
 INITIATOR = "QM/conversations/support-snooze"
 EMIT_ATTEMPTS = 3
+LONGEST_AHEAD = minutes(5)  # a worker holds what is sent ahead; the broker would send it again after 10 minutes
 
 log = get_logger(INITIATOR)
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupportSnooze:
+class SupportSnooze(DueWork):
     """The snooze of support rooms: `DueWork` for the scan, `unsnooze` for the item."""
 
     clock: Callable[[], datetime]
@@ -43,91 +45,80 @@ class SupportSnooze:
 
     def claim_due(self, waiting: int) -> Iterator[DueBatch]:
         """Claim the rooms that are due, and those that fall due before the next scan, these with their time."""
-        claims = support_room.claims()
         batches = claim_in_batches(
-            claims, clock=self.clock, waiting=waiting, limits=self.limits, ahead_by=self.ahead_by
+            support_room.claims(), clock=self.clock, waiting=waiting, limits=self.limits, ahead_by=self.ahead_by
         )
         for batch in batches:
             now = self.clock()
-            items = [
-                DueItem(
-                    id=room.id,
-                    token=room.token,
-                    args=(str(room.id), to_iso(room.due_at)),
-                    eta=room.due_at if room.due_at > now else None,
-                )
-                for room in batch.won
-            ]
-            yield DueBatch(found=batch.found, items=items)
+            yield DueBatch(found=batch.found, items=[_item(room, now) for room in batch.won])
 
     def release(self, items: Sequence[DueItem]) -> None:
-        support_room.claims().release({item.id: item.token for item in items}, now=self.clock())
+        support_room.claims().release(_tokens(items), now=self.clock())
 
-    def keep(self, tokens: Sequence[str]) -> None:
-        support_room.claims().renew(tokens, until=self.clock() + self.lease)
+    def renew(self, items: Sequence[DueItem]) -> None:
+        support_room.claims().renew(_tokens(items), until=self.clock() + self.lease)
 
-    def postpone(self, *args: Any, token: str, wait: timedelta) -> None:
-        support_room.claims().renew([token], until=self.clock() + wait + self.lease)
+    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
+        support_room.claims().renew(_tokens([item]), until=self.clock() + wait + self.lease)
 
-    def give_up(self, room_id: str, snoozed_until: str | None = None, *, token: str, error: str) -> None:
-        room = _object_id(room_id)
-        meant = parse_utc(snoozed_until, field="snoozed_until")
-        cooled = support_room.cool_off(room, snoozed_until=meant, token=token, error=error, now=self.clock())
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        room_id, meant = _arguments(*item.args)
+        cooled = support_room.cool_off(room_id, snoozed_until=meant, token=item.token, error=error, now=self.clock())
         if cooled is None:
-            self._release(room, token)
+            self.release([item])
             return
         log.error(
             "Room could not be unsnoozed; it is tried again after a pause",
-            room_id=room_id,
+            room_id=str(room_id),
             failures=cooled["unsnooze_failures"],
             retry_at=to_iso(cooled["unsnooze_retry_at"]),
             error=error,
         )
 
-    def unsnooze(self, room_id: str, *, snoozed_until: datetime | None, token: str) -> Result:
+    def unsnooze(self, room_id: str, snoozed_until: str | None, *, token: str) -> Result:
         """Wake one room if its snooze has ended and still is the one meant; then tell its account's dashboards.
 
         Args:
             room_id: 24 hexadecimal digits.
             snoozed_until: the snooze that was due when this was sent; `None`: whichever the room has.
-            token: this task's id; the claim it holds, if it came from a scan.
+            token: this task's id, by which it holds the room if it came from a scan.
 
         Returns:
             `{success, room_id, unsnoozed_at}`, or `{skipped, reason}` when there is nothing to do.
 
         Raises:
-            PermanentError: `room_id` is no ObjectId.
+            PermanentError: an argument is malformed.
             NotYetDue: this task holds the room and came before its time.
         """
-        room_key = _object_id(room_id)
+        room_key, meant = _arguments(room_id, snoozed_until)
         try:
-            woken = support_room.wake(room_key, snoozed_until=snoozed_until, task_id=token, now=self.clock())
+            woken = support_room.wake(room_key, snoozed_until=meant, task_id=token, now=self.clock())
             if woken is None:
-                return self._not_woken(room_key, snoozed_until=snoozed_until, token=token)
-        except PyMongoError as error:
-            log.error(f"Database update failed: {error}", room_id=room_id)
+                return self._not_woken(room_key, meant, token)
+        except database.Error as error:
+            log.error(f"Database update failed: {reason(error)}", room_id=room_id)
             raise
         log.info("Unsnoozed 1 rooms", room_id=room_id, account_id=str(woken.get("account_id")))
         return self._announce(woken)
 
-    def _not_woken(self, room_key: ObjectId, *, snoozed_until: datetime | None, token: str) -> Result:
+    def _not_woken(self, room_key: ObjectId, meant: datetime | None, token: str) -> Result:
+        """Tell why the write did not apply; give the room back if we hold it for a snooze that is gone."""
         room = support_room.find(room_key)
         if room is None:
             return _skipped("Room not found")
-        snoozed = isinstance(room.get("snooze_time"), dict)
-        if not snoozed and room.get("unsnoozed_by_task") == token:
+        snooze = room.get("snooze_time")
+        if not isinstance(snooze, dict) and room.get("unsnoozed_by_task") == token:
             return self._announce(room)
-        ends_at = room["snooze_time"].get("time") if snoozed else None
-        if isinstance(ends_at, datetime) and snoozed_until in (None, ends_at) and ends_at > (now := self.clock()):
-            if room.get("claim", {}).get("token") == token:
+        ends_at = snooze.get("time") if isinstance(snooze, dict) else None
+        holds = room.get("claim", {}).get("token") == token
+        now = self.clock()
+        if isinstance(ends_at, datetime) and meant in (None, ends_at) and ends_at > now:
+            if holds:
                 raise NotYetDue(ends_at - now)
             return _skipped("Still snoozed")
-        if room.get("claim", {}).get("token") == token:
-            self._release(room_key, token)
+        if holds:
+            support_room.claims().release({room_key: token}, now=now)
         return _skipped("Snooze changed")
-
-    def _release(self, room_key: ObjectId, token: str) -> None:
-        support_room.claims().release({room_key: token}, now=self.clock())
 
     def _announce(self, room: dict[str, Any]) -> Result:
         """Emit the event of a woken room, with the timestamp that the database has; a closed room has none."""
@@ -147,26 +138,44 @@ class SupportSnooze:
 
 def support_snooze() -> SupportSnooze:
     """Return the service of this process, on the real database, clock and events."""
-    now = settings()
+    chosen = settings()
     return SupportSnooze(
         clock=database.server_now,
         events=events(),
-        limits=Limits(batch=now.qm_claim_batch, max_queue=now.qm_max_queue, ahead=now.qm_ahead_limit),
-        lease=seconds(now.qm_lease_seconds),
-        ahead_by=seconds(now.qm_snooze_scan_seconds),
+        limits=Limits.from_settings(),
+        lease=seconds(chosen.qm_lease_seconds),
+        ahead_by=min(seconds(chosen.qm_snooze_scan_seconds), LONGEST_AHEAD),
     )
 
 
-def health() -> Result:
+def figures() -> Figures:
     """Return pending, in progress, stuck, cooling off, the lag of the oldest due room, and what is malformed."""
-    return support_room.health(database.server_now())
+    malformed = support_room.malformed()
+    ids = ", ".join(str(room_id) for room_id in malformed.ids)
+    problem = f"{malformed.count} rooms have a malformed snooze_time and can never fall due: {ids}"
+    return Figures(
+        numbers={**support_room.claims().figures(database.server_now()), "malformed": malformed.count},
+        problems=[problem] if malformed.count else [],
+    )
 
 
-def _object_id(room_id: str) -> ObjectId:
-    # ObjectId() would make a new id of None.
-    if not isinstance(room_id, str) or not ObjectId.is_valid(room_id):
-        raise PermanentError(f"room_id: {room_id!r} is not an ObjectId (24 hexadecimal digits)")
-    return ObjectId(room_id)
+def _item(room: Claimed, now: datetime) -> DueItem:
+    args = (str(room.id), to_iso(room.due_at))
+    return DueItem(token=room.token, args=args, eta=room.due_at if room.due_at > now else None)
+
+
+def _tokens(items: Sequence[DueItem]) -> dict[ObjectId, str]:
+    """Return the tokens by room; a call by hand with malformed arguments holds nothing."""
+    tokens = {}
+    for item in items:
+        with suppress(PermanentError):
+            tokens[_arguments(*item.args)[0]] = item.token
+    return tokens
+
+
+def _arguments(room_id: Any, snoozed_until: Any = None) -> tuple[ObjectId, datetime | None]:
+    """Read the item's arguments. Raises PermanentError, which names the one that is malformed."""
+    return database.object_id(room_id, field="room_id"), parse_utc(snoozed_until, field="snoozed_until")
 
 
 def _skipped(reason: str) -> Result:

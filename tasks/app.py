@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-app = Celery("queue_manager", include=["tasks.support_snooze", "tasks.lifecycle"])
+from beat_schedule import SCHEDULE
+
+app = Celery("queue_manager", include=["tasks.lifecycle", *(scan.task.rpartition(".")[0] for scan in SCHEDULE)])
 app.config_from_object("tasks.celeryconfig")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from celery.exceptions import Ignore
 from models import scan_run
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import NotYetDue, PermanentError, ScanFailed
+from queue_manager.core.errors import NotYetDue, PermanentError, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.transport.backlog import waiting
@@ -32,7 +33,7 @@ WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one go
 log = get_logger("QM/tasks")
 
 
-def task_id() -> str:
+def current_token() -> str:
     """Return the id of the running task: the token of the claim it holds. A direct call gets one of its own."""
     return (current_task and current_task.request.id) or f"direct-{uuid4().hex}"
 
@@ -85,12 +86,11 @@ class ScanTask(Task):
         return run
 
     def _record(self, run: dict[str, int], report: ScanReport) -> None:
-        error = {"error": report.errors[0]} if report.errors else {}
         try:
-            scan_run.record({"scan": self.name, **run, **error, "at": server_now()})
-        except Exception as failure:
+            scan_run.record(self.name, run, error=next(iter(report.errors), None), now=server_now())
+        except Exception as error:
             # The record is for people; whatever made it fail must not fail what the scan did.
-            report.errors.append(f"the run could not be recorded: {failure}")
+            log.warning("The run could not be recorded", scan=self.name, error=reason(error))
 
 
 def scan_task(*, initiator: str, sent: str, failed: str) -> Callable[[Callable[[], ScanReport]], ScanTask]:
@@ -104,20 +104,21 @@ def scan_task(*, initiator: str, sent: str, failed: str) -> Callable[[Callable[[
     return app.task(base=ScanTask, initiator=initiator, sent=sent, failed=failed)
 
 
-def fan_out(task: ItemTask, work: DueWork) -> ScanReport:
-    """Claim what is due and send one `task` an item, batch by batch.
+def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
+    """Claim what is due and send one `task` an item, batch by batch; one work that fails does not stop the next.
 
     A batch that could not be sent is given back at once, and the rest goes on. Delivery of a failed batch is
     uncertain, which is harmless: an item that turns out to be nobody's business any more is left alone.
     """
     report = ScanReport()
-    try:
-        for batch in work.claim_due(waiting(app, task.queue_name)):
-            report.found += batch.found
-            report.claimed += len(batch.items)
-            _send(task, work, batch, report)
-    except Exception as error:
-        report.errors.append(f"{type(error).__name__}: {error}")
+    for work in works:
+        try:
+            for batch in work.claim_due(waiting(app, task.queue_name)):
+                report.found += batch.found
+                report.claimed += len(batch.items)
+                _send(task, work, batch, report)
+        except Exception as error:
+            report.errors.append(f"{type(error).__name__}: {reason(error)}")
     return report
 
 
@@ -156,16 +157,17 @@ class ItemTask(Task):
 
     abstract = True
     queue_name: str
-    max_retries = None  # `retry_policy` decides
-    throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
     retry_policy: RetryPolicy
     work: Callable[[], DueWork]
+    max_retries = None  # `retry_policy` decides
+    throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.request.called_directly:
             return super().__call__(*args, **kwargs)
+        item = self._item(self.request.id, args, kwargs)
         try:
-            return self._run_when_due(*args, **kwargs)
+            return self._run_when_due(item)
         except (PermanentError, Ignore):
             raise
         except Exception as error:
@@ -173,44 +175,51 @@ class ItemTask(Task):
             if not self.retry_policy.allows(attempt + 1):
                 raise
             wait = self.retry_policy.wait_before(attempt + 1)
-            self._postpone(wait)
+            self._postpone(item, wait)
             raise self.retry(exc=error, countdown=wait.total_seconds(), throw=False) from error
 
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """The last attempt failed, or it can never succeed: the item's system is told."""
-        log.error(f"Item failed for good: {exc}", task=self.name, task_id=task_id)
+        log.error(f"Item failed for good: {reason(exc)}", task=self.name, task_id=task_id)
         try:
-            self.work().give_up(*args, **kwargs, token=task_id, error=str(exc))
+            self.work().give_up(self._item(task_id, args, kwargs), error=reason(exc))
         except PermanentError:
             pass  # the arguments name no item, so there is nothing to give up
         except Exception as error:
-            log.error("Failure could not be recorded; the lease will bring the item back", error=str(error))
+            log.error("Failure could not be recorded; the lease will bring the item back", error=reason(error))
 
-    def _run_when_due(self, *args: Any, **kwargs: Any) -> Any:
+    def _item(self, token: str, args: Any, kwargs: Any) -> DueItem:
+        """Return the item that the arguments name, with every default filled in. Raises PermanentError."""
+        try:
+            bound = signature(self.run).bind(*args, **kwargs)
+        except TypeError as error:
+            raise PermanentError(f"{self.name}{signature(self.run)} was called with others: {error}") from None
+        bound.apply_defaults()
+        return DueItem(token=token, args=bound.args)
+
+    def _run_when_due(self, item: DueItem) -> Any:
         while True:
             try:
-                return self.run(*args, **kwargs)
+                return self.run(*item.args)
             except NotYetDue as early:
                 # This machine's clock runs ahead of the server's, by which everything is judged.
                 if early.remaining > WAIT_IN_PLACE:
-                    self._send_again(early.remaining)
+                    self._send_again(item, early.remaining)
                 time.sleep(early.remaining.total_seconds())
 
-    def _send_again(self, wait: timedelta) -> None:
+    def _send_again(self, item: DueItem, wait: timedelta) -> None:
         """Come back after `wait` as the same attempt of the same task."""
-        self._postpone(wait)
-        self.signature_from_request(
-            self.request, countdown=wait.total_seconds(), retries=self.request.retries
-        ).apply_async()
+        self._postpone(item, wait)
+        same = self.signature_from_request(self.request, countdown=wait.total_seconds(), retries=self.request.retries)
+        same.apply_async()
         raise Ignore
 
-    def _postpone(self, wait: timedelta) -> None:
-        request = self.request
+    def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:
-            self.work().postpone(*request.args, **request.kwargs, token=request.id, wait=wait)
+            self.work().postpone(item, wait=wait)
         except Exception as error:
             # A lease that runs out meanwhile costs a duplicate message, and nothing else.
-            log.warning("Lease could not be renewed for the wait", task_id=request.id, error=str(error))
+            log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))
 
 
 def item_task(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ssl
 
 from kombu import Queue
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from beat_schedule import SCHEDULE
-from queue_manager.core.schedule import LEADER_LOCK, celery_entries
+from queue_manager.core.schedule import celery_entries
 from queue_manager.transport.guard import install
+from queue_manager.transport.leadership import LEADER_LOCK
+from queue_manager.transport.server import CLIENT_OPTIONS
 from tasks.errors import settings_or_usage_error
 from tasks.routes import queue_of
 
@@ -22,7 +22,8 @@ broker_transport = install(broker_url)
 if broker_url.startswith("rediss:"):
     broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}  # for Flower, which does not look at the scheme
 broker_transport_options = {
-    # What a killed worker held comes back after this; it must exceed the longest wait between attempts (256 s).
+    # What a killed worker held comes back after this. A message that a worker holds for longer, until its time or
+    # its next attempt, is sent twice: so it exceeds the longest wait (256 s) and how far ahead scans send (300 s).
     "visibility_timeout": 600,
     "unacked_restore_interval": 5,
     "unacked_restore_throttle": 1,
@@ -52,7 +53,9 @@ task_ignore_result = True
 result_expires = None  # no result backend: nothing to clean up
 task_default_queue = "celery"  # where another application's `send_task` arrives when it names no queue
 task_routes = [queue_of]
-task_queues = [Queue(name, routing_key=name) for name in ("celery", "scans", "support-snooze")]
+task_queues = [
+    Queue(name, routing_key=name) for name in ("celery", "scans", *dict.fromkeys(scan.queue for scan in SCHEDULE))
+]
 
 worker_concurrency = _settings.qm_worker_concurrency
 worker_prefetch_multiplier = 4
@@ -68,12 +71,7 @@ beat_max_loop_interval = 1
 beat_enable_remote_control = True
 beat_remote_control_max_tick_age = 30
 redbeat_redis_url = _settings.redis_url
-redbeat_redis_options = {
-    "socket_timeout": 5,
-    "socket_connect_timeout": 2,
-    # A command whose reply was lost must not be repeated behind our back.
-    "retry": Retry(NoBackoff(), 0),
-}
+redbeat_redis_options = CLIENT_OPTIONS
 redbeat_lock_key = LEADER_LOCK
 redbeat_lock_timeout = 6
 

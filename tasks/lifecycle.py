@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from celery import signals
-from pymongo.errors import PyMongoError
 
 from models import database
 from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
-from queue_manager.transport.server import OUTAGES, require_no_eviction
-from tasks.lease_keeper import LeaseKeeper
+from queue_manager.transport import server
+from tasks.heartbeat import Heartbeat
 
 log = logging.get_logger("QM/start")
-_keeper = LeaseKeeper()
+_heartbeat = Heartbeat()
 
 
 @signals.setup_logging.connect
@@ -39,13 +38,13 @@ def check_beat(**_: Any) -> None:
 
 
 @signals.worker_ready.connect
-def keep_leases(**_: Any) -> None:
-    _keeper.start()
+def start_heartbeat(**_: Any) -> None:
+    _heartbeat.start()
 
 
 @signals.worker_shutdown.connect
-def stop_keeping(**_: Any) -> None:
-    _keeper.stop()
+def stop_heartbeat(**_: Any) -> None:
+    _heartbeat.stop()
 
 
 def _say_remarks() -> None:
@@ -56,10 +55,12 @@ def _say_remarks() -> None:
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     redis_url, mongo_url = settings().redis_url, settings().mongo_db_url
     try:
-        until_reachable(lambda: require_no_eviction(redis_url), server="Redis", url=redis_url, errors=OUTAGES, log=log)
+        until_reachable(
+            lambda: server.require_no_eviction(redis_url), server="Redis", url=redis_url, errors=server.OUTAGES, log=log
+        )
         if with_mongo:
             until_reachable(
-                database.require_replica_set, server="MongoDB", url=mongo_url, errors=(PyMongoError,), log=log
+                database.require_replica_set, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log
             )
     except ConfigurationError as error:
         log.error(str(error))

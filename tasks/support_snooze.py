@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from queue_manager.core.clock import parse_utc, seconds
+from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
 from services.support_snooze import INITIATOR, support_snooze
-from tasks.base import ScanReport, fan_out, item_task, scan_task, task_id
+from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task
 
 
 @scan_task(
@@ -28,5 +28,4 @@ def scan_expired_snoozes() -> ScanReport:
     retry=RetryPolicy(max_attempts=10, base=seconds(1)),
 )
 def unsnooze_room(room_id: str, snoozed_until: str | None = None) -> dict[str, Any]:
-    meant = parse_utc(snoozed_until, field="snoozed_until")
-    return support_snooze().unsnooze(room_id, snoozed_until=meant, token=task_id())
+    return support_snooze().unsnooze(room_id, snoozed_until, token=current_token())

@@ -2,51 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
 import pytest
+from celery.schedules import maybe_schedule
 
 from beat_schedule import SCHEDULE
-from queue_manager.core.schedule import Every, celery_entries
+from queue_manager.core.schedule import Scan, celery_entries
 from queue_manager.core.settings import Settings
 from queue_manager.health import FIGURES
 from tasks import app
+from tasks.base import ItemTask
 
-lines = pytest.mark.parametrize("line", SCHEDULE, ids=lambda line: line.name)
-
-
-def settings_with(line: Every, value: str) -> Settings:
-    return Settings(_env_file=None, **{line.flag: value})  # type: ignore[call-arg, arg-type]
+FLAGS = {"support-snooze": "QM_CONVERSATIONS"}
+scans = pytest.mark.parametrize("scan", SCHEDULE, ids=lambda scan: scan.name)
 
 
-@lines
-def test_it_names_a_registered_scan(line: Every) -> None:
+@pytest.fixture
+def switched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scan, str], Settings]:
+    def switch(scan: Scan, value: str) -> Settings:
+        monkeypatch.setenv(FLAGS[scan.name], value)
+        return Settings(_env_file=None)  # type: ignore[call-arg]
+
+    return switch
+
+
+@scans
+def test_it_names_a_registered_scan_and_a_queue_that_workers_consume(scan: Scan) -> None:
     app.loader.import_default_modules()
-    assert app.tasks[line.task].queue_name == "scans"
+    assert app.tasks[scan.task].queue_name == "scans"
+    assert {"scans", scan.queue} <= set(app.amqp.queues)
+    assert scan.queue in {task.queue_name for task in app.tasks.values() if isinstance(task, ItemTask)}
 
 
-@lines
-def test_its_message_expires_within_its_period_and_goes_to_the_scans(line: Every) -> None:
-    entry = celery_entries(SCHEDULE, settings_with(line, "true"))[line.name]
-    assert entry["schedule"] > 0
-    assert entry["options"] == {"expires": entry["schedule"], "queue": "scans"}
+@scans
+def test_its_message_expires_within_its_period_and_goes_to_the_scans(
+    scan: Scan, switched: Callable[[Scan, str], Settings]
+) -> None:
+    entry = celery_entries(SCHEDULE, switched(scan, "true"))[scan.name]
+    now = datetime.now(UTC)
+    schedule = maybe_schedule(entry["schedule"], app=app)
+    longest = schedule.remaining_estimate(now)
+    assert timedelta(0) < longest <= timedelta(seconds=entry["options"]["expires"])
+    assert entry["options"]["queue"] == "scans"
 
 
-@lines
+@scans
 @pytest.mark.parametrize(
     ("value", "fires"), [("true", True), ("false", False), ("1", False), ("True", False), ("yes", False)]
 )
-def test_only_the_word_true_switches_it_on(line: Every, value: str, fires: bool) -> None:
-    assert (line.name in celery_entries(SCHEDULE, settings_with(line, value))) is fires
+def test_only_the_word_true_switches_it_on(
+    scan: Scan, value: str, fires: bool, switched: Callable[[Scan, str], Settings]
+) -> None:
+    assert (scan.name in celery_entries(SCHEDULE, switched(scan, value))) is fires
 
 
-@lines
-def test_health_has_its_figures(line: Every) -> None:
-    assert line.name in FIGURES
+@scans
+def test_health_has_its_figures(scan: Scan) -> None:
+    assert scan.name in FIGURES
 
 
 def test_names_are_unique() -> None:
-    assert len({line.name for line in SCHEDULE}) == len(SCHEDULE)
+    assert len({scan.name for scan in SCHEDULE}) == len(SCHEDULE)
 
 
 def test_support_snooze_fires_every_ten_seconds() -> None:
-    (line,) = [line for line in SCHEDULE if line.name == "support-snooze"]
-    assert line.seconds(Settings(_env_file=None)) == 10  # type: ignore[call-arg]
+    entries = celery_entries(SCHEDULE, Settings(_env_file=None, qm_conversations=True))  # type: ignore[call-arg]
+    assert entries["support-snooze"]["schedule"] == timedelta(seconds=10)

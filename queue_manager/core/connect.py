@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import structlog
 
+from queue_manager.core.errors import reason
 from queue_manager.core.settings import masked
 
 T = TypeVar("T")
@@ -30,8 +31,7 @@ def until_reachable(
             result = check()
         except errors as error:
             if said_at is None or time.monotonic() - said_at > SAY_AGAIN_AFTER:
-                reason = str(error).split(", Timeout:")[0]  # PyMongo adds its whole view of the topology
-                log.warning(f"{server} at {masked(url)} is unreachable ({reason}); trying until it is back")
+                log.warning(f"{server} at {masked(url)} is unreachable ({reason(error)}); trying until it is back")
                 said_at = time.monotonic()
             time.sleep(PAUSE)
         else:

@@ -17,10 +17,6 @@ class PermanentError(AppError):
     """It will fail the same way every time: recorded at once, never retried."""
 
 
-class LeaseLost(AppError):
-    """Somebody else holds the item now: whatever was being done must not be written."""
-
-
 class ScanFailed(AppError):
     """A scan did what it could and met errors on the way: they are in its report and in the log."""
 
@@ -31,3 +27,8 @@ class NotYetDue(AppError):
     def __init__(self, remaining: timedelta) -> None:
         super().__init__(f"due in {remaining.total_seconds():.3f} s by the server's clock")
         self.remaining = remaining
+
+
+def reason(error: BaseException) -> str:
+    """Return what a driver's error says, without the view of the whole topology that PyMongo adds."""
+    return str(error).split(", Timeout:")[0] or type(error).__name__

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from queue_manager.core.settings import Settings
 
-LEADER_LOCK = "redbeat::lock"
-"""The key in Redis by which one beat leads."""
+if TYPE_CHECKING:
+    from celery.schedules import crontab
 
 
 @dataclass(frozen=True, kw_only=True)
-class Every:
-    """One periodic scan."""
+class Scan:
+    """One periodic scan and where its items go."""
 
     name: str
     """How `queue-manager scan` and the health page call it."""
     task: str
-    """The registered name of its task."""
-    period: str
-    """The setting that holds its period, in seconds."""
-    flag: str
-    """The setting that switches it on."""
-
-    def seconds(self, settings: Settings) -> float:
-        return float(getattr(settings, self.period))
-
-    def is_on(self, settings: Settings) -> bool:
-        return getattr(settings, self.flag) is True
+    """The registered name of its task; the module before the last dot is imported by every worker."""
+    queue: str
+    """The Celery queue of its items."""
+    flag: Callable[[Settings], bool]
+    """Whether it is switched on."""
+    period: Callable[[Settings], timedelta]
+    """The time between two runs; also that after which a message that nobody took expires."""
+    at: crontab | None = None
+    """When exactly, if not simply every `period`."""
 
 
-def celery_entries(schedule: Sequence[Every], settings: Settings) -> dict[str, dict[str, Any]]:
+def celery_entries(schedule: Sequence[Scan], settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the entries that are switched on. Each message expires with its period: a scan never piles up."""
     return {
-        entry.name: {
-            "task": entry.task,
-            "schedule": entry.seconds(settings),
-            "options": {"expires": entry.seconds(settings), "queue": "scans"},
+        scan.name: {
+            "task": scan.task,
+            "schedule": scan.at or scan.period(settings),
+            "options": {"expires": scan.period(settings).total_seconds(), "queue": "scans"},
         }
-        for entry in schedule
-        if entry.is_on(settings)
+        for scan in schedule
+        if scan.flag(settings)
     }

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from dotenv import dotenv_values
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -45,6 +46,8 @@ def _redis_url(url: str) -> str:
 
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
+_SYSTEM = "switches a system on"
+System = Annotated[Flag, _SYSTEM]
 
 
 class Settings(BaseSettings):
@@ -58,7 +61,7 @@ class Settings(BaseSettings):
     """The broker, the beat's schedule and lock, and the channel of Socket.IO."""
     app_env: str = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
 
-    qm_conversations: Flag = False
+    qm_conversations: System = False
     """Switches support snooze on."""
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
@@ -80,26 +83,27 @@ class Settings(BaseSettings):
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"
 
-    def systems(self) -> dict[str, bool]:
-        """Return each system's flag by its environment name."""
-        return {"QM_CONVERSATIONS": self.qm_conversations}
-
     def remarks(self) -> list[str]:
         """Return what an operator should know of the environment: unclear flags, misspelt names, nothing on."""
-        known = {name.upper() for name in type(self).model_fields}
-        given = {name: value for name, value in os.environ.items() if name.startswith("QM_")}
+        fields = {name.upper(): field for name, field in type(self).model_fields.items()}
+        given = {name: value for name, value in _environment().items() if name.startswith("QM_")}
         remarks = [
-            f"{name}={given[name]!r} is neither true nor false: it counts as false"
-            for name in self.systems()
-            if name in given and given[name].strip() not in ("true", "false", "")
+            f"{name}={value!r} is neither true nor false: it counts as false"
+            for name, value in given.items()
+            if name in fields and fields[name].annotation is bool and value.strip() not in ("true", "false", "")
         ]
-        for name in sorted(set(given) - known - _READ_ELSEWHERE):
-            near = difflib.get_close_matches(name, known, n=1)
+        for name in sorted(set(given) - set(fields) - _READ_ELSEWHERE):
+            near = difflib.get_close_matches(name, fields, n=1)
             remarks.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
-        if not any(self.systems().values()):
-            names = " or ".join(f"{name}=true" for name in self.systems())
-            remarks.append(f"no system is switched on, so no scan will run: set {names}")
+        systems = [name for name, field in fields.items() if _SYSTEM in field.metadata]
+        if not any(getattr(self, name.lower()) for name in systems):
+            remarks.append(f"no system is switched on, so no scan will run: set {' or '.join(systems)} to true")
         return remarks
+
+
+def _environment() -> dict[str, str]:
+    """Return what the settings were read from: the file, and the environment, which wins."""
+    return {**{name: value or "" for name, value in dotenv_values(".env").items()}, **os.environ}
 
 
 # Names that begin with QM_ and belong to the embedded servers, which must be found before settings are read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
 
 JUST_DELIVERED = seconds(5)  # a worker renews the leases of what it received well within this time
 
+JUST_DELIVERED = seconds(5)
+
 
 def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVERED) -> int:
     """Count the messages of `queue` that wait for a worker, those that a worker took only just now included.
 
-    A worker renews the leases of what it holds only a moment after it received it, so messages delivered
-    within `just_delivered` and not yet acknowledged still count as waiting. The broker keeps those for all
-    queues together: while several are busy the result may be too high. A queue that does not exist yet has
-    nothing waiting.
+    A worker renews the leases of what it holds only a moment after it received it, so messages delivered within
+    `just_delivered` and not yet acknowledged still count as waiting. A queue that does not exist has nothing waiting.
 
     Raises what kombu and redis-py raise when the broker is away, without waiting for it to come back.
     """
@@ -29,5 +30,11 @@ def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVER
         channel = connection.default_channel
         with channel.conn_or_acquire() as client:
             delivered_after = time.time() - just_delivered.total_seconds()
-            delivered = client.zcount(channel.unacked_index_key, delivered_after, "+inf")
-        return int(channel._size(queue) + delivered)
+            tags = client.zrange(channel.unacked_index_key, delivered_after, "+inf", byscore=True)
+            delivered = client.hmget(channel.unacked_key, tags) if tags else []
+        return int(channel._size(queue)) + sum(_queue_of(entry) == queue for entry in delivered)
+
+
+def _queue_of(entry: bytes | None) -> str | None:
+    """Return the routing key of an unacknowledged message as kombu keeps it: [message, exchange, routing key]."""
+    return None if entry is None else json.loads(entry)[2]

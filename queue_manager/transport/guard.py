@@ -72,10 +72,6 @@ class Channel(stock.Channel):
         return self._commands
 
 
-class SentinelChannel(Channel, stock.SentinelChannel):
-    """The same, to the master that Sentinel names."""
-
-
 class Transport(stock.Transport):
     """`redis://`, guarded."""
 
@@ -94,19 +90,7 @@ class SecureTransport(Transport):
             client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
-class SentinelTransport(stock.SentinelTransport):
-    """`sentinel://`, guarded."""
-
-    Channel = SentinelChannel
-
-    def __init__(self, client: Any, **kwargs: Any) -> None:
-        super().__init__(client, **kwargs)
-        # After a failed attempt kombu would go to the next URL of the list, and to the stock transport with
-        # it. redis-py asks every Sentinel of the list by itself.
-        client.cycle = None
-
-
-_TRANSPORTS = {"redis": Transport, "rediss": SecureTransport, "sentinel": SentinelTransport}
+_TRANSPORTS = {"redis": Transport, "rediss": SecureTransport}
 
 
 def install(broker_url: str) -> str:

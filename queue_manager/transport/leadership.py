@@ -19,6 +19,9 @@ from redis import Redis
 
 from queue_manager.core.clock import milliseconds, seconds
 
+LEADER_LOCK = "redbeat::lock"
+"""The key by which one beat leads."""
+
 # Take the lock if it is free and count the take-over; keep it if this token holds it already.
 #
 # KEYS[1]  lock: hash {token, host, pid, since_ms, epoch} that expires

@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # no .env of the checkout
     settings.cache_clear()
-    monkeypatch.setattr("queue_manager.core.settings.settings", settings)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -87,7 +86,7 @@ def test_flag_that_is_neither_true_nor_false_is_off_with_a_remark(monkeypatch: p
 def test_no_flag_switched_on_is_one_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QM_CONVERSATIONS")
     (remark,) = settings().remarks()
-    assert remark == "no system is switched on, so no scan will run: set QM_CONVERSATIONS=true"
+    assert remark == "no system is switched on, so no scan will run: set QM_CONVERSATIONS to true"
 
 
 def test_misspelt_name_is_remarked_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +103,11 @@ def test_node_env_is_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_env_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("QM_LEASE_SECONDS=7\n")
     assert settings().qm_lease_seconds == 7
+
+
+def test_env_file_is_looked_through_for_unclear_flags_and_misspelt_names(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("QM_LEASE_SECOND=7\nQM_MAX_QUEU=1\n")
+    assert [remark.partition(" ")[0] for remark in settings().remarks()] == ["QM_LEASE_SECOND", "QM_MAX_QUEU"]
 
 
 def test_env_example_and_readme_name_every_setting_with_its_default() -> None:

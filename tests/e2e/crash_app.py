@@ -64,7 +64,7 @@ def before(owner: Any, name: str, room_of: Callable[..., Any]) -> None:
 
 
 if STEP == "claimed":
-    before(base, "_publish", lambda task, items: items[0].id if items else MARK.touch())
+    before(base, "_publish", lambda task, items: items[0].args[0])
 elif STEP == "published":
     before(base.ItemTask, "__call__", lambda task, room_id, *_: room_id)
 elif STEP == "attempt":

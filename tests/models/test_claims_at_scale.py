@@ -10,7 +10,7 @@ import pytest
 from rooms import T0, HandClock, make_room, make_service
 
 from models import support_room
-from models.claims import Selection
+from models.claimable import Selection
 from queue_manager.core.clock import hours, seconds
 
 ROOMS = 1_000_000
@@ -39,15 +39,15 @@ def test_scan_reads_what_is_due_and_nothing_else() -> None:
     snooze = make_service(clock, max_queue=IN_FLIGHT + COOLING)
     held = [item for batch in snooze.claim_due(0) for item in batch.items]
     for item in held[:COOLING]:
-        snooze.give_up(*item.args, token=item.token, error="boom")
-    claims = support_room.claims()
+        snooze.give_up(item, error="boom")
+    due = support_room.claims().of
 
     selections = {
-        "unclaimed": (claims.unclaimed(None, T0), DUE),
-        "ahead": (claims.unclaimed(T0, T0 + seconds(10)), 0),
-        "returned": (claims.returned(T0), 0),
-        "lost": (claims.lost(T0), 0),
-        "void": (claims.void(T0), 0),
+        "unclaimed": (due.unclaimed(T0), DUE),
+        "ahead": (due.unclaimed(T0 + seconds(10), after=T0), 0),
+        "returned": (due.returned(T0), 0),
+        "lost": (due.lost(T0), 0),
+        "void": (due.void(T0), 0),
     }
     examined = {}
     for name, (selection, expected) in selections.items():
@@ -65,9 +65,11 @@ def test_scan_reads_what_is_due_and_nothing_else() -> None:
 
 def explain(selection: Selection) -> tuple[set[str], int, int, int]:
     """Return the stages of the plan, and the keys, documents and results of running it."""
-    order = [(support_room.DUE, 1)] if selection.index != "claims_by_end" else []
-    cursor = support_room.rooms().find(selection.where, {"_id": 1}, hint=selection.index)
-    plan = (cursor.sort(order) if order else cursor).explain()
+    plan = (
+        support_room.rooms()
+        .find(selection.where, {"_id": 1}, hint=selection.index, sort=selection.sort or None)
+        .explain()
+    )
     stats = plan["executionStats"]
     return set(stages_of(stats)), stats["totalKeysExamined"], stats["totalDocsExamined"], stats["nReturned"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from pymongo.errors import AutoReconnect
 from rooms import T0, HandClock, RecordedEvents, get_room, make_room, make_service, resnooze
 
 from models import support_room
+from models.support_room import Malformed
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from services.due_work import DueItem
@@ -40,13 +41,16 @@ def claim(snooze: SupportSnooze, waiting: int = 0) -> list[DueItem]:
     return [item for batch in snooze.claim_due(waiting) for item in batch.items]
 
 
+def room_of(item: DueItem) -> ObjectId:
+    return ObjectId(item.args[0])
+
+
 def claimed_ids(snooze: SupportSnooze, waiting: int = 0) -> list[ObjectId]:
-    return [item.id for item in claim(snooze, waiting)]
+    return [room_of(item) for item in claim(snooze, waiting)]
 
 
 def run_item(snooze: SupportSnooze, item: DueItem) -> dict[str, Any]:
-    room_id, until = item.args
-    return snooze.unsnooze(room_id, snoozed_until=datetime.fromisoformat(until), token=item.token)
+    return snooze.unsnooze(*item.args, token=item.token)
 
 
 class TestScan:
@@ -83,7 +87,7 @@ class TestScan:
 
         (second,) = claim(snooze)
 
-        assert second.id == room
+        assert room_of(second) == room
         assert second.token != first.token
 
     def test_each_lost_lease_doubles_the_next_up_to_an_hour(self, snooze: SupportSnooze, clock: HandClock) -> None:
@@ -102,8 +106,8 @@ class TestScan:
 
         snooze.release(items)
 
-        assert get_room(items[0].id)["snooze_queue_in_progress"] is False
-        assert claimed_ids(snooze) == [items[0].id]
+        assert get_room(room_of(items[0]))["snooze_queue_in_progress"] is False
+        assert claimed_ids(snooze) == [room_of(items[0])]
 
     def test_release_leaves_a_claim_of_somebody_else(self, snooze: SupportSnooze, clock: HandClock) -> None:
         make_room()
@@ -113,7 +117,7 @@ class TestScan:
 
         snooze.release([lost])
 
-        assert get_room(held.id)["claim"]["token"] == held.token
+        assert get_room(room_of(held))["claim"]["token"] == held.token
 
     def test_flag_of_the_old_system_is_taken_one_lease_later(self, snooze: SupportSnooze, clock: HandClock) -> None:
         room = make_room(snooze_queue_in_progress=True)
@@ -137,7 +141,7 @@ class TestScan:
 
     @pytest.mark.parametrize(
         "snoozed_until",
-        ["2026-01-01", 0, 1.5, True, None, {}, [OVER], [], ObjectId()],
+        [datetime(1, 1, 1, tzinfo=UTC), "2026-01-01", 0, 1.5, True, None, {}, [OVER], [], ObjectId()],
         ids=lambda value: type(value).__name__,
     )
     def test_malformed_snooze_is_counted_and_never_claimed(self, snooze: SupportSnooze, snoozed_until: Any) -> None:
@@ -145,13 +149,13 @@ class TestScan:
         good = make_room(OVER)
 
         assert claimed_ids(snooze) == [good]
-        assert support_room.health(T0)["malformed"] == {"count": 1, "ids": [str(room)]}
+        assert support_room.malformed() == Malformed(count=1, ids=[room])
 
     @pytest.mark.parametrize("snooze_time", ["tomorrow", {"set_by": 1}, [1]])
     def test_malformed_snooze_document_is_counted(self, snooze: SupportSnooze, snooze_time: Any) -> None:
         room = make_room(snooze_time=snooze_time)
         assert claim(snooze) == []
-        assert support_room.health(T0)["malformed"]["ids"] == [str(room)]
+        assert support_room.malformed().ids == [room]
 
 
 class TestAheadOfTime:
@@ -161,7 +165,7 @@ class TestAheadOfTime:
 
         (item,) = claim(snooze)
 
-        assert (item.id, item.eta) == (room, T0 + seconds(7))
+        assert (room_of(item), item.eta) == (room, T0 + seconds(7))
         assert get_room(room)["claim"]["claimed_until"] == T0 + seconds(67)
 
     def test_it_is_bounded_and_due_rooms_do_not_count(self, clock: HandClock) -> None:
@@ -191,6 +195,16 @@ class TestBacklog:
         assert len(claim(snooze, waiting=3)) == 7
         assert len(claim(snooze, waiting=10)) == 0
 
+    def test_all_kinds_of_claims_share_the_capacity(self, clock: HandClock) -> None:
+        snooze = make_service(clock, max_queue=10)
+        lost = [make_room() for _ in range(8)]
+        assert len(claim(snooze)) == len(lost)
+        clock.advance(minutes(2))
+        for _ in range(8):
+            make_room()
+            make_room(clock.now + seconds(5))
+        assert len(claim(snooze)) == 10
+
     def test_slow_backlog_is_not_claimed_again(self, snooze: SupportSnooze, clock: HandClock) -> None:
         for _ in range(5):
             make_room()
@@ -205,12 +219,26 @@ class TestBacklog:
         clock.advance(minutes(2))
         assert len(claim(snooze, waiting=3)) == 2
 
+    def test_items_called_by_hand_do_not_disturb_the_renewal_of_others(
+        self, snooze: SupportSnooze, clock: HandClock
+    ) -> None:
+        make_room()
+        (item,) = claim(snooze)
+        by_hand = [
+            DueItem(token="7c3f0a52-6a5e-4a29-8f9b-0d4b3f1f8f11", args=(str(make_room(T0 + hours(1))), None)),
+            DueItem(token="7c3f0a52-6a5e-4a29-8f9b-0d4b3f1f8f12", args=("nonsense",)),
+        ]
+        clock.advance(seconds(50))
+        snooze.renew([*by_hand, item])
+        clock.advance(seconds(50))
+        assert claim(snooze) == []
+
     def test_kept_lease_does_not_run_out(self, snooze: SupportSnooze, clock: HandClock) -> None:
         make_room()
         items = claim(snooze)
         for _ in range(4):
             clock.advance(seconds(50))
-            snooze.keep([item.token for item in items])
+            snooze.renew(items)
         assert claim(snooze) == []
 
 
@@ -236,7 +264,7 @@ class TestItem:
         assert events.sent == [("support_room_updated", data, f"support-{before['account_id']}")]
 
     def test_deleted_room_is_skipped(self, snooze: SupportSnooze) -> None:
-        result = snooze.unsnooze(str(ObjectId()), snoozed_until=None, token="t")
+        result = snooze.unsnooze(str(ObjectId()), None, token="t")
         assert result == {"skipped": True, "reason": "Room not found"}
 
     def test_resnoozed_room_is_left_alone_and_starts_clean(
@@ -279,14 +307,14 @@ class TestItem:
 
     def test_by_hand_before_its_end_it_is_still_snoozed(self, snooze: SupportSnooze) -> None:
         room = make_room(T0 + seconds(1))
-        result = snooze.unsnooze(str(room), snoozed_until=None, token="by-hand")
+        result = snooze.unsnooze(str(room), None, token="by-hand")
         assert result == {"skipped": True, "reason": "Still snoozed"}
 
     def test_by_hand_after_its_end_it_wakes_and_the_claim_of_the_scan_is_gone(self, snooze: SupportSnooze) -> None:
         room = make_room(OVER)
         (item,) = claim(snooze)
 
-        assert snooze.unsnooze(str(room), snoozed_until=None, token="by-hand")["success"] is True
+        assert snooze.unsnooze(str(room), None, token="by-hand")["success"] is True
         assert run_item(snooze, item) == {"skipped": True, "reason": "Snooze changed"}
 
     def test_second_delivery_sends_the_same_event_and_writes_nothing(
@@ -339,7 +367,7 @@ class TestItem:
         snooze = make_service(clock, events)
         room = make_room(OVER)
 
-        result = snooze.unsnooze(str(room), snoozed_until=OVER, token="t")
+        result = snooze.unsnooze(str(room), to_iso(OVER), token="t")
 
         assert result["success"] is True
         assert get_room(room)["status"] == "open"
@@ -356,24 +384,24 @@ class TestItem:
 
         monkeypatch.setattr(support_room, "wake", away)
         with pytest.raises(AutoReconnect):
-            snooze.unsnooze(str(room), snoozed_until=OVER, token="t")
+            snooze.unsnooze(str(room), to_iso(OVER), token="t")
         assert "Database update failed: connection closed" in str(caplog.records[-1].msg)
 
     @pytest.mark.parametrize("room_id", ["nonsense", "", "z" * 24, 17, None, {"$ne": None}, ["a"]])
     def test_nonsense_is_a_permanent_error_that_names_the_value(self, snooze: SupportSnooze, room_id: Any) -> None:
         with pytest.raises(PermanentError, match="is not an ObjectId") as error:
-            snooze.unsnooze(room_id, snoozed_until=None, token="t")
+            snooze.unsnooze(room_id, None, token="t")
         assert repr(room_id) in str(error.value)
 
     def test_task_id_that_looks_like_an_operator_stays_text(self, snooze: SupportSnooze) -> None:
         room = make_room(OVER)
-        snooze.unsnooze(str(room), snoozed_until=None, token="$status")
+        snooze.unsnooze(str(room), None, token="$status")
         assert get_room(room)["unsnoozed_by_task"] == "$status"
 
 
 class TestExhaustion:
     def give_up(self, snooze: SupportSnooze, item: DueItem, error: str = "boom") -> None:
-        snooze.give_up(*item.args, token=item.token, error=error)
+        snooze.give_up(item, error=error)
 
     def test_room_cools_off_and_says_why(self, snooze: SupportSnooze, caplog: pytest.LogCaptureFixture) -> None:
         room = make_room(OVER)
@@ -387,7 +415,7 @@ class TestExhaustion:
         assert stored["unsnooze_failures"] == 1
         assert stored["unsnooze_retry_at"] == T0 + minutes(1)
         assert caplog.records[-1].levelname == "ERROR"
-        assert support_room.health(T0)["cooling_off"] == 1
+        assert support_room.claims().figures(T0)["cooling_off"] == 1
 
     def test_pause_doubles_up_to_an_hour_and_never_ends_for_good(self, snooze: SupportSnooze, clock: HandClock) -> None:
         room = make_room(OVER)
@@ -424,7 +452,7 @@ class TestExhaustion:
     def test_new_snooze_under_a_live_lease_wakes_at_its_own_time(self, snooze: SupportSnooze, clock: HandClock) -> None:
         room = make_room(OVER)
         (item,) = claim(snooze)
-        snooze.postpone(*item.args, token=item.token, wait=seconds(256))
+        snooze.postpone(item, wait=seconds(256))
         resnooze(room, T0 + seconds(20))
         clock.advance(seconds(20))
         assert claimed_ids(snooze) == [room]
@@ -456,7 +484,7 @@ class TestExhaustion:
     ) -> None:
         room = make_room(OVER)
         (item,) = claim(snooze)
-        snooze.postpone(*item.args, token=item.token, wait=seconds(256))
+        snooze.postpone(item, wait=seconds(256))
         assert get_room(room)["claim"]["claimed_until"] == T0 + seconds(316)
 
 
@@ -468,21 +496,21 @@ def test_health_counts_every_state(snooze: SupportSnooze, clock: HandClock) -> N
     claim(snooze, waiting=1)
     resting = make_room(clock.now - seconds(2))
     (item,) = claim(snooze, waiting=1)
-    assert item.id == resting
-    snooze.give_up(*item.args, token=item.token, error="boom")
+    assert room_of(item) == resting
+    snooze.give_up(item, error="boom")
     make_room(clock.now - seconds(3))
     make_room(clock.now + hours(1))
     make_room("tomorrow")
 
-    figures = support_room.health(clock.now)
+    figures = support_room.claims().figures(clock.now)
 
-    assert get_room(stuck.id)["claim"]["token"] == stuck.token
+    assert get_room(room_of(stuck))["claim"]["token"] == stuck.token
     assert get_room(working)["claim"]["held"] is True
-    assert {key: figures[key] for key in figures if key != "malformed"} == {
+    assert figures == {
         "pending": 1,
         "in_progress": 1,
         "stuck": 1,
         "cooling_off": 1,
         "lag_seconds": 600.0,
     }
-    assert figures["malformed"]["count"] == 1
+    assert support_room.malformed().count == 1

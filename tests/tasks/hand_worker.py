@@ -19,6 +19,7 @@ class Message:
     id: str
     task: str
     args: list[Any]
+    kwargs: dict[str, Any]
     retries: int
     eta: datetime | None
     expires: str | None
@@ -49,19 +50,26 @@ def run(message: Message) -> Any:
     """Run `message` as a worker would; return the task's result, or the exception of its failure or retry."""
     app.loader.import_default_modules()
     task = app.tasks[message.task]
-    request = {**message.headers, "args": message.args, "kwargs": {}, "is_eager": False, "delivery_info": {}}
-    outcome = build_tracer(task.name, task, app=app)(message.id, message.args, {}, request)
+    request = {
+        **message.headers,
+        "args": message.args,
+        "kwargs": message.kwargs,
+        "is_eager": False,
+        "delivery_info": {},
+    }
+    outcome = build_tracer(task.name, task, app=app)(message.id, message.args, message.kwargs, request)
     return outcome.retval if outcome.info is None else outcome.info.retval
 
 
 def _decode(raw: bytes) -> Message:
     message = json.loads(raw)
     headers = message["headers"]
-    args, _, _ = json.loads(base64.b64decode(message["body"]))
+    args, kwargs, _ = json.loads(base64.b64decode(message["body"]))
     return Message(
         id=headers["id"],
         task=headers["task"],
         args=args,
+        kwargs=kwargs,
         retries=headers["retries"],
         eta=datetime.fromisoformat(headers["eta"]) if headers["eta"] else None,
         expires=headers["expires"],

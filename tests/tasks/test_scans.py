@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from conftest import Servers
@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 from pymongo.errors import AutoReconnect
 from rooms import get_room, make_room
 
-from models import scan_run
+from models import scan_run, support_room
 from models.database import server_now
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed
@@ -28,6 +28,18 @@ SCAN = "tasks.support_snooze.scan_expired_snoozes"
 @pytest.fixture
 def broker(clean: Servers) -> str:
     return clean.valkey.url
+
+
+@pytest.fixture
+def with_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    def change(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        settings.cache_clear()
+
+    yield change
+    monkeypatch.undo()
+    settings.cache_clear()
 
 
 def test_scan_sends_one_message_a_room_under_its_token(broker: str) -> None:
@@ -75,10 +87,12 @@ def test_log_says_so_only_when_something_was_sent(broker: str, caplog: pytest.Lo
 
 
 def test_batch_that_could_not_be_sent_is_given_back_and_the_rest_goes_on(
-    broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broker: str,
+    monkeypatch: pytest.MonkeyPatch,
+    with_settings: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("QM_CLAIM_BATCH", "2")
-    settings.cache_clear()
+    with_settings(QM_CLAIM_BATCH="2")
     rooms = [make_room(server_now() - minutes(age)) for age in (6, 5, 4, 3, 2, 1)]
     publish, calls = base._publish, []
 
@@ -91,7 +105,6 @@ def test_batch_that_could_not_be_sent_is_given_back_and_the_rest_goes_on(
     monkeypatch.setattr(base, "_publish", second_fails)
     with pytest.raises(ScanFailed, match="2 items could not be sent: connection refused"):
         scan_expired_snoozes()
-    settings.cache_clear()
 
     assert [message.args[0] for message in waiting_messages(broker, QUEUE)] == [
         str(room) for room in (*rooms[:2], *rooms[4:])
@@ -119,12 +132,16 @@ def test_database_error_in_the_middle_is_raised_after_what_was_claimed_was_sent(
     assert len(waiting_messages(broker, QUEUE)) == 1
 
 
-def test_full_queue_stops_new_claims(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QM_MAX_QUEUE", "3")
-    settings.cache_clear()
+def test_full_queue_stops_new_claims(broker: str, with_settings: Callable[..., None]) -> None:
+    with_settings(QM_MAX_QUEUE="3")
     for _ in range(5):
         make_room(server_now() - minutes(1))
     first, second = scan_expired_snoozes(), scan_expired_snoozes()
-    settings.cache_clear()
     assert (first["enqueued"], second["enqueued"]) == (3, 0)
     assert len(waiting_messages(broker, QUEUE)) == 3
+
+
+def test_missing_index_says_what_to_run(broker: str) -> None:
+    support_room.rooms().drop_indexes()
+    with pytest.raises(ScanFailed, match=r"support_rooms.unclaimed_by_due is missing: run `queue-manager migrate`"):
+        scan_expired_snoozes()

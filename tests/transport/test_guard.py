@@ -130,16 +130,6 @@ def test_rediss_keeps_the_certificate_options_that_are_given() -> None:
     assert connection.transport.client.ssl == {"ssl_cert_reqs": ssl.CERT_NONE}
 
 
-def test_sentinels_stay_guarded_after_a_failed_attempt() -> None:
-    url = "sentinel://one:26379;sentinel://two:26379"
-    connection = Connection(url, transport=install(url))
-
-    assert connection.transport.driver_type == "redis"
-    connection.maybe_switch_next()
-
-    assert connection.transport_cls == "guarded-sentinel"
-
-
 def test_other_brokers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="amqp"):
         install("amqp://localhost")

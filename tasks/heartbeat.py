@@ -13,8 +13,10 @@ from threading import Event, Thread
 from celery.worker import state
 from celery.worker.request import Request
 
+from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from services.due_work import DueItem
 from tasks.base import ItemTask
 
 LOOK_EVERY = 0.5  # seconds until a message just received is renewed; `transport.backlog` covers the time before
@@ -22,7 +24,7 @@ LOOK_EVERY = 0.5  # seconds until a message just received is renewed; `transport
 log = get_logger("QM/leases")
 
 
-class LeaseKeeper:
+class Heartbeat:
     """One thread of the worker's main process."""
 
     def __init__(self) -> None:
@@ -34,7 +36,7 @@ class LeaseKeeper:
     def start(self) -> None:
         """Begin renewing; a second call (a consumer that restarted) changes nothing."""
         if self._thread is None:
-            self._thread = Thread(target=self._run, name="lease-keeper", daemon=True)
+            self._thread = Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -43,21 +45,20 @@ class LeaseKeeper:
     def _run(self) -> None:
         while not self._stop.wait(LOOK_EVERY):
             try:
-                self.look()
+                self.beat()
             except Exception as error:
                 # MongoDB is away: leases may run out, which costs duplicates that are left alone.
-                log.warning("Leases could not be renewed", error=str(error))
+                log.warning("Leases could not be renewed", error=reason(error))
 
-    def look(self) -> None:
-        """Renew what arrived since the last look, and everything when a third of a lease has passed."""
+    def beat(self) -> None:
+        """Renew what arrived since the last time, and everything when a third of a lease has passed."""
         held = {request.id: request for request in _reserved() if isinstance(request.task, ItemTask)}
         everything = time.monotonic() - self._renewed_at > settings().qm_lease_seconds / 3
-        wanted = held.keys() if everything else held.keys() - self._known
-        tokens: dict[ItemTask, list[str]] = defaultdict(list)
-        for token in wanted:
-            tokens[held[token].task].append(token)
-        for task, of_task in tokens.items():
-            task.work().keep(of_task)
+        items: dict[ItemTask, list[DueItem]] = defaultdict(list)
+        for token in held.keys() if everything else held.keys() - self._known:
+            items[held[token].task].append(DueItem(token=token, args=tuple(held[token].args)))
+        for task, of_task in items.items():
+            task.work().renew(of_task)
         self._known = set(held)
         if everything:
             self._renewed_at = time.monotonic()
