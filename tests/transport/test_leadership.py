@@ -88,13 +88,13 @@ def test_lock_that_ended_and_nobody_took_is_lost_all_the_same(client: Redis) -> 
 
 
 def test_keep_prolongs_a_lock_that_is_getting_old(client: Redis) -> None:
-    lock = LeaderLock(client, KEY, lease=seconds(0.4))
+    lock = LeaderLock(client, KEY, lease=seconds(4))
     lock.acquire()
-    eventually(lambda: client.pttl(KEY) < 250)
+    eventually(lambda: client.pttl(KEY) < 2900)
 
     assert lock.keep()
 
-    assert client.pttl(KEY) > 300
+    assert client.pttl(KEY) > 3400
 
 
 def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
