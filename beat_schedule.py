@@ -5,7 +5,9 @@ A scan fires while its flag is on. Missed or doubled ticks change nothing in the
 
 from __future__ import annotations
 
-from queue_manager.core.clock import seconds
+from celery.schedules import crontab
+
+from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.schedule import Scan
 
 SCHEDULE = (
@@ -13,7 +15,25 @@ SCHEDULE = (
         name="support-snooze",
         task="tasks.support_snooze.scan_expired_snoozes",
         queue="support-snooze",
+        trigger="conversations/support-snooze",
         flag=lambda chosen: chosen.qm_conversations,
         period=lambda chosen: seconds(chosen.qm_snooze_scan_seconds),
+    ),
+    Scan(
+        name="review-requests",
+        task="tasks.review_requests.scan_eligible_agencies",
+        queue="review-request-pulse",
+        trigger="projects/review-request-pulse",
+        flag=lambda chosen: chosen.qm_projects,
+        period=lambda _: minutes(5),
+    ),
+    Scan(
+        name="stale-thumbnails",
+        task="tasks.stale_thumbnails.scan_stale_thumbnails",
+        queue="stale-thumbnails",
+        trigger="sites/fix-stale-thumbnails",
+        flag=lambda chosen: chosen.qm_sites_fix_stale_thumbnails,
+        period=lambda _: hours(1),
+        at=crontab(minute=0),
     ),
 )

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from beat_schedule import SCHEDULE
 from models import schema
-from models.database import OUTAGES, create_indexes, require_replica_set
+from models.database import OUTAGES, require_replica_set
 from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError
@@ -44,7 +44,7 @@ def migrate() -> None:
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
     until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
-    names = create_indexes(schema.indexes())
+    names = schema.migrate()
     log.info(f"{len(names)} indexes are in place", indexes=", ".join(names))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,9 +17,14 @@ from queue_manager.core.schedule import Scan
 from queue_manager.core.settings import Settings, masked, settings
 from queue_manager.transport.leadership import LEADER_LOCK, leadership
 from queue_manager.transport.server import connect, require_no_eviction
-from services import support_snooze
+from services import review_requests, stale_thumbnails, support_snooze
+from services.due_work import Figures
 
-FIGURES = {"support-snooze": support_snooze.figures}
+FIGURES: dict[str, Callable[[], Figures]] = {
+    "support-snooze": support_snooze.figures,
+    "review-requests": review_requests.figures,
+    "stale-thumbnails": stale_thumbnails.figures,
+}
 MISSED_TICKS = 3  # a scan whose last run is older than so many periods is late
 
 
@@ -31,6 +37,7 @@ class Health:
     leader: dict[str, Any] | None = None
     scans: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
+    details: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,4 +98,5 @@ def _look_at_system(state: Health, scan: Scan, chosen: Settings) -> None:
         state.problems.append(f"the last scan {scan.name} met {run['errors']} errors: {run.get('error')}")
     figures = FIGURES[scan.name]()
     state.systems[scan.name] = figures.numbers
+    state.details += [f"{scan.name}: {detail}" for detail in figures.details]
     state.problems += figures.problems

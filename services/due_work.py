@@ -6,7 +6,7 @@ A scan hands `DueItem`s to `tasks.base.fan_out`; the item task of the same syste
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,17 +27,19 @@ class DueItem:
 
 @dataclass(frozen=True, kw_only=True)
 class DueBatch:
-    """`found` items looked due; `items` are the ones to send."""
+    """`found` items looked due; `items` are the ones to send; `noted` is what else was seen, counted by name."""
 
     found: int
     items: list[DueItem]
+    noted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The state of one system: `numbers` by name, and what somebody should look at, in sentences."""
+    """The state of one system: `numbers` by name, `details`, and `problems` that somebody should look at."""
 
     numbers: dict[str, float]
+    details: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 

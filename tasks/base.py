@@ -8,6 +8,7 @@ last attempt failed. Neither kind knows MongoDB or Redis.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -43,15 +44,17 @@ def current_token() -> str:
 
 @dataclass(kw_only=True)
 class ScanReport:
-    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent."""
+    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent, `noted` was seen besides."""
 
     found: int = 0
     claimed: int = 0
     enqueued: int = 0
     errors: list[str] = field(default_factory=list)
+    noted: Counter[str] = field(default_factory=Counter)
 
     def figures(self) -> dict[str, int]:
         return {
+            **self.noted,
             "found": self.found,
             "claimed": self.claimed,
             "enqueued": self.enqueued,
@@ -116,6 +119,7 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
             for batch in work.claim_due(waiting(app, task.queue_name)):
                 report.found += batch.found
                 report.claimed += len(batch.items)
+                report.noted.update(batch.noted)
                 _send(task, work, batch, report)
         except Exception as error:
             report.errors.append(f"{type(error).__name__}: {reason(error)}")
@@ -220,6 +224,11 @@ class ItemTask(Task):
         except Exception as error:
             # A lease that runs out meanwhile costs a duplicate message, and nothing else.
             log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))
+
+
+def send_by_name(name: str, *args: Any) -> None:
+    """Send a task that another application has."""
+    app.send_task(name, list(args), retry=False)
 
 
 def item_task(

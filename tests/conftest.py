@@ -22,6 +22,7 @@ os.environ.update(
     MONGO_DB_URL=f"mongodb://127.0.0.1:{MONGO_PORT}/{DATABASE}?replicaSet={REPLICA_SET}",
     REDIS_URL=f"redis://127.0.0.1:{REDIS_PORT}/0",
     QM_CONVERSATIONS="true",
+    MANAGED_SUBSCRIPTIONS='["seo", "sites"]',
     APP_ENV="test",
 )
 
@@ -47,7 +48,7 @@ def clean(servers: Servers) -> Servers:
     """Empty collections with their indexes, and an empty Redis."""
     for name in database.database().list_collection_names():
         database.collection(name).delete_many({})
-    database.create_indexes(schema.indexes())
+    schema.migrate()
     with redis.Redis.from_url(servers.valkey.url) as client:
         client.flushall()
     return servers

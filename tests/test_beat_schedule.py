@@ -15,7 +15,11 @@ from queue_manager.health import FIGURES
 from tasks import app
 from tasks.base import ItemTask
 
-FLAGS = {"support-snooze": "QM_CONVERSATIONS"}
+FLAGS = {
+    "support-snooze": "QM_CONVERSATIONS",
+    "review-requests": "QM_PROJECTS",
+    "stale-thumbnails": "QM_SITES_FIX_STALE_THUMBNAILS",
+}
 scans = pytest.mark.parametrize("scan", SCHEDULE, ids=lambda scan: scan.name)
 
 

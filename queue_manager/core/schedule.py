@@ -23,6 +23,8 @@ class Scan:
     """The registered name of its task; the module before the last dot is imported by every worker."""
     queue: str
     """The Celery queue of its items."""
+    trigger: str
+    """`group/job`: the end of the path by which the web process starts it by hand."""
     flag: Callable[[Settings], bool]
     """Whether it is switched on."""
     period: Callable[[Settings], timedelta]

@@ -63,6 +63,10 @@ class Settings(BaseSettings):
 
     qm_conversations: System = False
     """Switches support snooze on."""
+    qm_projects: System = False
+    """Switches review requests on."""
+    qm_sites_fix_stale_thumbnails: System = False
+    """Switches the reset of stale thumbnails on."""
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
     """Seconds between two scans for ended snoozes."""
@@ -76,6 +80,21 @@ class Settings(BaseSettings):
     """Messages that may wait in one item queue before scans stop claiming more."""
     qm_worker_concurrency: Annotated[int, Field(ge=1, le=1_000)] = 4
     """Items that one worker process runs at a time."""
+
+    managed_subscriptions: list[str] = []
+    """Product types whose agencies are asked for a review; sites and listings never are."""
+    subscriptions_collection: str = "store-subscription"
+    pulses_collection: str = "projects.pulse"
+    review_after_days: Annotated[float, Field(ge=0)] = 30
+    """Days of active subscription after which an agency is asked."""
+    review_window_days: Annotated[float, Field(ge=0)] = 30
+    """Days after a request before the next one, to which the buffer is added."""
+    review_buffer_days: Annotated[float, Field(ge=0)] = 1
+
+    thumbnail_stale_seconds: Annotated[float, Field(gt=0)] | None = None
+    """Seconds after which a thumbnail build counts as hung; unset: 2 h, 15 min in development."""
+    thumbnail_build_task: str | None = None
+    """Name of another application's Celery task that is sent each site that was reset."""
 
     socketio_channel: str = "socketio"
     """Redis channel on which python-socketio's servers listen."""

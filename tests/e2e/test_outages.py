@@ -36,7 +36,7 @@ def mongo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mongo]:
     with Mongo(tmp_path / "mongo") as mongo:
         monkeypatch.setenv("MONGO_DB_URL", mongo.url)
         settings.cache_clear()
-        database.create_indexes(schema.indexes())
+        schema.migrate()
         yield mongo
         database.close()
     settings.cache_clear()

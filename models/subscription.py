@@ -1,0 +1,124 @@
+"""Subscriptions, written by the product and only read here.
+
+    {account, status, created_at, plan: {metadata: {product_type}}, metadata: {account_id}}
+
+`account` is the parent, `metadata.account_id` the agency itself. `created_at` is Unix seconds or a date; a number
+above 1e11 would be milliseconds: such a subscription, like one without a start, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pymongo import ASCENDING, IndexModel
+from pymongo.collection import Collection
+
+from models import account, pulse
+from models.claimable import A_DATE
+from models.database import Document, collection
+from queue_manager.core.clock import truncate
+from queue_manager.core.settings import settings
+
+MILLISECONDS_FROM = 1e11  # as seconds that would be the year 5138
+_STARTED: Document = {
+    "$switch": {
+        "branches": [
+            {"case": {"$eq": [{"$type": "$created_at"}, "date"]}, "then": "$created_at"},
+            {
+                "case": {"$isNumber": "$created_at"},
+                "then": {"$toDate": {"$toLong": {"$multiply": ["$created_at", 1000]}}},
+            },
+        ],
+        "default": None,
+    }
+}
+_READABLE: Document = {"$or": [{"created_at": A_DATE}, {"created_at": {"$gte": 0, "$lte": MILLISECONDS_FROM}}]}
+
+
+def subscriptions() -> Collection[Document]:
+    return collection(settings().subscriptions_collection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agency:
+    """An agency that is due for a review request; `account_id` is `None` when its oldest subscription names none."""
+
+    account_id: Any
+    parent_account: Any
+    subscription_ids: list[Any]
+    oldest_subscription: datetime
+
+
+def eligible(product_types: Sequence[str], *, until: datetime, asked_since: datetime) -> Iterator[Agency]:
+    """Yield the agencies whose oldest subscription began by `until` and that no pulse blocks: one aggregation.
+
+    Args:
+        product_types: what counts as managed.
+        asked_since: a request created or completed after that still blocks, see `pulse.blocking`.
+    """
+    groups: Any = subscriptions().aggregate(
+        [
+            {"$match": {**_managed(product_types), **_READABLE}},
+            {"$project": {"account": 1, "account_id": "$metadata.account_id", "started": _STARTED}},
+            {
+                "$group": {
+                    "_id": "$account",
+                    "subscription_ids": {"$push": "$_id"},
+                    "oldest": {
+                        "$top": {
+                            "sortBy": {"started": 1, "_id": 1},
+                            "output": {"started": "$started", "account_id": "$account_id"},
+                        }
+                    },
+                }
+            },
+            {"$match": {"oldest.started": {"$lte": until}}},
+            *_without_pulse("account_id", "$oldest.account_id", asked_since),
+            *_without_pulse("metadata.parent_account", "$_id", asked_since),
+        ],
+        allowDiskUse=True,
+        hint="managed_by_account",
+    )
+    for group in groups:
+        yield Agency(
+            account_id=group["oldest"].get("account_id"),
+            parent_account=group["_id"],
+            subscription_ids=group["subscription_ids"],
+            oldest_subscription=truncate(group["oldest"]["started"]),
+        )
+
+
+def unreadable(product_types: Sequence[str], *, limit: int) -> tuple[int, list[Any]]:
+    """Return how many managed subscriptions have a `created_at` that is none, and the first of their ids."""
+    where = {**_managed(product_types), "$nor": [_READABLE]}
+    found = subscriptions().find(where, {"_id": 1}, hint="managed_by_account", limit=limit)
+    ids = [subscription["_id"] for subscription in found]
+    return (subscriptions().count_documents(where, hint="managed_by_account") if ids else 0), ids
+
+
+def indexes() -> list[IndexModel]:
+    fields = ("status", "plan.metadata.product_type", "account", "created_at", "metadata.account_id", "_id")
+    return [IndexModel([(field, ASCENDING) for field in fields], name="managed_by_account")]
+
+
+def _managed(product_types: Sequence[str]) -> Document:
+    return {"status": "active", "plan.metadata.product_type": {"$in": list(product_types)}}
+
+
+def _without_pulse(field: str, account_of: str, asked_since: datetime) -> list[Document]:
+    """Return the stages that drop an agency one of whose spellings of an account a pulse blocks."""
+    look = {
+        "from": settings().pulses_collection,
+        "localField": "spellings",
+        "foreignField": field,
+        "pipeline": [{"$match": pulse.blocking(asked_since)}, {"$limit": 1}, {"$project": {"_id": 1}}],
+        "as": "blocks",
+    }
+    return [
+        {"$set": {"spellings": account.spellings_of(account_of)}},
+        {"$lookup": look},
+        {"$match": {"blocks": {"$size": 0}}},
+    ]

@@ -1,0 +1,142 @@
+"""Review requests: an agency with an active managed subscription for a month is asked for a review.
+
+What is due: agencies whose oldest managed subscription is 30 days old and that no request blocks.
+Guarantee: at most one open request for an account and its parent, and none within 31 days of the last.
+Options: `MANAGED_SUBSCRIPTIONS` (must be set), `REVIEW_AFTER_DAYS` (30), `REVIEW_WINDOW_DAYS` + `REVIEW_BUFFER_DAYS`
+(30 + 1), `SUBSCRIPTIONS_COLLECTION`, `PULSES_COLLECTION`.
+Emits: a pulse of type `review_request`, status `pending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+from uuid import uuid4
+
+from models import account, database, pulse, subscription
+from models.subscription import Agency
+from queue_manager.core.clock import hours, parse_utc, to_iso
+from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from services.due_work import DueBatch, DueItem, DueWork, Figures, Limits
+
+INITIATOR = "QM/projects/reviewRequestPulse"
+NEVER_MANAGED = {"site", "sites", "listing", "listings"}
+NAMED_IN_LOG = 20
+
+log = get_logger(INITIATOR)
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewRequests(DueWork):
+    """Review requests: `DueWork` for the scan, `create` for the item."""
+
+    clock: Callable[[], datetime]
+    product_types: Sequence[str]
+    after: timedelta
+    """How long an agency must have been a customer."""
+    window: timedelta
+    """How long a request keeps the next one away."""
+    limits: Limits
+
+    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+        """Find the eligible agencies. There is nothing to claim: the insert itself asks whether one is blocked."""
+        if not self.product_types:
+            raise ConfigurationError(
+                "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: accepted is a JSON list "
+                f'such as ["seo", "ads"], of which {", ".join(sorted(NEVER_MANAGED))} do not count'
+            )
+        yield self._left_out()
+        now = self.clock()
+        agencies = subscription.eligible(self.product_types, until=now - self.after, asked_since=now - self.window)
+        capacity = max(self.limits.max_queue - waiting, 0)
+        while some := list(islice(agencies, min(self.limits.batch, capacity))):
+            named = [agency for agency in some if agency.account_id is not None]
+            capacity -= len(named)
+            without = len(some) - len(named)
+            yield DueBatch(
+                found=len(some),
+                items=[_item(agency) for agency in named],
+                noted={"without_account": without} if without else {},
+            )
+
+    def _left_out(self) -> DueBatch:
+        count, ids = subscription.unreadable(self.product_types, limit=NAMED_IN_LOG)
+        if count:
+            names = ", ".join(map(str, ids))
+            log.warning("Subscriptions have no readable created_at and are left out", count=count, ids=names)
+        return DueBatch(found=0, items=[], noted={"unreadable": count} if count else {})
+
+    def create(
+        self, account_id: str, subscription_ids: list[str], parent_account: str | None, oldest_subscription: str
+    ) -> Result:
+        """Create the pulse of one agency unless a request blocks it meanwhile.
+
+        Returns:
+            `{success: true, account_id}`, or `{skipped: true, reason}`.
+
+        Raises:
+            PermanentError: an argument is malformed.
+        """
+        oldest = parse_utc(oldest_subscription, field="oldest_subscription")
+        if not isinstance(account_id, str) or not account_id:
+            raise PermanentError(f"account_id: {account_id!r} is no text that names an account")
+        if not isinstance(parent_account, str | None):
+            raise PermanentError(f"parent_account: {parent_account!r} is no text that names an account")
+        if not isinstance(subscription_ids, list) or not all(isinstance(one, str) for one in subscription_ids):
+            raise PermanentError(f"subscription_ids: {subscription_ids!r} is no list of texts")
+        if oldest is None:
+            raise PermanentError("oldest_subscription is missing")
+        now = self.clock()
+        request = pulse.ReviewRequest(
+            account_id=account_id,
+            parent_account=parent_account,
+            subscription_ids=[account.stored(one) for one in subscription_ids],
+            oldest_subscription=oldest,
+        )
+        status = pulse.create(request, since=now - self.window, now=now)
+        if status is None:
+            log.info("Review request created", account_id=account_id)
+            return {"success": True, "account_id": account_id}
+        return {"skipped": True, "reason": "Pending request exists" if status in pulse.OPEN else "Requested recently"}
+
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        log.error("Review request could not be created; the next scan finds it again", account_id=item.args[0])
+
+
+def review_requests() -> ReviewRequests:
+    """Return the service of this process."""
+    chosen = settings()
+    return ReviewRequests(
+        clock=database.server_now,
+        product_types=[kind for kind in chosen.managed_subscriptions if kind not in NEVER_MANAGED],
+        after=timedelta(days=chosen.review_after_days),
+        window=timedelta(days=chosen.review_window_days + chosen.review_buffer_days),
+        limits=Limits.from_settings(),
+    )
+
+
+def figures() -> Figures:
+    """Return how many requests are open and were created in the last day, and subscriptions that are left out."""
+    kinds = review_requests().product_types
+    count, ids = subscription.unreadable(kinds, limit=NAMED_IN_LOG) if kinds else (0, [])
+    problems = [] if kinds else ["MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review"]
+    if count:
+        problems.append(f"{count} subscriptions have no readable created_at: {', '.join(map(str, ids))}")
+    day_ago = database.server_now() - hours(24)
+    return Figures(
+        numbers={"open": pulse.count_open(), "created_last_day": pulse.count_created(day_ago), "unreadable": count},
+        problems=problems,
+    )
+
+
+def _item(agency: Agency) -> DueItem:
+    parent = None if agency.parent_account is None else str(agency.parent_account)
+    ids = [str(one) for one in agency.subscription_ids]
+    args = (str(agency.account_id), ids, parent, to_iso(agency.oldest_subscription))
+    return DueItem(token=f"{uuid4().hex}-{agency.account_id}", args=args)

@@ -1,0 +1,180 @@
+"""Stale thumbnails: a site whose thumbnail build hangs is reset, so that the builder takes it again.
+
+What is due: `thumbnail_build_in_progress` since before now less a threshold, in `agency_websites` and in published
+`instasites`; whether the thumbnail is missing or, after a builder's death, already there.
+Guarantee: a build that began anew meanwhile keeps its flag; nothing else of a site changes.
+Options: `THUMBNAIL_STALE_SECONDS` (2 h; 15 min in development), `THUMBNAIL_BUILD_TASK` (off).
+Emits: nothing; each reset site may be handed over to another application's task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+from uuid import uuid4
+
+from models import database, site
+from models.site import Sites
+from queue_manager.core.clock import hours, minutes, parse_utc, seconds, to_iso
+from queue_manager.core.errors import NotYetDue, PermanentError, reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from services.due_work import DueBatch, DueItem, DueWork, Figures, Limits
+
+INITIATOR = "ThumbnailHealthCheck"
+DEVELOPMENT = {"development", "test", "local"}
+ASK_AGAIN_AFTER = seconds(10)  # between two looks at whether the items of a run have reported
+SHOWN = 10
+
+log = get_logger(INITIATOR)
+Result = dict[str, Any]
+HandOver = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleSites(DueWork):
+    """The hung builds of one collection, as one run of the scan sees them."""
+
+    sites: Sites
+    run: str
+    clock: Callable[[], datetime]
+    threshold: timedelta
+    limits: Limits
+
+    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+        """Find the sites to reset. There is nothing to claim: the reset itself asks whether the build still hangs."""
+        now = self.clock()
+        self.sites.forget_resets()
+        stamped = self.sites.stamp(now, latest=now + self.threshold)
+        stale = self.sites.stale(now - self.threshold)
+        capacity = max(self.limits.max_queue - waiting, 0)
+        if stamped:
+            yield DueBatch(found=0, items=[], noted={"stamped": stamped})
+        while some := list(islice(stale, min(self.limits.batch, capacity))):
+            capacity -= len(some)
+            yield DueBatch(found=len(some), items=[self._item(one) for one in some])
+
+    def _item(self, one: site.Site) -> DueItem:
+        args = (self.sites.name, str(one.id), to_iso(one.started_at))
+        return DueItem(token=f"{self.run}-{one.id}", args=args)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleThumbnails(DueWork):
+    """What an item of the scan does, and how a run ends."""
+
+    clock: Callable[[], datetime]
+    hand_over: HandOver | None = None
+
+    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+        """Nothing: a run has one `StaleSites` for each collection."""
+        yield from ()
+
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        sites, site_id, _ = item.args
+        if sites in site.ALL:
+            site.record_outcome(item.token, sites, site_id, "failed", now=self.clock())
+
+    def reset(self, collection: str, site_id: str, started_at: str, *, token: str) -> Result:
+        """Reset one site if the build that began at `started_at` is still said to run.
+
+        Returns:
+            `{reset: true, collection, site_id, resets_in_a_row}`, or `{skipped: true, reason}`.
+
+        Raises:
+            PermanentError: an argument is malformed, or the collection is none of ours.
+        """
+        if collection not in site.ALL:
+            raise PermanentError(f"collection: {collection!r} is not one of {', '.join(site.ALL)}")
+        key, began = database.object_id(site_id, field="site_id"), parse_utc(started_at, field="started_at")
+        if began is None:
+            raise PermanentError("started_at: the start of the build that is meant is missing")
+        sites = site.ALL[collection]
+        in_a_row = sites.reset(key, began)
+        if in_a_row is None:
+            site.record_outcome(token, collection, site_id, "skipped", now=self.clock())
+            return {"skipped": True, "reason": "Build changed" if sites.exists(key) else "Site not found"}
+        site.record_outcome(token, collection, site_id, "reset", now=self.clock())
+        if in_a_row >= site.OFTEN:
+            log.warning("Site was reset many times in a row", collection=collection, site_id=site_id, times=in_a_row)
+        self._hand_over(collection, site_id)
+        return {"reset": True, "collection": collection, "site_id": site_id, "resets_in_a_row": in_a_row}
+
+    def _hand_over(self, collection: str, site_id: str) -> None:
+        if self.hand_over is None:
+            return
+        try:
+            self.hand_over(collection, site_id)
+        except Exception as error:
+            # Best effort: the builder's own scan is the guarantee.
+            log.warning("Site could not be handed over", collection=collection, site_id=site_id, error=reason(error))
+
+    def log_resets(self, run: str, expected: int, until: str) -> Result:
+        """Log how many sites one run has really reset, once its items have reported or their time is over.
+
+        Raises:
+            NotYetDue: some have not.
+        """
+        counted = site.outcomes(run)
+        ends_at = parse_utc(until, field="until")
+        if counted.total() < expected and ends_at is not None and self.clock() < ends_at:
+            raise NotYetDue(ASK_AGAIN_AFTER)
+        websites, instasites = (counted[sites.name, "reset"] for sites in (site.AGENCY_WEBSITES, site.INSTASITES))
+        if websites or instasites:
+            log.info(f"Reset {websites} stuck agency website jobs and {instasites} instasite jobs", run=run)
+        return {"reset": websites + instasites, "reported": counted.total(), "expected": expected}
+
+
+def stale_sites(run: str) -> list[StaleSites]:
+    """Return the works of one run, one a collection."""
+    return [
+        StaleSites(
+            sites=sites,
+            run=run,
+            clock=database.server_now,
+            threshold=threshold(),
+            limits=Limits.from_settings(),
+        )
+        for sites in site.ALL.values()
+    ]
+
+
+def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
+    """Return the service of this process."""
+    return StaleThumbnails(clock=database.server_now, hand_over=hand_over)
+
+
+def new_run() -> str:
+    """Return the name of a run; the tokens of its items begin with it."""
+    return uuid4().hex
+
+
+def threshold() -> timedelta:
+    """Return after what time a build counts as hung."""
+    chosen = settings()
+    if chosen.thumbnail_stale_seconds is not None:
+        return seconds(chosen.thumbnail_stale_seconds)
+    # An unknown environment gets the long one: taking a production build back too early costs work.
+    return minutes(15) if chosen.app_env in DEVELOPMENT else hours(2)
+
+
+def figures() -> Figures:
+    """Return what hangs per collection, the longest of it, the resets of a day, and sites that were reset often."""
+    now = database.server_now()
+    before = now - threshold()
+    numbers: dict[str, float] = {"resets_last_day": site.resets_since(now - hours(24))}
+    oldest: list[tuple[datetime, str]] = []
+    problems = []
+    for name, sites in site.ALL.items():
+        numbers[f"stuck_{name}"] = sites.stuck(before)
+        numbers[f"finished_{name}"] = sites.finished(before)
+        oldest += [(one.started_at, f"{name} {one.id}") for one in islice(sites.stale(before), SHOWN)]
+        problems += [
+            f"{name} {often['_id']} was reset {often['thumbnail_reset_count']} times in a row"
+            for often in sites.reset_often()
+        ]
+    details = [f"{name}: {(now - began) / hours(1):.1f} h" for began, name in sorted(oldest)[:SHOWN]]
+    return Figures(numbers=numbers, details=details, problems=problems)

@@ -1,0 +1,26 @@
+"""Review requests at the Celery edge: each eligible agency is asked by a task of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from queue_manager.core.clock import seconds
+from queue_manager.core.retry import RetryPolicy
+from services.review_requests import INITIATOR, review_requests
+from tasks.base import ScanReport, fan_out, item_task, scan_task
+
+
+@scan_task(initiator=INITIATOR, sent="Sent review requests.", failed="Error in review requests")
+def scan_eligible_agencies() -> ScanReport:
+    return fan_out(create_review_request, review_requests())
+
+
+@item_task(
+    queue="review-request-pulse",
+    work=review_requests,
+    retry=RetryPolicy(max_attempts=3, base=seconds(2)),
+)
+def create_review_request(
+    account_id: str, subscription_ids: list[str], parent_account: str | None, oldest_subscription: str
+) -> dict[str, Any]:
+    return review_requests().create(account_id, subscription_ids, parent_account, oldest_subscription)

@@ -1,0 +1,39 @@
+"""Stale thumbnails at the Celery edge: hung builds are scanned every hour, each site reset by a task of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from models.database import server_now
+from queue_manager.core.clock import hours, to_iso
+from queue_manager.core.retry import ONCE
+from queue_manager.core.settings import settings
+from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails
+from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task, send_by_name
+
+QUEUE = "stale-thumbnails"
+
+
+def thumbnails() -> StaleThumbnails:
+    builder = settings().thumbnail_build_task
+    return stale_thumbnails(hand_over=partial(send_by_name, builder) if builder else None)
+
+
+@scan_task(initiator=INITIATOR, sent="Sent stuck thumbnail jobs to be reset.", failed="Error in thumbnail health check")
+def scan_stale_thumbnails() -> ScanReport:
+    run = new_run()
+    report = fan_out(reset_stale_thumbnail, *stale_sites(run))
+    if report.enqueued:
+        log_resets.delay(run, report.enqueued, to_iso(server_now() + hours(1)))
+    return report
+
+
+@item_task(queue=QUEUE, work=thumbnails, retry=ONCE)  # the next hour is the retry
+def reset_stale_thumbnail(collection: str, site_id: str, started_at: str) -> dict[str, Any]:
+    return thumbnails().reset(collection, site_id, started_at, token=current_token())
+
+
+@item_task(queue=QUEUE, work=thumbnails, retry=ONCE)
+def log_resets(run: str, expected: int, until: str) -> dict[str, Any]:
+    return thumbnails().log_resets(run, expected, until)

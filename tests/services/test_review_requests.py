@@ -1,0 +1,344 @@
+"""Who is asked for a review, and that nobody is asked twice, on the real MongoDB."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import datetime, timedelta
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from rooms import T0, HandClock
+
+from models import database, pulse, schema, subscription
+from models.database import collection
+from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.core.settings import settings
+from services.due_work import DueItem, Limits
+from services.review_requests import ReviewRequests, review_requests
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+MONTH_AGO = T0 - timedelta(days=30)
+
+
+def days(amount: float) -> timedelta:
+    return timedelta(days=amount)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def reviews(clock: HandClock) -> ReviewRequests:
+    return make_service(clock)
+
+
+def make_service(clock: HandClock, **limits: int) -> ReviewRequests:
+    return ReviewRequests(
+        clock=clock,
+        product_types=["seo", "ads"],
+        after=days(30),
+        window=days(31),
+        limits=Limits(**{"batch": 100, "max_queue": 1000, "ahead": 0, **limits}),
+    )
+
+
+def subscribe(created_at: Any = MONTH_AGO, **fields: Any) -> dict[str, Any]:
+    """Insert an active managed subscription; dates are stored as Unix seconds, as the product does."""
+    if isinstance(created_at, datetime):
+        created_at = int(created_at.timestamp())
+    document = {
+        "account": ObjectId(),
+        "status": "active",
+        "created_at": created_at,
+        "plan": {"metadata": {"product_type": "seo"}},
+        "metadata": {"account_id": ObjectId()},
+        **fields,
+    }
+    document["_id"] = collection("store-subscription").insert_one(document).inserted_id
+    return document
+
+
+def make_pulse(account: Any, created_at: datetime = MONTH_AGO, **fields: Any) -> ObjectId:
+    document = {
+        "account_id": account,
+        "type": "review_request",
+        "status": "completed",
+        "created_at": created_at,
+        **fields,
+    }
+    return pulse.pulses().insert_one(document).inserted_id
+
+
+def scan(reviews: ReviewRequests, waiting: int = 0) -> list[DueItem]:
+    return [item for batch in reviews.claim_due(waiting) for item in batch.items]
+
+
+def create(reviews: ReviewRequests, item: DueItem) -> dict[str, Any]:
+    return reviews.create(*item.args)
+
+
+class TestEligible:
+    @pytest.mark.parametrize(
+        ("age", "is_eligible"), [(28, False), (29, False), (29.999, False), (30, True), (30.01, True), (400, True)]
+    )
+    def test_after_thirty_days_of_subscription(self, reviews: ReviewRequests, age: float, is_eligible: bool) -> None:
+        subscribe(T0 - days(age))
+        assert bool(scan(reviews)) is is_eligible
+
+    def test_item_names_account_subscriptions_parent_and_the_oldest(self, reviews: ReviewRequests) -> None:
+        parent = ObjectId()
+        older = subscribe(T0 - days(50), account=parent)
+        younger = subscribe(T0 - days(10), account=parent)
+        (item,) = scan(reviews)
+        account_id, ids, parent_account, oldest = item.args
+        assert account_id == str(older["metadata"]["account_id"])
+        assert set(ids) == {str(older["_id"]), str(younger["_id"])}
+        assert parent_account == str(parent)
+        assert oldest == to_iso(T0 - days(50))
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"status": "canceled"},
+            {"plan": {"metadata": {"product_type": "sites"}}},
+            {"plan": {}},
+        ],
+    )
+    def test_only_active_managed_subscriptions_count(self, reviews: ReviewRequests, fields: dict[str, Any]) -> None:
+        subscribe(**fields)
+        assert scan(reviews) == []
+
+    def test_dates_count_as_well_as_seconds(self, reviews: ReviewRequests) -> None:
+        made = subscribe()
+        collection("store-subscription").update_one({"_id": made["_id"]}, {"$set": {"created_at": MONTH_AGO}})
+        (item,) = scan(reviews)
+        assert item.args[3] == to_iso(MONTH_AGO)
+
+    @pytest.mark.parametrize("created_at", [1.7e12, None, "2026", True, -5, {"a": 1}, []])
+    def test_unreadable_start_is_left_out_counted_and_named(
+        self, reviews: ReviewRequests, caplog: pytest.LogCaptureFixture, created_at: Any
+    ) -> None:
+        bad = subscribe(created_at)
+        good = subscribe()
+        batches = list(reviews.claim_due(0))
+        assert [item.args[2] for batch in batches for item in batch.items] == [str(good["account"])]
+        assert batches[0].noted == {"unreadable": 1}
+        assert str(bad["_id"]) in str(caplog.records[-1].msg)
+
+    def test_the_oldest_decides_whose_account_it_is_on_every_run(self, reviews: ReviewRequests) -> None:
+        parent = ObjectId()
+        made = [subscribe(MONTH_AGO, account=parent) for _ in range(5)]
+        assert {scan(reviews)[0].args[0] for _ in range(3)} == {str(made[0]["metadata"]["account_id"])}
+
+    def test_several_sub_accounts_of_a_parent_are_asked_once(self, reviews: ReviewRequests) -> None:
+        parent = ObjectId()
+        for age in (40, 50, 60):
+            subscribe(T0 - days(age), account=parent)
+        assert len(scan(reviews)) == 1
+
+    def test_agency_without_account_is_counted_and_left_out(self, reviews: ReviewRequests) -> None:
+        subscribe(metadata={})
+        batches = list(reviews.claim_due(0))
+        assert [batch.items for batch in batches] == [[], []]
+        assert batches[1].noted == {"without_account": 1}
+
+
+class TestBlocked:
+    @pytest.mark.parametrize(
+        ("age", "is_blocked"),
+        [(0, True), (28, True), (29, True), (30, True), (30.99, True), (31, False), (31.01, False)],
+    )
+    @pytest.mark.parametrize("status", ["completed", "dismissed"])
+    def test_for_thirty_one_days_whatever_the_status(
+        self, reviews: ReviewRequests, age: float, is_blocked: bool, status: str
+    ) -> None:
+        made = subscribe()
+        make_pulse(made["metadata"]["account_id"], T0 - days(age), status=status)
+        assert bool(scan(reviews)) is not is_blocked
+
+    @pytest.mark.parametrize("status", ["pending", "in_progress"])
+    def test_for_ever_while_it_is_open(self, reviews: ReviewRequests, status: str) -> None:
+        made = subscribe()
+        make_pulse(made["metadata"]["account_id"], T0 - days(400), status=status)
+        assert scan(reviews) == []
+
+    @pytest.mark.parametrize(("age", "is_blocked"), [(30.99, True), (31, False)])
+    def test_late_completion_counts_from_the_completion(
+        self, reviews: ReviewRequests, age: float, is_blocked: bool
+    ) -> None:
+        made = subscribe()
+        make_pulse(made["metadata"]["account_id"], T0 - days(90), completed_at=T0 - days(age))
+        assert bool(scan(reviews)) is not is_blocked
+
+    def test_it_blocks_the_parent_too(self, reviews: ReviewRequests) -> None:
+        made = subscribe()
+        make_pulse(ObjectId(), T0, metadata={"parent_account": made["account"]})
+        assert scan(reviews) == []
+
+    def test_text_and_object_id_are_the_same_account(self, reviews: ReviewRequests) -> None:
+        first, second = subscribe(), subscribe(metadata={"account_id": str(ObjectId())})
+        make_pulse(str(first["metadata"]["account_id"]), T0)
+        make_pulse(ObjectId(second["metadata"]["account_id"]), T0)
+        third = subscribe()
+        make_pulse(ObjectId(), T0, metadata={"parent_account": str(third["account"])})
+        assert scan(reviews) == []
+
+    @pytest.mark.parametrize("account", [None, ""])
+    def test_pulse_of_nobody_blocks_nobody(self, reviews: ReviewRequests, account: Any) -> None:
+        subscribe()
+        subscribe(account=None)
+        make_pulse(account, T0, status="pending")
+        make_pulse(None, T0, metadata={"parent_account": None})
+        assert len(scan(reviews)) == 2
+
+    def test_other_pulses_are_none_of_our_business(self, reviews: ReviewRequests) -> None:
+        made = subscribe()
+        make_pulse(made["metadata"]["account_id"], T0, type="survey", status="pending")
+        assert len(scan(reviews)) == 1
+
+
+class TestCreate:
+    def test_pulse_has_the_form_that_its_readers_know(self, reviews: ReviewRequests) -> None:
+        made = subscribe()
+        (item,) = scan(reviews)
+
+        assert create(reviews, item) == {"success": True, "account_id": str(made["metadata"]["account_id"])}
+
+        (stored,) = pulse.pulses().find({}, {"_id": 0})
+        assert stored == {
+            "account_id": made["metadata"]["account_id"],
+            "type": "review_request",
+            "status": "pending",
+            "created_at": T0,
+            "updated_at": T0,
+            "metadata": {
+                "subscription_ids": [made["_id"]],
+                "parent_account": made["account"],
+                "oldest_subscription": MONTH_AGO,
+                "request_reason": "one_month_active",
+            },
+        }
+        assert scan(reviews) == []
+
+    def test_second_delivery_is_quiet(self, reviews: ReviewRequests) -> None:
+        subscribe()
+        (item,) = scan(reviews)
+        create(reviews, item)
+        assert create(reviews, item) == {"skipped": True, "reason": "Pending request exists"}
+        assert pulse.pulses().count_documents({}) == 1
+
+    @pytest.mark.parametrize("status", ["completed", "dismissed"])
+    def test_request_completed_meanwhile_is_respected(self, reviews: ReviewRequests, status: str) -> None:
+        made = subscribe()
+        (item,) = scan(reviews)
+        make_pulse(made["metadata"]["account_id"], T0, status=status)
+        assert create(reviews, item) == {"skipped": True, "reason": "Requested recently"}
+
+    def test_sub_account_of_a_parent_that_was_asked_meanwhile_is_skipped(self, reviews: ReviewRequests) -> None:
+        parent = ObjectId()
+        subscribe(account=parent)
+        (item,) = scan(reviews)
+        other = (str(ObjectId()), *item.args[1:])
+        create(reviews, item)
+        assert reviews.create(*other) == {"skipped": True, "reason": "Pending request exists"}
+
+    def test_ten_ticks_behind_a_stopped_worker_make_one_pulse(self, reviews: ReviewRequests) -> None:
+        subscribe()
+        for item in [item for _ in range(10) for item in scan(reviews)]:
+            create(reviews, item)
+        assert pulse.pulses().count_documents({}) == 1
+
+    def test_twenty_processes_make_one_pulse(self, clock: HandClock) -> None:
+        account, parent = str(ObjectId()), str(ObjectId())
+        url = settings().mongo_db_url
+        with ProcessPoolExecutor(20, mp_context=get_context("spawn")) as pool:
+            results = list(pool.map(create_one, [(url, account, parent)] * 20))
+        assert sum(result.get("success", False) for result in results) == 1
+        assert {result.get("reason") for result in results} == {None, "Pending request exists"}
+        assert pulse.pulses().count_documents({}) == 1
+
+    def test_racing_sub_accounts_of_one_parent_make_one_pulse(self, reviews: ReviewRequests) -> None:
+        parent, oldest = str(ObjectId()), to_iso(MONTH_AGO)
+        accounts = [str(ObjectId()) for _ in range(16)]
+        with ThreadPoolExecutor(16) as pool:
+            results = list(pool.map(lambda one: reviews.create(one, [], parent, oldest), accounts))
+        assert sum(result.get("success", False) for result in results) == 1
+
+    def test_agency_without_parent_is_asked(self, reviews: ReviewRequests) -> None:
+        for _ in range(2):
+            assert reviews.create(str(ObjectId()), [], None, to_iso(MONTH_AGO))["success"] is True
+
+    @pytest.mark.parametrize(
+        ("args", "named"),
+        [
+            ((None, [], None, to_iso(T0)), "account_id: None"),
+            (({"$ne": 1}, [], None, to_iso(T0)), "account_id: {'$ne': 1}"),
+            (("a", "s", None, to_iso(T0)), "subscription_ids: 's'"),
+            (("a", [{"$gt": 1}], None, to_iso(T0)), "subscription_ids"),
+            (("a", [], 5, to_iso(T0)), "parent_account: 5"),
+            (("a", [], None, "noon"), "oldest_subscription: 'noon'"),
+            (("a", [], None, None), "oldest_subscription"),
+        ],
+    )
+    def test_malformed_argument_is_a_permanent_error(self, reviews: ReviewRequests, args: Any, named: str) -> None:
+        with pytest.raises(PermanentError) as error:
+            reviews.create(*args)
+        assert named in str(error.value)
+
+
+def test_no_managed_product_refuses_to_run_and_never_means_all(clock: HandClock) -> None:
+    subscribe()
+    nobody = ReviewRequests(
+        clock=clock, product_types=[], after=days(30), window=days(31), limits=Limits.from_settings()
+    )
+    with pytest.raises(ConfigurationError, match="MANAGED_SUBSCRIPTIONS names no product type"):
+        scan(nobody)
+
+
+def test_sites_and_listings_are_always_taken_out() -> None:
+    assert review_requests().product_types == ["seo"]
+
+
+def test_queue_takes_no_more_than_it_holds(clock: HandClock) -> None:
+    for _ in range(5):
+        subscribe()
+    assert len(scan(make_service(clock, max_queue=4, batch=3), waiting=1)) == 3
+
+
+def test_migrate_lists_duplicates_and_changes_nothing(clock: HandClock) -> None:
+    pulse.pulses().drop_indexes()
+    account = ObjectId()
+    ids = [make_pulse(account, status="pending") for _ in range(2)]
+    with pytest.raises(ConfigurationError) as error:
+        schema.migrate()
+    assert all(str(one) in str(error.value) for one in (account, *ids))
+    assert "dismissed" in str(error.value)
+    pulse.pulses().update_one({"_id": ids[0]}, {"$set": {"status": "dismissed"}})
+    schema.migrate()
+
+
+def test_plan_reads_an_index(reviews: ReviewRequests) -> None:
+    for number in range(50):
+        subscribe(status="active" if number < 10 else "canceled")
+    plan = database.database().command(
+        "explain",
+        {
+            "count": "store-subscription",
+            "query": subscription._managed(["seo"]),
+            "hint": "managed_by_account",
+        },
+        verbosity="executionStats",
+    )["executionStats"]
+    assert plan["totalKeysExamined"] <= 11
+
+
+def create_one(arguments: tuple[str, str, str]) -> dict[str, Any]:
+    """Run in another process: create the pulse of one agency."""
+    _, account, parent = arguments
+    return make_service(HandClock()).create(account, [], parent, to_iso(MONTH_AGO))

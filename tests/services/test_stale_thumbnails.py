@@ -1,0 +1,343 @@
+"""Which builds hang, what a reset changes, and what a run reports, on the real MongoDB."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from rooms import T0, HandClock
+
+from models import site
+from models.database import collection
+from models.site import AGENCY_WEBSITES, INSTASITES, Sites
+from queue_manager.core.clock import hours, minutes, seconds, to_iso
+from queue_manager.core.errors import NotYetDue, PermanentError
+from queue_manager.core.settings import settings
+from services.due_work import DueItem, Limits
+from services.stale_thumbnails import StaleSites, StaleThumbnails, threshold
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+THRESHOLD = hours(2)
+OVER = T0 - THRESHOLD - seconds(1)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def service(clock: HandClock) -> StaleThumbnails:
+    return StaleThumbnails(clock=clock)
+
+
+def make_site(sites: Sites = AGENCY_WEBSITES, started_at: Any = OVER, **fields: Any) -> ObjectId:
+    document = {
+        "status": "PUBLISHED",
+        "details": {"name": "a site", "thumbnails": {"desktop": None, "mobile": "m.png"}},
+        "thumbnail_build_in_progress": True,
+        "thumbnail_process_started_at": started_at,
+        "thumbnail_build_id": "b1",
+        **fields,
+    }
+    return collection(sites.name).insert_one(document).inserted_id
+
+
+def get_site(site_id: ObjectId, sites: Sites = AGENCY_WEBSITES) -> dict[str, Any]:
+    found = collection(sites.name).find_one({"_id": site_id})
+    assert found is not None
+    return found
+
+
+def scan(sites: Sites, clock: HandClock, run: str = "r", **limits: int) -> list[DueItem]:
+    bounds = Limits(**{"batch": 2, "max_queue": 100, "ahead": 0, **limits})
+    work = StaleSites(sites=sites, run=run, clock=clock, threshold=THRESHOLD, limits=bounds)
+    return [item for batch in work.claim_due(0) for item in batch.items]
+
+
+def reset(service: StaleThumbnails, item: DueItem) -> dict[str, Any]:
+    return service.reset(*item.args, token=item.token)
+
+
+@pytest.mark.parametrize(
+    ("started_at", "is_stale"),
+    [
+        (T0 - THRESHOLD, False),
+        (T0 - THRESHOLD - timedelta(milliseconds=1), True),
+        (T0 - THRESHOLD + seconds(1), False),
+        (T0 - hours(1000), True),
+        (T0, False),
+    ],
+)
+def test_stale_is_strictly_older_than_the_threshold(clock: HandClock, started_at: datetime, is_stale: bool) -> None:
+    made = make_site(started_at=started_at)
+    assert [item.args[1] for item in scan(AGENCY_WEBSITES, clock)] == ([str(made)] if is_stale else [])
+
+
+@pytest.mark.parametrize(
+    ("sites", "status", "is_stale"),
+    [
+        (AGENCY_WEBSITES, "PUBLISHED", True),
+        (AGENCY_WEBSITES, "DRAFT", True),
+        (INSTASITES, "PUBLISHED", True),
+        (INSTASITES, "DRAFT", False),
+    ],
+)
+def test_only_published_instasites_count(clock: HandClock, sites: Sites, status: str, is_stale: bool) -> None:
+    make_site(sites, status=status)
+    assert bool(scan(sites, clock)) is is_stale
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thumbnail_build_in_progress": False},
+        {"thumbnail_build_in_progress": "true"},
+        {"thumbnail_build_in_progress": None},
+    ],
+)
+def test_site_that_is_not_being_built_is_left_alone(clock: HandClock, fields: dict[str, Any]) -> None:
+    make_site(**fields)
+    assert scan(AGENCY_WEBSITES, clock) == []
+
+
+def test_missing_thumbnails_count_as_none(clock: HandClock) -> None:
+    made = make_site(details={})
+    assert [item.args[1] for item in scan(AGENCY_WEBSITES, clock)] == [str(made)]
+
+
+def test_reset_removes_the_build_and_nothing_else(clock: HandClock, service: StaleThumbnails) -> None:
+    made = make_site()
+    (item,) = scan(AGENCY_WEBSITES, clock)
+
+    result = reset(service, item)
+
+    assert result == {
+        "reset": True,
+        "collection": "agency_websites",
+        "site_id": str(made),
+        "resets_in_a_row": 1,
+    }
+    assert get_site(made) == {
+        "_id": made,
+        "status": "PUBLISHED",
+        "details": {"name": "a site", "thumbnails": {"desktop": None, "mobile": "m.png"}},
+        "thumbnail_reset_count": 1,
+    }
+
+
+def test_build_that_began_anew_keeps_its_flag(clock: HandClock, service: StaleThumbnails) -> None:
+    made = make_site()
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    collection("agency_websites").update_one({"_id": made}, {"$set": {"thumbnail_process_started_at": T0}})
+
+    assert reset(service, item) == {"skipped": True, "reason": "Build changed"}
+    assert get_site(made)["thumbnail_build_in_progress"] is True
+
+
+def test_build_that_ended_is_left_alone(clock: HandClock, service: StaleThumbnails) -> None:
+    made = make_site()
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    collection("agency_websites").update_one({"_id": made}, {"$set": {"thumbnail_build_in_progress": False}})
+    assert reset(service, item)["reason"] == "Build changed"
+    assert get_site(made)["thumbnail_process_started_at"] == OVER
+
+
+def test_deleted_site_is_skipped(clock: HandClock, service: StaleThumbnails) -> None:
+    made = make_site()
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    collection("agency_websites").delete_one({"_id": made})
+    assert reset(service, item) == {"skipped": True, "reason": "Site not found"}
+
+
+@pytest.mark.parametrize("started_at", [None, "yesterday", 5, T0 + hours(3), datetime(1, 1, 1), [OVER]])
+def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
+    clock: HandClock, service: StaleThumbnails, started_at: Any
+) -> None:
+    made = make_site(started_at=started_at)
+
+    assert scan(AGENCY_WEBSITES, clock) == []
+    assert get_site(made)["thumbnail_process_started_at"] == T0
+    clock.advance(THRESHOLD)
+    assert scan(AGENCY_WEBSITES, clock) == []
+    clock.advance(seconds(1))
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    assert reset(service, item)["reset"] is True
+
+
+def test_stamps_are_counted(clock: HandClock) -> None:
+    make_site(started_at=None)
+    limits = Limits(batch=2, max_queue=100, ahead=0)
+    work = StaleSites(sites=AGENCY_WEBSITES, run="r", clock=clock, threshold=THRESHOLD, limits=limits)
+    (batch,) = work.claim_due(0)
+    assert (batch.found, batch.noted) == (0, {"stamped": 1})
+
+
+def test_flag_beside_a_thumbnail_is_cleared_and_does_not_count_as_a_reset_in_a_row(
+    clock: HandClock, service: StaleThumbnails
+) -> None:
+    made = make_site(details={"thumbnails": {"desktop": "d.png"}}, thumbnail_reset_count=3)
+    assert AGENCY_WEBSITES.finished(T0 - THRESHOLD) == 1
+    (item,) = scan(AGENCY_WEBSITES, clock)
+
+    assert reset(service, item)["resets_in_a_row"] == 0
+    assert get_site(made).keys() == {"_id", "status", "details"}
+
+
+def test_resets_in_a_row_are_counted_until_the_thumbnail_is_there(
+    clock: HandClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = make_site()
+    counts, warned = [], []
+    for run in range(6):
+        collection("agency_websites").update_one(
+            {"_id": made}, {"$set": {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": OVER}}
+        )
+        caplog.clear()
+        (item,) = scan(AGENCY_WEBSITES, clock, run=f"run{run}")
+        counts.append(reset(service, item)["resets_in_a_row"])
+        warned.append(any("many times in a row" in str(record.msg) for record in caplog.records))
+    assert counts == [1, 2, 3, 4, 5, 6]
+    assert warned == [False] * 4 + [True] * 2
+    assert [often["_id"] for often in AGENCY_WEBSITES.reset_often()] == [made]
+
+    collection("agency_websites").update_one({"_id": made}, {"$set": {"details.thumbnails.desktop": "d.png"}})
+    scan(AGENCY_WEBSITES, clock)
+    assert "thumbnail_reset_count" not in get_site(made)
+
+
+def test_two_scans_in_a_row_both_find_the_site(clock: HandClock) -> None:
+    make_site()
+    assert len(scan(AGENCY_WEBSITES, clock, run="first")) == 1
+    assert len(scan(AGENCY_WEBSITES, clock, run="second")) == 1
+
+
+def test_oldest_come_first_and_only_as_many_as_the_queue_takes(clock: HandClock) -> None:
+    made = [make_site(started_at=OVER - hours(age)) for age in (1, 3, 2)]
+    found = scan(AGENCY_WEBSITES, clock, max_queue=2)
+    assert [item.args[1] for item in found] == [str(made[1]), str(made[2])]
+
+
+def test_run_is_logged_with_what_was_really_reset_once_all_have_reported(
+    clock: HandClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for _ in range(3):
+        make_site()
+    make_site(INSTASITES)
+    items = scan(AGENCY_WEBSITES, clock) + scan(INSTASITES, clock)
+    until = to_iso(T0 + hours(1))
+    for item in items[:-1]:
+        reset(service, item)
+    with pytest.raises(NotYetDue):
+        service.log_resets("r", len(items), until)
+    reset(service, items[-1])
+    reset(service, items[-1])
+
+    assert service.log_resets("r", len(items), until) == {"reset": 4, "reported": 4, "expected": 4}
+    assert "Reset 3 stuck agency website jobs and 1 instasite jobs" in str(caplog.records[-1].msg)
+
+
+def test_run_whose_hour_is_over_is_logged_as_it_stands(
+    clock: HandClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    make_site()
+    make_site()
+    reset(service, scan(AGENCY_WEBSITES, clock)[0])
+    clock.advance(hours(1))
+    service.log_resets("r", 2, to_iso(T0 + hours(1)))
+    assert "Reset 1 stuck agency website jobs and 0 instasite jobs" in str(caplog.records[-1].msg)
+
+
+def test_run_that_reset_nothing_is_not_logged(
+    clock: HandClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    made = make_site()
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    collection("agency_websites").delete_one({"_id": made})
+    reset(service, item)
+    service.log_resets("r", 1, to_iso(T0 + hours(1)))
+    assert caplog.records == []
+
+
+def test_item_that_failed_has_reported_too(clock: HandClock, service: StaleThumbnails) -> None:
+    make_site()
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    service.give_up(item, error="boom")
+    assert service.log_resets("r", 1, to_iso(T0 + hours(1))) == {"reset": 0, "reported": 1, "expected": 1}
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("users", str(ObjectId()), to_iso(T0)), "'users' is not one of agency_websites, instasites"),
+        (("agency_websites", "nonsense", to_iso(T0)), "site_id: 'nonsense'"),
+        (("agency_websites", str(ObjectId()), "noon"), "started_at: 'noon'"),
+        (("agency_websites", str(ObjectId()), None), "started_at"),
+    ],
+)
+def test_malformed_argument_is_a_permanent_error(service: StaleThumbnails, args: Any, named: str) -> None:
+    with pytest.raises(PermanentError) as error:
+        service.reset(*args, token="t")
+    assert named in str(error.value)
+
+
+def test_reset_site_is_handed_over_and_a_failure_of_that_is_only_logged(
+    clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    handed = []
+
+    def hand_over(collection: str, site_id: str) -> None:
+        handed.append((collection, site_id))
+        raise ConnectionError("no broker")
+
+    made = make_site()
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    assert reset(StaleThumbnails(clock=clock, hand_over=hand_over), item)["reset"] is True
+    assert handed == [("agency_websites", str(made))]
+    assert "could not be handed over" in str(caplog.records[-1].msg)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"APP_ENV": "production"}, hours(2)),
+        ({"APP_ENV": "staging"}, hours(2)),
+        ({"APP_ENV": "development"}, minutes(15)),
+        ({"APP_ENV": "test"}, minutes(15)),
+        ({"APP_ENV": "local"}, minutes(15)),
+        ({"APP_ENV": "test", "THUMBNAIL_STALE_SECONDS": "90"}, seconds(90)),
+    ],
+)
+def test_threshold(env: dict[str, str], expected: timedelta, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    try:
+        assert threshold() == expected
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
+
+
+def test_plan_reads_an_index(clock: HandClock) -> None:
+    for number in range(300):
+        make_site(started_at=OVER if number < 5 else T0, thumbnail_build_in_progress=number < 10)
+    plan = (
+        collection("agency_websites")
+        .find(AGENCY_WEBSITES._stale(T0 - THRESHOLD), hint="builds_in_progress")
+        .explain()["executionStats"]
+    )
+    assert (plan["nReturned"], plan["totalKeysExamined"]) == (5, 5)
+
+
+def test_outcomes_of_other_runs_are_not_counted(clock: HandClock, service: StaleThumbnails) -> None:
+    make_site()
+    reset(service, scan(AGENCY_WEBSITES, clock, run="one")[0])
+    assert site.outcomes("two").total() == 0
+    assert site.resets_since(T0 - hours(24)) == 1
