@@ -86,7 +86,10 @@ def test_flag_that_is_neither_true_nor_false_is_off_with_a_remark(monkeypatch: p
 def test_no_flag_switched_on_is_one_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QM_CONVERSATIONS")
     (remark,) = settings().remarks()
-    assert remark == "no system is switched on, so no scan will run: set QM_CONVERSATIONS to true"
+    assert remark == (
+        "no system is switched on, so no scan will run: "
+        "set QM_CONVERSATIONS or QM_PROJECTS or QM_SITES_FIX_STALE_THUMBNAILS to true"
+    )
 
 
 def test_misspelt_name_is_remarked_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +113,15 @@ def test_env_file_is_looked_through_for_unclear_flags_and_misspelt_names(tmp_pat
     assert [remark.partition(" ")[0] for remark in settings().remarks()] == ["QM_LEASE_SECOND", "QM_MAX_QUEU"]
 
 
+def written(default: object) -> str:
+    if default is None:
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 def test_env_example_and_readme_name_every_setting_with_its_default() -> None:
     example, readme = (ROOT / ".env.example").read_text(), (ROOT / "README.md").read_text()
     defaults = dict(re.findall(r"^#?\s?([A-Z_]+)=(\S*)", example, flags=re.MULTILINE))
     for name, field in Settings.model_fields.items():
-        default = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
-        assert defaults[name.upper()] == default
+        assert defaults[name.upper()] == written(field.default)
         assert f"`{name.upper()}`" in readme

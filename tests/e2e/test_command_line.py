@@ -21,6 +21,7 @@ from hand_worker import waiting_messages
 from rooms import get_room, make_room
 from watching import is_open
 
+from beat_schedule import SCHEDULE
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.devstack import procfile
@@ -58,10 +59,20 @@ def test_scan_sends_what_is_due_and_prints_what_it_did(clean: Servers, tmp_path:
     assert [message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")] == [str(room)]
 
 
+@pytest.mark.parametrize("name", ["review-requests", "stale-thumbnails"])
+def test_every_scan_runs_by_hand(name: str, clean: Servers, tmp_path: Path) -> None:
+    result = queue_manager("scan", name, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout).items() >= {"found": 0, "enqueued": 0, "errors": 0}.items()
+
+
 def test_unknown_scan_names_the_known_ones(tmp_path: Path) -> None:
     result = queue_manager("scan", "nonsense", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.strip() == "queue-manager: there is no scan 'nonsense'; the scans are: support-snooze"
+    assert (
+        result.stderr.strip()
+        == "queue-manager: there is no scan 'nonsense'; the scans are: support-snooze, review-requests, stale-thumbnails"
+    )
 
 
 def test_health_without_a_beat_says_so(clean: Servers, tmp_path: Path) -> None:
@@ -123,7 +134,7 @@ def test_wrong_setting_stops_a_command_with_one_clear_message(command: str, tmp_
 def test_no_flag_switched_on_is_one_clear_warning(command: str, clean: Servers, tmp_path: Path) -> None:
     with CeleryProcess(tmp_path / "log", command, env={"QM_CONVERSATIONS": "false"}) as process:
         assert process.log.count("no system is switched on") == 1
-        assert "set QM_CONVERSATIONS to true" in process.log
+        assert "set QM_CONVERSATIONS or QM_PROJECTS" in process.log
 
 
 @pytest.fixture
@@ -207,7 +218,7 @@ def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -
         url = f"http://127.0.0.1:{port}/api/queues/length"
         answer = eventually(lambda: _get(url), within=10)
         names = {queue["name"] for queue in json.loads(answer)["active_queues"]}
-        assert names <= {"celery", "scans", "support-snooze"}
+        assert names <= {"celery", "scans", *(scan.queue for scan in SCHEDULE)}
         assert "Traceback" not in re.sub(r"Inspect method.*", "", flower.log)
 
 

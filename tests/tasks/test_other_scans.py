@@ -1,0 +1,190 @@
+"""Review requests and stale thumbnails at the Celery edge, with real messages."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from celery.exceptions import Ignore, Retry
+from conftest import Servers
+from hand_worker import run, take, waiting_messages
+from pymongo.errors import AutoReconnect
+
+from models import pulse, scan_run, site
+from models.database import collection, server_now
+from models.site import Sites
+from queue_manager.core.clock import hours, to_iso
+from queue_manager.core.errors import PermanentError, ScanFailed
+from queue_manager.core.settings import settings
+from tasks.review_requests import create_review_request, scan_eligible_agencies
+from tasks.stale_thumbnails import QUEUE as SITES
+from tasks.stale_thumbnails import log_resets, reset_stale_thumbnail, scan_stale_thumbnails
+
+REVIEWS = "review-request-pulse"
+
+
+@pytest.fixture
+def broker(clean: Servers) -> str:
+    return clean.valkey.url
+
+
+def make_agency() -> ObjectId:
+    account = ObjectId()
+    collection("store-subscription").insert_one(
+        {
+            "account": ObjectId(),
+            "status": "active",
+            "created_at": int((server_now() - timedelta(days=40)).timestamp()),
+            "plan": {"metadata": {"product_type": "seo"}},
+            "metadata": {"account_id": account},
+        }
+    )
+    return account
+
+
+def make_stale(name: str) -> ObjectId:
+    document = {
+        "status": "PUBLISHED",
+        "thumbnail_build_in_progress": True,
+        "thumbnail_process_started_at": server_now() - hours(5),
+    }
+    return collection(name).insert_one(document).inserted_id
+
+
+class TestReviewRequests:
+    def test_every_eligible_agency_gets_its_message_and_its_pulse(self, broker: str) -> None:
+        accounts = {make_agency() for _ in range(3)}
+
+        report = scan_eligible_agencies()
+
+        assert (report["found"], report["claimed"], report["enqueued"], report["errors"]) == (3, 3, 3, 0)
+        assert all(run(take(broker, REVIEWS))["success"] for _ in accounts)
+        assert {stored["account_id"] for stored in pulse.pulses().find()} == accounts
+        assert scan_eligible_agencies()["found"] == 0
+
+    def test_waits_are_2_and_4_seconds_and_the_third_failure_is_the_last(
+        self, broker: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_agency()
+        scan_eligible_agencies()
+
+        def away(*_: Any, **__: Any) -> None:
+            raise AutoReconnect("connection closed")
+
+        monkeypatch.setattr(pulse, "create", away)
+        waits = []
+        for _ in range(2):
+            assert isinstance(run(take(broker, REVIEWS)), Retry)
+            waits.append(round(waiting_messages(broker, REVIEWS)[0].countdown.total_seconds()))
+        assert isinstance(run(take(broker, REVIEWS)), AutoReconnect)
+        assert waits == [2, 4]
+        monkeypatch.undo()
+        assert scan_eligible_agencies()["found"] == 1
+
+    def test_failing_agency_does_not_stop_the_others(self, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for _ in range(3):
+            make_agency()
+        scan_eligible_agencies()
+        messages = [take(broker, REVIEWS) for _ in range(3)]
+        create, poisoned = pulse.create, messages[0].args[0]
+
+        def fails_for_one(request: pulse.ReviewRequest, **rest: Any) -> str | None:
+            if str(request.account_id) == poisoned:
+                raise AutoReconnect("connection closed")
+            return create(request, **rest)
+
+        monkeypatch.setattr(pulse, "create", fails_for_one)
+        outcomes = [run(message) for message in messages]
+        assert [type(outcome) for outcome in outcomes] == [Retry, dict, dict]
+        assert pulse.count_open() == 2
+
+    def test_no_managed_product_fails_with_the_reason(self, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        make_agency()
+        monkeypatch.setenv("MANAGED_SUBSCRIPTIONS", '["sites", "listings"]')
+        settings.cache_clear()
+        try:
+            with pytest.raises(ScanFailed, match="MANAGED_SUBSCRIPTIONS names no product type"):
+                scan_eligible_agencies()
+        finally:
+            monkeypatch.undo()
+            settings.cache_clear()
+        assert waiting_messages(broker, REVIEWS) == []
+
+    def test_another_application_asks_for_a_review_by_itself(self, broker: str) -> None:
+        account, parent = str(ObjectId()), str(ObjectId())
+        create_review_request.delay(account, [], parent, to_iso(server_now()))
+        assert run(take(broker, REVIEWS)) == {"success": True, "account_id": account}
+
+
+class TestStaleThumbnails:
+    def test_every_stale_site_is_reset_and_the_run_is_logged(
+        self, broker: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO")
+        made = {name: [make_stale(name) for _ in range(2)] for name in site.ALL}
+
+        report = scan_stale_thumbnails()
+
+        assert (report["found"], report["enqueued"], report["errors"]) == (4, 4, 0)
+        messages = [take(broker, SITES) for _ in range(5)]
+        (last,) = [message for message in messages if message.task == log_resets.name]
+        assert isinstance(run(last), Ignore)
+        again = take(broker, SITES)
+        assert (again.retries, again.args) == (0, last.args)
+        for message in messages:
+            if message.task == reset_stale_thumbnail.name:
+                assert run(message)["reset"] is True
+        assert run(again) == {"reset": 4, "reported": 4, "expected": 4}
+        line = "Reset 2 stuck agency website jobs and 2 instasite jobs"
+        assert any(line in str(record.msg) for record in caplog.records)
+        for name, ids in made.items():
+            assert collection(name).count_documents({"_id": {"$in": ids}, "thumbnail_build_in_progress": True}) == 0
+
+    def test_two_ticks_in_a_row_both_run(self, broker: str) -> None:
+        make_stale("agency_websites")
+        assert [scan_stale_thumbnails()["enqueued"] for _ in range(2)] == [1, 1]
+        outcomes = [run(take(broker, SITES)) for _ in range(2)]
+        assert len(scan_run.latest(scan_stale_thumbnails.name, limit=5)) == 2
+        assert outcomes[0]["reset"] is True
+
+    @pytest.mark.parametrize("broken", list(site.ALL))
+    def test_one_collection_fails_and_the_other_is_done(
+        self, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+    ) -> None:
+        for name in site.ALL:
+            make_stale(name)
+        stamp = Sites.stamp
+
+        def fails_for_one(self: Sites, *args: Any, **kwargs: Any) -> int:
+            if self.name == broken:
+                raise AutoReconnect("connection closed")
+            return stamp(self, *args, **kwargs)
+
+        monkeypatch.setattr(Sites, "stamp", fails_for_one)
+        with pytest.raises(ScanFailed, match="connection closed"):
+            scan_stale_thumbnails()
+
+        (item,) = [one for one in waiting_messages(broker, SITES) if one.task == reset_stale_thumbnail.name]
+        assert item.args[0] != broken
+        assert any("Error in thumbnail health check" in str(record.msg) for record in caplog.records)
+
+    def test_unknown_collection_is_a_permanent_error(self, broker: str) -> None:
+        reset_stale_thumbnail.delay("users", str(ObjectId()), to_iso(server_now()))
+        outcome = run(take(broker, SITES))
+        assert isinstance(outcome, PermanentError)
+        assert "'users' is not one of agency_websites, instasites" in str(outcome)
+
+    def test_reset_site_is_handed_over_to_the_builder(self, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("THUMBNAIL_BUILD_TASK", "builder.build")
+        settings.cache_clear()
+        made = make_stale("instasites")
+        try:
+            scan_stale_thumbnails()
+            run(take(broker, SITES))
+        finally:
+            monkeypatch.undo()
+            settings.cache_clear()
+        (handed,) = waiting_messages(broker, "celery")
+        assert (handed.task, handed.args) == ("builder.build", ["instasites", str(made)])
