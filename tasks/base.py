@@ -75,7 +75,10 @@ class ScanTask(Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         started = time.monotonic()
-        report = self.run(*args, **kwargs)
+        try:
+            report = self.run(*args, **kwargs)
+        except Exception as error:
+            report = ScanReport(errors=[f"{type(error).__name__}: {reason(error)}"])
         duration_ms = round((time.monotonic() - started) * 1000)
         run = {**report.figures(), "duration_ms": duration_ms}
         scan_log = get_logger(self.initiator)
