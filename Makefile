@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up test stress lint format clean preflight
+.PHONY: help up test stress bench lint format clean preflight
 
 help: ## list these verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,6 +19,9 @@ test: $(INSTALLED) ## run the tests, against real servers on free ports
 
 stress: $(INSTALLED) ## run the long storms
 	@$(BIN)/python -m pytest -m stress
+
+bench: $(INSTALLED) ## measure against the obvious ways, about five minutes; QUICK=1 takes a tenth of the data
+	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
 
 lint: $(INSTALLED) ## check format, style and types
 	@$(BIN)/ruff format --check

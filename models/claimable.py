@@ -22,6 +22,7 @@ A_DATE: Document = {"$type": "date", "$gte": datetime(1970, 1, 1, tzinfo=UTC)}
 UNCLAIMED_BY_DUE = "unclaimed_by_due"
 CLAIMS_BY_END = "claims_by_end"
 CLAIMS_BY_DUE = "claims_by_due"
+CLAIMS_LEFT_OVER = "claims_left_over"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,9 @@ class Claimable:
         return Selection(where=where, index=UNCLAIMED_BY_DUE, sort=self.oldest_first)
 
     def flagged(self) -> Selection:
-        """Documents with a flag and no lease: another system left them."""
-        where = {"claim.claimed_until": None, self.flag_field: True, **self.dated()}
+        """Documents with a flag of any kind and no lease: another system left them."""
+        is_set = {self.flag_field: {"$nin": [False, None]}}
+        where = {"claim.claimed_until": None, **is_set, **self.dated()}
         return Selection(where=where, index=UNCLAIMED_BY_DUE)
 
     def void(self, now: datetime) -> Selection:
@@ -83,6 +85,11 @@ class Claimable:
     def pointless(self, now: datetime) -> Selection:
         """Documents whose claim ended although they are due only later: it protects nothing any more."""
         return self._claimed(self.dated({"$gt": now}), held={"$in": [True, False]}, until={"$lte": now})
+
+    def left_over(self, now: datetime) -> Selection:
+        """Documents that fall due no more and whose claim ended: their worker died, and somebody else did the work."""
+        where = {"claim.claimed_until": {**A_DATE, "$lte": now}, self.due_field: None}
+        return Selection(where=where, index=CLAIMS_LEFT_OVER)
 
     def live(self, now: datetime) -> Selection:
         """Documents that somebody holds: waiting in the broker, being worked on, or waiting to be tried again."""
@@ -113,19 +120,28 @@ class Claimable:
     def dated(self, condition: Mapping[str, Any] = MappingProxyType({})) -> Document:
         """Return the condition that the due field is a date, and that `condition` holds for it.
 
-        A list of dates, which would match too, is kept out, of the indexes first of all: one such document would
-        make MongoDB sort in memory, for all documents and for ever.
+        Lists would match too: of dates, or on the way to the date.
         """
-        return {self.due_field: {**A_DATE, **condition}, f"{self.due_field}.0": None}
+        parents = [self.due_field[:at] for at, sign in enumerate(self.due_field) if sign == "."]
+        no_lists = {parent: {"$not": {"$type": "array"}} for parent in parents}
+        return {**self._indexed, self.due_field: {**A_DATE, **condition}, **no_lists}
+
+    @property
+    def _indexed(self) -> Document:
+        """The part of `dated` that a partial index can hold.
+
+        A list of dates in an index would make MongoDB sort in memory, for all documents and for ever.
+        """
+        return {self.due_field: A_DATE, f"{self.due_field}.0": None}
 
     def indexes(self) -> list[IndexModel]:
-        """The indexes of the selections. Both over claims hold only what is in flight or cooling off."""
-        claimed = {"claim.claimed_until": A_DATE, **self.dated()}
+        """The indexes of the selections. Those over claims hold only what is in flight or cooling off."""
+        claimed = {"claim.claimed_until": A_DATE, **self._indexed}
         return [
             IndexModel(
                 [(self.flag_field, ASCENDING), (self.due_field, ASCENDING)],
                 name=UNCLAIMED_BY_DUE,
-                partialFilterExpression={"claim.claimed_until": None, **self.dated()},
+                partialFilterExpression={"claim.claimed_until": None, **self._indexed},
             ),
             IndexModel(
                 [("claim.held", ASCENDING), ("claim.claimed_until", ASCENDING), (self.due_field, ASCENDING)],
@@ -133,4 +149,9 @@ class Claimable:
                 partialFilterExpression=claimed,
             ),
             IndexModel([(self.due_field, ASCENDING)], name=CLAIMS_BY_DUE, partialFilterExpression=claimed),
+            IndexModel(
+                [("claim.claimed_until", ASCENDING)],
+                name=CLAIMS_LEFT_OVER,
+                partialFilterExpression={"claim.claimed_until": A_DATE, self.due_field: None},
+            ),
         ]

@@ -110,18 +110,17 @@ class Claims:
         """Put in order what no claimer would ever touch. Raises as `find_ids`.
 
         A flag without a lease, left by another system, becomes claimable one lease from now. A claim that ended
-        although its document is due only later goes.
+        although its document is due only later, or no more, goes.
         """
-        flagged, pointless = self.of.flagged(), self.of.pointless(now)
-        with self._asking(flagged):
-            given_back = {"claim": self.given_back(now + self.lease)}
-            self.collection().update_many(flagged.where, [{"$set": given_back}], hint=flagged.index)
-        with self._asking(pointless):
-            cleared = {
-                "$unset": dict.fromkeys(("claim", *self.history), ""),
-                "$set": {self.of.flag_field: False},
-            }
-            self.collection().update_many(pointless.where, cleared, hint=pointless.index)
+        given_back = [{"$set": {"claim": self.given_back(now + self.lease)}}]
+        cleared = {"$unset": dict.fromkeys(("claim", *self.history), ""), "$set": {self.of.flag_field: False}}
+        for selection, update in (
+            (self.of.flagged(), given_back),
+            (self.of.pointless(now), cleared),
+            (self.of.left_over(now), cleared),
+        ):
+            with self._asking(selection):
+                self.collection().update_many(selection.where, update, hint=selection.index)
 
     # Holding
 

@@ -79,7 +79,7 @@ def object_id(value: Any, *, field: str) -> ObjectId:
     """Read an id from its 24 hexadecimal digits. Raises PermanentError, which names `field` and the value."""
     # ObjectId() would make a new id of None.
     if not isinstance(value, str) or not ObjectId.is_valid(value):
-        raise PermanentError(f"{field}: {value!r} is not an ObjectId (24 hexadecimal digits)")
+        raise PermanentError(f"{field}: {value!r:.100} is not an ObjectId (24 hexadecimal digits)")
     return ObjectId(value)
 
 

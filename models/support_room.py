@@ -104,18 +104,19 @@ def cool_off(
 ) -> Document | None:
     """Record that all attempts at one snooze failed; the room may be claimed again after a growing pause.
 
-    Applies only to the snooze that is meant, and not while another token holds the room.
+    Applies only to the snooze that is meant, once it has ended, and not while another token holds the room.
 
     Returns:
         `{unsnooze_failures, unsnooze_retry_at}` as written, or `None`.
     """
+    ended: Document = {"$lte": now} if snoozed_until is None else {"$lte": now, "$eq": snoozed_until}
     failures: Document = {"$ifNull": ["$unsnooze_failures", 0]}
     retry_at = {"$add": [now, doubled(COOL_OFF, "$$failures", cap=LONGEST_COOL_OFF)]}
     # Stages: a void history goes first, so that the count and the pause of a new snooze start from none.
     return rooms().find_one_and_update(
         {
             "_id": room_id,
-            **claims().of.dated({} if snoozed_until is None else {"$eq": snoozed_until}),
+            **claims().of.dated(ended),
             "$or": [{"claim.held": {"$ne": True}}, {"claim.token": token}],
         },
         [

@@ -1,4 +1,4 @@
-"""The `queue-manager` command: set up, run everything on a laptop, scan by hand, look at the state."""
+"""The `queue-manager` command: set up, run everything on a laptop, scan by hand, serve, look at the state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models import schema
 from models.database import OUTAGES, require_replica_set
 from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
-from queue_manager.core.errors import AppError, ConfigurationError
+from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.settings import settings
 from queue_manager.health import Health, health
 
@@ -74,10 +74,22 @@ def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAME
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     app.loader.import_default_modules()
     try:
+        require_replica_set()
         run = app.tasks[task_name]()
-    except AppError as error:
-        _fail(str(error), code=1)
+    except (AppError, *OUTAGES) as error:
+        _fail(reason(error), code=1)
     typer.echo(json.dumps(run))
+
+
+@cli.command()
+def web(
+    host: Annotated[str, typer.Option(help="Address; other than loopback needs SOCKETIO_TOKEN_SECRET.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535)] = 6002,
+) -> None:
+    """Serve triggers, Socket.IO, probes, metrics and the page of rooms waking, until Ctrl-C."""
+    from queue_manager.dashboard.serve import serve  # only this command needs the web framework
+
+    serve(host=host, port=port)
 
 
 @cli.command("health")

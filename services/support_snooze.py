@@ -92,16 +92,18 @@ class SupportSnooze(DueWork):
         """
         room_key, meant = _arguments(room_id, snoozed_until)
         try:
-            woken = support_room.wake(room_key, snoozed_until=meant, task_id=token, now=self.clock())
+            # One moment for both: between two looks at the clock the snooze could end.
+            now = self.clock()
+            woken = support_room.wake(room_key, snoozed_until=meant, task_id=token, now=now)
             if woken is None:
-                return self._not_woken(room_key, meant, token)
+                return self._not_woken(room_key, meant, token, now)
         except database.Error as error:
             log.error(f"Database update failed: {reason(error)}", room_id=room_id)
             raise
         log.info("Unsnoozed 1 rooms", room_id=room_id, account_id=str(woken.get("account_id")))
         return self._announce(woken)
 
-    def _not_woken(self, room_key: ObjectId, meant: datetime | None, token: str) -> Result:
+    def _not_woken(self, room_key: ObjectId, meant: datetime | None, token: str, now: datetime) -> Result:
         """Tell why the write did not apply; give the room back if we hold it for a snooze that is gone."""
         room = support_room.find(room_key)
         if room is None:
@@ -111,7 +113,6 @@ class SupportSnooze(DueWork):
             return self._announce(room)
         ends_at = snooze.get("time") if isinstance(snooze, dict) else None
         holds = room.get("claim", {}).get("token") == token
-        now = self.clock()
         if isinstance(ends_at, datetime) and meant in (None, ends_at) and ends_at > now:
             if holds:
                 raise NotYetDue(ends_at - now)

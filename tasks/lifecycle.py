@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from celery import signals
 
 from models import database
 from queue_manager.core import log as logging
+from queue_manager.core.clock import seconds
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
@@ -16,6 +18,7 @@ from tasks.heartbeat import Heartbeat
 
 log = logging.get_logger("QM/start")
 _heartbeat = Heartbeat()
+TOLERATED_SKEW = seconds(2)
 
 
 @signals.setup_logging.connect
@@ -27,8 +30,21 @@ def configure_logging(loglevel: int, **_: Any) -> None:
 
 @signals.worker_init.connect
 def check_worker(**_: Any) -> None:
+    configure_logging(logging.level_number("WARNING"))  # Celery does it only after this
     _say_remarks()
     _refuse_wrong_servers(with_mongo=True)
+
+
+@signals.task_revoked.connect
+def say_expired(request: Any, expired: bool, **_: Any) -> None:
+    """Say loudly that a scan was thrown away unread: if each one is, two clocks differ and nothing is ever done."""
+    if expired:
+        log.warning(
+            "A message expired before it was taken. Now and then that is a busy worker; if it is every one, this "
+            "machine's clock runs ahead of the beat's",
+            task=request.name,
+            expires=str(request.expires),
+        )
 
 
 @signals.beat_init.connect
@@ -47,6 +63,13 @@ def stop_heartbeat(**_: Any) -> None:
     _heartbeat.stop()
 
 
+def _compare_clocks() -> None:
+    """Warn of a clock that differs from the database's, by which everything is judged."""
+    ahead = datetime.now(UTC) - database.server_now()
+    if abs(ahead) > TOLERATED_SKEW:
+        log.warning(f"This machine's clock is {ahead.total_seconds():+.1f} s off the database's: set both by NTP")
+
+
 def _say_remarks() -> None:
     for remark in settings().remarks():
         log.warning(remark)
@@ -62,6 +85,7 @@ def _refuse_wrong_servers(*, with_mongo: bool) -> None:
             until_reachable(
                 database.require_replica_set, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log
             )
+            _compare_clocks()
     except ConfigurationError as error:
         log.error(str(error))
         raise SystemExit(1) from None

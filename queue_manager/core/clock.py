@@ -53,13 +53,13 @@ def parse_utc(text: str | None, *, field: str) -> datetime | None:
         return None
     try:
         moment = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise PermanentError(
-            f"{field}: {text!r} is not an ISO 8601 moment with a zone, such as 2026-01-31T09:30:00.000Z"
-        )
-    return truncate(moment.astimezone(UTC))
+        if moment.tzinfo is not None:
+            return truncate(moment.astimezone(UTC))
+    except (TypeError, ValueError, OverflowError):
+        pass  # said below, as for a moment without a zone
+    raise PermanentError(
+        f"{field}: {text!r:.100} is not an ISO 8601 moment with a zone, such as 2026-01-31T09:30:00.000Z"
+    )
 
 
 class ServerClock:

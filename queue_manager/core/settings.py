@@ -14,17 +14,28 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pymongo.errors import PyMongoError
+from pymongo.uri_parser import parse_uri as parse_mongo_uri
 
 from queue_manager.core.errors import ConfigurationError
 
-_PASSWORD = re.compile(r"(://[^:/@\s]*):\S*@")  # greedy: a password may hold any character, also an unquoted @
+_NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # where a port should be: a password whose @ was forgotten
+_HARMLESS = {"replicaSet", "authSource", "directConnection", "tls", "ssl", "w", "retryWrites", "readPreference"}
 
 
 def masked(url: str) -> str:
-    """Return `url` fit for a log line: its password replaced by `***`."""
-    return _PASSWORD.sub(r"\1:***@", url)
+    """Return `url` fit for a log line: no credentials, and of its options only those known to be harmless."""
+    scheme, is_url, rest = url.partition("://")
+    if not is_url:
+        return "***"  # whatever it is, it may begin with a password
+    credentials, at, place = rest.rpartition("@")  # the last: a password may hold an unquoted one
+    address, has_options, query = place.partition("?")
+    address = _NO_PORT.sub(":***", address)
+    options = [option.partition("=") for option in query.split("&")]
+    shown = "&".join(name + equals + (value if name in _HARMLESS else "***") for name, equals, value in options)
+    return f"{scheme}://{'***' if credentials else ''}{at}{address}{has_options}{shown if has_options else ''}"
 
 
 def _flag(value: Any) -> bool:
@@ -33,18 +44,41 @@ def _flag(value: Any) -> bool:
 
 
 def _mongo_url(url: str) -> str:
-    if not re.match(r"mongodb(\+srv)?://[^/]+/[^/?]+", url):
-        raise ValueError("a mongodb:// URL whose path names the database, such as mongodb://db:27017/product")
+    accepted = "a mongodb:// URL whose path names the database, such as mongodb://db:27017/product"
+    try:
+        # The driver's own reading; a mongodb+srv:// URL is completed by the name server, so only its form is looked at.
+        database = (
+            urlsplit(url).path.strip("/") if url.startswith("mongodb+srv://") else parse_mongo_uri(url)["database"]
+        )
+    except (PyMongoError, ValueError):
+        raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like") from None
+    if not database:
+        raise ValueError(accepted)
     return url
 
 
 def _redis_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss") or not re.fullmatch(r"/?\d*", parts.path):
-        raise ValueError("a redis:// or rediss:// URL whose path is a database number, such as redis://cache:6379/0")
+    accepted = "a redis:// or rediss:// URL whose path is a database number, such as redis://cache:6379/0"
+    try:
+        parts = urlsplit(url)
+        is_readable = parts.port != 0 and parts.scheme in ("redis", "rediss") and not parts.fragment
+    except ValueError:
+        is_readable = False
+    if not is_readable or not re.fullmatch(r"/?\d*", parts.path):
+        raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like")
+    if parts.query:
+        raise ValueError(f"{accepted}, without options")
     return url
 
 
+def _long_secret(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value()) < SHORTEST_SECRET:
+        raise ValueError(f"a secret of at least {SHORTEST_SECRET} characters")
+    return secret
+
+
+SHORTEST_SECRET = 32  # characters: what an HS256 signature is worth
+Secret = Annotated[SecretStr, AfterValidator(_long_secret)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 _SYSTEM = "switches a system on"
 System = Annotated[Flag, _SYSTEM]
@@ -70,7 +104,7 @@ class Settings(BaseSettings):
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
     """Seconds between two scans for ended snoozes."""
-    qm_lease_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 60
+    qm_lease_seconds: Annotated[float, Field(ge=2, le=3600)] = 60
     """Seconds that a claim lasts before a scan may take the item again."""
     qm_claim_batch: Annotated[int, Field(ge=1, le=10_000)] = 500
     """Items that a scan claims and publishes at a time."""
@@ -98,6 +132,10 @@ class Settings(BaseSettings):
 
     socketio_channel: str = "socketio"
     """Redis channel on which python-socketio's servers listen."""
+    socketio_token_secret: Secret | None = None
+    """Signs the tokens of Socket.IO clients (HS256); without it the web process stays on loopback."""
+    qm_hooks: Flag = False
+    """Opens the manual triggers of the web process."""
 
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"
@@ -125,8 +163,9 @@ def _environment() -> dict[str, str]:
     return {**{name: value or "" for name, value in dotenv_values(".env").items()}, **os.environ}
 
 
-# Names that begin with QM_ and belong to the embedded servers, which must be found before settings are read.
-_READ_ELSEWHERE = {"QM_MONGOD_BIN", "QM_REDIS_SERVER_BIN"}
+# Names that begin with QM_ and are read elsewhere: where the embedded servers are, which must be found before
+# settings are read, and the default of `queue-manager web --port`.
+_READ_ELSEWHERE = {"QM_MONGOD_BIN", "QM_REDIS_SERVER_BIN", "QM_WEB_PORT"}
 
 
 @cache
@@ -145,4 +184,7 @@ def settings() -> Settings:
 def _explain(detail: Any) -> str:
     name = str(detail["loc"][0]).upper()
     accepted = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{name}={masked(str(detail['input']))!r}: accepted is {accepted}"
+    if name.endswith("_SECRET"):
+        return f"{name}: accepted is {accepted}"
+    value = masked(str(detail["input"])) if name.endswith("_URL") else str(detail["input"])
+    return f"{name}={value!r}: accepted is {accepted}"

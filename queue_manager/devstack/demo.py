@@ -1,100 +1,107 @@
-"""The demo's product: agents who snooze support rooms, written straight into MongoDB as a product would.
+"""The demo's product: an application that lives beside Queue Manager, in the same MongoDB and on the same broker.
 
-Every room it makes carries `demo: true` and `demo_due_at`, its snooze's end once more, by which the summary
-measures the lag. It keeps at most 500 rooms that woke, and deletes no other room than its own. While
-MongoDB is away it tries again. Run as `python -m queue_manager.devstack.demo` with MONGO_DB_URL set.
+Each of its parts writes straight into MongoDB as a product would, `start` once and `go_on` every `PERIOD`. Every room,
+subscription and site that it makes carries `demo: true`; it deletes none but its own, and no more of them are kept than
+fit on a screen or two. While a server is away it tries again. Run as `python -m queue_manager.devstack.demo` with
+MONGO_DB_URL and REDIS_URL set.
 """
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import ModuleType
 from typing import Any
 
-from bson import ObjectId
-from pymongo import DESCENDING, MongoClient
-from pymongo.collection import Collection
+from celery import Celery
+from kombu.exceptions import OperationalError
+from pymongo import MongoClient
+from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
-from queue_manager.core.clock import seconds, truncate
+from queue_manager.core.clock import seconds
+from queue_manager.core.settings import Settings, settings
+from queue_manager.devstack import demo_agencies, demo_rooms, demo_sites
 
-Room = dict[str, Any]
+Document = dict[str, Any]
 
-OVERDUE_AT_START = 8
-PERIOD = 3.0  # seconds between two things that agents do
-SHORTEST, LONGEST = 5.0, 60.0  # seconds that a snooze lasts
-RESNOOZE_CHANCE = 0.2
-KEPT_WOKEN = 500
-ACCOUNTS = [ObjectId() for _ in range(3)]
-AGENTS = [ObjectId() for _ in range(5)]
-SUBJECTS = [
-    "Invoice is wrong",
-    "Cannot sign in",
-    "Export takes for ever",
-    "Question about the plan",
-    "Thank you!",
-]
+TICK = 0.5  # seconds between two looks at whose turn it is
+REVIEWS_EVERY, THUMBNAILS_EVERY = seconds(20), seconds(30)
+AWAY = (PyMongoError, OperationalError)
 
 
-def snooze(now: datetime, *, ends_in: timedelta) -> Room:
-    """Return the fields of a room that an agent snoozes at `now`."""
-    end, agent = truncate(now + ends_in), random.choice(AGENTS)
-    return {
-        "status": "snoozed",
-        "assigned_to": agent,
-        "snooze_time": {"time": end, "set_by": agent, "set_at": truncate(now)},
-        "demo_due_at": end,
-    }
+@dataclass(kw_only=True)
+class Part:
+    """Something that happens `every` so long; `name` says what, when it fails."""
+
+    name: str
+    every: timedelta
+    go_on: Callable[[datetime], None]
+    start: Callable[[datetime], None] | None = None
+    """What happens instead the first time that it succeeds."""
+    turn: float = 0.0
+    """When it is its turn, by the monotonic clock."""
+
+    def take_turn(self) -> None:
+        """Do what is to be done if it is time for it. Says so when a server is away."""
+        if time.monotonic() < self.turn:
+            return
+        self.turn = time.monotonic() + self.every.total_seconds()
+        try:
+            (self.start or self.go_on)(datetime.now(UTC))
+            self.start = None
+        except AWAY as error:
+            print(f"{self.name}: a server is away, trying again: {type(error).__name__}")
 
 
-def new_room(now: datetime, *, ends_in: timedelta) -> Room:
-    """Return a whole room, snoozed at `now`."""
-    about = {"account_id": random.choice(ACCOUNTS), "subject": random.choice(SUBJECTS), "demo": True}
-    return {**about, **snooze(now, ends_in=ends_in)}
+def ask_for_scan(broker: Celery, task: str, *, every: timedelta) -> None:
+    """Start a scan as any other application may: by its name. It is worth nothing once the next one is asked for."""
+    broker.send_task(task, queue="scans", expires=every.total_seconds(), retry=False)
+    print(f"asks for a scan, not waiting for beat: app.send_task({task!r}, queue='scans')")
 
 
-def fill(rooms: Collection[Room], now: datetime) -> None:
-    """Insert what a restart after a while would find: snoozes that ended meanwhile, and some still to end."""
-    overdue = [new_room(now, ends_in=-seconds(random.uniform(1, 300))) for _ in range(OVERDUE_AT_START)]
-    rooms.insert_many([*overdue, *(new_room(now, ends_in=_some_time()) for _ in range(OVERDUE_AT_START))])
+def parts(database: Database[Document], broker: Celery, chosen: Settings) -> list[Part]:
+    """Return what happens in the product, for the systems that are switched on."""
+    found = []
+    if chosen.qm_conversations:
+        found.append(_of(demo_rooms, "rooms", database))
+    if chosen.qm_projects:
+        found.append(_of(demo_agencies, "agencies", database))
+        found.append(_scans(broker, "tasks.review_requests.scan_eligible_agencies", every=REVIEWS_EVERY))
+    if chosen.qm_sites_fix_stale_thumbnails:
+        found.append(_of(demo_sites, "sites", database))
+        found.append(_scans(broker, "tasks.stale_thumbnails.scan_stale_thumbnails", every=THUMBNAILS_EVERY))
+    return found
 
 
-def work(rooms: Collection[Room], now: datetime) -> None:
-    """Do what agents do in one period: snooze one to three rooms, now and then snooze one again."""
-    rooms.insert_many([new_room(now, ends_in=_some_time()) for _ in range(random.randint(1, 3))])
-    if random.random() < RESNOOZE_CHANCE:
-        still_snoozed = {"demo": True, "status": "snoozed", "snooze_time.time": {"$gt": now}}
-        rooms.update_one(still_snoozed, {"$set": snooze(now, ends_in=_some_time())})
+def _of(module: ModuleType, name: str, database: Database[Document]) -> Part:
+    return Part(
+        name=name,
+        every=module.PERIOD,
+        start=lambda now: module.start(database, now),
+        go_on=lambda now: module.go_on(database, now),
+    )
 
 
-def clear_up(rooms: Collection[Room]) -> None:
-    """Delete the demo's woken rooms beyond the newest 500."""
-    woken = rooms.find({"demo": True, "status": "open"}, {"_id": True})
-    old = woken.sort("_id", DESCENDING).skip(KEPT_WOKEN)
-    rooms.delete_many({"_id": {"$in": [room["_id"] for room in old]}, "demo": True})
+def _scans(broker: Celery, task: str, *, every: timedelta) -> Part:
+    return Part(name="scans", every=every, go_on=lambda _: ask_for_scan(broker, task, every=every))
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with MongoClient[Room](os.environ["MONGO_DB_URL"], serverSelectionTimeoutMS=3_000) as client:
-        rooms = client.get_default_database()["support_rooms"]
-        is_filled = False
+    chosen = settings()
+    broker = Celery(broker=chosen.redis_url, set_as_current=False)
+    broker.conf.broker_transport_options = {"socket_connect_timeout": 2, "socket_timeout": 5}
+    with MongoClient[Document](chosen.mongo_db_url, serverSelectionTimeoutMS=3_000) as client:
+        running = parts(client.get_default_database(), broker, chosen)
         while True:
-            try:
-                (work if is_filled else fill)(rooms, datetime.now(UTC))
-                is_filled = True
-                clear_up(rooms)
-            except PyMongoError as error:
-                print(f"MongoDB is away, trying again: {type(error).__name__}")
-            time.sleep(PERIOD)
-
-
-def _some_time() -> timedelta:
-    return seconds(random.uniform(SHORTEST, LONGEST))
+            for part in running:
+                part.take_turn()
+            time.sleep(TICK)
 
 
 if __name__ == "__main__":

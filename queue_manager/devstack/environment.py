@@ -20,10 +20,16 @@ def given(root: Path) -> Environment:
     return {name: value for name, value in merged.items() if value}
 
 
-def for_children(given: Mapping[str, str], *, mongo_url: str, redis_url: str, flower_port: int) -> Environment:
+def for_children(
+    given: Mapping[str, str], *, mongo_url: str, redis_url: str, flower_port: int, web_port: int
+) -> Environment:
     """Return the environment of the processes: everything given, with defaults for a laptop below it."""
     defaults = {
         "QM_CONVERSATIONS": "true",
+        "QM_PROJECTS": "true",
+        "QM_SITES_FIX_STALE_THUMBNAILS": "true",
+        "MANAGED_SUBSCRIPTIONS": '["seo", "ads"]',
+        "QM_HOOKS": "true",
         "FLOWER_ADDRESS": LOOPBACK,
         **({} if "NODE_ENV" in given else {"APP_ENV": "development"}),
     }
@@ -32,6 +38,7 @@ def for_children(given: Mapping[str, str], *, mongo_url: str, redis_url: str, fl
         "MONGO_DB_URL": mongo_url,
         "REDIS_URL": redis_url,
         "FLOWER_PORT": str(flower_port),
+        "QM_WEB_PORT": str(web_port),
         "PYTHONUNBUFFERED": "1",
         # The commands of the Procfile are those of this installation.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), given.get("PATH", os.defpath)]),

@@ -1,29 +1,32 @@
-"""One line every 10 s on what happened to the rooms, counted in MongoDB.
+"""One line for each system every 10 s on what happened to its items, counted in MongoDB.
 
 Run as `python -m queue_manager.devstack.summary` with MONGO_DB_URL set. While MongoDB is away it says so.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable
+from datetime import datetime
 
-from pymongo import DESCENDING, MongoClient, timeout
-from pymongo.collection import Collection
+from pymongo import DESCENDING, timeout
 from pymongo.errors import PyMongoError
 
-from queue_manager.core.clock import minutes
+from models import pulse, site, support_room
+from models.database import server_now
+from queue_manager.core.clock import hours, minutes
+from queue_manager.core.settings import Settings, settings
+from services.stale_thumbnails import threshold
 
 PERIOD = 10.0  # seconds
-TIME_LIMIT = 3.0  # seconds for all counts: on a large collection of somebody's own they must not weigh
+TIME_LIMIT = 3.0  # seconds for the counts of a line: on a large collection of somebody's own they must not weigh
 
 
-def describe(rooms: Collection[dict[str, Any]], now: datetime) -> str:
+def describe_rooms(now: datetime) -> str:
     """Count the rooms at `now` and say it in one line."""
+    rooms = support_room.rooms()
     snoozed = rooms.count_documents({"snooze_time.time": {"$gt": now}})
     due = rooms.count_documents({"snooze_time.time": {"$lte": now}})
     woken = rooms.count_documents({"unsnoozed_at": {"$type": "date"}})
@@ -39,16 +42,37 @@ def describe(rooms: Collection[dict[str, Any]], now: datetime) -> str:
     return f"{line}, lag of the last {lag:.2f} s"
 
 
+def describe_reviews(now: datetime) -> str:
+    """Count the review requests at `now` and say it in one line."""
+    day, lately = (pulse.count_created(now - span) for span in (hours(24), minutes(1)))
+    return f"reviews: {pulse.count_open()} open, {day} made in the last day ({lately} in the last minute)"
+
+
+def describe_thumbnails(now: datetime) -> str:
+    """Count the builds that hang at `now` and those taken back, and say it in one line."""
+    stuck = sum(sites.stuck(now - threshold()) for sites in site.ALL.values())
+    day, lately = (site.resets_since(now - span) for span in (hours(24), minutes(1)))
+    return f"thumbnails: {stuck} stuck, {day} reset in the last day ({lately} in the last minute)"
+
+
+def lines(chosen: Settings) -> list[Callable[[datetime], str]]:
+    """Return what describes each system that is switched on."""
+    systems = (
+        (chosen.qm_conversations, describe_rooms),
+        (chosen.qm_projects, describe_reviews),
+        (chosen.qm_sites_fix_stale_thumbnails, describe_thumbnails),
+    )
+    return [describe for is_on, describe in systems if is_on]
+
+
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    url = os.environ["MONGO_DB_URL"]
-    with MongoClient[dict[str, Any]](url, tz_aware=True, serverSelectionTimeoutMS=3_000) as client:
-        rooms = client.get_default_database()["support_rooms"]
-        while True:
-            time.sleep(PERIOD)
+    while True:
+        time.sleep(PERIOD)
+        for describe in lines(settings()):
             try:
                 with timeout(TIME_LIMIT):
-                    print(describe(rooms, datetime.now(UTC)))
+                    print(describe(server_now()))
             except PyMongoError as error:
                 print(f"MongoDB did not answer: {type(error).__name__}")
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -27,13 +27,15 @@ from queue_manager.devstack import environment, lock, procfile
 from queue_manager.devstack.children import kill_all
 from queue_manager.devstack.embedded import EmbeddedServer
 from queue_manager.devstack.log_stream import LogStream
-from queue_manager.devstack.ports import free_port, is_answering
+from queue_manager.devstack.ports import LOOPBACK, free_port, is_answering
 from queue_manager.devstack.procfile import Process
 from queue_manager.devstack.servers import Mongo, Valkey
 from queue_manager.devstack.supervisor import Supervisor, describe
 
-MONGO_PORT, REDIS_PORT, FLOWER_PORT = 27017, 6379, 5555  # preferred: what their clients try by default
-FLOWER_TIMEOUT = 15.0  # seconds; the addresses are shown then at the latest
+MONGO_PORT, REDIS_PORT = 27017, 6379  # preferred: what their clients try by default
+SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Web", "QM_WEB_PORT", 6002)}
+"""What people open in a browser: by the name of the process, its title, the setting of its port, its usual port."""
+SITES_TIMEOUT = 15.0  # seconds; the addresses are shown then at the latest
 SUMMARY = Process("summary", "python -m queue_manager.devstack.summary")
 DEMO = Process("demo", "python -m queue_manager.devstack.demo")
 
@@ -68,17 +70,17 @@ def _run(root: Path, *, demo: bool) -> None:
             given,
             mongo_url=given.get("MONGO_DB_URL") or servers["MongoDB"].url,
             redis_url=given.get("REDIS_URL") or servers["Valkey"].url,
-            flower_port=_port("Flower", _wanted_flower_port(given)),
+            flower_port=_site_port("flower", given),
+            web_port=_site_port("web", given),
         )
         log = LogStream(process.name for process in processes)
         lasting = [process for process in processes if process.name != procfile.RELEASE]
         supervisor = stack.enter_context(Supervisor(lasting, environment=children, root=root, log=log))
         _release(supervisor, listed)
         supervisor.start()
-        has_flower = any(process.name == "flower" for process in listed)
-        if has_flower:
-            _wait_until_answering(int(children["FLOWER_PORT"]))
-        _print_addresses(children, has_flower=has_flower)
+        sites = {title: int(children[setting]) for title, setting, _ in _sites_of(listed)}
+        _wait_until_answering(sites.values())
+        _print_addresses(children, sites)
         _keep_running(servers)
 
 
@@ -118,11 +120,16 @@ def _keep_running(servers: Mapping[str, EmbeddedServer]) -> NoReturn:
                 _start(name, server)
 
 
-def _wait_until_answering(port: int) -> None:
-    """Wait for Flower, the last to be ready, so that the addresses stand below what the others say at their start."""
-    deadline = time.monotonic() + FLOWER_TIMEOUT
-    while not is_answering(port) and time.monotonic() < deadline:
-        time.sleep(0.1)
+def _sites_of(listed: list[Process]) -> list[tuple[str, str, int]]:
+    return [SITES[process.name] for process in listed if process.name in SITES]
+
+
+def _wait_until_answering(ports: Iterable[int]) -> None:
+    """Wait for the last to be ready, so that the addresses stand below what the others say at their start."""
+    deadline = time.monotonic() + SITES_TIMEOUT
+    for port in ports:
+        while not is_answering(port) and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 def _port(name: str, preferred: int) -> int:
@@ -132,11 +139,12 @@ def _port(name: str, preferred: int) -> int:
     return port
 
 
-def _wanted_flower_port(given: Mapping[str, str]) -> int:
-    wanted = given.get("FLOWER_PORT", str(FLOWER_PORT))
+def _site_port(process: str, given: Mapping[str, str]) -> int:
+    title, setting, usual = SITES[process]
+    wanted = given.get(setting, str(usual))
     if not wanted.isdecimal():
-        raise ConfigurationError(f"FLOWER_PORT={wanted!r}: accepted is a port number, such as {FLOWER_PORT}")
-    return int(wanted)
+        raise ConfigurationError(f"{setting}={wanted!r}: accepted is a port number, such as {usual}")
+    return _port(title, int(wanted))
 
 
 def _private_directory(path: Path) -> Path:
@@ -145,10 +153,10 @@ def _private_directory(path: Path) -> Path:
     return path
 
 
-def _print_addresses(children: environment.Environment, *, has_flower: bool) -> None:
+def _print_addresses(children: environment.Environment, sites: Mapping[str, int]) -> None:
     addresses = Table.grid(padding=(0, 2))
-    if has_flower:
-        addresses.add_row("Flower", f"http://{children['FLOWER_ADDRESS']}:{children['FLOWER_PORT']}")
+    for title, port in sites.items():
+        addresses.add_row(title, f"http://{children['FLOWER_ADDRESS'] if title == 'Flower' else LOOPBACK}:{port}")
     addresses.add_row("MongoDB", masked(children["MONGO_DB_URL"]))
     addresses.add_row("Redis", masked(children["REDIS_URL"]))
     console = Console(highlight=False)

@@ -16,6 +16,8 @@ and comes back after `visibility_timeout`; a running task finishes, cannot ack, 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +25,7 @@ import kombu.connection
 import kombu.transport
 from kombu.transport import redis as stock
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError
 
 from queue_manager.core.errors import ConfigurationError
 
@@ -31,8 +34,38 @@ class ConnectionLost(RedisConnectionError):
     """The channel's connection is closed for good; its successor is another channel."""
 
 
+class BrokerFull(RedisConnectionError):
+    """The server has no memory left."""
+
+
+@contextmanager
+def _full_is_a_connection_error() -> Iterator[None]:
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise BrokerFull(f"Redis is full and keeps no more messages: {error}") from error
+
+
 class QoS(stock.QoS):
     """What a channel has delivered and not yet seen acknowledged."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Register a message that was just taken. A server whose memory is full refuses that and keeps nothing.
+
+        Raises:
+            BrokerFull: a connection error, after which the worker connects again instead of dying. The message is
+                lost to the broker; what it was for is found by the next scan.
+        """
+        with _full_is_a_connection_error():
+            super().append(message, delivery_tag)
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Put back what timed out. It is the first thing a worker does when it connects, and needs memory too.
+
+        So a worker that lost a message to a full server takes no further one until there is room again.
+        """
+        with _full_is_a_connection_error():
+            super().restore_visible(*args, **kwargs)
 
     def restore_unacked(self, client: Any = None) -> None:
         """Put everything back on its queue, or leave it to the visibility timeout if the connection is gone.

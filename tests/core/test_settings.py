@@ -33,7 +33,7 @@ def read_again_afterwards() -> object:
         ("REDIS_URL", "http://cache", "redis:// or rediss:// URL"),
         ("REDIS_URL", "redis://cache/zero", "redis:// or rediss:// URL"),
         ("QM_LEASE_SECONDS", "soon", "valid number"),
-        ("QM_LEASE_SECONDS", "-1", "greater than or equal to 0.5"),
+        ("QM_LEASE_SECONDS", "-1", "greater than or equal to 2"),
         ("QM_CLAIM_BATCH", "1.5", "valid integer"),
         ("QM_LOG_LEVEL", "LOUD", "'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
         ("QM_LOG_FORMAT", "xml", "'console' or 'json'"),
@@ -57,17 +57,52 @@ def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "shown"),
     [
-        "mongodb://app:s3cret@db:27017",
-        "mongodb://app:s3cret/with/slashes@db",
-        "mongodb://app:s3cret@with@at@a,b:27017",
-        "redis://:s3cret@cache:6379/0",
+        ("mongodb://app:s3cret@db:27017", "mongodb://***@db:27017"),
+        ("mongodb://app:s3cret/with/slashes@db", "mongodb://***@db"),
+        ("mongodb://app:s3cret@with@at@a,b:27017/x", "mongodb://***@a,b:27017/x"),
+        ("mongodb://me@corp.com:s3cret@db/x", "mongodb://***@db/x"),
+        (
+            "mongodb://db/x?replicaSet=qm&tlsCertificateKeyFilePassword=s3cret",
+            "mongodb://db/x?replicaSet=qm&tlsCertificateKeyFilePassword=***",
+        ),
+        ("redis://:s3cret@cache:6379/0", "redis://***@cache:6379/0"),
+        ("redis://:hun s3cret@cache/0", "redis://***@cache/0"),
+        ("redis://cache/0?password=s3cret", "redis://cache/0?password=***"),
+        ("redis://cache:6379/0", "redis://cache:6379/0"),
+        ("redis://cache:s3cret/0", "redis://cache:***/0"),
+        ("me:s3cret@host/db", "***"),
+        ("cache:6379:s3cret", "***"),
     ],
 )
-def test_password_is_masked(url: str) -> None:
-    assert "s3cret" not in masked(url)
-    assert "***@" in masked(url)
+def test_nothing_secret_of_a_url_is_shown(url: str, shown: str) -> None:
+    assert masked(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("REDIS_URL", "redis://u:s3cret#x@h/0"),
+        ("REDIS_URL", "redis://:s3cret?x@h/0"),
+        ("REDIS_URL", "redis://h:s3cret/0"),
+        ("REDIS_URL", "redis://u:s3/cret@h/0"),
+        ("REDIS_URL", "redis://h:99999/0"),
+        ("REDIS_URL", "redis://h/0?password=s3cret"),
+        ("REDIS_URL", ":s3cret@h"),
+        ("MONGO_DB_URL", "mongodb://u:s3cret@x@h/db"),
+        ("MONGO_DB_URL", "mongodb://u:s3cret/x@h/db"),
+        ("MONGO_DB_URL", "mongodb://h:s3cret/db"),
+        ("MONGO_DB_URL", "mongodb://h:99999/db"),
+        ("MONGO_DB_URL", "me:s3cret@h/db"),
+    ],
+)
+def test_unreadable_url_is_refused_without_its_password(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, url)
+    with pytest.raises(ConfigurationError) as error:
+        settings()
+    assert str(error.value).startswith(f"{name}=")
+    assert "s3cret" not in str(error.value)
 
 
 def test_wrong_url_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -122,15 +123,34 @@ def test_what_the_user_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("QM_CONVERSATIONS", raising=False)
     monkeypatch.setenv("APP_ENV", "staging")
     given = environment.given(tmp_path)
-    children = environment.for_children(given, mongo_url="m", redis_url="r", flower_port=1)
+    children = environment.for_children(given, mongo_url="m", redis_url="r", flower_port=1, web_port=2)
     assert children["QM_CONVERSATIONS"] == "false"
     assert children["APP_ENV"] == "staging"
     assert "FLOWER_UNAUTHENTICATED_API" not in children  # others could reach it
     assert children["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
+def test_a_busy_port_of_the_web_process_is_named_and_the_box_shows_the_one_taken(checkout: Path) -> None:
+    serve = f"{sys.executable} -m http.server --bind 127.0.0.1 $QM_WEB_PORT"
+    (checkout / "Procfile").write_text(f"web: {serve}\n")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = busy.getsockname()[1]
+        (checkout / ".env").write_text(f"QM_WEB_PORT={taken}\n")
+        with up(checkout) as (process, output):
+            eventually(lambda: is_running(output), within=WITHIN)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+    text = output.read_text()
+    [used] = re.findall(rf"Web: port {taken} is busy, using (\d+)", text)
+    assert re.search(rf"Web +http://127\.0\.0\.1:{used}\b", text)
+    assert "Flower" not in text.partition("Queue Manager")[2]
+
+
 def test_a_laptop_gets_defaults() -> None:
-    children = environment.for_children({"NODE_ENV": "test"}, mongo_url="m", redis_url="r", flower_port=5555)
+    children = environment.for_children(
+        {"NODE_ENV": "test"}, mongo_url="m", redis_url="r", flower_port=5555, web_port=6003
+    )
     assert children["QM_CONVERSATIONS"] == "true"
+    assert (children["QM_HOOKS"], children["QM_WEB_PORT"]) == ("true", "6003")
     assert "APP_ENV" not in children  # NODE_ENV says it
     assert (children["FLOWER_ADDRESS"], children["FLOWER_UNAUTHENTICATED_API"]) == ("127.0.0.1", "1")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
+from celery import Celery
 from celery_processes import CeleryProcess, worker
 from eventually import eventually
 from rooms import get_room, make_room
@@ -82,3 +85,23 @@ def test_everything_goes_on_by_itself(
         (woken_at,) = times_woken(room)
         assert woken_at >= due_at[room]
     assert "Unrecoverable error" not in the_worker.log
+
+
+def test_worker_outlives_a_redis_whose_memory_is_full(valkey: Valkey, mongo: Mongo, tmp_path: Path) -> None:
+    env = {**ENV, "QM_LEASE_SECONDS": "2", "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url}
+    rooms = [make_room(server_now() - seconds(1)) for _ in range(5)]
+    with worker(tmp_path / "worker.log", env=env) as the_worker, redis.Redis.from_url(valkey.url) as client:
+        the_worker.signal(signal.SIGSTOP)
+        theirs = Celery(broker=valkey.url, set_as_current=False)
+        for _ in range(3):
+            theirs.send_task("tasks.support_snooze.scan_expired_snoozes", queue="scans")
+        client.config_set("maxmemory", "1mb")
+        the_worker.signal(signal.SIGCONT)
+
+        eventually(lambda: "Redis is full" in the_worker.log, within=20)
+        client.config_set("maxmemory", "0")
+        assert the_worker.is_alive()
+        with CeleryProcess(tmp_path / "beat.log", "beat", env=env):
+            eventually(lambda: all(is_open(room) for room in rooms), within=60)
+        assert the_worker.is_alive(), the_worker.log
+        theirs.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -128,6 +128,32 @@ class TestScan:
         clock.advance(seconds(1))
         assert claimed_ids(snooze) == [room]
 
+    @pytest.mark.parametrize("flag", [0, 1, "true", {}, []])
+    def test_odd_flag_hides_a_room_for_one_lease_at_most(
+        self, snooze: SupportSnooze, clock: HandClock, flag: Any
+    ) -> None:
+        room = make_room(snooze_queue_in_progress=flag)
+        claim(snooze)
+        clock.advance(seconds(60))
+        assert claimed_ids(snooze) == [room]
+
+    def test_claim_of_a_room_that_was_opened_by_hand_is_cleared_when_its_worker_died(
+        self, snooze: SupportSnooze, clock: HandClock
+    ) -> None:
+        room = make_room()
+        claim(snooze)
+        support_room.rooms().update_one({"_id": room}, {"$unset": {"snooze_time": ""}, "$set": {"status": "open"}})
+        clock.advance(minutes(2))
+        claim(snooze)
+        stored = get_room(room)
+        assert stored["snooze_queue_in_progress"] is False
+        assert "claim" not in stored
+
+    def test_room_with_an_odd_id_does_not_stop_the_others(self, snooze: SupportSnooze) -> None:
+        support_room.rooms().insert_one({"_id": {"a": 1}, "status": "snoozed", "snooze_time": {"time": OVER}})
+        good = make_room(OVER)
+        assert str(good) in [item.args[0] for item in claim(snooze)]
+
     @pytest.mark.parametrize("flag", [False, None])
     def test_flag_that_is_not_true_does_not_hide_a_room(self, snooze: SupportSnooze, flag: bool | None) -> None:
         room = make_room(snooze_queue_in_progress=flag)
@@ -151,10 +177,10 @@ class TestScan:
         assert claimed_ids(snooze) == [good]
         assert support_room.malformed() == Malformed(count=1, ids=[room])
 
-    @pytest.mark.parametrize("snooze_time", ["tomorrow", {"set_by": 1}, [1]])
+    @pytest.mark.parametrize("snooze_time", ["tomorrow", {"set_by": 1}, [1], [{"time": OVER}]])
     def test_malformed_snooze_document_is_counted(self, snooze: SupportSnooze, snooze_time: Any) -> None:
-        room = make_room(snooze_time=snooze_time)
-        assert claim(snooze) == []
+        room, good = make_room(snooze_time=snooze_time), make_room(OVER)
+        assert claimed_ids(snooze) == [good]
         assert support_room.malformed().ids == [room]
 
 
@@ -304,6 +330,16 @@ class TestItem:
 
         assert run_item(snooze, late) == {"skipped": True, "reason": "Snooze changed"}
         assert len(events.sent) == 1
+
+    def test_snooze_that_ends_between_two_looks_at_the_clock_is_not_given_back(self) -> None:
+        due_at = T0 + seconds(1)
+        moments = [T0, T0, T0, T0, due_at - timedelta(milliseconds=1), due_at, due_at]
+        snooze = make_service(lambda: moments.pop(0) if len(moments) > 1 else moments[0])
+        make_room(due_at)
+        (item,) = claim(snooze)
+        moments[:] = [due_at - timedelta(milliseconds=1), due_at]
+        with pytest.raises(NotYetDue):
+            run_item(snooze, item)
 
     def test_by_hand_before_its_end_it_is_still_snoozed(self, snooze: SupportSnooze) -> None:
         room = make_room(T0 + seconds(1))

@@ -1,0 +1,65 @@
+"""Events from Redis to the Socket.IO clients of this process.
+
+Guarantee: after an outage of Redis, events flow again within about a second of its return; python-socketio's own
+listener would wait up to a minute. What is published meanwhile is not seen: the channel keeps nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import socketio
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import masked
+
+PAUSE = 1.0  # seconds between two tries
+OPTIONS: dict[str, Any] = {
+    "socket_timeout": 5,
+    "socket_connect_timeout": 2,
+    "health_check_interval": 5,  # seconds: a half-open connection is found out
+    "retry": Retry(NoBackoff(), 0),
+}
+
+log = get_logger("QM/live")
+
+
+class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-socketio has no types
+    """python-socketio's manager, with a listener that comes back at once."""
+
+    def __init__(self, url: str, *, channel: str) -> None:
+        super().__init__(url, channel=channel, redis_options=OPTIONS)
+        self._is_away = False
+
+    async def _listen(self) -> AsyncIterator[bytes]:
+        while True:
+            try:
+                async for data in self._subscribed():
+                    yield data
+            except (RedisError, OSError) as error:
+                self._say(is_away=True, error=error)
+                await asyncio.sleep(PAUSE)
+
+    async def _subscribed(self) -> AsyncIterator[bytes]:
+        async with Redis.from_url(self.redis_url, **OPTIONS) as client, client.pubsub() as pubsub:
+            await pubsub.subscribe(self.channel)
+            while True:
+                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=PAUSE)
+                self._say(is_away=False)
+                if message is not None:
+                    yield message["data"]
+
+    def _say(self, *, is_away: bool, error: Exception | None = None) -> None:
+        has_changed, self._is_away = is_away != self._is_away, is_away
+        if has_changed and error is not None:
+            url = masked(self.redis_url)
+            log.warning(f"No live events: Redis at {url} does not answer ({reason(error)}); trying until it is back")
+        elif has_changed:
+            log.info("Live events flow again")

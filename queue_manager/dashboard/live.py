@@ -1,0 +1,143 @@
+"""Socket.IO at `/socket.io`: a client hears `support_room_updated` of the accounts that it may hear, no others.
+
+Connect: with `SOCKETIO_TOKEN_SECRET` set, `auth={"token": …}` (see `tokens`) puts a client into the rooms
+`support-<account id>` of all its accounts; a wrong, missing or expired token is refused. Without a secret, which is
+possible on loopback only, every client may join any account.
+Events: `join` and `leave` with an account id; `join` with `"*"`, without a secret only: the accounts of the rooms made
+last. Each is acknowledged with `{"joined": […]}`, `{"left": …}` or `{"error", "message"}`.
+Guarantee: a client whose token ends is disconnected within 2 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import socketio
+
+from models.support_room import rooms
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import Settings
+from queue_manager.dashboard import tokens
+from queue_manager.dashboard.channel import RedisChannel
+from queue_manager.dashboard.servers import Unavailable, mongodb
+from queue_manager.dashboard.tokens import ANY, Access, TokenRefused, is_account
+
+LOOK_EVERY = 0.5  # seconds between two looks for tokens that ended
+RECENT_ROOMS = 500
+LARGEST_MESSAGE = 64_000  # bytes; the largest thing that clients send is their token
+NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
+
+Answer = dict[str, Any]
+
+log = get_logger("QM/live")
+
+
+class Live:
+    """The Socket.IO server of this process and what each of its clients may hear."""
+
+    def __init__(self, chosen: Settings) -> None:
+        secret = chosen.socketio_token_secret
+        self._secret = None if secret is None else secret.get_secret_value()
+        self._access: dict[str, Access] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self.server = socketio.AsyncServer(
+            async_mode="asgi",
+            client_manager=RedisChannel(chosen.redis_url, channel=chosen.socketio_channel),
+            # A token is the page's own: any site may use it. Without one, only our own page may.
+            cors_allowed_origins=None if self._secret is None else "*",
+            max_http_buffer_size=LARGEST_MESSAGE,
+        )
+        for event, handler in (
+            ("connect", self._connect),
+            ("disconnect", self._disconnect),
+            ("join", self._join),
+            ("leave", self._leave),
+        ):
+            self.server.on(event, handler)
+
+    async def start(self) -> None:
+        """Listen to Redis from now on, so that the first client misses nothing, and watch over tokens."""
+        self.server.manager_initialized = True
+        self.server.manager.initialize()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def stop(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+
+    async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
+        access = self._judge(auth)
+        self._access[sid] = access
+        for account in access.accounts or ():
+            await self.server.enter_room(sid, _room(account))
+
+    def _judge(self, auth: Any) -> Access:
+        if self._secret is None:
+            return ANY
+        try:
+            return tokens.read(auth.get("token") if isinstance(auth, dict) else None, secret=self._secret)
+        except TokenRefused as error:
+            raise socketio.exceptions.ConnectionRefusedError(str(error)) from None
+
+    async def _disconnect(self, sid: str, *_: Any) -> None:
+        self._access.pop(sid, None)
+
+    async def _join(self, sid: str, account: Any = None, *_: Any) -> Answer:
+        access = self._access.get(sid)
+        if access is None or access.is_over():
+            return _refusal("The connection is closing")
+        if account == "*" and access.accounts is None:
+            return await self._join_recent(sid)
+        if not is_account(account):
+            return _refusal(NO_ACCOUNT)
+        if not access.allows(account):
+            return _refusal(f"The token does not name the account {account}")
+        await self.server.enter_room(sid, _room(account))
+        return {"joined": [account]}
+
+    async def _join_recent(self, sid: str) -> Answer:
+        try:
+            accounts = await asyncio.to_thread(_recent_accounts)
+        except Unavailable as error:
+            return {"error": "unavailable", "message": str(error)}
+        if sid in self._access:  # it may have left meanwhile
+            for account in accounts:
+                await self.server.enter_room(sid, _room(account))
+        return {"joined": accounts}
+
+    async def _leave(self, sid: str, account: Any = None, *_: Any) -> Answer:
+        if not is_account(account):
+            return _refusal(NO_ACCOUNT)
+        await self.server.leave_room(sid, _room(account))
+        return {"left": account}
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            for sid in [sid for sid, access in self._access.items() if access.is_over()]:
+                await self._end(sid)
+
+    async def _end(self, sid: str) -> None:
+        try:
+            await self.server.disconnect(sid)
+        except Exception as error:
+            log.warning("A client whose token ended could not be disconnected; tried again", error=reason(error))
+
+
+def _recent_accounts() -> list[str]:
+    with mongodb():
+        newest = rooms().find({}, {"account_id": 1}, sort=[("_id", -1)], limit=RECENT_ROOMS)
+        return sorted({account for room in newest if is_account(account := str(room.get("account_id")))})
+
+
+def _room(account: str) -> str:
+    return f"support-{account}"
+
+
+def _refusal(message: str) -> Answer:
+    return {"error": "refused", "message": message}

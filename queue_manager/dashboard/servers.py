@@ -1,0 +1,61 @@
+"""Asking MongoDB and Redis while somebody waits for an HTTP answer: bounded, and with one error for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pymongo
+import redis
+
+from models import database
+from queue_manager.core.errors import AppError, reason
+from queue_manager.core.per_process import PerProcess
+from queue_manager.core.settings import masked, settings
+from queue_manager.transport.server import CLIENT_OPTIONS
+
+MONGO_PATIENCE = 2.5  # seconds for everything asked in one `mongodb()`
+REDIS_PATIENCE = 2.0  # seconds for each command
+
+_client = PerProcess(
+    lambda: redis.Redis.from_url(
+        settings().redis_url, decode_responses=True, **{**CLIENT_OPTIONS, "socket_timeout": REDIS_PATIENCE}
+    )
+)
+
+
+class Unavailable(AppError):
+    """A server did not answer in time: names it."""
+
+
+@contextmanager
+def mongodb() -> Iterator[None]:
+    """Ask MongoDB within, for a bounded time in all. Raises `Unavailable` for whatever the driver raises."""
+    try:
+        with pymongo.timeout(MONGO_PATIENCE):
+            yield
+    except database.Error as error:
+        url = masked(settings().mongo_db_url)
+        raise Unavailable(f"MongoDB at {url} does not answer ({reason(error)})") from error
+
+
+@contextmanager
+def redis_server() -> Iterator[redis.Redis]:
+    """Give a client of Redis that waits for nothing long. Raises `Unavailable` for whatever it raises within."""
+    try:
+        yield _client()
+    except redis.RedisError as error:
+        url = masked(settings().redis_url)
+        raise Unavailable(f"Redis at {url} does not answer ({reason(error)})") from error
+
+
+def ping_mongodb() -> None:
+    """Raises `Unavailable`."""
+    with mongodb():
+        database.database().command("ping")
+
+
+def ping_redis() -> None:
+    """Raises `Unavailable`."""
+    with redis_server() as client:
+        client.ping()

@@ -1,0 +1,96 @@
+"""`POST /api/trigger/<group>/<job>`: one scan now, whether or not its system is switched on.
+
+Guarantee: 202 with the task's id after the broker took the message; of two requests at once, one is 202 and the
+other 409. Only while `QM_HOOKS` is true: otherwise there is no such path.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from uuid import uuid4
+
+from fastapi import APIRouter, Depends
+from kombu.exceptions import OperationalError
+
+from beat_schedule import SCHEDULE
+from models import scan_mark
+from models.database import server_now
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.schedule import Scan
+from queue_manager.core.settings import masked, settings
+from queue_manager.dashboard.boundary import refuse_other_sites
+from queue_manager.dashboard.errors import Refused
+from queue_manager.dashboard.servers import REDIS_PATIENCE, Unavailable, mongodb
+from tasks import app
+
+log = get_logger("QM/triggers")
+router = APIRouter(dependencies=[Depends(refuse_other_sites)])
+
+
+def spellings(trigger: str) -> tuple[str, str]:
+    """Return `group/some-job` and `group/someJob`."""
+    group, _, job = trigger.rpartition("/")
+    first, *others = job.split("-")
+    return trigger, f"{group}/{first}{''.join(map(str.capitalize, others))}"
+
+
+KNOWN = {path: scan for scan in SCHEDULE for path in spellings(scan.trigger)}
+
+
+@router.post("/api/trigger/{path:path}", status_code=HTTPStatus.ACCEPTED)
+def trigger(path: str) -> dict[str, str]:
+    """Send the scan that `path` names, unless one of its runs is marked."""
+    scan = KNOWN.get(path)
+    if scan is None:
+        known = ", ".join(line.trigger for line in SCHEDULE)
+        raise Refused(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
+    token = str(uuid4())
+    _mark(scan, token)
+    try:
+        _send(scan, token)
+    except Exception:
+        _unmark(scan, token)
+        raise
+    log.info("Scan triggered", scan=scan.name, task_id=token)
+    return {"task_id": token}
+
+
+def _mark(scan: Scan, token: str) -> None:
+    """Mark the run from this moment on. The scan, once it runs, renews the mark of its task id and takes it away."""
+    # A message that no worker takes expires after the period: it must not block the next for longer.
+    lease = min(scan_mark.LEASE, scan.period(settings()))
+    with mongodb():
+        if not scan_mark.try_begin(scan.task, token, now=server_now(), lease=lease):
+            raise Refused(HTTPStatus.CONFLICT, "already running", f"The scan {scan.name} is running; try again later")
+
+
+def _unmark(scan: Scan, token: str) -> None:
+    try:
+        with mongodb():
+            scan_mark.end(scan.task, token)
+    except Unavailable as error:
+        log.warning("The mark of a scan that was not sent stays until its lease ends", error=reason(error))
+
+
+def _send(scan: Scan, token: str) -> None:
+    """Send the scan's task over a connection of its own, without waiting for a broker that is away.
+
+    Raises:
+        Unavailable: it was not sent, or the reply was lost.
+    """
+    patience = {"socket_timeout": REDIS_PATIENCE, "socket_connect_timeout": REDIS_PATIENCE}
+    with app.connection_for_write(transport_options=patience) as connection:
+        try:
+            connection.ensure_connection(max_retries=0)
+            app.send_task(
+                scan.task,
+                queue="scans",
+                task_id=token,
+                expires=scan.period(settings()).total_seconds(),
+                connection=connection,
+                retry=False,
+            )
+        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
+            url = masked(settings().redis_url)
+            raise Unavailable(f"The broker at {url} takes no messages ({reason(error)})") from error

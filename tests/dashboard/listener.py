@@ -1,0 +1,102 @@
+"""A Socket.IO client of a few lines, which speaks the packets that the page's own client speaks."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import deque
+from typing import Any, Self
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, CloseConnection, RejectConnection, Request, TextMessage
+
+
+class ConnectionRefused(Exception):
+    """The server refused: with its message, or the HTTP status in place of a WebSocket."""
+
+
+class Listener:
+    """Connected on return. Events come in order from `next_event`."""
+
+    def __init__(self, port: int, auth: Any = None, *, host: str = "127.0.0.1", origin: str | None = None) -> None:
+        self._events: deque[tuple[str, dict[str, Any]]] = deque()
+        self._packets: deque[str] = deque()
+        self._partial = ""
+        self._asked = 0
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._protocol = WSConnection(ConnectionType.CLIENT)
+        try:
+            self._open(auth, host, origin)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, *event: Any) -> Any:
+        """Send an event and return its acknowledgement."""
+        self._asked += 1
+        self._send(f"42{self._asked}{json.dumps(event)}")
+        while not (packet := self._receive()).startswith(f"43{self._asked}["):
+            self._keep(packet)
+        return json.loads(packet[packet.index("[") :])[0]
+
+    def next_event(self) -> tuple[str, dict[str, Any]]:
+        while not self._events:
+            self._keep(self._receive())
+        return self._events.popleft()
+
+    def wait_until_disconnected(self) -> None:
+        while self._receive() != "41":
+            pass
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, auth: Any, host: str, origin: str | None) -> None:
+        headers = [] if origin is None else [(b"Origin", origin.encode())]
+        request = Request(host=host, target="/socket.io/?EIO=4&transport=websocket", extra_headers=headers)
+        self._socket.sendall(self._protocol.send(request))
+        assert self._receive()[0] == "0"
+        self._send("40" + ("" if auth is None else json.dumps(auth)))
+        answer = self._receive()
+        if answer.startswith("44"):
+            raise ConnectionRefused(json.loads(answer[2:])["message"])
+        assert answer.startswith("40{")
+
+    def _keep(self, packet: str) -> None:
+        assert packet.startswith("42["), packet
+        name, data = json.loads(packet[2:])
+        self._events.append((name, data))
+
+    def _send(self, packet: str) -> None:
+        self._socket.sendall(self._protocol.send(TextMessage(packet)))
+
+    def _receive(self) -> str:
+        """Return the next packet that is no ping. Raises TimeoutError when none comes within 10 s."""
+        while True:
+            while not self._packets:
+                self._read()
+            packet = self._packets.popleft()
+            if packet != "2":
+                return packet
+            self._send("3")
+
+    def _read(self) -> None:
+        self._protocol.receive_data(self._socket.recv(65_536) or None)
+        for event in self._protocol.events():
+            if isinstance(event, TextMessage):
+                self._partial += event.data
+                if event.message_finished:
+                    self._packets.append(self._partial)
+                    self._partial = ""
+            elif isinstance(event, RejectConnection):
+                raise ConnectionRefused(f"HTTP {event.status_code}")
+            elif isinstance(event, CloseConnection):
+                raise ConnectionRefused(f"closed: {event.code}")
+            else:
+                assert isinstance(event, AcceptConnection), event

@@ -1,0 +1,90 @@
+"""`queue-manager web` as a user and an operator see it: how it starts, what it serves, how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Servers
+from listener import Listener
+from web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, token, web
+
+
+@pytest.fixture(scope="module")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    with web(tmp_path_factory.mktemp("plain")) as running:
+        yield running
+
+
+def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=20)
+
+
+def test_without_a_secret_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
+    result = start("--host", "0.0.0.0", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without SOCKETIO_TOKEN_SECRET")
+    assert "accepted is a loopback address" in result.stderr
+
+
+def test_a_short_secret_is_refused_without_being_shown(tmp_path: Path) -> None:
+    result = start(cwd=tmp_path, SOCKETIO_TOKEN_SECRET="short-s3cret")
+    assert result.returncode == 2
+    expected = "queue-manager: SOCKETIO_TOKEN_SECRET: accepted is a secret of at least 32 characters"
+    assert result.stderr.strip() == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_order_although_a_client_is_connected(
+    number: signal.Signals, servers: Servers, tmp_path: Path
+) -> None:
+    with web(tmp_path, SOCKETIO_TOKEN_SECRET=SECRET) as process:
+        client = Listener(process.port, {"token": token("a")})
+        began = time.monotonic()
+        os.kill(process.child.pid, number)
+        assert process.child.wait(5) == 0
+        assert time.monotonic() - began < 2.5
+        client.close()
+        assert "Traceback" not in process.log
+
+
+def test_without_hooks_there_are_no_triggers(process: Web) -> None:
+    answer = process.post(SNOOZE)
+    assert (answer.status, answer.body["error"]) == (404, "not found")
+
+
+@pytest.mark.parametrize("path", ["/api/nonsense", "/nonsense", "/static/nonsense.js", "/static/../rooms.html"])
+def test_what_does_not_exist_is_404_in_the_one_form(path: str, process: Web) -> None:
+    answer = process.get(path)
+    assert answer.status == 404
+    assert answer.body.keys() == {"error", "message"}
+
+
+def test_a_name_that_others_made_point_here_is_refused(process: Web) -> None:
+    assert process.get("/", Host="evil.example").status == 421
+    assert process.get("/", Host=f"localhost:{process.port}").status == 200
+
+
+def test_the_page_runs_no_inline_script_and_loads_nothing_from_elsewhere(process: Web) -> None:
+    page = process.get("/")
+    assert page.headers["content-security-policy"].startswith("default-src 'self';")
+    assert re.findall(r"<script(.*?)>(.*?)</script>", page.text, re.DOTALL) == [
+        (' type="module" src="/static/rooms.js"', "")
+    ]
+    assert not re.search(r"\son\w+=|style=|<style|https?://", page.text)
+    loaded = re.findall(r'(?:src|href)="(.+?)"', page.text)
+    assert len(loaded) == 3
+    files = [process.get(path) for path in [*loaded, "/static/connection.js"]]
+    assert {file.status for file in files} == {200}
+    assert sum(len(file.text) for file in files) < 60_000
+
+
+def test_the_page_says_what_to_do_next(process: Web) -> None:
+    assert "Snooze a room" in process.get("/").text

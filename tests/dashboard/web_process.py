@@ -1,0 +1,88 @@
+"""A real `queue-manager web` for tests, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jwt
+from eventually import eventually
+
+from queue_manager.devstack.children import Child, spawn
+from queue_manager.devstack.ports import free_port, is_answering
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
+SECRET = "a secret of the tests, long enough for HS256"
+SNOOZE = "/api/trigger/conversations/support-snooze"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    text: str
+    took: float
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.text)
+
+
+@dataclass(frozen=True)
+class Web:
+    """The process, by its address."""
+
+    child: Child
+    port: int
+    log_path: Path
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self._ask("GET", path, headers)
+
+    def post(self, path: str, **headers: str) -> Answer:
+        return self._ask("POST", path, headers)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method, headers=named)
+        began = time.monotonic()
+        try:
+            with urllib.request.urlopen(request, timeout=15) as answer:
+                text = answer.read().decode()
+                return Answer(answer.status, answer.headers, text, time.monotonic() - began)
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, error.headers, error.read().decode(), time.monotonic() - began)
+
+
+@contextmanager
+def web(directory: Path, **env: str) -> Iterator[Web]:
+    """Start it on a free port and wait until it answers."""
+    port, log_path = free_port(), directory / "web.log"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    with log_path.open("wb") as log:
+        child = spawn([*COMMAND, "--port", str(port)], env=environment, cwd=directory, stdout=log, stderr=log)
+    try:
+        eventually(lambda: is_answering(port) or child.poll() is not None, within=30)
+        yield Web(child=child, port=port, log_path=log_path)
+    finally:
+        child.kill()
+
+
+def token(*accounts: str, secret: str = SECRET, **claims: Any) -> str:
+    """Sign a token as the product would."""
+    return jwt.encode({"accounts": list(accounts), **claims}, secret, algorithm="HS256")
