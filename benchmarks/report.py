@@ -14,7 +14,7 @@ from benchmarks.explain import Explained
 from benchmarks.harness import Result
 
 Row = tuple[str, ...]
-_TIMES = ("way", "seconds, and range", "times ours, and range")
+_TIMES = ("way", "seconds (range)", "times ours (range)")
 _COSTS = ("statement", "keys read", "documents read", "most memory", "disk")
 
 

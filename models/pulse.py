@@ -135,3 +135,8 @@ def obstacles() -> list[str]:
             for group in groups
         ]
     return found
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return what this module keeps, for `migrate`."""
+    return {pulses().name: indexes()}

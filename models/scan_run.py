@@ -38,3 +38,8 @@ def last(scan: str) -> Document | None:
 def latest(scan: str, *, limit: int) -> list[Document]:
     """Return the latest runs of `scan`, newest first."""
     return list(collection(NAME).find({"scan": scan}, {"_id": 0}, sort=[("at", DESCENDING)], limit=limit))
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return what this module keeps, for `migrate`."""
+    return {NAME: indexes()}

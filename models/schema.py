@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from models import database, pulse, scan_run, site, subscription, support_room
+from importlib import import_module
+from pkgutil import iter_modules
+
+import models
+from models import database, pulse
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.settings import settings
 
 
 def migrate() -> list[str]:
@@ -18,12 +21,6 @@ def migrate() -> list[str]:
             "these must be put in order first: leave one open request of each account, and set the others to "
             "status `dismissed`\n" + "\n".join(obstacles)
         )
-    wanted = {
-        support_room.NAME: support_room.indexes(),
-        settings().subscriptions_collection: subscription.indexes(),
-        settings().pulses_collection: pulse.indexes(),
-        **{name: sites.indexes() for name, sites in site.ALL.items()},
-        site.RESETS: site.reset_indexes(),
-        scan_run.NAME: scan_run.indexes(),
-    }
-    return database.create_indexes(wanted)
+    modules = (import_module(f"models.{module.name}") for module in iter_modules(models.__path__))
+    every = [module.collections() for module in modules if hasattr(module, "collections")]
+    return database.create_indexes({name: indexes for some in every for name, indexes in some.items()})

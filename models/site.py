@@ -173,3 +173,8 @@ def reset_indexes() -> list[IndexModel]:
         IndexModel([("run", ASCENDING)], name="items_of_a_run"),
         IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(KEPT.total_seconds())),
     ]
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return what this module keeps, for `migrate`."""
+    return {**{name: sites.indexes() for name, sites in ALL.items()}, RESETS: reset_indexes()}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import pymongo
 from pymongo import ASCENDING, IndexModel
 from pymongo.collection import Collection
 
@@ -23,19 +24,29 @@ from queue_manager.core.clock import truncate
 from queue_manager.core.settings import settings
 
 MILLISECONDS_FROM = 1e11  # as seconds that would be the year 5138
+_IS_A_DATE: Document = {"$eq": [{"$type": "$created_at"}, "date"]}
+_WITHIN_REASON: Document = {"$and": [{"$gte": ["$created_at", 0]}, {"$lte": ["$created_at", MILLISECONDS_FROM]}]}
+_READABLE: Document = {
+    "$or": [{"created_at": A_DATE}, {"created_at": {"$gte": 0, "$lte": MILLISECONDS_FROM}}],
+    "created_at.0": None,  # no list
+}
 _STARTED: Document = {
     "$switch": {
         "branches": [
-            {"case": {"$eq": [{"$type": "$created_at"}, "date"]}, "then": "$created_at"},
             {
-                "case": {"$isNumber": "$created_at"},
+                "case": {"$and": [_IS_A_DATE, {"$gte": ["$created_at", A_DATE["$gte"]]}]},
+                "then": "$created_at",
+            },
+            {
+                "case": {"$and": [{"$isNumber": "$created_at"}, _WITHIN_REASON]},
                 "then": {"$toDate": {"$toLong": {"$multiply": ["$created_at", 1000]}}},
             },
         ],
         "default": None,
     }
 }
-_READABLE: Document = {"$or": [{"created_at": A_DATE}, {"created_at": {"$gte": 0, "$lte": MILLISECONDS_FROM}}]}
+"""The start as a date, worked out from the index alone; null where `_READABLE` is not met."""
+LONGEST_SCAN = 120.0  # seconds; grouping a million subscriptions takes a tenth of it
 
 
 def subscriptions() -> Collection[Document]:
@@ -59,29 +70,24 @@ def eligible(product_types: Sequence[str], *, until: datetime, asked_since: date
         product_types: what counts as managed.
         asked_since: a request created or completed after that still blocks, see `pulse.blocking`.
     """
-    groups: Any = subscriptions().aggregate(
-        [
-            {"$match": {**_managed(product_types), **_READABLE}},
-            {"$project": {"account": 1, "account_id": "$metadata.account_id", "started": _STARTED}},
-            {
-                "$group": {
-                    "_id": "$account",
-                    "subscription_ids": {"$push": "$_id"},
-                    "oldest": {
-                        "$top": {
-                            "sortBy": {"started": 1, "_id": 1},
-                            "output": {"started": "$started", "account_id": "$account_id"},
-                        }
-                    },
-                }
-            },
-            {"$match": {"oldest.started": {"$lte": until}}},
-            *_without_pulse("account_id", "$oldest.account_id", asked_since),
-            *_without_pulse("metadata.parent_account", "$_id", asked_since),
-        ],
-        allowDiskUse=True,
-        hint="managed_by_account",
-    )
+    stages = [
+        {"$match": _managed(product_types)},
+        {"$project": {"account": 1, "account_id": "$metadata.account_id", "started": _STARTED}},
+        {"$match": {"started": {"$ne": None}}},
+        {
+            "$group": {
+                "_id": "$account",
+                "subscription_ids": {"$push": "$_id"},
+                # The least of these is the oldest: documents compare field by field, in this order.
+                "oldest": {"$min": {"started": "$started", "_id": "$_id", "account_id": "$account_id"}},
+            }
+        },
+        {"$match": {"oldest.started": {"$lte": until}}},
+        *_without_pulse("account_id", "$oldest.account_id", asked_since),
+        *_without_pulse("metadata.parent_account", "$_id", asked_since),
+    ]
+    with pymongo.timeout(LONGEST_SCAN):  # all groups are made before the first one comes
+        groups: Any = subscriptions().aggregate(stages, allowDiskUse=True, hint="managed_by_account")
     for group in groups:
         yield Agency(
             account_id=group["oldest"].get("account_id"),
@@ -122,3 +128,8 @@ def _without_pulse(field: str, account_of: str, asked_since: datetime) -> list[D
         {"$lookup": look},
         {"$match": {"blocks": {"$size": 0}}},
     ]
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return what this module keeps, for `migrate`."""
+    return {subscriptions().name: indexes()}

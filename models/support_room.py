@@ -150,3 +150,8 @@ def malformed() -> Malformed:
     return Malformed(
         count=rooms().count_documents(MALFORMED, hint="malformed_snooze"), ids=[room["_id"] for room in found]
     )
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return what this module keeps, for `migrate`."""
+    return {NAME: indexes()}

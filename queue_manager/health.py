@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import Any
 
 import redis
@@ -17,13 +18,10 @@ from queue_manager.core.schedule import Scan
 from queue_manager.core.settings import Settings, masked, settings
 from queue_manager.transport.leadership import LEADER_LOCK, leadership
 from queue_manager.transport.server import connect, require_no_eviction
-from services import review_requests, stale_thumbnails, support_snooze
 from services.due_work import Figures
 
 FIGURES: dict[str, Callable[[], Figures]] = {
-    "support-snooze": support_snooze.figures,
-    "review-requests": review_requests.figures,
-    "stale-thumbnails": stale_thumbnails.figures,
+    scan.name: import_module(f"services.{scan.system}").figures for scan in SCHEDULE
 }
 MISSED_TICKS = 3  # a scan whose last run is older than so many periods is late
 

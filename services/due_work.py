@@ -6,13 +6,11 @@ A scan hands `DueItem`s to `tasks.base.fan_out`; the item task of the same syste
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from models.claimable import Selection
-from models.claims import Batch, Claims
 from queue_manager.core.settings import settings
 
 
@@ -77,40 +75,3 @@ class Limits:
     def from_settings(cls) -> Limits:
         chosen = settings()
         return cls(batch=chosen.qm_claim_batch, max_queue=chosen.qm_max_queue, ahead=chosen.qm_ahead_limit)
-
-
-def claim_in_batches(
-    claims: Claims, *, clock: Callable[[], datetime], waiting: int, limits: Limits, ahead_by: timedelta
-) -> Iterator[Batch]:
-    """Claim what is due, oldest first, and a bounded number of what falls due within `ahead_by`.
-
-    What waits in the broker is not lost. New claims fill the queue up to `limits.max_queue`; of the leases that
-    ran out, at most as many are taken again as there are more of them than messages waiting, so that a slow
-    backlog is never published twice.
-    """
-    now = clock()
-    claims.tidy(now)
-    due, capacity = claims.of, limits.max_queue - waiting
-    lost = claims.count(due.lost(now), limit=limits.max_queue + waiting) - waiting
-    plan: list[tuple[Selection, int]] = [
-        (due.lost(now), lost),
-        (due.void(now), limits.max_queue),
-        (due.returned(now), limits.max_queue),
-        (due.unclaimed(now), limits.max_queue),
-        (due.unclaimed(now + ahead_by, after=now), limits.ahead),
-    ]
-    for selection, most in plan:
-        for batch in _batches(claims, selection, min(most, capacity), clock, limits):
-            capacity -= len(batch.won)
-            yield batch
-
-
-def _batches(
-    claims: Claims, selection: Selection, budget: int, clock: Callable[[], datetime], limits: Limits
-) -> Iterator[Batch]:
-    while budget > 0:
-        batch = claims.claim(selection, limit=min(budget, limits.batch), now=clock())
-        if not batch.found:
-            return
-        budget -= len(batch.won)
-        yield batch

@@ -8,21 +8,19 @@ Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "uns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from bson import ObjectId
 
 from models import database, support_room
-from models.claims import Claimed
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
-from queue_manager.core.errors import NotYetDue, PermanentError, reason
+from queue_manager.core.errors import NotYetDue, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from services.due_work import DueBatch, DueItem, DueWork, Figures, Limits, claim_in_batches
+from services.claimed_work import ClaimedWork
+from services.due_work import DueItem, Figures, Limits
 from services.realtime import EmitFailed, Events, events
 
 INITIATOR = "QM/conversations/support-snooze"
@@ -34,32 +32,10 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupportSnooze(DueWork):
-    """The snooze of support rooms: `DueWork` for the scan, `unsnooze` for the item."""
+class SupportSnooze(ClaimedWork):
+    """The snooze of support rooms: `ClaimedWork` for the scan, `unsnooze` for the item."""
 
-    clock: Callable[[], datetime]
     events: Events
-    limits: Limits
-    lease: timedelta
-    ahead_by: timedelta
-
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
-        """Claim the rooms that are due, and those that fall due before the next scan, these with their time."""
-        batches = claim_in_batches(
-            support_room.claims(), clock=self.clock, waiting=waiting, limits=self.limits, ahead_by=self.ahead_by
-        )
-        for batch in batches:
-            now = self.clock()
-            yield DueBatch(found=batch.found, items=[_item(room, now) for room in batch.won])
-
-    def release(self, items: Sequence[DueItem]) -> None:
-        support_room.claims().release(_tokens(items), now=self.clock())
-
-    def renew(self, items: Sequence[DueItem]) -> None:
-        support_room.claims().renew(_tokens(items), until=self.clock() + self.lease)
-
-    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
-        support_room.claims().renew(_tokens([item]), until=self.clock() + wait + self.lease)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         room_id, meant = _arguments(*item.args)
@@ -118,7 +94,7 @@ class SupportSnooze(DueWork):
                 raise NotYetDue(ends_at - now)
             return _skipped("Still snoozed")
         if holds:
-            support_room.claims().release({room_key: token}, now=now)
+            self.claims.release({room_key: token}, now=now)
         return _skipped("Snooze changed")
 
     def _announce(self, room: dict[str, Any]) -> Result:
@@ -141,10 +117,10 @@ def support_snooze() -> SupportSnooze:
     """Return the service of this process, on the real database, clock and events."""
     chosen = settings()
     return SupportSnooze(
+        claims=support_room.claims(),
         clock=database.server_now,
         events=events(),
         limits=Limits.from_settings(),
-        lease=seconds(chosen.qm_lease_seconds),
         ahead_by=min(seconds(chosen.qm_snooze_scan_seconds), LONGEST_AHEAD),
     )
 
@@ -158,20 +134,6 @@ def figures() -> Figures:
         numbers={**support_room.claims().figures(database.server_now()), "malformed": malformed.count},
         problems=[problem] if malformed.count else [],
     )
-
-
-def _item(room: Claimed, now: datetime) -> DueItem:
-    args = (str(room.id), to_iso(room.due_at))
-    return DueItem(token=room.token, args=args, eta=room.due_at if room.due_at > now else None)
-
-
-def _tokens(items: Sequence[DueItem]) -> dict[ObjectId, str]:
-    """Return the tokens by room; a call by hand with malformed arguments holds nothing."""
-    tokens = {}
-    for item in items:
-        with suppress(PermanentError):
-            tokens[_arguments(*item.args)[0]] = item.token
-    return tokens
 
 
 def _arguments(room_id: Any, snoozed_until: Any = None) -> tuple[ObjectId, datetime | None]:

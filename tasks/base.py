@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import signature
@@ -19,12 +20,13 @@ from uuid import uuid4
 from celery import Task, current_task
 from celery.exceptions import Ignore
 
-from models import scan_run
+from models import scan_mark, scan_run
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import NotYetDue, PermanentError, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
+from queue_manager.transport import counters
 from queue_manager.transport.backlog import waiting
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
@@ -75,14 +77,16 @@ class ScanTask(Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         started = time.monotonic()
-        try:
-            report = self.run(*args, **kwargs)
-        except Exception as error:
-            report = ScanReport(errors=[f"{type(error).__name__}: {reason(error)}"])
+        with self._marked():
+            try:
+                report = self.run(*args, **kwargs)
+            except Exception as error:
+                report = ScanReport(errors=[f"{type(error).__name__}: {reason(error)}"])
         duration_ms = round((time.monotonic() - started) * 1000)
         run = {**report.figures(), "duration_ms": duration_ms}
         scan_log = get_logger(self.initiator)
         self._record(run, report)
+        counters.scan(self.name, run)
         if report.enqueued:
             scan_log.info(self.sent, **run)
         for message in report.errors:
@@ -90,6 +94,23 @@ class ScanTask(Task):
         if report.errors:
             raise ScanFailed(f"{len(report.errors)} of the scan's steps failed; the first: {report.errors[0]}")
         return run
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Show that the scan runs, so that nobody starts it by hand meanwhile."""
+        token = current_token()
+        self._try_to_mark(lambda: scan_mark.begin(self.name, token, now=server_now()))
+        try:
+            yield
+        finally:
+            self._try_to_mark(lambda: scan_mark.end(self.name, token))
+
+    def _try_to_mark(self, mark: Callable[[], None]) -> None:
+        try:
+            mark()
+        except Exception as error:
+            # The mark is for people; a scan that MongoDB fails says so itself.
+            log.warning("The scan could not be marked as running", scan=self.name, error=reason(error))
 
     def _record(self, run: dict[str, int], report: ScanReport) -> None:
         try:
@@ -185,9 +206,16 @@ class ItemTask(Task):
             self._postpone(item, wait)
             raise self.retry(exc=error, countdown=wait.total_seconds(), throw=False) from error
 
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        counters.add(self.queue_name, {"done": 1})
+
+    def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        counters.add(self.queue_name, {"retried": 1})
+
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """The last attempt failed, or it can never succeed: the item's system is told."""
         log.error(f"Item failed for good: {reason(exc)}", task=self.name, task_id=task_id)
+        counters.add(self.queue_name, {"failed": 1})
         try:
             self.work().give_up(self._item(task_id, args, kwargs), error=reason(exc))
         except PermanentError:

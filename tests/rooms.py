@@ -72,6 +72,6 @@ def make_service(clock: Callable[[], datetime], events: RecordedEvents | None = 
         clock=clock,
         events=events or RecordedEvents(),
         limits=Limits(**{"batch": 100, "max_queue": 1000, "ahead": 200, **limits}),
-        lease=seconds(60),
+        claims=support_room.claims(),
         ahead_by=seconds(10),
     )

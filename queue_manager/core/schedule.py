@@ -32,6 +32,11 @@ class Scan:
     at: crontab | None = None
     """When exactly, if not simply every `period`."""
 
+    @property
+    def system(self) -> str:
+        """The name that the modules of its tasks and of its service share."""
+        return self.task.split(".")[1]
+
 
 def celery_entries(schedule: Sequence[Scan], settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the entries that are switched on. Each message expires with its period: a scan never piles up."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from conftest import Servers
 from eventually import eventually
 from listener import ConnectionRefused, Listener
 from rooms import make_room
-from web_process import SECRET, Web, token, web
+from web_process import SECRET, Web, shared_web, token, web
 
 from queue_manager.devstack.servers import Valkey
 from services.realtime import RedisEvents
@@ -24,18 +23,16 @@ from services.realtime import RedisEvents
 EVENT = "support_room_updated"
 
 
-@pytest.fixture(scope="module")
-def secured(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+@pytest.fixture(scope="session")
+def secured(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
     """A process that asks for tokens."""
-    with web(tmp_path_factory.mktemp("secured"), SOCKETIO_TOKEN_SECRET=SECRET) as process:
-        yield process
+    return shared_web(tmp_path_factory, SOCKETIO_TOKEN_SECRET=SECRET)
 
 
-@pytest.fixture(scope="module")
-def unsecured(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+@pytest.fixture(scope="session")
+def unsecured(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
     """A process on loopback without a secret."""
-    with web(tmp_path_factory.mktemp("unsecured")) as process:
-        yield process
+    return shared_web(tmp_path_factory)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from conftest import Servers
 from eventually import eventually
 from prometheus_client.parser import text_string_to_metric_families
 from rooms import make_room
-from web_process import Web, web
+from web_process import Web, shared_web, web
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
@@ -43,10 +43,9 @@ def lonely(tmp_path: Path) -> Iterator[Lonely]:
     mongo.kill()
 
 
-@pytest.fixture(scope="module")
-def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    with web(tmp_path_factory.mktemp("metrics")) as running:
-        yield running
+@pytest.fixture(scope="session")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory)
 
 
 def scrape(process: Web) -> dict[str, float]:
@@ -83,15 +82,14 @@ def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
 
 
 def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
-    samples = scrape(lonely.process)
-    assert samples == {"queue_manager_up{mongodb}": 0, "queue_manager_up{redis}": 0}
     lonely.valkey.start()
     samples = scrape(lonely.process)
+    assert samples["queue_manager_up{mongodb}"] == 0
     assert samples["queue_manager_up{redis}"] == 1
     assert samples["queue_manager_scan_runs_total{support-snooze}"] == 0
     assert not any("pending" in name for name in samples)
     lonely.valkey.kill()
-    assert scrape(lonely.process)["queue_manager_up{redis}"] == 0
+    assert scrape(lonely.process) == {"queue_manager_up{mongodb}": 0, "queue_manager_up{redis}": 0}
 
 
 def test_metrics_show_totals_durations_and_figures(clean: Servers, process: Web) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ from conftest import Servers
 from eventually import eventually
 from rooms import make_room
 from watching import is_open
-from web_process import SNOOZE, Web, web
+from web_process import SNOOZE, Web, shared_web, web
 
 from beat_schedule import SCHEDULE
 from models import scan_mark
@@ -27,10 +26,9 @@ from queue_manager.devstack.ports import free_port
 TASK = "tasks.support_snooze.scan_expired_snoozes"
 
 
-@pytest.fixture(scope="module")
-def hooked(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    with web(tmp_path_factory.mktemp("hooked"), QM_HOOKS="true", QM_CONVERSATIONS="false") as process:
-        yield process
+@pytest.fixture(scope="session")
+def hooked(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory, QM_HOOKS="true", QM_CONVERSATIONS="false")
 
 
 def test_a_trigger_sends_the_scan_once_and_refuses_a_second(clean: Servers, hooked: Web) -> None:

@@ -7,19 +7,17 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Servers
 from listener import Listener
-from web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, token, web
+from web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
 
 
-@pytest.fixture(scope="module")
-def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    with web(tmp_path_factory.mktemp("plain")) as running:
-        yield running
+@pytest.fixture(scope="session")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory)
 
 
 def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -9,12 +10,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import jwt
+import pytest
 from eventually import eventually
 
 from queue_manager.devstack.children import Child, spawn
@@ -29,7 +32,7 @@ SNOOZE = "/api/trigger/conversations/support-snooze"
 @dataclass(frozen=True)
 class Answer:
     status: int
-    headers: Mapping[str, str]
+    headers: Message
     text: str
     took: float
 
@@ -81,6 +84,19 @@ def web(directory: Path, **env: str) -> Iterator[Web]:
         yield Web(child=child, port=port, log_path=log_path)
     finally:
         child.kill()
+
+
+_shared: dict[frozenset[tuple[str, str]], Web] = {}
+_at_exit = ExitStack()
+atexit.register(_at_exit.close)
+
+
+def shared_web(directories: pytest.TempPathFactory, **env: str) -> Web:
+    """Return the process that all tests with this environment use: a start takes a second."""
+    key = frozenset(env.items())
+    if key not in _shared:
+        _shared[key] = _at_exit.enter_context(web(directories.mktemp("web"), **env))
+    return _shared[key]
 
 
 def token(*accounts: str, secret: str = SECRET, **claims: Any) -> str:

@@ -219,9 +219,7 @@ class TestSummary:
         for status, age in (("pending", seconds(59)), ("dismissed", minutes(2)), ("in_progress", hours(25))):
             agency = demo_agencies.subscription(NOW)
             pulse.pulses().insert_one(demo_agencies.pulse(agency, NOW - age, status=status))
-        assert summary.describe_reviews(NOW) == (
-            "reviews: 2 open, 2 made in the last day (1 in the last minute)"
-        )
+        assert summary.describe_reviews(NOW) == ("reviews: 2 open, 2 made in the last day (1 in the last minute)")
 
     def test_it_counts_stuck_builds_and_resets(self, clean: Servers) -> None:
         collection("instasites").insert_many([demo_sites.new_site(NOW, hangs=hangs) for hangs in (True, True, False)])

@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
+from pymongo import MongoClient
+from pymongo.monitoring import (
+    CommandFailedEvent,
+    CommandListener,
+    CommandStartedEvent,
+    CommandSucceededEvent,
+)
 from rooms import T0, HandClock
 
-from models import database, pulse, schema, subscription
+from models import pulse, schema, subscription
 from models.database import collection
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
@@ -120,7 +127,7 @@ class TestEligible:
         (item,) = scan(reviews)
         assert item.args[3] == to_iso(MONTH_AGO)
 
-    @pytest.mark.parametrize("created_at", [1.7e12, None, "2026", True, -5, {"a": 1}, []])
+    @pytest.mark.parametrize("created_at", [1.7e12, None, "2026", True, -5, float("nan"), {"a": 1}, [], [1]])
     def test_unreadable_start_is_left_out_counted_and_named(
         self, reviews: ReviewRequests, caplog: pytest.LogCaptureFixture, created_at: Any
     ) -> None:
@@ -323,19 +330,36 @@ def test_migrate_lists_duplicates_and_changes_nothing(clock: HandClock) -> None:
     schema.migrate()
 
 
-def test_plan_reads_an_index(reviews: ReviewRequests) -> None:
+def test_scan_reads_the_index_and_no_subscription(reviews: ReviewRequests) -> None:
     for number in range(50):
         subscribe(status="active" if number < 10 else "canceled")
-    plan = database.database().command(
-        "explain",
-        {
-            "count": "store-subscription",
-            "query": subscription._managed(["seo"]),
-            "hint": "managed_by_account",
-        },
-        verbosity="executionStats",
-    )["executionStats"]
-    assert plan["totalKeysExamined"] <= 11
+    seen = Statements()
+    with MongoClient(settings().mongo_db_url, event_listeners=[seen]) as client, pytest.MonkeyPatch.context() as patch:
+        own = client.get_default_database()["store-subscription"]
+        patch.setattr(subscription, "subscriptions", lambda: own)
+        assert len(list(subscription.eligible(["seo"], until=MONTH_AGO, asked_since=T0))) == 10
+        (aggregate,) = seen.aggregates
+        plan = client.get_default_database().command("explain", aggregate, verbosity="executionStats")
+    first = plan["stages"][0]["$cursor"]["executionStats"]
+    assert (first["totalKeysExamined"], first["totalDocsExamined"]) == (10, 0)
+
+
+class Statements(CommandListener):
+    """Keeps every aggregation that was sent, in the form that `explain` takes."""
+
+    def __init__(self) -> None:
+        self.aggregates: list[dict[str, Any]] = []
+
+    def started(self, event: CommandStartedEvent) -> None:
+        if event.command_name == "aggregate":
+            kept = {"aggregate", "pipeline", "cursor", "hint", "allowDiskUse"}
+            self.aggregates.append({name: value for name, value in event.command.items() if name in kept})
+
+    def succeeded(self, event: CommandSucceededEvent) -> None:
+        """Nothing to keep."""
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        """Nothing to keep."""
 
 
 def create_one(arguments: tuple[str, str, str]) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""Due work whose items are documents under a claim: found, held, renewed and given back, alike in every system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from models import database
+from models.claimable import Selection
+from models.claims import Batch, Claimed, Claims
+from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import PermanentError
+from services.due_work import DueBatch, DueItem, DueWork, Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedWork(DueWork):
+    """Work whose items are claimed documents. The arguments of an item are `(id, due time)`, as texts."""
+
+    claims: Claims
+    clock: Callable[[], datetime]
+    limits: Limits
+    ahead_by: timedelta
+    """What falls due within this time is sent with its time."""
+
+    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+        """Claim the documents that are due, and those that fall due before the next scan, these with their time."""
+        batches = claim_in_batches(
+            self.claims, clock=self.clock, waiting=waiting, limits=self.limits, ahead_by=self.ahead_by
+        )
+        for batch in batches:
+            now = self.clock()
+            yield DueBatch(found=batch.found, items=[_item(claimed, now) for claimed in batch.won])
+
+    def release(self, items: Sequence[DueItem]) -> None:
+        self.claims.release(_tokens(items), now=self.clock())
+
+    def renew(self, items: Sequence[DueItem]) -> None:
+        self.claims.renew(_tokens(items), until=self.clock() + self.claims.lease)
+
+    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
+        self.claims.renew(_tokens([item]), until=self.clock() + wait + self.claims.lease)
+
+    def rest(self, item: DueItem, *, pause: timedelta) -> None:
+        """Give the item back as of later: until then no scan takes it."""
+        self.claims.release(_tokens([item]), now=self.clock() + pause)
+
+
+def _item(claimed: Claimed, now: datetime) -> DueItem:
+    args = (str(claimed.id), to_iso(claimed.due_at))
+    return DueItem(token=claimed.token, args=args, eta=claimed.due_at if claimed.due_at > now else None)
+
+
+def _tokens(items: Sequence[DueItem]) -> dict[Any, str]:
+    """Return the tokens by document; a call by hand with a malformed id holds nothing."""
+    tokens = {}
+    for item in items:
+        with suppress(PermanentError):
+            tokens[database.object_id(next(iter(item.args), None), field="id")] = item.token
+    return tokens
+
+
+def claim_in_batches(
+    claims: Claims, *, clock: Callable[[], datetime], waiting: int, limits: Limits, ahead_by: timedelta
+) -> Iterator[Batch]:
+    """Claim what is due, oldest first, and a bounded number of what falls due within `ahead_by`.
+
+    What waits in the broker is not lost. New claims fill the queue up to `limits.max_queue`; of the leases that
+    ran out, at most as many are taken again as there are more of them than messages waiting, so that a slow
+    backlog is never published twice.
+    """
+    now = clock()
+    claims.tidy(now)
+    due, capacity = claims.of, limits.max_queue - waiting
+    lost = claims.count(due.lost(now), limit=limits.max_queue + waiting) - waiting
+    plan: list[tuple[Selection, int]] = [
+        (due.lost(now), lost),
+        (due.void(now), limits.max_queue),
+        (due.returned(now), limits.max_queue),
+        (due.unclaimed(now), limits.max_queue),
+        (due.unclaimed(now + ahead_by, after=now), limits.ahead),
+    ]
+    for selection, most in plan:
+        for batch in _batches(claims, selection, min(most, capacity), clock, limits):
+            capacity -= len(batch.won)
+            yield batch
+
+
+def _batches(
+    claims: Claims, selection: Selection, budget: int, clock: Callable[[], datetime], limits: Limits
+) -> Iterator[Batch]:
+    while budget > 0:
+        batch = claims.claim(selection, limit=min(budget, limits.batch), now=clock())
+        if not batch.found:
+            return
+        budget -= len(batch.won)
+        yield batch
