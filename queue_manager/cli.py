@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from beat_schedule import SCHEDULE
 from models import schema
@@ -114,23 +115,20 @@ def _print_health(console: Console, state: Health) -> None:
             f"lease left {leader['lease_left']} s\n",
             highlight=False,
         )
-    for title, rows in (("Last scans", state.scans), ("Systems", state.systems)):
-        if rows:
-            console.print(_table(title, rows))
+    for name, run in state.scans.items():
+        console.print(f"Last scan of {name}  {_line(run) if run else 'none in 24 hours'}", highlight=False)
+    for name, numbers in state.systems.items():
+        console.print(f"{name}  {_line(numbers)}", highlight=False)
+    for detail in state.details:
+        console.print(f"  {escape(detail)}", highlight=False)
     for problem in state.problems:
-        console.print(f"[bold red]problem[/]  {problem}", highlight=False)
+        console.print(f"[bold red]problem[/]  {escape(problem)}", highlight=False)
     if not state.problems:
         console.print("[green]all is well[/]")
 
 
-def _table(title: str, rows: dict[str, Any]) -> Table:
-    columns = list(dict.fromkeys(key for row in rows.values() if row for key in row if key != "scan"))
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
-    for column in ("", *columns):
-        table.add_column(column, justify="right" if column else "left")
-    for name, row in rows.items():
-        table.add_row(name, *(str((row or {}).get(column, "-")) for column in columns))
-    return table
+def _line(figures: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items() if name != "scan")
 
 
 def _fail(message: str, *, code: int) -> NoReturn:

@@ -94,7 +94,7 @@ def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -
     assert state["scans"]["support-snooze"]["errors"] == 0
     assert state["systems"]["support-snooze"]["malformed"] == 1
     assert state["problems"] == [f"1 rooms have a malformed snooze_time and can never fall due: {broken}"]
-    assert all(word in shown for word in ("Leader", "support-snooze", "cooling_off", "malformed"))
+    assert all(word in shown for word in ("Leader", "Last scan of support-snooze", "cooling off 0", "malformed 1"))
     assert "\x1b" not in shown
 
 
