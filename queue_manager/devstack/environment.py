@@ -13,6 +13,14 @@ from queue_manager.devstack.ports import LOOPBACK
 
 Environment = dict[str, str]
 
+EVERYTHING_ON = {
+    "QM_CONVERSATIONS": "true",
+    "QM_PROJECTS": "true",
+    "QM_SITES_FIX_STALE_THUMBNAILS": "true",
+    "MANAGED_SUBSCRIPTIONS": '["seo", "ads"]',
+    "QM_HOOKS": "true",
+}
+
 
 def given(root: Path) -> Environment:
     """Return what the user set: `.env`, and above it the environment. An empty value counts as not set."""
@@ -24,12 +32,10 @@ def for_children(
     given: Mapping[str, str], *, mongo_url: str, redis_url: str, flower_port: int, web_port: int
 ) -> Environment:
     """Return the environment of the processes: everything given, with defaults for a laptop below it."""
+    # In a database of the user's own nothing is switched on but by the user: the systems write there.
+    is_ours = "MONGO_DB_URL" not in given
     defaults = {
-        "QM_CONVERSATIONS": "true",
-        "QM_PROJECTS": "true",
-        "QM_SITES_FIX_STALE_THUMBNAILS": "true",
-        "MANAGED_SUBSCRIPTIONS": '["seo", "ads"]',
-        "QM_HOOKS": "true",
+        **(EVERYTHING_ON if is_ours else {}),
         "FLOWER_ADDRESS": LOOPBACK,
         **({} if "NODE_ENV" in given else {"APP_ENV": "development"}),
     }

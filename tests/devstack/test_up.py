@@ -154,3 +154,10 @@ def test_a_laptop_gets_defaults() -> None:
     assert (children["QM_HOOKS"], children["QM_WEB_PORT"]) == ("true", "6003")
     assert "APP_ENV" not in children  # NODE_ENV says it
     assert (children["FLOWER_ADDRESS"], children["FLOWER_UNAUTHENTICATED_API"]) == ("127.0.0.1", "1")
+
+
+def test_nothing_is_switched_on_in_a_database_of_the_users_own() -> None:
+    servers = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
+    children = environment.for_children({"MONGO_DB_URL": "m"}, **servers)
+    assert not set(children) & set(environment.EVERYTHING_ON)
+    assert environment.for_children({}, **servers).items() >= environment.EVERYTHING_ON.items()
