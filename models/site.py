@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
 from typing import Any, Literal
 
 from bson import ObjectId
@@ -42,6 +43,8 @@ class Site:
 
     id: ObjectId
     started_at: datetime
+    is_finished: bool
+    """Its thumbnail is there: only the flag was forgotten."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +63,11 @@ class Sites:
         One whose thumbnail is already there is among them: its builder died after the last upload.
         """
         found = self.collection().find(
-            self._stale(before), {STARTED: 1}, hint="builds_in_progress", sort=[(STARTED, ASCENDING)]
+            self._stale(before), {STARTED: 1, DESKTOP: 1}, hint="builds_in_progress", sort=[(STARTED, ASCENDING)]
         )
         for site in found:
-            yield Site(id=site["_id"], started_at=site[STARTED])
+            desktop = reduce(_value, DESKTOP.split("."), site)
+            yield Site(id=site["_id"], started_at=site[STARTED], is_finished=desktop is not None)
 
     def stamp(self, now: datetime, *, latest: datetime) -> int:
         """Give `now` as the start to every build without a usable one; return how many.
@@ -178,3 +182,7 @@ def reset_indexes() -> list[IndexModel]:
 def collections() -> dict[str, list[IndexModel]]:
     """Return what this module keeps, for `migrate`."""
     return {**{name: sites.indexes() for name, sites in ALL.items()}, RESETS: reset_indexes()}
+
+
+def _value(document: Any, key: str) -> Any:
+    return document.get(key) if isinstance(document, dict) else None

@@ -55,7 +55,9 @@ class StaleSites(DueWork):
             yield DueBatch(found=0, items=[], noted={"stamped": stamped})
         while some := list(islice(stale, min(self.limits.batch, capacity))):
             capacity -= len(some)
-            yield DueBatch(found=len(some), items=[self._item(one) for one in some])
+            finished = sum(one.is_finished for one in some)
+            noted = {"finished": finished} if finished else {}
+            yield DueBatch(found=len(some), items=[self._item(one) for one in some], noted=noted)
 
     def _item(self, one: site.Site) -> DueItem:
         args = (self.sites.name, str(one.id), to_iso(one.started_at))

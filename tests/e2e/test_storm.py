@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ ENV = {"QM_LEASE_SECONDS": "5", "QM_SNOOZE_SCAN_SECONDS": "2"}
 
 @pytest.mark.stress
 @pytest.mark.timeout(400)
-def test_every_room_wakes_once_whatever_is_killed(clean: Servers, tmp_path: Path) -> None:
+def test_every_room_wakes_once_whatever_is_killed(
+    clean: Servers, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     chance = random.Random(20260131)
     now = server_now()
     due_at = {ObjectId(): now + seconds(chance.randrange(SPREAD * 1000) / 1000) for _ in range(ROOMS)}
@@ -48,6 +51,6 @@ def test_every_room_wakes_once_whatever_is_killed(clean: Servers, tmp_path: Path
     for process in processes:
         process.kill()
     woken = {room: times_woken(room) for room in due_at}
-    print(f"{ROOMS} rooms, {kills} kills: each woken once")
+    figure(f"storm: {ROOMS} rooms, {kills} kills: each woken once")
     assert {len(times) for times in woken.values()} == {1}
     assert all(times[0] >= due_at[room] for room, times in woken.items())

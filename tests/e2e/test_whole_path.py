@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -79,7 +79,9 @@ def browser(clean: Servers) -> Iterator[Browser]:
     client.disconnect()
 
 
-def test_room_wakes_and_a_browser_sees_it(celery_setup: CeleryTestSetup, browser: Browser) -> None:
+def test_room_wakes_and_a_browser_sees_it(
+    celery_setup: CeleryTestSetup, browser: Browser, figure: Callable[[str], None]
+) -> None:
     assert celery_setup.ready(ping=False, control=False, docker=True)
     due_at = server_now() + seconds(4)
     room = make_room(due_at)
@@ -91,7 +93,7 @@ def test_room_wakes_and_a_browser_sees_it(celery_setup: CeleryTestSetup, browser
     (woken_at,) = times_woken(room)
     assert event == {"room_id": str(room), "action": "unsnoozed", "timestamp": to_iso(woken_at)}
     lateness = woken_at - due_at
-    print(f"woken {lateness.total_seconds() * 1000:.0f} ms after its end")
+    figure(f"snooze: woken {lateness.total_seconds() * 1000:.0f} ms after its end")
     assert seconds(0) <= lateness < seconds(2)
     assert browser.received.empty()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -30,7 +30,7 @@ def fill(count: int) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("clean")
-def test_scan_reads_what_is_due_and_nothing_else() -> None:
+def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) -> None:
     rooms = fill(ROOMS)
     while some := list(islice(rooms, 20_000)):
         support_room.rooms().insert_many(some, ordered=False)
@@ -52,7 +52,7 @@ def test_scan_reads_what_is_due_and_nothing_else() -> None:
     examined = {}
     for name, (selection, expected) in selections.items():
         stages, keys, documents, found = explain(selection)
-        print(f"{ROOMS:,} rooms, {name}: {found} found, {keys} keys and {documents} documents examined")
+        figure(f"snooze scan: {ROOMS:,} rooms, {name}: {found} found, {keys} keys and {documents} documents examined")
         assert found == expected
         assert "COLLSCAN" not in stages
         assert "SORT" not in stages

@@ -168,12 +168,16 @@ def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
     assert reset(service, item)["reset"] is True
 
 
-def test_stamps_are_counted(clock: HandClock) -> None:
+def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: HandClock) -> None:
     make_site(started_at=None)
-    limits = Limits(batch=2, max_queue=100, ahead=0)
+    make_site(details={"thumbnails": {"desktop": "d.png"}})
+    make_site()
+    make_site(details="nonsense")
+    limits = Limits(batch=10, max_queue=100, ahead=0)
     work = StaleSites(sites=AGENCY_WEBSITES, run="r", clock=clock, threshold=THRESHOLD, limits=limits)
-    (batch,) = work.claim_due(0)
-    assert (batch.found, batch.noted) == (0, {"stamped": 1})
+    stamped, stale = work.claim_due(0)
+    assert (stamped.found, stamped.noted) == (0, {"stamped": 1})
+    assert (stale.found, stale.noted) == (3, {"finished": 1})
 
 
 def test_flag_beside_a_thumbnail_is_cleared_and_does_not_count_as_a_reset_in_a_row(

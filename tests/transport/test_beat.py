@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
@@ -93,7 +93,9 @@ def led_by(client: Redis, processes: list[CeleryProcess]) -> tuple[CeleryProcess
     return next(process for process in processes if process.pid == leads.pid), leads
 
 
-def test_leader_is_followed_after_its_death_and_after_its_orderly_end(server: Valkey, tmp_path: Path) -> None:
+def test_leader_is_followed_after_its_death_and_after_its_orderly_end(
+    server: Valkey, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     lock, loop = 6, 1  # the values of production: the gap is the figure that operators ask for
     with (
         connect(server) as client,
@@ -109,7 +111,7 @@ def test_leader_is_followed_after_its_death_and_after_its_orderly_end(server: Va
         killed_at = time.monotonic()
         leader.kill()
         resumed_at = eventually(lambda: ticks.since(killed_at + 0.5), within=lock + loop + 2)[0]
-        print(f"ticks resumed {resumed_at - killed_at:.1f} s after the leader was killed")
+        figure(f"beat: ticks resumed {resumed_at - killed_at:.1f} s after the leader was killed")
         follower, second = led_by(client, processes)
         assert second.epoch == first.epoch + 1
 
@@ -119,7 +121,7 @@ def test_leader_is_followed_after_its_death_and_after_its_orderly_end(server: Va
             lambda: (found := leadership(client, LOCK_KEY)) and found.epoch == second.epoch + 1 and found,
             within=4,
         )
-        print(f"the third led {time.monotonic() - ended_at:.1f} s after SIGTERM")
+        figure(f"beat: the next led {time.monotonic() - ended_at:.1f} s after SIGTERM")
         assert third.pid not in (first.pid, second.pid)
 
 
