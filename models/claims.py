@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import reduce
 from typing import Any
 from uuid import uuid4
 
@@ -27,7 +26,7 @@ from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 
 from models.claimable import Claimable, Selection
-from models.database import Document
+from models.database import Document, value_at
 from queue_manager.core.clock import hours, milliseconds
 from queue_manager.core.errors import ConfigurationError
 
@@ -155,10 +154,9 @@ class Claims:
     def _oldest_due(self, now: datetime) -> datetime:
         oldest = now
         for selection in (self.of.unclaimed(now), self.of.behind(now)):
-            for room in self.find_ids(selection, limit=1):
-                document: Any = self.collection().find_one({"_id": room}, {self.of.due_field: 1}) or {}
-                due_at = reduce(lambda value, key: value.get(key) or {}, self.of.due_field.split("."), document)
-                oldest = min(oldest, due_at or now)
+            for first in self.find_ids(selection, limit=1):
+                document = self.collection().find_one({"_id": first}, {self.of.due_field: 1}) or {}
+                oldest = min(oldest, value_at(document, self.of.due_field) or now)
         return oldest
 
     @contextmanager

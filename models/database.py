@@ -75,6 +75,14 @@ def server_now() -> datetime:
     return _clock().now()
 
 
+def value_at(document: Document, path: str) -> Any:
+    """Return the value at a dotted path through documents; `None` where it leads nowhere."""
+    value: Any = document
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 def object_id(value: Any, *, field: str) -> ObjectId:
     """Read an id from its 24 hexadecimal digits. Raises PermanentError, which names `field` and the value."""
     # ObjectId() would make a new id of None.

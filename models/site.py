@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import reduce
 from typing import Any, Literal
 
 from bson import ObjectId
@@ -23,7 +22,7 @@ from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models.claimable import A_DATE
-from models.database import Document, collection
+from models.database import Document, collection, value_at
 from queue_manager.core.clock import hours
 
 RESETS = "thumbnail_resets"
@@ -66,8 +65,8 @@ class Sites:
             self._stale(before), {STARTED: 1, DESKTOP: 1}, hint="builds_in_progress", sort=[(STARTED, ASCENDING)]
         )
         for site in found:
-            desktop = reduce(_value, DESKTOP.split("."), site)
-            yield Site(id=site["_id"], started_at=site[STARTED], is_finished=desktop is not None)
+            is_finished = value_at(site, DESKTOP) is not None
+            yield Site(id=site["_id"], started_at=site[STARTED], is_finished=is_finished)
 
     def stamp(self, now: datetime, *, latest: datetime) -> int:
         """Give `now` as the start to every build without a usable one; return how many.
@@ -182,7 +181,3 @@ def reset_indexes() -> list[IndexModel]:
 def collections() -> dict[str, list[IndexModel]]:
     """Return what this module keeps, for `migrate`."""
     return {**{name: sites.indexes() for name, sites in ALL.items()}, RESETS: reset_indexes()}
-
-
-def _value(document: Any, key: str) -> Any:
-    return document.get(key) if isinstance(document, dict) else None

@@ -79,9 +79,8 @@ def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now
     Returns:
         `{account_id, status, unsnoozed_at}` as written; `None` when the room is not in that state.
     """
-    ended = {"$lte": now} if snoozed_until is None else {"$lte": now, "$eq": snoozed_until}
     return rooms().find_one_and_update(
-        {"_id": room_id, **claims().of.dated(ended)},
+        {"_id": room_id, **_ended(snoozed_until, now)},
         [
             {
                 "$set": {
@@ -109,14 +108,13 @@ def cool_off(
     Returns:
         `{unsnooze_failures, unsnooze_retry_at}` as written, or `None`.
     """
-    ended: Document = {"$lte": now} if snoozed_until is None else {"$lte": now, "$eq": snoozed_until}
     failures: Document = {"$ifNull": ["$unsnooze_failures", 0]}
     retry_at = {"$add": [now, doubled(COOL_OFF, "$$failures", cap=LONGEST_COOL_OFF)]}
     # Stages: a void history goes first, so that the count and the pause of a new snooze start from none.
     return rooms().find_one_and_update(
         {
             "_id": room_id,
-            **claims().of.dated(ended),
+            **_ended(snoozed_until, now),
             "$or": [{"claim.held": {"$ne": True}}, {"claim.token": token}],
         },
         [
@@ -135,6 +133,11 @@ def cool_off(
         return_document=ReturnDocument.AFTER,
         hint="_id_",
     )
+
+
+def _ended(snoozed_until: datetime | None, now: datetime) -> Document:
+    """Return the condition that the snooze has ended, and is the one meant unless that is `None`."""
+    return claims().of.dated({"$lte": now} if snoozed_until is None else {"$lte": now, "$eq": snoozed_until})
 
 
 @dataclass(frozen=True, kw_only=True)

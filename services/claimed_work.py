@@ -27,13 +27,36 @@ class ClaimedWork(DueWork):
     """What falls due within this time is sent with its time."""
 
     def claim_due(self, waiting: int) -> Iterator[DueBatch]:
-        """Claim the documents that are due, and those that fall due before the next scan, these with their time."""
-        batches = claim_in_batches(
-            self.claims, clock=self.clock, waiting=waiting, limits=self.limits, ahead_by=self.ahead_by
-        )
-        for batch in batches:
-            now = self.clock()
-            yield DueBatch(found=batch.found, items=[_item(claimed, now) for claimed in batch.won])
+        """Claim what is due, oldest first, and a bounded number of what falls due before the next scan.
+
+        What waits in the broker is not lost. New claims fill the queue up to `limits.max_queue`; of the leases that
+        ran out, at most as many are taken again as there are more of them than messages waiting, so that a slow
+        backlog is never published twice.
+        """
+        now = self.clock()
+        self.claims.tidy(now)
+        due, capacity = self.claims.of, self.limits.max_queue - waiting
+        lost = self.claims.count(due.lost(now), limit=self.limits.max_queue + waiting) - waiting
+        plan: list[tuple[Selection, int]] = [
+            (due.lost(now), lost),
+            (due.void(now), self.limits.max_queue),
+            (due.returned(now), self.limits.max_queue),
+            (due.unclaimed(now), self.limits.max_queue),
+            (due.unclaimed(now + self.ahead_by, after=now), self.limits.ahead),
+        ]
+        for selection, most in plan:
+            for batch in self._batches(selection, min(most, capacity)):
+                capacity -= len(batch.won)
+                sent_at = self.clock()
+                yield DueBatch(found=batch.found, items=[_item(claimed, sent_at) for claimed in batch.won])
+
+    def _batches(self, selection: Selection, budget: int) -> Iterator[Batch]:
+        while budget > 0:
+            batch = self.claims.claim(selection, limit=min(budget, self.limits.batch), now=self.clock())
+            if not batch.found:
+                return
+            budget -= len(batch.won)
+            yield batch
 
     def release(self, items: Sequence[DueItem]) -> None:
         self.claims.release(_tokens(items), now=self.clock())
@@ -61,40 +84,3 @@ def _tokens(items: Sequence[DueItem]) -> dict[Any, str]:
         with suppress(PermanentError):
             tokens[database.object_id(next(iter(item.args), None), field="id")] = item.token
     return tokens
-
-
-def claim_in_batches(
-    claims: Claims, *, clock: Callable[[], datetime], waiting: int, limits: Limits, ahead_by: timedelta
-) -> Iterator[Batch]:
-    """Claim what is due, oldest first, and a bounded number of what falls due within `ahead_by`.
-
-    What waits in the broker is not lost. New claims fill the queue up to `limits.max_queue`; of the leases that
-    ran out, at most as many are taken again as there are more of them than messages waiting, so that a slow
-    backlog is never published twice.
-    """
-    now = clock()
-    claims.tidy(now)
-    due, capacity = claims.of, limits.max_queue - waiting
-    lost = claims.count(due.lost(now), limit=limits.max_queue + waiting) - waiting
-    plan: list[tuple[Selection, int]] = [
-        (due.lost(now), lost),
-        (due.void(now), limits.max_queue),
-        (due.returned(now), limits.max_queue),
-        (due.unclaimed(now), limits.max_queue),
-        (due.unclaimed(now + ahead_by, after=now), limits.ahead),
-    ]
-    for selection, most in plan:
-        for batch in _batches(claims, selection, min(most, capacity), clock, limits):
-            capacity -= len(batch.won)
-            yield batch
-
-
-def _batches(
-    claims: Claims, selection: Selection, budget: int, clock: Callable[[], datetime], limits: Limits
-) -> Iterator[Batch]:
-    while budget > 0:
-        batch = claims.claim(selection, limit=min(budget, limits.batch), now=clock())
-        if not batch.found:
-            return
-        budget -= len(batch.won)
-        yield batch

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from inspect import signature
+from functools import cached_property
+from inspect import Signature, signature
 from typing import Any
 from uuid import uuid4
 
@@ -223,12 +224,16 @@ class ItemTask(Task):
         except Exception as error:
             log.error("Failure could not be recorded; the lease will bring the item back", error=reason(error))
 
+    @cached_property
+    def _signature(self) -> Signature:
+        return signature(self.run)
+
     def _item(self, token: str, args: Any, kwargs: Any) -> DueItem:
         """Return the item that the arguments name, with every default filled in. Raises PermanentError."""
         try:
-            bound = signature(self.run).bind(*args, **kwargs)
+            bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise PermanentError(f"{self.name}{signature(self.run)} was called with others: {error}") from None
+            raise PermanentError(f"{self.name}{self._signature} was called with others: {error}") from None
         bound.apply_defaults()
         return DueItem(token=token, args=bound.args)
 
