@@ -17,9 +17,14 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from queue_manager.devstack import environment
 from queue_manager.devstack.processes import started_at
+
+# One after another: each wants the same well-known ports, and takes the next ones only when they are busy already.
+pytestmark = pytest.mark.xdist_group("well-known ports")
 
 START = "import sys, pathlib; from queue_manager.devstack.up import main; sys.exit(main(root=pathlib.Path()))"
 WITHIN = 20.0  # seconds for a start, on a busy machine
@@ -91,7 +96,8 @@ def test_a_server_that_dies_is_started_again(checkout: Path) -> None:
     with up(checkout) as (process, output):
         eventually(lambda: is_running(output), within=WITHIN)
         [url] = re.findall(r"redis://\S+", output.read_text())
-        with Redis.from_url(url) as client:
+        # Without a retry: the client takes the lost connection for a failure and would shut the next server down too.
+        with Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as client:
             client.shutdown(nosave=True)
         eventually(lambda: output.read_text().count("Valkey: ready") == 2)
         process.send_signal(signal.SIGTERM)
