@@ -23,10 +23,15 @@ from redis.retry import Retry
 from queue_manager.devstack import environment
 from queue_manager.devstack.processes import started_at
 
-# One after another: each wants the same well-known ports, and takes the next ones only when they are busy already.
-pytestmark = pytest.mark.xdist_group("well-known ports")
 
-START = "import sys, pathlib; from queue_manager.devstack.up import main; sys.exit(main(root=pathlib.Path()))"
+# Ports of each run's own instead of the well-known ones, which runs beside it may take at the same moment.
+START = """
+import pathlib, sys
+from queue_manager.devstack import up
+from queue_manager.devstack.ports import free_port
+up.REDIS_PORT, up.MONGO_PORT = free_port(), free_port()
+sys.exit(up.main(root=pathlib.Path()))
+"""
 WITHIN = 20.0  # seconds for a start, on a busy machine
 
 
