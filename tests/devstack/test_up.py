@@ -23,7 +23,6 @@ from redis.retry import Retry
 from queue_manager.devstack import environment
 from queue_manager.devstack.processes import started_at
 
-
 # Ports of each run's own instead of the well-known ones, which runs beside it may take at the same moment.
 START = """
 import pathlib, sys
