@@ -77,9 +77,15 @@ def _long_secret(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def _strict(value: Any) -> bool:
+    # Only the exact word relaxes a check.
+    return not (value is False or (isinstance(value, str) and value.strip() == "false"))
+
+
 SHORTEST_SECRET = 32  # characters: what an HS256 signature is worth
 Secret = Annotated[SecretStr, AfterValidator(_long_secret)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
+Strict = Annotated[bool, BeforeValidator(_strict)]
 _SYSTEM = "switches a system on"
 System = Annotated[Flag, _SYSTEM]
 
@@ -101,6 +107,8 @@ class Settings(BaseSettings):
     """Switches review requests on."""
     qm_sites_fix_stale_thumbnails: System = False
     """Switches the reset of stale thumbnails on."""
+    qm_message_queue: System = False
+    """Switches the message queue on: its API, and the requeue of overdue messages."""
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
     """Seconds between two scans for ended snoozes."""
@@ -129,6 +137,25 @@ class Settings(BaseSettings):
     """Seconds after which a thumbnail build counts as hung; unset: 2 h, 15 min in development."""
     thumbnail_build_task: str | None = None
     """Name of another application's Celery task that is sent each site that was reset."""
+
+    qm_queue_redis_url: Annotated[str, AfterValidator(_redis_url)] | None = None
+    """The message queue's own server; unset: `redis_url`."""
+    queue_name: Annotated[str, Field(pattern=r"^([A-Za-z0-9_.-]{1,64}|\{[A-Za-z0-9_.-]{1,64}\})$")] = "queue"
+    """Begins every key of the message queue; `{in braces}` for Redis Cluster."""
+    max_priority_levels: Annotated[int, Field(ge=1, le=100)] = 10
+    """Priorities of messages: 0, the lowest, up to one less than this."""
+    ack_timeout_seconds: Annotated[float, Field(ge=0.1, le=604_800)] = 30
+    """Seconds in which a message must be acknowledged, unless it says otherwise."""
+    max_attempts: Annotated[int, Field(ge=1, le=10_000)] = 3
+    """Deliveries of a message before it is a dead letter, unless it says otherwise."""
+    requeue_batch_size: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """Overdue messages that one call of a script takes back."""
+    overdue_check_interval_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 5_000
+    """Milliseconds between two looks for overdue messages; they are also looked for at each deadline."""
+    queue_require_lock_token: Strict = True
+    """Whether ack, nack and touch need the lock token; off for clients of an older service."""
+    queue_max_payload_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
+    """Bytes of one message's payload, as JSON."""
 
     socketio_channel: str = "socketio"
     """Redis channel on which python-socketio's servers listen."""

@@ -1,0 +1,145 @@
+"""A message queue on Redis Streams: a message that was taken must be acknowledged before its deadline, or comes back.
+
+    queue = message_queue()
+    queue.enqueue("send_mail", {"to": "ada@example.org"}, priority=5)
+    with queue.receive(timeout=30) as message:
+        ...  # acknowledged at the end of the block, given back when it raises
+
+Guarantee: a message is in one place, and is delivered until it is acknowledged or out of attempts; what is out of
+attempts is kept as a dead letter. Producers and consumers of other kinds may use the same streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import redis
+
+from queue_manager.core.clock import seconds
+from queue_manager.core.per_process import PerProcess
+from queue_manager.core.settings import Settings, settings
+from queue_manager.transport.server import CLIENT_OPTIONS
+from services.due_work import Figures
+from services.message_queue.arrivals import BLOCK, Arrivals
+from services.message_queue.contents import Contents, Counts, Filter, Page, Place
+from services.message_queue.errors import (
+    InvalidMessage,
+    LockLost,
+    MessageHeld,
+    MessageTooLarge,
+    QueueFull,
+    QueueUnavailable,
+    UnknownMessage,
+)
+from services.message_queue.messages import Bounds, Json, Message, NewMessage
+from services.message_queue.queue import Defaults, Enqueued, MessageQueue, Touched
+from services.message_queue.requeue import Sweeper, Swept, streams
+from services.message_queue.scripts import Scripts
+
+__all__ = [
+    "Contents",
+    "Counts",
+    "Enqueued",
+    "Filter",
+    "InvalidMessage",
+    "Json",
+    "LockLost",
+    "Message",
+    "MessageHeld",
+    "MessageQueue",
+    "MessageTooLarge",
+    "NewMessage",
+    "Page",
+    "Place",
+    "QueueFull",
+    "QueueUnavailable",
+    "Sweeper",
+    "Swept",
+    "Touched",
+    "UnknownMessage",
+    "contents",
+    "figures",
+    "message_queue",
+    "server_url",
+    "sweeper",
+]
+
+
+def server_url(chosen: Settings | None = None) -> str:
+    """Return the address of the queue's server."""
+    chosen = chosen or settings()
+    return chosen.qm_queue_redis_url or chosen.redis_url
+
+
+def _waiting_client() -> redis.Redis:
+    return redis.Redis.from_url(server_url(), **{**CLIENT_OPTIONS, "socket_timeout": BLOCK + 3})
+
+
+_scripts = PerProcess(
+    lambda: Scripts(redis.Redis.from_url(server_url(), **CLIENT_OPTIONS), queue=settings().queue_name)
+)
+_arrivals = PerProcess(
+    lambda: Arrivals(_waiting_client, streams(settings().queue_name, settings().max_priority_levels))
+)
+
+
+def message_queue(*, plan_sweep: Callable[[timedelta], object] | None = None) -> MessageQueue:
+    """Return the queue for producers and consumers. Opens nothing until it is used.
+
+    Args:
+        plan_sweep: is told in how long a sweep is needed for a deadline before the next periodic one. Without it such
+            a message may be requeued late, by up to one period.
+    """
+    chosen = settings()
+    return MessageQueue(
+        _scripts(),
+        _arrivals(),
+        bounds=_bounds(chosen),
+        defaults=Defaults(ack_timeout=seconds(chosen.ack_timeout_seconds), max_attempts=chosen.max_attempts),
+        needs_token=chosen.queue_require_lock_token,
+        sweep_within=_period(chosen),
+        plan_sweep=plan_sweep,
+    )
+
+
+def contents() -> Contents:
+    """Return the queue for people."""
+    return Contents(_scripts(), bounds=_bounds(settings()))
+
+
+def sweeper() -> Sweeper:
+    """Return what takes overdue messages back."""
+    chosen = settings()
+    return Sweeper(
+        _scripts(),
+        batch=chosen.requeue_batch_size,
+        max_attempts=chosen.max_attempts,
+        ack_timeout=seconds(chosen.ack_timeout_seconds),
+        within=_period(chosen),
+        levels=chosen.max_priority_levels,
+    )
+
+
+def figures() -> Figures:
+    """Return what waits, is held, overdue and dead, and the age of the oldest deadline that has passed, in seconds."""
+    counts = contents().counts()
+    first = counts.first_deadline_at
+    return Figures(
+        numbers={
+            "pending": counts.main,
+            "in_progress": counts.processing,
+            "overdue": counts.overdue,
+            "dead": counts.dead,
+            "lag_seconds": max(0.0, round(counts.now - first, 3)) if first else 0.0,
+        },
+        problems=[f"{counts.dead} messages are dead letters: `queue-manager queue list dead`"] if counts.dead else [],
+    )
+
+
+def _bounds(chosen: Settings) -> Bounds:
+    return Bounds(levels=chosen.max_priority_levels, max_payload_bytes=chosen.queue_max_payload_bytes)
+
+
+def _period(chosen: Settings) -> timedelta:
+    return timedelta(milliseconds=chosen.overdue_check_interval_ms)

@@ -1,0 +1,29 @@
+#!lua flags=no-writes
+-- Counts what is where.
+--
+-- ARGV     priority levels
+-- Returns  {waiting in each stream from priority 0 up, processing, dead, acknowledged, archived, total acknowledged,
+--          overdue, now in ms, first deadline in ms or 0}
+--
+-- Atomic, so that a message which moves is counted once.
+
+local levels = ARGV[1]
+local waiting, processing = {}, 0
+for priority = 0, levels - 1 do
+  local stream = stream_of(priority)
+  local _, pending = last_delivered(stream)
+  waiting[#waiting + 1] = redis.call('XLEN', stream) - pending
+  processing = processing + pending
+end
+local _, typed = last_delivered(TYPED)
+return {
+  waiting,
+  processing + typed,
+  redis.call('XLEN', DEAD),
+  redis.call('XLEN', ACKNOWLEDGED),
+  redis.call('XLEN', ARCHIVED),
+  tonumber(redis.call('GET', TOTAL_ACKNOWLEDGED) or 0),
+  redis.call('ZCOUNT', DEADLINES, '-inf', NOW_MS),
+  NOW_MS,
+  tonumber(redis.call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')[2]) or 0,
+}

@@ -1,0 +1,106 @@
+#!lua flags=allow-oom
+-- Gives the next message to a consumer: the highest priority first, then the oldest.
+--
+-- ARGV     lock token, consumer id, ack timeout in ms ('' for the message's own), default ack timeout in ms,
+--          type ('' for any), priority levels, ms to the next periodic sweep (0: no sweep can be planned)
+-- Returns  {id, data, record, ms until a sweep that the caller is to plan, or 0}, or false when nothing waits
+--
+-- Atomic, so that what a consumer was given always has its attempt counted and its deadline set. With allow-oom: a
+-- full server must be drained.
+
+local token, consumer_id, own_timeout, default_timeout, kind, levels, sweep_within = unpack(ARGV)
+local ADOPTED = QUEUE .. ':adopted' -- how far each stream was searched for messages of other producers
+local SEARCHED = 100 -- entries at a time
+
+local function next_entry(stream)
+  local read = { 'XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', 1, 'STREAMS', stream, '>' }
+  local answer = redis.pcall(unpack(read))
+  if answer and answer.err then
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+    answer = redis.call(unpack(read))
+  end
+  return answer and answer[1][2][1]
+end
+
+local function deliver(id, record, data)
+  record.attempt_count = record.attempt_count + 1
+  record.lock_token, record.consumer_id = token, consumer_id ~= '' and consumer_id or nil
+  record.dequeued_at, record.processing_started_at = NOW, NOW
+  local timeout = tonumber(own_timeout)
+    or (record.custom_ack_timeout and record.custom_ack_timeout * 1000)
+    or tonumber(default_timeout)
+  local deadline = NOW_MS + math.ceil(timeout)
+  set_deadline(id, record, deadline)
+  redis.call('SADD', PENDING, id)
+  local text = cjson.encode(record)
+  redis.call('HSET', RECORDS, id, text)
+  announce('dequeue', '{"count":1,"ids":' .. array({ id }) .. ',"deadline":' .. deadline .. '}')
+  return { id, data, text, plan_sweep(deadline, tonumber(sweep_within)) }
+end
+
+local function of_any_type()
+  for priority = levels - 1, 0, -1 do
+    local stream = stream_of(priority)
+    local entry = next_entry(stream)
+    while entry do
+      local id, record, data = recognise(stream, entry[1], entry[2])
+      if id then
+        unindex(id, record)
+        return deliver(id, record, data)
+      end
+      entry = next_entry(stream)
+    end
+  end
+  return false
+end
+
+-- Messages of other producers are in no index of ours until somebody looks for a type.
+local function index_others(stream)
+  local after = redis.call('HGET', ADOPTED, stream)
+  local entries = redis.call('XRANGE', stream, after and '(' .. after or '-', '+', 'COUNT', SEARCHED)
+  if #entries == 0 then
+    return
+  end
+  for _, entry in ipairs(entries) do
+    local data = data_of(entry[2])
+    local id = identity(data)
+    local record = id and record_of(id)
+    if not (record and record.sid == entry[1]) then
+      id, record = adopt(stream, entry[1], data)
+      if id and is_waiting(record) then
+        save(id, record)
+        index(id, record)
+      end
+    end
+  end
+  redis.call('HSET', ADOPTED, stream, entries[#entries][1])
+end
+
+local function of_type()
+  for priority = levels - 1, 0, -1 do
+    index_others(stream_of(priority))
+  end
+  while true do
+    local member = redis.call('ZPOPMIN', QUEUE .. ':type:' .. kind)[1]
+    if not member then
+      return false
+    end
+    local id = string.match(member, '^[%d-]+:(.*)$')
+    local record = record_of(id)
+    local data = record and index_member(id, record) == member and entry_at(record.stream, record.sid)
+    if data and is_waiting(record) then
+      redis.call('XDEL', record.stream, record.sid)
+      append(TYPED, id, record, data)
+      local entry
+      repeat -- what another wrote there is left pending, and healed with its deadline
+        entry = next_entry(TYPED)
+      until not entry or entry[1] == record.sid
+      return deliver(id, record, data)
+    end
+  end
+end
+
+if kind == '' then
+  return of_any_type()
+end
+return of_type()

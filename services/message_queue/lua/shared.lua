@@ -1,0 +1,332 @@
+-- Put before every script of the message queue: its keys, its clock, and the steps that several scripts take.
+--
+-- KEYS[1]  the queue's name, of which every other key is made. In a cluster it is written in braces, so that all
+--          of them share a slot.
+--
+-- A stream entry holds the message as it was enqueued, in one field `data`. It is copied from stream to stream as it
+-- is, and never decoded and written again: cjson turns [] into {} and rounds large numbers. What changes is the
+-- message's record, a small JSON object in a hash, by the message's id:
+--   stream, sid                    where the entry is
+--   type, priority, created_at, custom_ack_timeout, custom_max_attempts
+--   attempt_count, last_error, failed_at, acknowledged_at, history
+--   lock_token, consumer_id, dequeued_at, processing_started_at, deadline_at      while a consumer holds it
+--   undecodable                    the entry is no message, and kept for people to look at
+-- Times of a record are seconds, those of keys and answers milliseconds.
+
+local QUEUE = KEYS[1]
+local GROUP = QUEUE .. '_group'
+local CONSUMER = 'queue-manager' -- one for all: the group would keep the name of every consumer that ever was
+local RECORDS = QUEUE .. '_metadata'
+local DEADLINES = QUEUE .. ':deadlines'
+local PENDING = QUEUE .. ':pending_ids'
+local TYPED = QUEUE .. '_typed'
+local DEAD = QUEUE .. '_dlq'
+local ACKNOWLEDGED = QUEUE .. '_acknowledged'
+local ARCHIVED = QUEUE .. '_archived'
+local TOTAL_ACKNOWLEDGED = QUEUE .. ':stats:total_acknowledged'
+local NEXT_SWEEP = QUEUE .. ':next_sweep'
+
+local HISTORY = 100 -- acknowledged messages that are kept, exactly
+local EVENTS = 10000 -- about so many events are kept for pages that come back
+local REPLAYS_TOLD = 10 -- earlier lives that a replayed message remembers
+local LONGEST_ID = 256 -- bytes
+
+local clock = redis.call('TIME')
+local NOW_MS = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local NOW = NOW_MS / 1000
+
+local PLACES = { [DEAD] = 'dead', [ACKNOWLEDGED] = 'acknowledged', [ARCHIVED] = 'archived' }
+
+local function stream_of(priority)
+  return priority > 0 and QUEUE .. '_p' .. priority or QUEUE
+end
+
+local function priority_of(stream)
+  return tonumber(string.match(stream, '_p(%d+)$')) or 0
+end
+
+-- Events: once per fact, in the stream for those who missed some and on the channel for those who listen.
+
+local function array(ids)
+  return #ids > 0 and cjson.encode(ids) or '[]'
+end
+
+local function announce(kind, payload)
+  local event = '{"type":"' .. kind .. '","timestamp":' .. NOW_MS .. ',"payload":' .. payload .. '}'
+  redis.call('XADD', QUEUE .. ':events', 'MAXLEN', '~', EVENTS, '*', 'event', event)
+  redis.call('PUBLISH', QUEUE .. '_events', event)
+end
+
+local function announce_ids(kind, ids)
+  announce(kind, '{"count":' .. #ids .. ',"ids":' .. array(ids) .. '}')
+end
+
+-- Records
+
+local function decoded(text)
+  local ok, value = pcall(cjson.decode, text)
+  return ok and type(value) == 'table' and value or nil
+end
+
+-- Returns a number that can be reckoned with, or nothing: others write records too, and cjson reads NaN.
+local function finite(value)
+  local number = tonumber(value)
+  return number and number > -1e15 and number < 1e15 and number or nil
+end
+
+local function positive(value)
+  local number = finite(value)
+  return number and number > 0 and number or nil
+end
+
+local function normal(record)
+  for name, value in pairs(record) do
+    if value == cjson.null then
+      record[name] = nil
+    end
+  end
+  record.type = type(record.type) == 'string' and record.type or ''
+  record.priority = finite(record.priority) or 0
+  record.created_at = finite(record.created_at) or NOW
+  record.attempt_count = finite(record.attempt_count) or 0
+  record.custom_ack_timeout = positive(record.custom_ack_timeout)
+  record.custom_max_attempts = positive(record.custom_max_attempts)
+  record.dequeued_at = finite(record.dequeued_at)
+  record.deadline_at = finite(record.deadline_at)
+  return record
+end
+
+local function record_of(id)
+  local text = redis.call('HGET', RECORDS, id)
+  local record = text and decoded(text)
+  return record and normal(record) or nil
+end
+
+local function save(id, record)
+  redis.call('HSET', RECORDS, id, cjson.encode(record))
+end
+
+local function place_of(record)
+  return PLACES[record.stream] or (record.deadline_at and 'processing') or 'main'
+end
+
+-- Entries
+
+local function data_of(fields)
+  local data, id
+  for i = 1, #fields, 2 do
+    if fields[i] == 'data' then
+      data = fields[i + 1]
+    elseif fields[i] == 'id' then
+      id = fields[i + 1] -- of an undecodable one, which has none inside
+    end
+  end
+  return data, id
+end
+
+local function entry_at(stream, sid)
+  local entry = redis.call('XRANGE', stream, sid, sid)[1]
+  if entry then
+    return data_of(entry[2]), true
+  end
+end
+
+local function append(stream, id, record, data)
+  if record.undecodable then
+    record.sid = redis.call('XADD', stream, '*', 'data', data, 'id', id)
+  else
+    record.sid = redis.call('XADD', stream, '*', 'data', data)
+  end
+  record.stream = stream
+end
+
+-- The index of a type: highest priority first, then stream order. Ids of streams are padded, so that text sorts them.
+
+local function index_member(id, record)
+  local ms, sequence = string.match(record.sid, '^(%d+)-(%d+)$')
+  return string.rep('0', 15 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence .. ':' .. id
+end
+
+local function index(id, record)
+  redis.call('ZADD', QUEUE .. ':type:' .. record.type, -record.priority, index_member(id, record))
+end
+
+local function unindex(id, record)
+  redis.call('ZREM', QUEUE .. ':type:' .. record.type, index_member(id, record))
+end
+
+-- Moving a message
+
+local function end_delivery(id, record)
+  record.lock_token, record.consumer_id, record.deadline_at = nil, nil, nil
+  record.dequeued_at, record.processing_started_at = nil, nil
+  redis.call('ZREM', DEADLINES, id)
+  redis.call('SREM', PENDING, id)
+end
+
+-- Takes the entry of a message that is being processed out of its stream. Returns its data, or nothing when it is not
+-- pending any more: whoever acknowledged it has it, and nothing was written.
+local function release(id, record)
+  if redis.call('XACK', record.stream, GROUP, record.sid) ~= 1 then
+    return nil
+  end
+  local data = entry_at(record.stream, record.sid)
+  redis.call('XDEL', record.stream, record.sid)
+  end_delivery(id, record)
+  return data
+end
+
+local function put_back(id, record, data)
+  append(stream_of(record.priority), id, record, data)
+  index(id, record)
+  save(id, record)
+end
+
+local function bury(id, record, data, reason)
+  record.failed_at, record.last_error = NOW, reason
+  append(DEAD, id, record, data)
+  save(id, record)
+end
+
+-- Forgets a message wherever its entry has gone.
+local function forget(id)
+  redis.call('HDEL', RECORDS, id)
+  redis.call('ZREM', DEADLINES, id)
+  redis.call('SREM', PENDING, id)
+end
+
+-- Recognising what is in a stream: ours, somebody else's, or no message at all
+
+local function identity(data, id)
+  id = id or (data and string.match(data, '^{"id":"([%w_.:@-]+)"'))
+  if id or not data then
+    return id
+  end
+  local message = decoded(data)
+  return message and type(message.id) == 'string' and message.id or nil
+end
+
+local function bury_raw(stream, sid, data, fields, reason)
+  local id = 'undecodable-' .. stream .. '-' .. sid
+  local record = { type = '', priority = priority_of(stream), created_at = NOW, attempt_count = 0, undecodable = true }
+  bury(id, record, data or cjson.encode(fields), reason)
+  redis.call('XACK', stream, GROUP, sid)
+  redis.call('XDEL', stream, sid)
+  announce_ids('move_to_dlq', { id })
+end
+
+-- Makes the record of an entry that another producer, or another consumer's requeue, has put into the stream.
+-- Returns nothing, and why, when it is no message or its id is taken.
+local function adopt(stream, sid, data)
+  local message = data and decoded(data)
+  local id = message and message.id
+  if type(id) ~= 'string' or #id == 0 or #id > LONGEST_ID or string.find(id, '%c') then
+    return nil, nil, 'Undecodable message'
+  end
+  local record = record_of(id) or normal({ type = message.type, created_at = message.created_at,
+    attempt_count = message.attempt_count, custom_ack_timeout = message.custom_ack_timeout,
+    custom_max_attempts = message.custom_max_attempts })
+  local is_elsewhere = record.sid and not (record.stream == stream and record.sid == sid)
+  if is_elsewhere then
+    local _, is_there = entry_at(record.stream, record.sid)
+    if is_there then
+      return nil, nil, 'Duplicate id'
+    end
+    end_delivery(id, record)
+  end
+  if not record.stream and record.type == '' then
+    record.type = type(message.type) == 'string' and message.type or '' -- another consumer's record has no type
+  end
+  record.stream, record.sid = stream, sid
+  record.priority = stream == TYPED and record.priority or priority_of(stream)
+  return id, record
+end
+
+-- Returns the id, the record and the data of an entry. What is no message goes to the dead letters as it is.
+local function recognise(stream, sid, fields)
+  local data, id = data_of(fields)
+  id = identity(data, id)
+  local record = id and record_of(id)
+  if record and record.sid == sid and record.stream == stream then
+    return id, record, data
+  end
+  local reason
+  id, record, reason = adopt(stream, sid, data)
+  if not id then
+    bury_raw(stream, sid, data, fields, reason)
+    return nil
+  end
+  return id, record, data
+end
+
+-- Deadlines
+
+-- Plans a sweep at the deadline, and returns in how many ms, unless one that is planned comes early enough: then 0.
+-- `within` is the time in ms until the next periodic sweep at the latest; 0 says that the caller can plan nothing.
+local function plan_sweep(deadline, within)
+  if deadline >= NOW_MS + within then
+    return 0
+  end
+  local planned = tonumber(redis.call('GET', NEXT_SWEEP) or 0)
+  if planned > NOW_MS and planned <= deadline then
+    return 0
+  end
+  redis.call('SET', NEXT_SWEEP, deadline, 'PX', math.max(deadline - NOW_MS, 0) + within)
+  return math.max(deadline - NOW_MS, 1)
+end
+
+local function set_deadline(id, record, deadline)
+  record.deadline_at = deadline / 1000
+  redis.call('ZADD', DEADLINES, deadline, id)
+end
+
+-- Returns the record of a message that the caller holds, or why it does not: UNKNOWN or LOCK_LOST.
+local function held(id, token, needs_token)
+  local record = record_of(id)
+  if not record then
+    return nil, 'UNKNOWN'
+  end
+  local is_holder = record.lock_token == token or (token == '' and not needs_token)
+  if not record.deadline_at or not is_holder then
+    return nil, 'LOCK_LOST'
+  end
+  return record
+end
+
+-- Puts an acknowledged message into the history and lets the oldest go.
+local function remember(id, record, data)
+  record.acknowledged_at = NOW
+  append(ACKNOWLEDGED, id, record, data)
+  save(id, record)
+  redis.call('INCR', TOTAL_ACKNOWLEDGED)
+  local excess = redis.call('XLEN', ACKNOWLEDGED) - HISTORY
+  if excess > 0 then
+    for _, entry in ipairs(redis.call('XRANGE', ACKNOWLEDGED, '-', '+', 'COUNT', excess)) do
+      local oldest = identity(data_of(entry[2]))
+      local known = oldest and record_of(oldest)
+      if known and known.sid == entry[1] then
+        forget(oldest)
+      end
+    end
+    redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', HISTORY)
+  end
+end
+
+-- Returns the id up to which the group was given a stream, behind which everything waits, and how much is pending.
+local function last_delivered(stream)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  for _, group in ipairs(groups.err and {} or groups) do
+    local about = {}
+    for i = 1, #group, 2 do
+      about[group[i]] = group[i + 1]
+    end
+    if about.name == GROUP then
+      return about['last-delivered-id'], about.pending
+    end
+  end
+  return '0-0', 0
+end
+
+local function is_waiting(record)
+  return index_member('', record) > index_member('', { sid = (last_delivered(record.stream)) })
+end
