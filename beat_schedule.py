@@ -36,4 +36,12 @@ SCHEDULE = (
         period=lambda _: hours(1),
         at=crontab(minute=0),
     ),
+    Scan(
+        name="overdue-messages",
+        task="tasks.overdue_messages.requeue_overdue_messages",
+        service="message_queue",
+        trigger="messages/requeue-overdue",
+        flag=lambda chosen: chosen.qm_message_queue,
+        period=lambda chosen: seconds(chosen.overdue_check_interval_ms / 1000),
+    ),
 )

@@ -7,13 +7,14 @@ caller unchanged: an errored write may have been applied, so every write here is
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import DatetimeConversion, ObjectId
 from bson.codec_options import CodecOptions
-from pymongo import IndexModel, MongoClient
+from pymongo import IndexModel, MongoClient, timeout
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
@@ -52,6 +53,13 @@ def _open() -> MongoClient[Document]:
 
 client = PerProcess(_open)
 _clock = PerProcess(lambda: ServerClock(lambda: client().admin.command("hello")["localTime"].replace(tzinfo=UTC)))
+
+
+@contextmanager
+def within(span: timedelta) -> Iterator[None]:
+    """Wait for the database for `span` at the most, for everything asked inside."""
+    with timeout(span.total_seconds()):
+        yield
 
 
 def close() -> None:

@@ -13,7 +13,7 @@ from beat_schedule import SCHEDULE
 from models import database, scan_run
 from models.database import require_replica_set, server_now
 from queue_manager.core.clock import to_iso
-from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.schedule import Scan
 from queue_manager.core.settings import Settings, masked, settings
 from queue_manager.transport.leadership import LEADER_LOCK, leadership
@@ -82,7 +82,7 @@ def _look_at_mongodb(state: Health, chosen: Settings) -> None:
         if scan.flag(chosen):
             try:
                 _look_at_system(state, scan, chosen)
-            except (ConfigurationError, database.Error) as error:
+            except (AppError, database.Error) as error:
                 state.problems.append(f"{scan.name}: {reason(error)}")
 
 

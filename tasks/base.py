@@ -22,7 +22,7 @@ from celery import Task, current_task
 from celery.exceptions import Ignore
 
 from models import scan_mark, scan_run
-from models.database import server_now
+from models.database import server_now, within
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import NotYetDue, PermanentError, ScanFailed, reason
 from queue_manager.core.log import get_logger
@@ -33,6 +33,7 @@ from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
 
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
+FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
 
 log = get_logger("QM/tasks")
 
@@ -47,13 +48,17 @@ def current_token() -> str:
 
 @dataclass(kw_only=True)
 class ScanReport:
-    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent, `noted` was seen besides."""
+    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent, `noted` was seen besides.
+
+    `details` are returned and not recorded.
+    """
 
     found: int = 0
     claimed: int = 0
     enqueued: int = 0
     errors: list[str] = field(default_factory=list)
     noted: Counter[str] = field(default_factory=Counter)
+    details: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, int]:
         return {
@@ -94,7 +99,7 @@ class ScanTask(Task):
             scan_log.error(self.failed, error=message)
         if report.errors:
             raise ScanFailed(f"{len(report.errors)} of the scan's steps failed; the first: {report.errors[0]}")
-        return run
+        return {**run, **report.details}
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
@@ -108,14 +113,16 @@ class ScanTask(Task):
 
     def _try_to_mark(self, mark: Callable[[], None]) -> None:
         try:
-            mark()
+            with within(FOR_PEOPLE):
+                mark()
         except Exception as error:
             # The mark is for people; a scan that MongoDB fails says so itself.
             log.warning("The scan could not be marked as running", scan=self.name, error=reason(error))
 
     def _record(self, run: dict[str, int], report: ScanReport) -> None:
         try:
-            scan_run.record(self.name, run, error=next(iter(report.errors), None), now=server_now())
+            with within(FOR_PEOPLE):
+                scan_run.record(self.name, run, error=next(iter(report.errors), None), now=server_now())
         except Exception as error:
             # The record is for people; whatever made it fail must not fail what the scan did.
             log.warning("The run could not be recorded", scan=self.name, error=reason(error))

@@ -7,7 +7,7 @@ import ssl
 from kombu import Queue
 
 from beat_schedule import SCHEDULE
-from queue_manager.core.schedule import celery_entries
+from queue_manager.core.schedule import celery_entries, item_queues
 from queue_manager.transport.guard import install
 from queue_manager.transport.leadership import LEADER_LOCK
 from queue_manager.transport.server import CLIENT_OPTIONS
@@ -53,9 +53,7 @@ task_ignore_result = True
 result_expires = None  # no result backend: nothing to clean up
 task_default_queue = "celery"  # where another application's `send_task` arrives when it names no queue
 task_routes = [queue_of]
-task_queues = [
-    Queue(name, routing_key=name) for name in ("celery", "scans", *dict.fromkeys(scan.queue for scan in SCHEDULE))
-]
+task_queues = [Queue(name, routing_key=name) for name in ("celery", "scans", *item_queues(SCHEDULE))]
 
 worker_concurrency = _settings.qm_worker_concurrency
 worker_prefetch_multiplier = 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from celery import signals
@@ -14,6 +16,7 @@ from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from queue_manager.transport import server
+from services import message_queue
 from tasks.heartbeat import Heartbeat
 
 log = logging.get_logger("QM/start")
@@ -76,11 +79,11 @@ def _say_remarks() -> None:
 
 
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
-    redis_url, mongo_url = settings().redis_url, settings().mongo_db_url
+    mongo_url = settings().mongo_db_url
     try:
-        until_reachable(
-            lambda: server.require_no_eviction(redis_url), server="Redis", url=redis_url, errors=server.OUTAGES, log=log
-        )
+        _check_redis(server.require_no_eviction, settings().redis_url)
+        if settings().qm_message_queue:
+            _check_redis(server.require_queue_server, message_queue.server_url())
         if with_mongo:
             until_reachable(
                 database.require_replica_set, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log
@@ -91,3 +94,7 @@ def _refuse_wrong_servers(*, with_mongo: bool) -> None:
         raise SystemExit(1) from None
     finally:
         database.close()  # the pool forks next: each child opens its own
+
+
+def _check_redis(check: Callable[[str], None], url: str) -> None:
+    until_reachable(partial(check, url), server="Redis", url=url, errors=server.OUTAGES, log=log)

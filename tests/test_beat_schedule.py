@@ -9,7 +9,7 @@ import pytest
 from celery.schedules import maybe_schedule
 
 from beat_schedule import SCHEDULE
-from queue_manager.core.schedule import Scan, celery_entries
+from queue_manager.core.schedule import Scan, celery_entries, item_queues
 from queue_manager.core.settings import Settings
 from queue_manager.health import FIGURES
 from tasks import app
@@ -19,6 +19,7 @@ FLAGS = {
     "support-snooze": "QM_CONVERSATIONS",
     "review-requests": "QM_PROJECTS",
     "stale-thumbnails": "QM_SITES_FIX_STALE_THUMBNAILS",
+    "overdue-messages": "QM_MESSAGE_QUEUE",
 }
 scans = pytest.mark.parametrize("scan", SCHEDULE, ids=lambda scan: scan.name)
 
@@ -33,11 +34,17 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scan, str], Settings]
 
 
 @scans
-def test_it_names_a_registered_scan_and_a_queue_that_workers_consume(scan: Scan) -> None:
+def test_it_names_a_registered_scan_that_workers_consume(scan: Scan) -> None:
     app.loader.import_default_modules()
     assert app.tasks[scan.task].queue_name == "scans"
-    assert {"scans", scan.queue} <= set(app.amqp.queues)
-    assert scan.queue in {task.queue_name for task in app.tasks.values() if isinstance(task, ItemTask)}
+    assert "scans" in app.amqp.queues
+
+
+def test_workers_consume_the_queue_of_every_item() -> None:
+    app.loader.import_default_modules()
+    of_items = {task.queue_name for task in app.tasks.values() if isinstance(task, ItemTask)}
+    assert of_items == set(item_queues(SCHEDULE))
+    assert of_items <= set(app.amqp.queues)
 
 
 @scans

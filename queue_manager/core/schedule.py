@@ -21,21 +21,28 @@ class Scan:
     """How `queue-manager scan` and the health page call it."""
     task: str
     """The registered name of its task; the module before the last dot is imported by every worker."""
-    queue: str
-    """The Celery queue of its items."""
     trigger: str
     """`group/job`: the end of the path by which the web process starts it by hand."""
     flag: Callable[[Settings], bool]
     """Whether it is switched on."""
     period: Callable[[Settings], timedelta]
     """The time between two runs; also that after which a message that nobody took expires."""
+    queue: str | None = None
+    """The Celery queue of its items; `None` when the scan acts itself."""
     at: crontab | None = None
     """When exactly, if not simply every `period`."""
+    service: str | None = None
+    """The module of `services` that has its figures, if not the one named like that of its tasks."""
 
     @property
     def system(self) -> str:
-        """The name that the modules of its tasks and of its service share."""
-        return self.task.split(".")[1]
+        """The module of its service."""
+        return self.service or self.task.split(".")[1]
+
+
+def item_queues(schedule: Sequence[Scan]) -> list[str]:
+    """Return the Celery queues of all items."""
+    return list(dict.fromkeys(scan.queue for scan in schedule if scan.queue is not None))
 
 
 def celery_entries(schedule: Sequence[Scan], settings: Settings) -> dict[str, dict[str, Any]]:

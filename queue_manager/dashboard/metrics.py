@@ -15,8 +15,9 @@ from prometheus_client.registry import Collector
 from redis import Redis
 
 from beat_schedule import SCHEDULE
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
+from queue_manager.core.schedule import item_queues
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.servers import Unavailable, mongodb, ping_mongodb, redis_server
 from queue_manager.health import FIGURES
@@ -32,7 +33,7 @@ SCAN_TOTALS = {
     "errors": "Steps of the scan that failed.",
 }
 OUTCOMES = ("done", "failed", "retried")
-QUEUES = ("celery", "scans", *dict.fromkeys(scan.queue for scan in SCHEDULE))
+QUEUES = ("celery", "scans", *item_queues(SCHEDULE))
 UNACKED = "unacked"  # kombu's hash of all messages that workers hold
 
 log = get_logger("QM/metrics")
@@ -67,9 +68,9 @@ _registry.register(Systems())
 
 def _from_redis() -> Iterator[Metric]:
     with redis_server() as client:
-        totals = counters.read(client, (name for scan in SCHEDULE for name in (scan.task, scan.queue)))
+        totals = counters.read(client, (*(scan.task for scan in SCHEDULE), *item_queues(SCHEDULE)))
         yield from _scans({scan.name: totals[scan.task] for scan in SCHEDULE})
-        yield _items({scan.name: totals[scan.queue] for scan in SCHEDULE})
+        yield _items({scan.name: totals[scan.queue] for scan in SCHEDULE if scan.queue is not None})
         yield from _queues(client)
         yield from _leader(client)
 
@@ -132,6 +133,6 @@ def _figures(system: str) -> dict[str, float]:
     try:
         with mongodb():
             return FIGURES[system]().numbers
-    except (ConfigurationError, Unavailable) as error:
+    except AppError as error:
         log.warning(f"Left out of the metrics: {system}: {error}")  # the others may do better
         return {}

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 JUST_DELIVERED = seconds(5)  # a worker renews the leases of what it received well within this time
 
-JUST_DELIVERED = seconds(5)
-
 
 def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVERED) -> int:
     """Count the messages of `queue` that wait for a worker, those that a worker took only just now included.

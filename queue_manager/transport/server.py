@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -11,6 +14,8 @@ from queue_manager.core.settings import masked
 
 OUTAGES = (redis.ConnectionError, redis.TimeoutError)
 """What redis-py raises while the server is away."""
+
+OLDEST_FOR_THE_QUEUE = (7, 0)  # the first whose scripts may say that they run when memory is full
 
 CLIENT_OPTIONS = {
     "socket_timeout": 5,
@@ -32,11 +37,34 @@ def require_no_eviction(url: str) -> None:
         ConfigurationError: `maxmemory-policy` is not `noeviction`, or the server does not let us in.
         redis.ConnectionError, redis.TimeoutError: the server is away.
     """
+    _refuse_eviction(url, _info(url))
+
+
+def require_queue_server(url: str) -> None:
+    """Refuse what `require_no_eviction` refuses, and a server whose scripts cannot run when its memory is full.
+
+    Raises like it. Valkey reports the version of Redis that it is compatible with: 7.2 or more.
+    """
+    info = _info(url)
+    _refuse_eviction(url, info)
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_FOR_THE_QUEUE:
+        raise ConfigurationError(
+            f"Redis at {masked(url)} is version {version}, whose full memory could not be drained: accepted for the "
+            "message queue is Redis 7.0 or Valkey 7.2, or newer"
+        )
+
+
+def _info(url: str) -> dict[str, Any]:
     try:
         with connect(url) as client:
-            policy = client.info("memory").get("maxmemory_policy", "noeviction")
+            return client.info()
     except redis.AuthenticationError as error:  # a ConnectionError by birth, which no waiting mends
         raise ConfigurationError(f"Redis at {masked(url)} refuses our credentials ({error})") from error
+
+
+def _refuse_eviction(url: str, info: Mapping[str, Any]) -> None:
+    policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ConfigurationError(
             f"Redis at {masked(url)} has maxmemory-policy {policy!r} and would drop messages when its memory is "

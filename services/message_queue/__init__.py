@@ -131,9 +131,12 @@ def figures() -> Figures:
             "in_progress": counts.processing,
             "overdue": counts.overdue,
             "dead": counts.dead,
+            "acknowledged_in_all": counts.total_acknowledged,
+            "requeued_in_all": counts.total_requeued,
+            "dead_lettered_in_all": counts.total_dead_lettered,
             "lag_seconds": max(0.0, round(counts.now - first, 3)) if first else 0.0,
         },
-        problems=[f"{counts.dead} messages are dead letters: `queue-manager queue list dead`"] if counts.dead else [],
+        details=[f"{counts.dead} dead letters: `queue-manager queue list dead`"] if counts.dead else [],
     )
 
 

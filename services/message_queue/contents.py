@@ -94,6 +94,9 @@ class Counts:
     overdue: int
     now: float
     first_deadline_at: float | None
+    total_requeued: int
+    """By sweeps, as the next."""
+    total_dead_lettered: int
 
     @property
     def main(self) -> int:
@@ -114,9 +117,8 @@ class Contents:
 
     def counts(self) -> Counts:
         """Count what is where."""
-        waiting, processing, dead, acknowledged, archived, total, overdue, now, first = self._scripts.run(
-            "counts", self._bounds.levels
-        )
+        answer = self._scripts.run("counts", self._bounds.levels)
+        waiting, processing, dead, acknowledged, archived, total, overdue, now, first, requeued, given_up = answer
         return Counts(
             waiting=waiting,
             processing=processing,
@@ -127,6 +129,8 @@ class Contents:
             overdue=overdue,
             now=now / 1000,
             first_deadline_at=first / 1000 if first else None,
+            total_requeued=requeued,
+            total_dead_lettered=given_up,
         )
 
     def list(

@@ -3,7 +3,7 @@
 --
 -- ARGV     priority levels
 -- Returns  {waiting in each stream from priority 0 up, processing, dead, acknowledged, archived, total acknowledged,
---          overdue, now in ms, first deadline in ms or 0}
+--          overdue, now in ms, first deadline in ms or 0, total requeued and total dead-lettered by sweeps}
 --
 -- Atomic, so that a message which moves is counted once.
 
@@ -26,4 +26,6 @@ return {
   redis.call('ZCOUNT', DEADLINES, '-inf', NOW_MS),
   NOW_MS,
   tonumber(redis.call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')[2]) or 0,
+  tonumber(redis.call('GET', TOTAL_REQUEUED) or 0),
+  tonumber(redis.call('GET', TOTAL_DEAD) or 0),
 }

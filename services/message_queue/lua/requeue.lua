@@ -33,6 +33,8 @@ for _, id in ipairs(overdue) do
   end
 end
 if #requeued + #dead > 0 then
+  redis.call('INCRBY', TOTAL_REQUEUED, #requeued)
+  redis.call('INCRBY', TOTAL_DEAD, #dead)
   local counts = '{"count":' .. #requeued .. ',"dlq_count":' .. #dead .. ',"triggered_by":"' .. triggered_by
   announce('requeue', counts .. '","ids":' .. array(requeued) .. ',"dlq_ids":' .. array(dead) .. '}')
 end

@@ -24,6 +24,8 @@ local DEAD = QUEUE .. '_dlq'
 local ACKNOWLEDGED = QUEUE .. '_acknowledged'
 local ARCHIVED = QUEUE .. '_archived'
 local TOTAL_ACKNOWLEDGED = QUEUE .. ':stats:total_acknowledged'
+local TOTAL_REQUEUED = QUEUE .. ':stats:total_requeued' -- by sweeps, as the next
+local TOTAL_DEAD = QUEUE .. ':stats:total_dead_lettered'
 local NEXT_SWEEP = QUEUE .. ':next_sweep'
 
 local HISTORY = 100 -- acknowledged messages that are kept, exactly

@@ -1,0 +1,52 @@
+"""Overdue messages at the Celery edge: taken back every period, and at each deadline before the next one.
+
+What is due: a message whose consumer did not acknowledge it before its deadline.
+Guarantee: it goes back to its queue, or to the dead letters, once; at its deadline while a worker runs, and at the next
+period when the message that plans a sweep is lost.
+Options: OVERDUE_CHECK_INTERVAL_MS (5000), REQUEUE_BATCH_SIZE (100 messages), MAX_ATTEMPTS (3).
+Emits: `requeue` and `move_to_dlq` in the queue's own events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+from services.message_queue import Swept, sweeper
+from tasks.app import app
+from tasks.base import ScanReport, scan_task
+
+INITIATOR = "QM/message-queue"
+
+
+@scan_task(initiator=INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue failed")
+def requeue_overdue_messages() -> ScanReport:
+    swept = sweep()
+    sweeper().heal()
+    requeued, dead = len(swept.requeued), len(swept.dead_lettered)
+    return ScanReport(
+        found=requeued + dead,
+        claimed=requeued + dead,
+        enqueued=requeued,
+        noted=Counter(requeued=requeued, dead_lettered=dead),
+        details={"ids": swept.requeued, "dlq_ids": swept.dead_lettered},
+    )
+
+
+@app.task(queue_name="scans", acks_late=False)
+def requeue_at_deadline() -> None:
+    """Sweep between two periods; the scan above does what this one misses."""
+    sweep()
+
+
+def sweep() -> Swept:
+    """Take back what is overdue, and see to the next deadline."""
+    swept = sweeper().sweep(can_plan=True)
+    if swept.plan_in is not None:
+        plan_sweep(swept.plan_in)
+    return swept
+
+
+def plan_sweep(wait: timedelta) -> None:
+    """Have a worker sweep in `wait`: for `message_queue(plan_sweep=…)`."""
+    requeue_at_deadline.apply_async(countdown=wait.total_seconds(), retry=False)

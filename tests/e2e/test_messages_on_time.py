@@ -1,0 +1,53 @@
+"""Overdue messages through beat and worker: taken back at their deadline, not at the next tick."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+from celery_processes import QUICK_START, CeleryProcess
+from conftest import Servers
+from eventually import eventually
+
+from services.message_queue import contents, message_queue
+from tasks.overdue_messages import plan_sweep
+
+LATEST = 250  # ms after its deadline
+
+
+def lateness(url: str, deadlines: dict[str, float]) -> list[float]:
+    """Return by how many ms each message was taken back after its deadline, by the clock of the queue's server."""
+    with redis.Redis.from_url(url) as client:
+        events = [json.loads(fields[b"event"]) for _, fields in client.xrange("queue:events")]
+    taken = {id: event["timestamp"] for event in events if event["type"] == "requeue" for id in event["payload"]["ids"]}
+    return [taken[id] - deadline * 1000 for id, deadline in deadlines.items()]
+
+
+def test_messages_are_taken_back_at_their_deadlines(
+    clean: Servers, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    env = {"QM_MESSAGE_QUEUE": "true"}
+    queue = message_queue(plan_sweep=plan_sweep)
+    with (
+        CeleryProcess(tmp_path / "worker.log", "worker", "--queues", "scans", *QUICK_START, env=env),
+        CeleryProcess(tmp_path / "beat.log", "beat", env=env),
+    ):
+        queue.enqueue("warm-up")
+        first = queue.take(ack_timeout=0.3)
+        assert first is not None
+        eventually(lambda: contents().counts().main == 1, within=20)
+        contents().clear()
+        deadlines = {}
+        for number in range(60):
+            queue.enqueue("report")
+            held = queue.take(ack_timeout=0.5 + number * 0.11)  # spread over one tick and the next
+            assert held is not None
+            assert held.deadline_at is not None
+            deadlines[held.id] = held.deadline_at
+        eventually(lambda: contents().counts().main == len(deadlines), within=20)
+    late = sorted(lateness(clean.valkey.url, deadlines))
+    figure(f"message taken back after its deadline: median {late[30]:.0f} ms, latest of 60 {late[-1]:.0f} ms")
+    assert late[0] >= 0
+    assert late[-1] <= LATEST

@@ -1,0 +1,92 @@
+"""The scan for overdue messages: what it reports, and how it sees to the next deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from conftest import Servers
+from hand_worker import run, waiting_messages
+from pymongo import MongoClient
+
+from models import database
+from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.core.per_process import PerProcess
+from queue_manager.devstack.ports import free_port
+from services.message_queue import MessageQueue, contents, message_queue
+from tasks.overdue_messages import plan_sweep, requeue_at_deadline, requeue_overdue_messages
+
+
+@pytest.fixture
+def queue(clean: Servers) -> Iterator[MessageQueue]:
+    return message_queue()
+
+
+def hold(queue: MessageQueue, *, timeout: float, **message: int) -> str:
+    """Enqueue a message and let a consumer fall silent with it."""
+    queue.enqueue("report", **message)
+    held = queue.take(ack_timeout=timeout)
+    assert held is not None
+    return held.id
+
+
+def test_it_reports_what_it_took_back(queue: MessageQueue) -> None:
+    again, dead = hold(queue, timeout=0.001), hold(queue, timeout=0.001, max_attempts=1)
+    time.sleep(0.005)  # the deadlines are by the server's clock
+    report = requeue_overdue_messages()
+    assert report["requeued"] == 1
+    assert report["dead_lettered"] == 1
+    assert (report["ids"], report["dlq_ids"]) == ([again], [dead])
+    assert (report["found"], report["claimed"], report["enqueued"], report["errors"]) == (2, 2, 1, 0)
+
+
+def test_a_deadline_before_the_next_tick_gets_a_sweep_of_its_own(queue: MessageQueue, clean: Servers) -> None:
+    held = hold(queue, timeout=1.5)
+    requeue_overdue_messages()
+    requeue_overdue_messages()  # the chain is planned once, however many look
+    [planned] = waiting_messages(clean.valkey.url, "scans")
+    assert seconds(0.5) < planned.countdown <= seconds(1.6)
+    time.sleep(1.6)
+    run(planned)
+    assert [message.id for message in contents().list("main").messages] == [held]
+
+
+def test_a_deadline_after_the_next_tick_is_left_to_it(queue: MessageQueue, clean: Servers) -> None:
+    hold(queue, timeout=30)
+    requeue_overdue_messages()
+    assert waiting_messages(clean.valkey.url, "scans") == []
+
+
+def test_a_dequeue_with_an_earlier_deadline_pulls_the_sweep_forward(clean: Servers) -> None:
+    queue = message_queue(plan_sweep=plan_sweep)
+    hold(queue, timeout=3)
+    hold(queue, timeout=1)
+    hold(queue, timeout=2)
+    countdowns = [message.countdown for message in waiting_messages(clean.valkey.url, "scans")]
+    assert [round(wait / seconds(1)) for wait in countdowns] == [3, 1]
+
+
+def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean: Servers) -> None:
+    first, second = hold(queue, timeout=0.001), hold(queue, timeout=2)
+    time.sleep(0.005)
+    requeue_at_deadline()
+    assert [message.id for message in contents().list("main").messages] == [first]
+    assert [message.id for message in contents().list("processing").messages] == [second]
+    [planned] = waiting_messages(clean.valkey.url, "scans")
+    assert timedelta(0) < planned.countdown <= seconds(2)
+
+
+def test_a_mongodb_that_is_away_does_not_hold_up_the_sweep(
+    queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = f"mongodb://127.0.0.1:{free_port()}/queue_manager"
+    hold(queue, timeout=0.001)
+    with MongoClient[dict[str, Any]](nobody, serverSelectionTimeoutMS=5_000) as away:
+        monkeypatch.setattr(database, "client", lambda: away)
+        monkeypatch.setattr(database, "_clock", PerProcess(lambda: ServerClock(lambda: away.admin.command("hello"))))
+        began = time.monotonic()
+        assert requeue_overdue_messages()["requeued"] == 1
+        assert time.monotonic() - began < 4

@@ -1,0 +1,67 @@
+"""Which servers the message queue accepts."""
+
+from __future__ import annotations
+
+import socketserver
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from celery_processes import CeleryProcess
+from conftest import Servers
+from eventually import eventually
+
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.devstack.servers import Valkey
+from queue_manager.transport.server import require_queue_server
+
+
+class _Old(socketserver.StreamRequestHandler):
+    """Answers as a Redis 6.2 does to what a client asks at its start."""
+
+    def handle(self) -> None:
+        info = b"# Server\r\nredis_version:6.2.14\r\nmaxmemory_policy:noeviction\r\n"
+        replies = {b"INFO": b"$%d\r\n%s\r\n" % (len(info), info), b"HELLO": b"%1\r\n$5\r\nproto\r\n:3\r\n"}
+        while line := self.rfile.readline():
+            words = [self._word() for _ in range(int(line[1:]))]
+            self.wfile.write(replies.get(words[0].upper(), b"+OK\r\n"))
+
+    def _word(self) -> bytes:
+        self.rfile.readline()
+        return self.rfile.readline().strip()
+
+
+@contextmanager
+def old_redis() -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Old) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield f"redis://127.0.0.1:{server.server_address[1]}/0"
+        server.shutdown()
+
+
+def test_a_server_of_today_is_accepted(servers: Servers) -> None:
+    require_queue_server(servers.valkey.url)
+
+
+def test_a_server_that_evicts_is_refused(tmp_path: Path) -> None:
+    with Valkey(tmp_path / "redis", config={"maxmemory-policy": "allkeys-lru"}) as server:
+        with pytest.raises(ConfigurationError, match="maxmemory-policy 'allkeys-lru'"):
+            require_queue_server(server.url)
+
+
+def test_an_older_server_is_refused_with_its_version() -> None:
+    with old_redis() as url, pytest.raises(ConfigurationError, match=r"is version 6\.2\.14.*accepted.*Redis 7\.0"):
+        require_queue_server(url)
+
+
+def test_a_worker_does_not_start_on_an_older_server(servers: Servers, tmp_path: Path) -> None:
+    with old_redis() as url:
+        env = {"QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": url}
+        worker = CeleryProcess(tmp_path / "worker.log", "worker", env=env).start(ready=False)
+        with worker:
+            eventually(lambda: worker.exit_code() is not None, within=30)
+        assert worker.exit_code() == 1
+        assert "is version 6.2.14" in worker.log
