@@ -20,6 +20,7 @@ from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.settings import settings
 from queue_manager.health import Health, health
+from queue_manager.queue_cli import queue
 
 cli = typer.Typer(
     help="Finds what is due in MongoDB and acts on it, once.",
@@ -27,6 +28,7 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli.add_typer(queue, name="queue")
 log = logging.get_logger("QM/cli")
 NAMES = ", ".join(scan.name for scan in SCHEDULE)
 

@@ -14,7 +14,14 @@ ROOT = Path(__file__).parents[1]
 
 # From top to bottom; a module may import what stands below it, and its own layer.
 LAYERS = [
-    ["queue_manager.cli", "queue_manager.health", "queue_manager.devstack", "queue_manager.dashboard"],
+    [
+        "queue_manager.cli",
+        "queue_manager.queue_cli",
+        "queue_manager.queue_display",
+        "queue_manager.health",
+        "queue_manager.devstack",
+        "queue_manager.dashboard",
+    ],
     ["tasks"],
     ["beat_schedule"],
     ["services"],

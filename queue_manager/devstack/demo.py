@@ -1,9 +1,10 @@
 """The demo's product: an application that lives beside Queue Manager, in the same MongoDB and on the same broker.
 
 Each of its parts writes straight into MongoDB as a product would, `start` once and `go_on` every `PERIOD`. Every room,
-subscription and site that it makes carries `demo: true`; it deletes none but its own, and no more of them are kept than
-fit on a screen or two. While a server is away it tries again. Run as `python -m queue_manager.devstack.demo` with
-MONGO_DB_URL and REDIS_URL set.
+subscription and site that it makes carries `demo: true`, and the type of every message begins with `demo.`; it deletes
+none but its own, and no more of them are kept than fit on a screen or two. While a server is away it tries again. Run
+as `python -m queue_manager.devstack.demo` with MONGO_DB_URL and REDIS_URL set; with `--no-messages` it keeps out of
+the message queue.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from pymongo.errors import PyMongoError
 
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings, settings
-from queue_manager.devstack import demo_agencies, demo_rooms, demo_sites
+from queue_manager.devstack import demo_agencies, demo_consumer, demo_messages, demo_rooms, demo_sites
+from queue_manager.devstack.demo_consumer import Consumers
+from services.message_queue import QueueFull, QueueUnavailable, contents, message_queue
 
 Document = dict[str, Any]
 
 TICK = 0.5  # seconds between two looks at whose turn it is
 REVIEWS_EVERY, THUMBNAILS_EVERY = seconds(20), seconds(30)
-AWAY = (PyMongoError, OperationalError)
+AWAY = (PyMongoError, OperationalError, QueueUnavailable, QueueFull)
+NO_MESSAGES = "--no-messages"
 
 
 @dataclass(kw_only=True)
@@ -78,6 +82,19 @@ def parts(database: Database[Document], broker: Celery, chosen: Settings) -> lis
     return found
 
 
+def message_parts(consumers: Consumers) -> list[Part]:
+    """Return what happens in the message queue: messages come, and consumers work on them, for as long as they live."""
+    return [
+        Part(
+            name="messages",
+            every=demo_messages.PERIOD,
+            start=lambda _: demo_messages.start(message_queue(), contents()),
+            go_on=lambda _: demo_messages.go_on(message_queue(), contents()),
+        ),
+        Part(name="consumers", every=demo_consumer.RESTART_EVERY, go_on=lambda _: consumers.keep_running()),
+    ]
+
+
 def _of(module: ModuleType, name: str, database: Database[Document]) -> Part:
     return Part(
         name=name,
@@ -96,8 +113,13 @@ def main() -> None:
     chosen = settings()
     broker = Celery(broker=chosen.redis_url, set_as_current=False)
     broker.conf.broker_transport_options = {"socket_connect_timeout": 2, "socket_timeout": 5}
-    with MongoClient[Document](chosen.mongo_db_url, serverSelectionTimeoutMS=3_000) as client:
+    with (
+        MongoClient[Document](chosen.mongo_db_url, serverSelectionTimeoutMS=3_000) as client,
+        Consumers() as consumers,
+    ):
         running = parts(client.get_default_database(), broker, chosen)
+        if chosen.qm_message_queue and NO_MESSAGES not in sys.argv:
+            running += message_parts(consumers)
         while True:
             for part in running:
                 part.take_turn()

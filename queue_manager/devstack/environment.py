@@ -13,10 +13,12 @@ from queue_manager.devstack.ports import LOOPBACK
 
 Environment = dict[str, str]
 
+MESSAGE_QUEUE = "QM_MESSAGE_QUEUE"
 EVERYTHING_ON = {
     "QM_CONVERSATIONS": "true",
     "QM_PROJECTS": "true",
     "QM_SITES_FIX_STALE_THUMBNAILS": "true",
+    MESSAGE_QUEUE: "true",
     "MANAGED_SUBSCRIPTIONS": '["seo", "ads"]',
     "QM_HOOKS": "true",
 }
@@ -28,14 +30,24 @@ def given(root: Path) -> Environment:
     return {name: value for name, value in merged.items() if value}
 
 
+def has_own_queue(given: Mapping[str, str]) -> bool:
+    """Tell whether the message queue is on a server that the user named."""
+    return "REDIS_URL" in given or "QM_QUEUE_REDIS_URL" in given
+
+
+def _switched_on(given: Mapping[str, str]) -> Environment:
+    # In a database or queue of the user's own nothing is switched on but by the user: the systems write there.
+    if "MONGO_DB_URL" in given:
+        return {}
+    return {name: value for name, value in EVERYTHING_ON.items() if name != MESSAGE_QUEUE or not has_own_queue(given)}
+
+
 def for_children(
     given: Mapping[str, str], *, mongo_url: str, redis_url: str, flower_port: int, web_port: int
 ) -> Environment:
     """Return the environment of the processes: everything given, with defaults for a laptop below it."""
-    # In a database of the user's own nothing is switched on but by the user: the systems write there.
-    is_ours = "MONGO_DB_URL" not in given
     defaults = {
-        **(EVERYTHING_ON if is_ours else {}),
+        **_switched_on(given),
         "FLOWER_ADDRESS": LOOPBACK,
         **({} if "NODE_ENV" in given else {"APP_ENV": "development"}),
     }

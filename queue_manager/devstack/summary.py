@@ -1,6 +1,7 @@
-"""One line for each system every 10 s on what happened to its items, counted in MongoDB.
+"""One line for each system every 10 s on what happened to its items, counted in MongoDB and in the message queue.
 
-Run as `python -m queue_manager.devstack.summary` with MONGO_DB_URL set. While MongoDB is away it says so.
+Run as `python -m queue_manager.devstack.summary` with MONGO_DB_URL and REDIS_URL set. While a server is away it says
+so.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 
@@ -18,6 +20,7 @@ from models import pulse, site, support_room
 from models.database import server_now
 from queue_manager.core.clock import hours, minutes
 from queue_manager.core.settings import Settings, settings
+from services.message_queue import Counts, QueueUnavailable, contents
 from services.stale_thumbnails import threshold
 
 PERIOD = 10.0  # seconds
@@ -55,6 +58,31 @@ def describe_thumbnails(now: datetime) -> str:
     return f"thumbnails: {stuck} stuck, {day} reset in the last day ({lately} in the last minute)"
 
 
+class Messages:
+    """Says how the message queue stands; what was acknowledged lately is reckoned from what it said before."""
+
+    def __init__(self) -> None:
+        self._said: deque[Counts] = deque()
+
+    def describe(self, counts: Counts) -> str:
+        """Say the counts in one line. The last minute is that before `counts`, as far as it was looked at."""
+        while self._said and self._said[0].now < counts.now - 60.5:  # half a second for ticks that come late
+            self._said.popleft()
+        self._said.append(counts)
+        lately = max(counts.total_acknowledged - self._said[0].total_acknowledged, 0)
+        return (
+            f"messages: {counts.main} waiting, {counts.processing} held, {counts.overdue} overdue, {counts.dead} dead, "
+            f"{counts.total_acknowledged} acknowledged ({lately} in the last minute)"
+        )
+
+    def line(self) -> str:
+        """Count now and say it, or that the queue's server is away."""
+        try:
+            return self.describe(contents().counts())
+        except QueueUnavailable as error:
+            return f"messages: {error}"
+
+
 def lines(chosen: Settings) -> list[Callable[[datetime], str]]:
     """Return what describes each system that is switched on."""
     systems = (
@@ -67,6 +95,7 @@ def lines(chosen: Settings) -> list[Callable[[datetime], str]]:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    messages = Messages() if settings().qm_message_queue else None
     while True:
         time.sleep(PERIOD)
         for describe in lines(settings()):
@@ -75,6 +104,8 @@ def main() -> None:
                     print(describe(server_now()))
             except PyMongoError as error:
                 print(f"MongoDB did not answer: {type(error).__name__}")
+        if messages is not None:
+            print(messages.line())
 
 
 if __name__ == "__main__":

@@ -38,12 +38,13 @@ SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Web", "QM_WEB_PORT"
 SITES_TIMEOUT = 15.0  # seconds; the addresses are shown then at the latest
 SUMMARY = Process("summary", "python -m queue_manager.devstack.summary")
 DEMO = Process("demo", "python -m queue_manager.devstack.demo")
+DEMO_WITHOUT_MESSAGES = Process(DEMO.name, f"{DEMO.command} --no-messages")
 
 
 def main(*, demo: bool = True, root: Path) -> int:
     """Run the checkout at `root` until it is stopped; return the exit code.
 
-    `demo` fills in live data, but never in a MongoDB that the user named.
+    `demo` fills in live data, but never in a MongoDB or a message queue that the user named.
     """
     try:
         with _stop_signals():
@@ -60,8 +61,8 @@ def _run(root: Path, *, demo: bool) -> None:
     listed = procfile.read(root / "Procfile")
     given = environment.given(root)
     processes = [*listed, SUMMARY]
-    if demo and "MONGO_DB_URL" not in given:
-        processes.append(DEMO)
+    if demo:
+        processes += demo_processes(given)
     data = _private_directory(root / ".devstack")
     with ExitStack() as stack:
         stack.enter_context(lock.exclusive(data))
@@ -82,6 +83,13 @@ def _run(root: Path, *, demo: bool) -> None:
         _wait_until_answering(sites.values())
         _print_addresses(children, sites)
         _keep_running(servers)
+
+
+def demo_processes(given: Mapping[str, str]) -> list[Process]:
+    """Return what fills in live data: never in a MongoDB or a message queue that the user named."""
+    if "MONGO_DB_URL" in given:
+        return []
+    return [DEMO_WITHOUT_MESSAGES if environment.has_own_queue(given) else DEMO]
 
 
 def _release(supervisor: Supervisor, listed: list[Process]) -> None:

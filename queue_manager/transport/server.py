@@ -58,9 +58,10 @@ def require_queue_server(url: str) -> None:
 def _info(url: str) -> dict[str, Any]:
     try:
         with connect(url) as client:
-            return client.info()
+            info: dict[str, Any] = client.info()
     except redis.AuthenticationError as error:  # a ConnectionError by birth, which no waiting mends
         raise ConfigurationError(f"Redis at {masked(url)} refuses our credentials ({error})") from error
+    return info
 
 
 def _refuse_eviction(url: str, info: Mapping[str, Any]) -> None:

@@ -30,7 +30,8 @@ from tasks.stale_thumbnails import scan_stale_thumbnails
 Document = dict[str, Any]
 
 NOW = datetime(2026, 1, 31, 9, 30, 0, 123456, tzinfo=UTC)
-ALL_ON = {"QM_CONVERSATIONS": "true", "QM_PROJECTS": "true", "QM_SITES_FIX_STALE_THUMBNAILS": "true"}
+DOCUMENTS_ON = {"QM_CONVERSATIONS": "true", "QM_PROJECTS": "true", "QM_SITES_FIX_STALE_THUMBNAILS": "true"}
+ALL_ON = {**DOCUMENTS_ON, "QM_MESSAGE_QUEUE": "true"}
 SCANS = ["tasks.review_requests.scan_eligible_agencies", "tasks.stale_thumbnails.scan_stale_thumbnails"]
 
 
@@ -163,7 +164,7 @@ class TestSites:
 
 class TestProcess:
     def test_it_runs_by_itself_and_stops_when_asked(self, rooms: Collection[Document], clean: Servers) -> None:
-        child = spawn([sys.executable, "-m", "queue_manager.devstack.demo"], env={**os.environ, **ALL_ON})
+        child = spawn([sys.executable, "-m", "queue_manager.devstack.demo"], env={**os.environ, **DOCUMENTS_ON})
         eventually(lambda: rooms.count_documents({"demo": True}) >= 2 * demo_rooms.OVERDUE_AT_START)
         eventually(lambda: collection("instasites").count_documents({"demo": True}) == demo_sites.SITES)
         eventually(lambda: [message.task for message in waiting_messages(clean.valkey.url, "scans")] == SCANS)

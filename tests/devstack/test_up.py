@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from queue_manager.devstack import environment
 from queue_manager.devstack.processes import started_at
+from queue_manager.devstack.up import DEMO, demo_processes
 
 # Ports of each run's own instead of the well-known ones, which runs beside it may take at the same moment.
 START = """
@@ -171,3 +172,18 @@ def test_nothing_is_switched_on_in_a_database_of_the_users_own() -> None:
     children = environment.for_children({"MONGO_DB_URL": "m"}, **servers)
     assert not set(children) & set(environment.EVERYTHING_ON)
     assert environment.for_children({}, **servers).items() >= environment.EVERYTHING_ON.items()
+
+
+@pytest.mark.parametrize("name", ["REDIS_URL", "QM_QUEUE_REDIS_URL"])
+def test_a_message_queue_of_the_users_own_gets_no_demo_and_is_not_switched_on(name: str) -> None:
+    given = {name: "redis://cache:6379/0"}
+    servers = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
+    children = environment.for_children(given, **servers)
+    assert "QM_MESSAGE_QUEUE" not in children
+    assert children["QM_CONVERSATIONS"] == "true"
+    assert [process.command.split()[-1] for process in demo_processes(given)] == ["--no-messages"]
+
+
+def test_the_demo_is_not_run_in_a_database_of_the_users_own() -> None:
+    assert demo_processes({"MONGO_DB_URL": "m"}) == []
+    assert demo_processes({}) == [DEMO]

@@ -1,0 +1,227 @@
+"""`queue-manager queue`: as a user sees it, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from celery_processes import ROOT
+from conftest import Servers
+from eventually import eventually
+from redis import Redis
+
+from queue_manager.core.clock import seconds
+from queue_manager.devstack.ports import free_port
+from queue_manager.queue_display import indented, printable
+from services.message_queue import Json, MessageQueue, NewMessage, contents, message_queue
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "queue"]
+NASTY = Json('{ "n":1.50, "big":12345678901234567890.10, "x":"[red]\\u001b[31m \x9b31m \x7f \u202e", "e":[] }')
+
+
+def environment(**env: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **env}
+
+
+@pytest.fixture
+def queue(clean: Servers) -> MessageQueue:
+    return message_queue()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # no .env of the checkout
+
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def run(*arguments: str, answer: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment(**env), input=answer, capture_output=True, text=True, timeout=60
+    )
+
+
+def on_a_terminal(*arguments: str) -> str:
+    ours, theirs = pty.openpty()
+    env = environment(TERM="xterm-256color")
+    with subprocess.Popen([*COMMAND, *arguments], env=env, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        try:
+            while piece := os.read(ours, 65_536):
+                said += piece
+        except OSError:  # Linux: the other end was closed
+            pass
+        process.wait(60)
+    os.close(ours)
+    return said.decode()
+
+
+def bury(queue: MessageQueue, *messages: NewMessage) -> list[str]:
+    ids = [one.id for one in queue.enqueue_batch(messages)]
+    contents().move(ids, to="dead", source="main", reason="the mail server is away")
+    return ids
+
+
+class TestList:
+    def test_newest_first_with_what_is_where(self, queue: MessageQueue) -> None:
+        queue.enqueue("send_mail", {"to": "ada"}, priority=5, id="first")
+        queue.enqueue("export", [1], priority=5, id="second")
+        queue.enqueue("held", id="third")
+        queue.dequeue(type="held", consumer_id="mailer-1")
+        result = run("list")
+        title, second, first, counts = result.stdout.splitlines()
+        assert title.split() == ["id", "type", "priority", "attempts", "age", "payload"]
+        assert second.split()[:4] == ["second", "export", "5", "0"]
+        assert first.split()[:4] == ["first", "send_mail", "5", "0"]
+        assert first.rstrip().endswith('{"to":"ada"}')
+        assert counts == "main 2  processing 1  dead 0  acknowledged 0 of 0  archived 0"
+        assert "mailer-1" in run("list", "processing").stdout
+
+    def test_a_page_says_where_the_next_one_begins(self, queue: MessageQueue) -> None:
+        queue.enqueue_batch([NewMessage(type="send_mail", id=f"mail-{number}") for number in range(3)])
+        page = run("list", "--limit", "2").stdout
+        cursor = page.partition("there may be more: --cursor ")[2].split()[0]
+        rest = run("list", "--cursor", cursor).stdout
+        assert [id in page for id in ("mail-0", "mail-1", "mail-2")] == [False, True, True]
+        assert [id in rest for id in ("mail-0", "mail-1", "mail-2")] == [True, False, False]
+        assert "--cursor" not in rest
+
+    def test_filters_narrow_it(self, queue: MessageQueue) -> None:
+        bury(queue, NewMessage(type="send_mail", payload={"to": "ADA"}), NewMessage(type="export", payload="ada"))
+        found = json.loads(run("list", "dead", "--type", "send_mail", "--search", "ada", "--json").stdout)
+        assert [message["type"] for message in found["messages"]] == ["send_mail"]
+        assert run("list", "dead", "--priority", "3").stdout.startswith("no such message\n")
+
+    def test_json_has_each_payload_byte_for_byte(self, queue: MessageQueue) -> None:
+        queue.enqueue("send_mail", NASTY)
+        assert f'"payload":{NASTY}}}],"cursor":' in run("list", "--json").stdout
+
+    @pytest.mark.parametrize("arguments", [["nowhere"], ["--cursor", "x"], ["--limit", "0"], ["--type", "\udcff"]])
+    def test_what_is_not_accepted_is_said(self, arguments: list[str], clean: Servers) -> None:
+        result = run("list", *arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "Traceback" not in result.stderr
+
+
+class TestShow:
+    def test_everything_of_a_message_wherever_it_is(self, queue: MessageQueue) -> None:
+        (id,) = bury(queue, NewMessage(type="send_mail", payload=NASTY, max_attempts=7))
+        shown = run("show", id).stdout
+        for name, value in (("id", id), ("custom_max_attempts", "7"), ("last_error", "the mail server is away")):
+            assert f"{name:<22}{value}\n" in shown
+        assert '    "big": 12345678901234567890.10,\n' in shown
+        assert run("show", id, "--json").stdout.endswith(f'"payload":{NASTY}}}\n')
+
+    def test_unknown_id_is_one_line(self, clean: Servers) -> None:
+        result = run("show", "no-such")
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr == "queue-manager: there is no message no-such\n"
+
+
+class TestTerminal:
+    def test_nothing_of_a_producers_can_steer_it(self, queue: MessageQueue, clean: Servers) -> None:
+        id = queue.enqueue("[red]type[/]", NASTY)
+        with Redis.from_url(clean.valkey.url) as client:
+            client.xadd("queue", {"data": '{"id":"foreign","type":"\\u001b[2J","payload":1}'})
+        for arguments in (["list"], ["show", id]):
+            for said in (run(*arguments).stdout, on_a_terminal(*arguments)):
+                assert "[red]" in said
+                assert not {"\x9b", "\x7f", "\u202e"} & set(said)
+                assert "\x1b[2J" not in said
+                assert "\x1b[31m" not in said
+
+    def test_colours_are_for_a_terminal_alone(self, queue: MessageQueue) -> None:
+        queue.enqueue("send_mail")
+        assert "\x1b[" not in run("list").stdout
+        assert "\x1b[" in on_a_terminal("list")
+
+    def test_json_there_is_the_same_value(self, queue: MessageQueue) -> None:
+        id = queue.enqueue("send_mail", NASTY)
+        said = on_a_terminal("show", id, "--json")
+        assert json.loads(said)["payload"] == json.loads(NASTY)
+        assert not {"\x9b", "\x7f", "\u202e"} & set(said)
+
+
+class TestReplay:
+    def test_it_asks_first(self, queue: MessageQueue) -> None:
+        ids = bury(queue, NewMessage(type="send_mail"), NewMessage(type="send_mail"))
+        for answer in ("n\n", ""):
+            refused = run("replay", "--all", answer=answer)
+            assert refused.returncode == 1
+            assert "Replay 2 dead letters? [y/N]" in refused.stdout
+        assert contents().counts().dead == 2
+        assert run("replay", *ids, answer="y\n").returncode == 0
+        assert contents().counts().main == 2
+
+    def test_all_that_match_go_back_in_their_order(self, queue: MessageQueue) -> None:
+        mails = bury(queue, *(NewMessage(type="send_mail") for _ in range(250)))
+        (export,) = bury(queue, NewMessage(type="export"))
+        result = run("replay", "--all", "--type", "send_mail", "--yes")
+        assert result.stdout.splitlines()[-1] == "250 replayed, 0 not"
+        assert [queue.take().id for _ in mails] == mails  # type: ignore[union-attr]
+        assert [message.id for message in contents().list("dead").messages] == [export]
+
+    def test_each_has_its_result_and_one_failure_is_told_by_the_exit_code(self, queue: MessageQueue) -> None:
+        (id,) = bury(queue, NewMessage(type="send_mail"))
+        result = run("replay", id, "gone", "--yes")
+        assert result.returncode == 1
+        assert result.stdout.splitlines() == [
+            f"{id}  replayed",
+            "gone  is not among the dead letters",
+            "1 replayed, 1 not",
+        ]
+
+    @pytest.mark.parametrize("arguments", [[], ["one", "--all"], ["one", "--type", "send_mail"]])
+    def test_it_must_be_clear_which(self, arguments: list[str]) -> None:
+        result = run("replay", *arguments)
+        assert result.returncode == 2
+        assert result.stderr.startswith("queue-manager: name the dead letters by their ids, or say --all")
+
+    def test_nothing_to_replay_is_no_failure(self, clean: Servers) -> None:
+        result = run("replay", "--all")
+        assert (result.returncode, result.stdout) == (0, "no dead letter to replay\n")
+
+
+class TestRequeue:
+    def test_it_takes_back_what_is_overdue_and_prints_it(self, queue: MessageQueue) -> None:
+        back = queue.enqueue("send_mail")
+        dead = queue.enqueue("send_mail", max_attempts=1)
+        for _ in range(2):
+            queue.dequeue(ack_timeout=0.001)
+        eventually(lambda: contents().counts().overdue == 2)
+        result = run("requeue")
+        assert result.returncode == 0
+        assert json.loads(result.stdout) == {"requeued": 1, "dead_lettered": 1, "ids": [back], "dlq_ids": [dead]}
+
+    def test_the_lock_of_another_sweeper_is_said(self, clean: Servers) -> None:
+        with Redis.from_url(clean.valkey.url) as client:
+            client.set("queue:overdue_requeue_lock", 1, px=seconds(30))
+        result = run("requeue")
+        assert result.returncode == 1
+        assert result.stderr.startswith("queue-manager: another sweeper is at work")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["replay", "x", "--yes"], ["requeue"]])
+def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
+    result = run(*arguments, REDIS_URL=f"redis://:s3cret@127.0.0.1:{free_port()}/0")
+    assert result.returncode == 1
+    assert result.stderr.startswith("queue-manager: The queue's server does not answer (Error")
+    assert result.stderr.count("\n") == 1
+    assert "s3cret" not in result.stderr
+
+
+def test_indented_json_is_as_it_was_written() -> None:
+    assert indented('{"a":1.50,"b":[],"c":[{"d":"x, {y}"} ,2]}') == (
+        '{\n  "a": 1.50,\n  "b": [],\n  "c": [\n    {\n      "d": "x, {y}"\n    },\n    2\n  ]\n}'
+    )
+
+
+def test_what_a_terminal_could_obey_is_written_out() -> None:
+    assert printable("é \x1b[2J\x9b\n\u202e[red]") == "é \\x1b[2J\\x9b\\n\\u202e[red]"
