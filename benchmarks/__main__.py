@@ -1,11 +1,13 @@
-"""Run every benchmark against a MongoDB of its own: `python -m benchmarks [--quick]`."""
+"""Run every benchmark, against servers of its own: `python -m benchmarks [--quick] [--only GROUP] [--ratios FILE]`."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
-from contextlib import chdir
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from pymongo import monitoring
@@ -13,56 +15,94 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import eligible_agencies, report, snooze_scan, stale_scan
-from benchmarks.explain import Recorder
 from benchmarks.harness import Bench, Result, WrongResult
+from benchmarks.message_queue import lateness, operations, queues, requeue
 from models import database
-from queue_manager.core.settings import Settings
-from queue_manager.devstack.servers import Mongo
+from queue_manager.core.settings import Settings, settings
+from queue_manager.devstack.servers import Mongo, Valkey
 
 PAGE = Path(__file__).resolve().with_name("results.md")
 CACHE_GB = 1.0  # as in production the data fit into it, so that reading them all costs no disk
-BENCHMARKS = (eligible_agencies, stale_scan, snooze_scan)
+# The append-only file is on, as in `make up`; it is not rewritten while something is measured.
+VALKEY_CONFIG = {"auto-aof-rewrite-percentage": "0"}
+
+Benchmark = Callable[[Bench], Result]
+MONGODB: Sequence[Benchmark] = (eligible_agencies.run, stale_scan.run, snooze_scan.run)
+MESSAGE_QUEUE: Sequence[Benchmark] = (
+    requeue.throughput,
+    requeue.tick,
+    lateness.run,
+    operations.one_client,
+    operations.eight_clients,
+)
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv[1:]
-    console = Console()
-    with tempfile.TemporaryDirectory(prefix="queue-manager-bench-") as directory:
-        # There is no .env: the settings, which are read later, have their defaults and this server.
-        with Mongo(Path(directory) / "mongo", cache_gb=CACHE_GB) as mongo, chdir(directory):
-            _set_environment(mongo.url)
-            try:
-                results, server = _run(console, quick=quick)
-            except WrongResult as wrong:
-                sys.exit(f"A wrong result, so nothing was written. {wrong}")
-            except KeyboardInterrupt:
-                sys.exit(130)
-            finally:
-                database.close()
+    wanted, console = _arguments(), Console()
+    groups = {"mongodb": _mongodb, "message_queue": _message_queue}
+    results: list[Result] = []
+    servers: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="queue-manager-bench-") as directory, _progress(console) as progress:
+        bench = Bench(progress=progress, divided_by=10 if wanted.quick else 1)
+        try:
+            # There is no .env: the settings, which are read later, have their defaults and the servers started here.
+            with chdir(directory):
+                for group in [wanted.only] if wanted.only else groups:
+                    with groups[group](bench, Path(directory)) as (server, benchmarks):
+                        servers.append(server)
+                        results += [benchmark(bench) for benchmark in benchmarks]
+        except WrongResult as wrong:
+            sys.exit(f"A wrong result, so nothing was written. {wrong}")
+        except KeyboardInterrupt:
+            sys.exit(130)
     report.show(results, console)
-    if quick:
-        console.print("A quick run; the page is written by `make bench`.")
+    if wanted.ratios:
+        wanted.ratios.write_text(report.ratios(results), encoding="utf-8")
+    if wanted.quick or wanted.only:
+        console.print("Not a whole run; the page is written by `make bench`.")
         return
-    PAGE.write_text(report.page(results, server=server), encoding="utf-8")
+    PAGE.write_text(report.page(results, servers=servers), encoding="utf-8")
     console.print(f"Written to benchmarks/{PAGE.name}")
 
 
-def _run(console: Console, *, quick: bool) -> tuple[list[Result], str]:
-    recorder = Recorder()
-    monitoring.register(recorder)
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure our ways beside others.")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data; the page is not written")
+    parser.add_argument("--only", choices=["mongodb", "message_queue"], help="one group; the page is not written")
+    parser.add_argument("--ratios", type=lambda name: Path(name).resolve(), help="write the ratios by name, as JSON")
+    return parser.parse_args()
+
+
+def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        bench = Bench(progress=progress, recorder=recorder, divided_by=10 if quick else 1)
-        results = [benchmark.run(bench) for benchmark in BENCHMARKS]
-    server = database.client().server_info()["version"]
-    return results, f"MongoDB {server}, {CACHE_GB:g} GB cache"
+    return Progress(*columns, console=console)
 
 
-def _set_environment(mongo_url: str) -> None:
+@contextmanager
+def _mongodb(bench: Bench, directory: Path) -> Iterator[tuple[str, Sequence[Benchmark]]]:
+    monitoring.register(bench.recorder)
+    with Mongo(directory / "mongo", cache_gb=CACHE_GB) as mongo:
+        _set_environment(MONGO_DB_URL=mongo.url)
+        try:
+            version = database.client().server_info()["version"]
+            yield f"MongoDB {version}, {CACHE_GB:g} GB cache", MONGODB
+        finally:
+            database.close()
+
+
+@contextmanager
+def _message_queue(bench: Bench, directory: Path) -> Iterator[tuple[str, Sequence[Benchmark]]]:
+    with Valkey(directory / "valkey", config=VALKEY_CONFIG) as valkey:
+        _set_environment(REDIS_URL=valkey.url)
+        yield queues.server_name(), MESSAGE_QUEUE
+
+
+def _set_environment(**names: str) -> None:
     """Forget what the shell has set for the settings, and name the server."""
     for name in Settings.model_fields:
         os.environ.pop(name.upper(), None)
-    os.environ.update(MONGO_DB_URL=mongo_url, APP_ENV="production")
+    os.environ.update(names, APP_ENV="production")
+    settings.cache_clear()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What every benchmark shares: filling collections, running ways in turn, medians, ranges and ratios.
 
-Guarantee: a number is shown only after the result it belongs to was found right. A time never stands alone: beside
-it are its range and how many times faster the first way was in the same round, on the same data.
+Guarantee: a number is shown only after the result it belongs to was found right. A figure never stands alone: beside
+it are its range and, for the first of a way, how many times as much it is as the first way's in the same round.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
 from typing import Any
@@ -39,6 +39,36 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a way whose result was found right."""
+
+    result: Any
+    seconds: float
+    server_seconds: float
+    """Processor time that the server spent meanwhile; 0 when nobody asked it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number of every run. Of the first figure of a benchmark, by which the ways are compared, less is better."""
+
+    heading: str
+    of: Callable[[Run], float]
+
+
+SECONDS = Figure(heading="seconds", of=lambda run: run.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What else a benchmark found out, by rows."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """Numbers of the rounds, in their order."""
 
@@ -48,25 +78,36 @@ class Measured:
     def median(self) -> float:
         return median(self.values)
 
+    @property
+    def short(self) -> str:
+        return _digits(self.median)
+
     def __str__(self) -> str:
-        return f"{_digits(self.median)} ({_digits(min(self.values))} to {_digits(max(self.values))})"
+        return f"{self.short} ({_digits(min(self.values))} to {_digits(max(self.values))})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one benchmark found out; the first way is ours."""
+    """What one benchmark found out; the first way is what the others are compared with."""
 
     title: str
     data: str
-    times: dict[str, Measured]
-    """Seconds, by the way's name."""
+    figures: dict[str, dict[str, Measured]]
+    """By heading, then by the way's name."""
     ratios: dict[str, Measured]
-    """How many times as long as ours each other way took, round by round."""
+    """How many times the first way's first figure each other way's is, round by round."""
+    compared: str
+    """The heading of the ratios."""
     explained: list[Explained]
+    tables: Sequence[Table]
     load: tuple[float, float]
     """The machine's load average of one minute before and after."""
     rounds: int
     notes: Sequence[str]
+
+    @property
+    def ways(self) -> list[str]:
+        return list(next(iter(self.figures.values())))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +115,12 @@ class Bench:
     """The means of a run: where progress is shown, how large the data are, and the recorder of statements."""
 
     progress: Progress
-    recorder: Recorder
     divided_by: int
+    recorder: Recorder = field(default_factory=Recorder)
+
+    @property
+    def is_quick(self) -> bool:
+        return self.divided_by > 1
 
     def sized(self, full: int) -> int:
         return full // self.divided_by
@@ -89,34 +134,49 @@ class Bench:
             self.progress.advance(bar, len(some))
 
     def compare(
-        self, title: str, data: str, ways: Sequence[Way], *, rounds: int = 3, notes: Sequence[str] = ()
+        self,
+        title: str,
+        data: str,
+        ways: Sequence[Way],
+        *,
+        rounds: int = 3,
+        notes: Sequence[str] = (),
+        figures: Sequence[Figure] = (SECONDS,),
+        compared: str = "times ours",
+        tables: Sequence[Table] = (),
+        server_clock: Callable[[], float] | None = None,
+        warm_up: bool = True,
     ) -> Result:
         """Run every way once a round, every other round in reverse order, and check each result.
 
-        Ours, the first, runs once more before: it warms the server's cache for all, and its statements are explained.
+        The first way runs once more before, to warm the server's cache for all, and its statements are explained.
+
+        Args:
+            server_clock: returns the processor time, in seconds, that the server has spent.
 
         Raises:
             WrongResult: some way's result is not right.
         """
-        bar = self.progress.add_task(f"measuring {title}", total=len(ways) * rounds + 1)
+        bar = self.progress.add_task(f"measuring {title}", total=len(ways) * rounds + warm_up)
         load_before = os.getloadavg()[0]
-        times: dict[str, list[float]] = {way.name: [] for way in ways}
-        explained = self._explain(ways[0])
-        self.progress.advance(bar)
+        runs: dict[str, list[Run]] = {way.name: [] for way in ways}
+        explained = self._explain(ways[0]) if warm_up else []
+        self.progress.advance(bar, warm_up)
         for number in range(rounds):
             for way in ways if number % 2 == 0 else reversed(ways):
-                times[way.name].append(_timed(way))
+                runs[way.name].append(_measured(way, server_clock or _no_clock))
                 self.progress.advance(bar)
-        ours = times[ways[0].name]
         return Result(
             title=title,
             data=data,
-            times={name: Measured(values=values) for name, values in times.items()},
-            ratios={
-                way.name: Measured(values=[other / own for own, other in zip(ours, times[way.name], strict=True)])
-                for way in ways[1:]
+            figures={
+                figure.heading: {name: Measured(values=[figure.of(run) for run in of]) for name, of in runs.items()}
+                for figure in figures
             },
+            ratios=_ratios(figures[0], list(runs.items())),
+            compared=compared,
             explained=explained,
+            tables=tables,
             load=(load_before, os.getloadavg()[0]),
             rounds=rounds,
             notes=notes,
@@ -126,7 +186,8 @@ class Bench:
         way.prepare()
         with self.recorder.recording() as sent:
             way.run()
-        way.prepare()  # so that the statements find again what they found
+        if sent:
+            way.prepare()  # so that the statements find again what they found
         return [explained for command in different(sent) for explained in explain(command)]
 
 
@@ -136,18 +197,30 @@ def expect(what: str, found: object, expected: object) -> None:
         raise WrongResult(f"{what}: found {_short(found)}, expected {_short(expected)}")
 
 
-def _timed(way: Way) -> float:
+def _measured(way: Way, server_clock: Callable[[], float]) -> Run:
     way.prepare()
-    began = time.perf_counter()
+    server_began, began = server_clock(), time.perf_counter()
     result = way.run()
-    took = time.perf_counter() - began
+    took, server_took = time.perf_counter() - began, server_clock() - server_began
     way.check(result)
-    return took
+    return Run(result=result, seconds=took, server_seconds=server_took)
+
+
+def _ratios(figure: Figure, runs: Sequence[tuple[str, list[Run]]]) -> dict[str, Measured]:
+    (_, ours), *others = runs
+    return {
+        name: Measured(values=[figure.of(other) / figure.of(own) for own, other in zip(ours, of, strict=True)])
+        for name, of in others
+    }
+
+
+def _no_clock() -> float:
+    return 0.0
 
 
 def _digits(number: float) -> str:
-    """Write three digits: 0.0123, 1.23, 12.3, 1,234."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
+    """Write three digits: 0.0123, 1.23, 12.3, 1,234; and 0."""
+    return f"{number:,.0f}" if number >= 100 or number == 0 else f"{number:#.3g}"
 
 
 def _short(value: object) -> str:

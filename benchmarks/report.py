@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
 
 from rich import box
+from rich import table as screen
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.explain import Explained
-from benchmarks.harness import Result
+from benchmarks.harness import Result, Table
 
-Row = tuple[str, ...]
-_TIMES = ("way", "seconds (range)", "times ours (range)")
+Row = Sequence[str]
 _COSTS = ("statement", "keys read", "documents read", "most memory", "disk")
 
 
 def show(results: Sequence[Result], console: Console) -> None:
-    table = Table(
-        caption=f"Every result was checked. {_machine()}", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for number, heading in enumerate(_TIMES):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for result in results:
-        table.add_row(f"[bold]{result.title}[/bold]", "", f"[dim]{_load(result)}[/dim]")
-        for name, *figures in _times(result):
-            table.add_row(f" {name}", *figures)
-        table.add_section()
-    console.print(table)
+        console.print(f"[bold]{result.title}[/bold]  [dim]{result.data}; {_load(result)}[/dim]")
+        for table in _tables(result, are_short=True):
+            console.print(_on_screen(table))
+    console.print(f"Every result was checked. {_machine()}")
 
 
-def page(results: Sequence[Result], *, server: str) -> str:
+def ratios(results: Sequence[Result]) -> str:
+    """Return the ratios by name, as JSON: what a later run is compared with, on whatever machine."""
+    found = {
+        f"{result.title}: {way}": {
+            "median": round(ratio.median, 3),
+            "least": round(min(ratio.values), 3),
+            "most": round(max(ratio.values), 3),
+        }
+        for result in results
+        for way, ratio in result.ratios.items()
+    }
+    return json.dumps(found, indent=2) + "\n"
+
+
+def _on_screen(table: Table) -> screen.Table:
+    shown = screen.Table(box=box.SIMPLE_HEAD, pad_edge=False, title=table.caption or None, title_justify="left")
+    for number, heading in enumerate(table.headings):
+        in_two_lines = heading.replace(" ", "\n", 1)
+        shown.add_column(in_two_lines, justify="right" if number else "left", no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
+
+
+def page(results: Sequence[Result], *, servers: Sequence[str]) -> str:
     """Return the results as Markdown."""
     lines = [
         "# Benchmarks",
@@ -40,23 +58,39 @@ def page(results: Sequence[Result], *, server: str) -> str:
         "Written by `make bench`; do not edit. Our way stands beside the obvious one; both ran in turn on the same "
         "data and server, and every result was checked before it was timed in. What holds on another machine are "
         "the ratios, taken round by round, and the keys and documents that were read; the seconds do not. Figures are "
-        "medians; the load is the machine's average of a minute, before and after, and other work had a part in it.",
+        "medians, and the server's are of its processor time; the load is the machine's average of a minute, before "
+        "and after, and other work had a part in it.",
         "",
-        f"{_machine()}; {server}. `make bench QUICK=1` takes a tenth of the data and writes nothing.",
+        f"{'; '.join([_machine(), *servers])}. `make bench QUICK=1` takes a tenth of the data and writes nothing.",
         "",
     ]
     for result in results:
         lines += [f"## {result.title.capitalize()}", "", f"{result.data}.", *result.notes]
         lines += [f"{result.rounds} rounds; {_load(result)}.", ""]
-        lines += [*_markdown(_TIMES, _times(result)), ""]
-        lines += ["What the server says of our statements, one of each kind:", ""]
-        lines += [*_markdown(_COSTS, map(_cost, result.explained)), ""]
+        for table in _tables(result):
+            lines += [table.caption, ""] if table.caption else []
+            lines += [*_markdown(table), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _times(result: Result) -> Iterable[Row]:
-    for name, took in result.times.items():
-        yield (name, str(took), str(result.ratios.get(name, 1)))
+def _tables(result: Result, *, are_short: bool = False) -> Iterable[Table]:
+    """Yield what was found out; short, as the screen has room for."""
+    yield _figures(result, are_short=are_short)
+    if result.explained and not are_short:
+        caption = "What the server says of our statements, one of each kind:"
+        yield Table(caption=caption, headings=_COSTS, rows=[_cost(explained) for explained in result.explained])
+    yield from result.tables
+
+
+def _figures(result: Result, *, are_short: bool) -> Table:
+    """Return the ways, their figures and ratios; short, the ratios alone have ranges."""
+    headings = [heading if are_short else f"{heading} (range)" for heading in result.figures]
+    rows = []
+    for way in result.ways:
+        of_way = [by_way[way] for by_way in result.figures.values()]
+        figures = [figure.short if are_short else str(figure) for figure in of_way]
+        rows.append([way, figures[0], str(result.ratios.get(way, 1)), *figures[1:]])
+    return Table(caption="", headings=["way", headings[0], f"{result.compared} (range)", *headings[1:]], rows=rows)
 
 
 def _load(result: Result) -> str:
@@ -74,10 +108,10 @@ def _cost(explained: Explained) -> Row:
     )
 
 
-def _markdown(headings: Row, rows: Iterable[Row]) -> Iterable[str]:
-    yield "| " + " | ".join(headings) + " |"
-    yield "|" + "---|" * len(headings)
-    for row in rows:
+def _markdown(table: Table) -> Iterable[str]:
+    yield "| " + " | ".join(table.headings) + " |"
+    yield "|" + "---|" * len(table.headings)
+    for row in table.rows:
         yield "| " + " | ".join(row) + " |"
 
 

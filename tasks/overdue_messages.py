@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
+from queue_manager.core.log import get_logger
 from services.message_queue import Swept, sweeper
 from tasks.app import app
 from tasks.base import ScanReport, scan_task
 
 INITIATOR = "QM/message-queue"
+
+log = get_logger(INITIATOR)
 
 
 @scan_task(initiator=INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue failed")
@@ -36,7 +39,9 @@ def requeue_overdue_messages() -> ScanReport:
 @app.task(queue_name="scans", acks_late=False)
 def requeue_at_deadline() -> None:
     """Sweep between two periods; the scan above does what this one misses."""
-    sweep()
+    swept = sweep()
+    if swept.requeued or swept.dead_lettered:
+        log.info(requeue_overdue_messages.sent, requeued=len(swept.requeued), dead_lettered=len(swept.dead_lettered))
 
 
 def sweep() -> Swept:

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from models import database, schema
+from queue_manager.devstack.binaries import VALKEY
 from queue_manager.devstack.ports import free_port
 from queue_manager.devstack.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 
@@ -25,6 +26,8 @@ os.environ.update(
     MANAGED_SUBSCRIPTIONS='["seo", "sites"]',
     APP_ENV="test",
 )
+if _wheel := VALKEY.in_wheel():  # the same server on every machine, also where a redis-server is on PATH
+    os.environ.setdefault(VALKEY.variable, str(_wheel))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import socketio
 from fastapi import FastAPI
@@ -11,21 +12,28 @@ from starlette.types import ASGIApp
 
 from models import database
 from queue_manager.core.settings import Settings
-from queue_manager.dashboard import errors, metrics, pages, probes, triggers
+from queue_manager.dashboard import errors, metrics, pages, probes, queue, triggers
 from queue_manager.dashboard.boundary import Boundary
 from queue_manager.dashboard.live import Live
 
 
-def create(chosen: Settings) -> ASGIApp:
-    """Return the application. It connects to nothing until it is started."""
+def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
+    """Return the application. It connects to nothing until it is started.
+
+    `ending` is set when the process is told to end: whoever waits for long is answered then.
+    """
     live = Live(chosen)
+    beside = queue.Beside(ending) if chosen.qm_message_queue else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await live.start()
-        yield
-        await live.stop()
-        database.close()
+        async with AsyncExitStack() as stack:
+            stack.callback(database.close)
+            await live.start()
+            stack.push_async_callback(live.stop)
+            if beside is not None:
+                await stack.enter_async_context(beside)
+            yield
 
     api = FastAPI(title="Queue Manager", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     errors.install(api)
@@ -33,5 +41,9 @@ def create(chosen: Settings) -> ASGIApp:
     api.include_router(metrics.router)
     if chosen.qm_hooks:
         api.include_router(triggers.router)
+    if beside is not None:
+        queue.install(api, beside)
     pages.install(api, needs_token=chosen.socketio_token_secret is not None)
-    return Boundary(socketio.ASGIApp(live.server, other_asgi_app=api), local_only=chosen.socketio_token_secret is None)
+    # The queue asks for no credentials, so that it is for this machine alone, whatever Socket.IO asks for.
+    local_only = chosen.socketio_token_secret is None or chosen.qm_message_queue
+    return Boundary(socketio.ASGIApp(live.server, other_asgi_app=api), local_only=local_only)

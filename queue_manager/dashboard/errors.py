@@ -1,10 +1,12 @@
-"""Every error of the API has one form: `{"error": what, in a word or two, "message": a sentence}`."""
+"""Every error of the API has one form: `{"error": what, in a word or two, "message": a sentence, "field"?: whose}`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -12,11 +14,11 @@ from queue_manager.dashboard.servers import Unavailable
 
 
 class Refused(Exception):
-    """The request cannot be answered: with which status, and why."""
+    """The request cannot be answered: with which status, why, and because of which field."""
 
-    def __init__(self, status: HTTPStatus, error: str, message: str) -> None:
+    def __init__(self, status: HTTPStatus, error: str, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.error, self.message = status, error, message
+        self.status, self.error, self.message, self.field = status, error, message, field
 
 
 def install(api: FastAPI) -> None:
@@ -24,24 +26,39 @@ def install(api: FastAPI) -> None:
 
     @api.exception_handler(Refused)
     async def refused(_: Request, refusal: Refused) -> JSONResponse:
-        return _answer(refusal.status, refusal.error, refusal.message)
+        return answer(refusal.status, refusal.error, refusal.message, field=refusal.field)
 
     @api.exception_handler(Unavailable)
     async def unavailable(_: Request, error: Unavailable) -> JSONResponse:
-        return _answer(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", str(error))
+        return answer(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", str(error))
+
+    @api.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        field = str(first["loc"][-1])
+        return answer(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", f"{field}: {first['msg']}", field=field)
 
     @api.exception_handler(HTTPException)
     async def of_the_framework(request: Request, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
         message = f"{request.method} {request.url.path}: {status.description or status.phrase}"
-        return _answer(status, status.phrase.lower(), message)
+        return answer(status, status.phrase.lower(), message, headers=error.headers)
 
     @api.exception_handler(Exception)
     async def unexpected(_: Request, __: Exception) -> JSONResponse:
-        return _answer(
-            HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "It failed; the log of this process says why"
-        )
+        return answer(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "It failed; the log of this process says why")
 
 
-def _answer(status: HTTPStatus, error: str, message: str) -> JSONResponse:
-    return JSONResponse({"error": error, "message": message}, status_code=status)
+def answer(
+    status: HTTPStatus,
+    error: str,
+    message: str,
+    *,
+    field: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """Return an error in the one form. What a client sent may be quoted in it, whatever its characters."""
+    said = {"error": error, "message": message} | ({"field": field} if field is not None else {})
+    # Half of a surrogate pair, which JSON can name and UTF-8 cannot.
+    readable = {name: text.encode("utf-8", "replace").decode() for name, text in said.items()}
+    return JSONResponse(readable, status_code=status, headers=dict(headers or {}))

@@ -1,11 +1,14 @@
 """`queue-manager web`: the application on uvicorn, until SIGTERM or Ctrl-C.
 
-Guarantee: it ends within about 2 s, also while clients are connected; without a secret it listens on loopback only.
+Guarantee: it ends within about 2 s, also while clients are connected; without a secret, or with the message queue, it
+listens on loopback only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import sys
 from contextlib import suppress
 
@@ -29,8 +32,9 @@ def serve(*, host: str, port: int) -> None:
     logging.configure(level=chosen.qm_log_level, form=chosen.qm_log_format)
     for remark in chosen.remarks():
         log.warning(remark)
+    ending = asyncio.Event()
     config = uvicorn.Config(
-        create(chosen),
+        create(chosen, ending),
         host=host,
         port=port,
         ws="wsproto",
@@ -42,11 +46,30 @@ def serve(*, host: str, port: int) -> None:
     # uvicorn ends in order at the first signal, and then raises it again.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run()
+        _Server(config, ending).run()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which tells the application at once that it is to end: the lifespan hears of it after all clients."""
+
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending.set()
+        await super().shutdown(sockets)
 
 
 def _refuse_open_house(host: str, chosen: Settings) -> None:
-    if not is_loopback(host) and chosen.socketio_token_secret is None:
+    if is_loopback(host):
+        return
+    if chosen.qm_message_queue:
+        raise ConfigurationError(
+            f"--host {host}: with QM_MESSAGE_QUEUE anybody could take and delete messages, since the queue asks for no "
+            "credentials yet, so accepted is a loopback address, such as 127.0.0.1; or switch QM_MESSAGE_QUEUE off"
+        )
+    if chosen.socketio_token_secret is None:
         raise ConfigurationError(
             f"--host {host}: without SOCKETIO_TOKEN_SECRET anybody could listen to every account, so accepted is a "
             "loopback address, such as 127.0.0.1; or set SOCKETIO_TOKEN_SECRET"

@@ -53,7 +53,8 @@ class Arrivals:
                 self._thread.start()
             self._change.notify_all()
             # From here on the reader knows where the streams ended, so that nothing which comes now is missed.
-            self._change.wait_for(lambda: self._is_reading, timeout=BLOCK)
+            # It may have come, and the reader stopped again, before this thread ran.
+            self._change.wait_for(lambda: self._is_reading or arrival.done(), timeout=BLOCK)
         return arrival
 
     def _run(self) -> None:
@@ -68,7 +69,9 @@ class Arrivals:
             except redis.RedisError as error:
                 log.warning("Waiting consumers look again: the queue's server does not answer", error=reason(error))
                 time.sleep(PAUSE)
-                self._wake_all()
+                with self._change:
+                    self._is_reading = False
+                    self._wake_all()
 
     def _read(self, client: redis.Redis) -> None:
         ends: dict[Any, Any] = {stream.encode(): self._end_of(client, stream) for stream in self._streams}
@@ -78,6 +81,7 @@ class Arrivals:
         while True:
             with self._change:
                 if not self._live():
+                    self._is_reading = False  # who comes from here on waits for the next reading
                     return
             arrived = 0
             for stream, entries in _answer(client.xread(ends, count=MOST_AT_ONCE, block=int(BLOCK * 1000))):
@@ -106,6 +110,7 @@ class Arrivals:
                     arrival.set_result(None)
                     count -= type is None
             self._waiting = rest
+            self._change.notify_all()
 
     def release(self, arrival: Future[None]) -> None:
         """Stop waiting. What arrived for one who does not look any more is passed on to the next."""

@@ -6,6 +6,7 @@ Guarantee: each answer is per message; one that has gone meanwhile is reported, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -20,6 +21,7 @@ from services.message_queue.messages import (
     checked_id,
     checked_options,
     checked_text,
+    cut,
 )
 from services.message_queue.scripts import Scripts
 
@@ -41,6 +43,7 @@ LARGEST_PAGE = 1_000
 MOST_IDS = 1_000
 """Messages that one call moves, deletes or replays."""
 BY_HAND = "Moved by hand"
+_CURSOR = re.compile(r"\d{1,20}-\d{1,20}/\d{1,3}|\d{1,9}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +56,24 @@ class Filter:
     since: float | None = None
     until: float | None = None
     search: str | None = None
-    """Somewhere in the payload, the id, the type or the last error, whatever the case of its letters."""
+    """Somewhere in the payload, the id, the type or the last error, whatever the case of its letters from A to Z."""
 
     def to_json(self) -> str:
+        """Return it as `list.lua` takes it. Raises `InvalidMessage` for a text that cannot be anywhere."""
         wanted = {
             "type": self.type,
             "priority": self.priority,
             "attempts": self.attempts,
             "from": self.since,
             "until": self.until,
-            "search": self.search.lower() if self.search else None,
+            "search": self.search or None,
         }
-        return json.dumps({name: value for name, value in wanted.items() if value is not None}, ensure_ascii=False)
+        text = json.dumps({name: value for name, value in wanted.items() if value is not None}, ensure_ascii=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidMessage("search", "a text without halves of characters") from None
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +155,13 @@ class Contents:
     ) -> Page:
         """Read a page, the newest first unless it says otherwise.
 
-        With a filter or a field to sort by, one page looks at 5,000 entries at most; `cursor` goes on from there.
+        With a filter or a field to sort by, one page looks at 5,000 entries at most, and always at 16 MiB at most;
+        `cursor` goes on from there. Raises `InvalidMessage`, which names the argument.
         """
+        if cursor is not None and not _CURSOR.fullmatch(cursor):
+            raise InvalidMessage("cursor", "the cursor of an earlier page")
+        if sort_by is not None and sort_by not in SORTABLE:
+            raise InvalidMessage("sortBy", f"one of {', '.join(SORTABLE)}")
         rows, ended, matched, stopped = self._scripts.run(
             "list",
             place,
@@ -180,7 +194,7 @@ class Contents:
         checked = checked_ids(ids)
         if not checked:
             return {}
-        answers = self._scripts.run("move", source or "", to, reason or BY_HAND, *checked)
+        answers = self._scripts.run("move", source or "", to, cut(reason or BY_HAND), *checked)
         return {id: answer.decode() for id, answer in zip(checked, answers, strict=True)}
 
     def replay(self, ids: Sequence[str]) -> dict[str, Outcome]:
@@ -188,9 +202,9 @@ class Contents:
         return self.move(ids, to="main", source="dead")
 
     def replay_matching(self, wanted: Filter, *, limit: int = MOST_IDS) -> dict[str, Outcome]:
-        """Replay up to `limit` dead letters that match, the newest first."""
+        """Replay up to `limit` dead letters that match, the newest of them, in the order in which they failed."""
         page = self.list("dead", limit=limit, wanted=wanted)
-        return self.replay([message.id for message in page.messages])
+        return self.replay([message.id for message in reversed(page.messages)])
 
     def delete(self, ids: Sequence[str], *, source: Place | None = None) -> dict[str, Outcome]:
         """Delete messages from `source` or wherever they are, whoever holds them."""

@@ -23,6 +23,7 @@ LONGEST_ID = 256
 LONGEST_TIMEOUT = 7 * 24 * 3600
 """Seconds that a message may be held without a touch."""
 MOST_ATTEMPTS = 10_000
+REASON_BYTES = 4_096  # of why a message failed; the rest is cut
 
 _NEW_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
@@ -40,7 +41,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-_strict = json.JSONDecoder(parse_constant=_no_constant)
+# Numbers stay as they are written: Python itself refuses to read an integer of more than 4,300 digits.
+_strict = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str)
 
 
 def members(text: str) -> dict[str, Json]:
@@ -59,7 +61,7 @@ def members(text: str) -> dict[str, Json]:
         if text[at : at + 1] != '"':
             raise ValueError(f"no name of a member at {at}")
         name, at = _strict.raw_decode(text, at)
-        at = _expect(text, at, ":")
+        at = _expect(text, _skip(text, at), ":")
         _, end = _strict.raw_decode(text, at)
         found[name] = Json(text[at:end])
         at = _skip(text, end)
@@ -68,8 +70,8 @@ def members(text: str) -> dict[str, Json]:
     return found
 
 
-def elements(text: str) -> list[Json]:
-    """Return the elements of a JSON list as they are written. Raises like `members`."""
+def elements(text: str, *, most: int | None = None) -> list[Json]:
+    """Return the elements of a JSON list as they are written. Raises like `members`, and when there are too many."""
     at = _skip(text, 0)
     if text[at : at + 1] != "[":
         raise ValueError("not a JSON list")
@@ -78,6 +80,8 @@ def elements(text: str) -> list[Json]:
     while text[at : at + 1] != "]":
         if found:
             at = _expect(text, at, ",")
+        if len(found) == most:
+            raise InvalidMessage("body", f"a list of at most {most} messages")
         _, end = _strict.raw_decode(text, at)
         found.append(Json(text[at:end]))
         at = _skip(text, end)
@@ -155,6 +159,11 @@ def checked_whole(value: Any, field: str, *, least: int, most: int) -> int:
 def checked_timeout(value: Any, field: str) -> float:
     """Return seconds that a message may be held. Raises `InvalidMessage`."""
     return checked_number(value, field, least=0.001, most=LONGEST_TIMEOUT)
+
+
+def cut(reason: str) -> bytes:
+    """Return the beginning of a reason, as what can be kept of it."""
+    return reason.encode("utf-8", "replace")[:REASON_BYTES].decode("utf-8", "ignore").encode()
 
 
 @dataclass(frozen=True, kw_only=True)

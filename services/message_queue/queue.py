@@ -16,6 +16,8 @@ from typing import Any
 from uuid import uuid4
 
 from queue_manager.core.clock import milliseconds
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import Arrivals
 from services.message_queue.consumer import Delivery
 from services.message_queue.errors import LockLost, UnknownMessage
@@ -29,14 +31,17 @@ from services.message_queue.messages import (
     checked_number,
     checked_text,
     checked_timeout,
+    cut,
 )
+from services.message_queue.messages import REASON_BYTES as REASON_BYTES
 from services.message_queue.scripts import Scripts
 
 LONGEST_POLL = 60
 """Seconds that a consumer may wait for a message."""
-REASON_BYTES = 4_096  # of a consumer's reason; the rest is cut
 UNDECODABLE = "Undecodable message"
 UNANSWERED = "Negative acknowledgement"
+
+log = get_logger("QM/message-queue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +192,7 @@ class MessageQueue:
             UnknownMessage: there is no such message.
             LockLost: the caller does not hold it. In both cases nothing is written.
         """
-        said = _cut(reason) if reason else UNANSWERED
+        said = cut(reason) if reason else UNANSWERED
         arguments = (checked_id(id), _token(lock_token), self._needs_token, said, self.defaults.max_attempts)
         answer = self.scripts.run("nack", *arguments)
         _refuse(answer, id)
@@ -223,13 +228,16 @@ class MessageQueue:
         return Delivery(self, message, extension=ack_timeout)
 
     def _bury(self, message: Message) -> None:
-        """Put what a consumer could not read to the dead letters, as it is."""
-        answer = self.scripts.run("nack", message.id, message.lock_token or "", "1", UNDECODABLE, 0)
-        _refuse(answer, message.id)
+        """Put what a consumer could not read to the dead letters, as it is; unless somebody else has it meanwhile."""
+        self.scripts.run("nack", message.id, message.lock_token or "", "1", UNDECODABLE, 0)
 
     def _planned(self, in_ms: int) -> None:
-        if in_ms and self._plan_sweep is not None:
+        if not in_ms or self._plan_sweep is None:
+            return
+        try:
             self._plan_sweep(timedelta(milliseconds=in_ms))
+        except Exception as error:  # a full broker, say: the caller has the message all the same
+            log.warning("A sweep could not be planned; the periodic one has to do", error=reason(error))
 
 
 def _refuse(answer: bytes, id: str) -> None:
@@ -245,7 +253,3 @@ def _token(lock_token: str | None) -> str:
 
 def _milliseconds(amount: float) -> int:
     return max(round(amount * 1000), 1)
-
-
-def _cut(reason: str) -> bytes:
-    return reason.encode("utf-8", "replace")[:REASON_BYTES].decode("utf-8", "ignore").encode()

@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
 from queue_manager.transport.server import OUTAGES
 from services.message_queue.errors import QueueFull, QueueUnavailable
@@ -48,8 +49,7 @@ class Scripts:
 
     def take_turn(self, what: str, *, every: timedelta) -> bool:
         """Tell whether it is time for `what` again, for one of all who ask. Raises like `run`."""
-        with _translated():
-            return bool(self.client.set(f"{self.queue}:{what}", 1, nx=True, px=every))
+        return bool(self.run("take_turn", what, milliseconds(every)))
 
 
 @contextmanager

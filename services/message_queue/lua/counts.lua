@@ -12,7 +12,7 @@ local waiting, processing = {}, 0
 for priority = 0, levels - 1 do
   local stream = stream_of(priority)
   local _, pending = last_delivered(stream)
-  waiting[#waiting + 1] = redis.call('XLEN', stream) - pending
+  waiting[#waiting + 1] = math.max(redis.call('XLEN', stream) - pending, 0) -- another may have deleted pending ones
   processing = processing + pending
 end
 local _, typed = last_delivered(TYPED)

@@ -10,7 +10,8 @@
 
 local token, consumer_id, own_timeout, default_timeout, kind, levels, sweep_within = unpack(ARGV)
 local ADOPTED = QUEUE .. ':adopted' -- how far each stream was searched for messages of other producers
-local SEARCHED = 100 -- entries at a time
+local PAGE = 100
+local SEARCHED = 5000 -- entries that one call looks at, since everybody else waits meanwhile; the next one goes on
 
 local function next_entry(stream)
   local read = { 'XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', 1, 'STREAMS', stream, '>' }
@@ -54,13 +55,9 @@ local function of_any_type()
   return false
 end
 
--- Messages of other producers are in no index of ours until somebody looks for a type.
-local function index_others(stream)
+local function index_page(stream)
   local after = redis.call('HGET', ADOPTED, stream)
-  local entries = redis.call('XRANGE', stream, after and '(' .. after or '-', '+', 'COUNT', SEARCHED)
-  if #entries == 0 then
-    return
-  end
+  local entries = redis.call('XRANGE', stream, after and '(' .. after or '-', '+', 'COUNT', PAGE)
   for _, entry in ipairs(entries) do
     local data = data_of(entry[2])
     local id = identity(data)
@@ -73,13 +70,25 @@ local function index_others(stream)
       end
     end
   end
-  redis.call('HSET', ADOPTED, stream, entries[#entries][1])
+  if #entries > 0 then
+    redis.call('HSET', ADOPTED, stream, entries[#entries][1])
+  end
+  return #entries
+end
+
+-- Messages of other producers are in no index of ours until somebody looks for a type.
+local function index_others()
+  local left = SEARCHED
+  for priority = levels - 1, 0, -1 do
+    repeat
+      local looked_at = index_page(stream_of(priority))
+      left = left - looked_at
+    until looked_at < PAGE or left <= 0
+  end
 end
 
 local function of_type()
-  for priority = levels - 1, 0, -1 do
-    index_others(stream_of(priority))
-  end
+  index_others()
   while true do
     local member = redis.call('ZPOPMIN', QUEUE .. ':type:' .. kind)[1]
     if not member then
@@ -87,7 +96,7 @@ local function of_type()
     end
     local id = string.match(member, '^[%d-]+:(.*)$')
     local record = record_of(id)
-    local data = record and index_member(id, record) == member and entry_at(record.stream, record.sid)
+    local data = record and record.sid and index_member(id, record) == member and entry_at(record.stream, record.sid)
     if data and is_waiting(record) then
       redis.call('XDEL', record.stream, record.sid)
       append(TYPED, id, record, data)

@@ -12,13 +12,13 @@ local answer = redis.call('HSCAN', RECORDS, redis.call('GET', CURSOR) or '0', 'C
 redis.call('SET', CURSOR, answer[1])
 for i = 1, #answer[2], 2 do
   local id, record = answer[2][i], decoded(answer[2][i + 1])
-  local _, is_there = nil, true
+  record = record and normal(record)
   if record and record.sid then
-    _, is_there = entry_at(record.stream, record.sid)
-  end
-  if not is_there then
-    unindex(id, record)
-    forget(id)
+    local _, is_there = entry_at(record.stream, record.sid)
+    if not is_there then
+      unindex(id, record)
+      forget(id)
+    end
   end
 end
 return answer[1] == '0' and 1 or 0

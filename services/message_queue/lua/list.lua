@@ -1,4 +1,4 @@
-#!lua flags=no-writes
+#!lua flags=allow-oom
 -- Reads one page of the messages in a place, the newest first.
 --
 -- ARGV     place, priority levels, most messages of the page, entries to skip before it, where an earlier page ended
@@ -8,13 +8,15 @@
 --          the search stopped at its limit}
 --
 -- Atomic, so that a message which moves meanwhile is on the page once. With a filter, or a field to sort by, it looks at
--- a bounded number of entries, because everybody else waits meanwhile; sorting is within these.
+-- a bounded number of entries, and always at a bounded number of bytes, because everybody else waits meanwhile; sorting
+-- is within these. With allow-oom: messages of other producers get their record, so that what is seen can be acted on.
 
 local place, levels, limit, skip, cursor, filter, sort_by, ascending = unpack(ARGV)
 levels, limit, skip, filter = tonumber(levels), tonumber(limit), tonumber(skip), cjson.decode(filter)
 local MOST_ENTRIES = 5000
 local MOST_BYTES = 16 * 1024 * 1024
 local PAGE = 100
+filter.search = filter.search and string.lower(filter.search)
 local is_filtered = next(filter) ~= nil
 local is_ranked = sort_by ~= ''
 
@@ -46,7 +48,9 @@ local function stream_source(stream, rank, before, after)
     end
     position = position + 1
     local entry = entries[position]
-    return entry and { key = index_member('', { sid = entry[1] }) .. rank, stream = stream, sid = entry[1], fields = entry[2] }
+    return entry and {
+      key = sortable(entry[1]) .. string.format('/%03d', rank), stream = stream, sid = entry[1], fields = entry[2]
+    }
   end
 end
 
@@ -116,10 +120,17 @@ local function row_of(entry)
     if not data then
       return nil
     end
-    -- Not looked at by any script of ours yet: as it will be when it is.
-    record = normal({ stream = entry.stream, sid = entry.sid, priority = priority_of(entry.stream),
-      type = (decoded(data) or {}).type })
-    id = id or entry.sid
+    id, record = adopt(entry.stream, entry.sid, data)
+    if id then
+      save(id, record)
+      if place == 'main' then
+        index(id, record)
+      end
+    else
+      id = entry.sid -- no message: a dead letter as soon as a consumer comes upon it
+      record = normal({ stream = entry.stream, sid = entry.sid, priority = priority_of(entry.stream) })
+      record.undecodable = true
+    end
   end
   return { id = id, record = record, data = data, sid = entry.sid, stream = entry.stream }
 end
@@ -152,7 +163,7 @@ while true do
   if not is_ranked and #rows == limit then
     break
   end
-  if (is_filtered or is_ranked) and (looked == MOST_ENTRIES or bytes > MOST_BYTES) then
+  if bytes > MOST_BYTES or (is_filtered or is_ranked) and looked == MOST_ENTRIES then
     stopped = '1'
     break
   end

@@ -22,7 +22,12 @@ for _, id in ipairs(overdue) do
   local record = record_of(id)
   local data = record and record.sid and release(id, record)
   if not data then
-    forget(id) -- another consumer has acknowledged or deleted it
+    -- Another consumer has acknowledged it, or requeued it: then its record counts its attempts. Else it is forgotten
+    -- when its entry is missed.
+    end_delivery(id, record or {})
+    if record and redis.call('HEXISTS', RECORDS, id) == 1 then
+      save(id, record)
+    end
   elseif record.attempt_count >= (record.custom_max_attempts or tonumber(max_attempts)) then
     bury(id, record, data, 'Max attempts exceeded (Stream)')
     dead[#dead + 1] = id

@@ -30,8 +30,10 @@ local NEXT_SWEEP = QUEUE .. ':next_sweep'
 
 local HISTORY = 100 -- acknowledged messages that are kept, exactly
 local EVENTS = 10000 -- about so many events are kept for pages that come back
+local MOST = 1e9 -- seconds or attempts that another producer can ask for
 local REPLAYS_TOLD = 10 -- earlier lives that a replayed message remembers
 local LONGEST_ID = 256 -- bytes
+local LAST_SID_PART = '18446744073709551615'
 
 local clock = redis.call('TIME')
 local NOW_MS = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -63,6 +65,27 @@ local function announce_ids(kind, ids)
   announce(kind, '{"count":' .. #ids .. ',"ids":' .. array(ids) .. '}')
 end
 
+-- Where an entry is
+
+local function padded(part)
+  return string.rep('0', #LAST_SID_PART - #part) .. part
+end
+
+-- Returns the id of an entry in a form whose order as text is the order of the stream; nothing for what is no id.
+local function sortable(sid)
+  local ms, sequence = string.match(sid, '^(%d+)-(%d+)$')
+  if ms and #ms <= #LAST_SID_PART and #sequence <= #LAST_SID_PART then
+    ms, sequence = padded(ms), padded(sequence)
+    return ms <= LAST_SID_PART and sequence <= LAST_SID_PART and ms .. '-' .. sequence or nil
+  end
+end
+
+local function is_place(stream, sid)
+  return type(stream) == 'string' and type(sid) == 'string' and sortable(sid)
+    and (stream == QUEUE or stream == TYPED or PLACES[stream]
+      or string.sub(stream, 1, #QUEUE) == QUEUE and string.find(stream, '^_p%d+$', #QUEUE + 1))
+end
+
 -- Records
 
 local function decoded(text)
@@ -78,24 +101,49 @@ end
 
 local function positive(value)
   local number = finite(value)
-  return number and number > 0 and number or nil
+  return number and number > 0 and math.min(number, MOST) or nil
 end
 
-local function normal(record)
-  for name, value in pairs(record) do
-    if value == cjson.null then
-      record[name] = nil
+local function text(value)
+  return type(value) == 'string' and value or nil
+end
+
+local function lives_of(history)
+  local lives = {}
+  for _, life in ipairs(type(history) == 'table' and history or {}) do
+    if type(life) == 'table' and #lives < REPLAYS_TOLD then
+      lives[#lives + 1] = {
+        attempt_count = finite(life.attempt_count), failed_at = finite(life.failed_at), last_error = text(life.last_error)
+      }
     end
   end
-  record.type = type(record.type) == 'string' and record.type or ''
-  record.priority = finite(record.priority) or 0
-  record.created_at = finite(record.created_at) or NOW
-  record.attempt_count = finite(record.attempt_count) or 0
-  record.custom_ack_timeout = positive(record.custom_ack_timeout)
-  record.custom_max_attempts = positive(record.custom_max_attempts)
-  record.dequeued_at = finite(record.dequeued_at)
-  record.deadline_at = finite(record.deadline_at)
-  return record
+  return #lives > 0 and lives or nil
+end
+
+-- Returns of a record what it can be trusted to say, since others write records too: an error in the middle of a
+-- script would leave half of what it does.
+local function normal(record)
+  local is_ours = is_place(record.stream, record.sid)
+  return {
+    stream = is_ours and record.stream or nil,
+    sid = is_ours and record.sid or nil,
+    type = text(record.type) or '',
+    priority = math.floor(positive(record.priority) or 0),
+    created_at = finite(record.created_at) or NOW,
+    custom_ack_timeout = positive(record.custom_ack_timeout),
+    custom_max_attempts = positive(record.custom_max_attempts),
+    attempt_count = positive(record.attempt_count) or 0,
+    last_error = text(record.last_error),
+    failed_at = finite(record.failed_at),
+    acknowledged_at = finite(record.acknowledged_at),
+    history = lives_of(record.history),
+    lock_token = text(record.lock_token),
+    consumer_id = text(record.consumer_id),
+    dequeued_at = finite(record.dequeued_at),
+    processing_started_at = finite(record.processing_started_at),
+    deadline_at = is_ours and finite(record.deadline_at) or nil,
+    undecodable = is_ours and record.undecodable == true or nil,
+  }
 end
 
 local function record_of(id)
@@ -142,15 +190,21 @@ local function append(stream, id, record, data)
   record.stream = stream
 end
 
--- The index of a type: highest priority first, then stream order. Ids of streams are padded, so that text sorts them.
+-- The index of a type: highest priority first, then stream order.
 
 local function index_member(id, record)
-  local ms, sequence = string.match(record.sid, '^(%d+)-(%d+)$')
-  return string.rep('0', 15 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence .. ':' .. id
+  return sortable(record.sid) .. ':' .. id
 end
 
 local function index(id, record)
-  redis.call('ZADD', QUEUE .. ':type:' .. record.type, -record.priority, index_member(id, record))
+  local key = QUEUE .. ':type:' .. record.type
+  -- Other consumers take messages, and their records away, without telling; they begin with the first, as we do.
+  for _, member in ipairs(redis.call('ZRANGE', key, 0, 1)) do
+    if redis.call('HEXISTS', RECORDS, string.match(member, ':(.*)$')) == 0 then
+      redis.call('ZREM', key, member)
+    end
+  end
+  redis.call('ZADD', key, -record.priority, index_member(id, record))
 end
 
 local function unindex(id, record)
@@ -166,6 +220,13 @@ local function end_delivery(id, record)
   redis.call('SREM', PENDING, id)
 end
 
+-- Forgets a message wherever its entry has gone.
+local function forget(id)
+  redis.call('HDEL', RECORDS, id)
+  redis.call('ZREM', DEADLINES, id)
+  redis.call('SREM', PENDING, id)
+end
+
 -- Takes the entry of a message that is being processed out of its stream. Returns its data, or nothing when it is not
 -- pending any more: whoever acknowledged it has it, and nothing was written.
 local function release(id, record)
@@ -175,6 +236,9 @@ local function release(id, record)
   local data = entry_at(record.stream, record.sid)
   redis.call('XDEL', record.stream, record.sid)
   end_delivery(id, record)
+  if not data then
+    forget(id) -- another consumer has deleted it
+  end
   return data
 end
 
@@ -190,13 +254,6 @@ local function bury(id, record, data, reason)
   save(id, record)
 end
 
--- Forgets a message wherever its entry has gone.
-local function forget(id)
-  redis.call('HDEL', RECORDS, id)
-  redis.call('ZREM', DEADLINES, id)
-  redis.call('SREM', PENDING, id)
-end
-
 -- Recognising what is in a stream: ours, somebody else's, or no message at all
 
 local function identity(data, id)
@@ -205,7 +262,20 @@ local function identity(data, id)
     return id
   end
   local message = decoded(data)
-  return message and type(message.id) == 'string' and message.id or nil
+  return message and text(message.id)
+end
+
+local function is_utf8(value)
+  if string.find(value, '\224[\128-\159]') or string.find(value, '\237[\160-\191]')
+    or string.find(value, '\240[\128-\143]') or string.find(value, '\244[\144-\191]') then
+    return false
+  end
+  for _, sequence in ipairs({
+    '[\240-\244][\128-\191][\128-\191][\128-\191]', '[\224-\239][\128-\191][\128-\191]', '[\194-\223][\128-\191]'
+  }) do
+    value = string.gsub(value, sequence, ' ')
+  end
+  return not string.find(value, '[\128-\255]')
 end
 
 local function bury_raw(stream, sid, data, fields, reason)
@@ -221,13 +291,14 @@ end
 -- Returns nothing, and why, when it is no message or its id is taken.
 local function adopt(stream, sid, data)
   local message = data and decoded(data)
-  local id = message and message.id
-  if type(id) ~= 'string' or #id == 0 or #id > LONGEST_ID or string.find(id, '%c') then
+  local id = message and identity(data)
+  if not id or #id == 0 or #id > LONGEST_ID or string.find(id, '%c') or not is_utf8(id) then
     return nil, nil, 'Undecodable message'
   end
   local record = record_of(id) or normal({ type = message.type, created_at = message.created_at,
     attempt_count = message.attempt_count, custom_ack_timeout = message.custom_ack_timeout,
-    custom_max_attempts = message.custom_max_attempts })
+    custom_max_attempts = message.custom_max_attempts, last_error = message.last_error, failed_at = message.failed_at,
+    acknowledged_at = message.acknowledged_at })
   local is_elsewhere = record.sid and not (record.stream == stream and record.sid == sid)
   if is_elsewhere then
     local _, is_there = entry_at(record.stream, record.sid)
@@ -235,9 +306,10 @@ local function adopt(stream, sid, data)
       return nil, nil, 'Duplicate id'
     end
     end_delivery(id, record)
+    unindex(id, record)
   end
-  if not record.stream and record.type == '' then
-    record.type = type(message.type) == 'string' and message.type or '' -- another consumer's record has no type
+  if record.type == '' then
+    record.type = text(message.type) or '' -- another consumer's record has no type
   end
   record.stream, record.sid = stream, sid
   record.priority = stream == TYPED and record.priority or priority_of(stream)

@@ -1,0 +1,23 @@
+"""The message queue over HTTP, under `/api/queue` and `/api/health`, while `QM_MESSAGE_QUEUE` is true.
+
+Guarantee: a payload goes in and out byte for byte; every refusal has the one form of errors, with the field; nothing
+that a client sends, or that it waits for, delays another client.
+"""
+
+from __future__ import annotations
+
+from fastapi import Depends, FastAPI
+
+from queue_manager.dashboard.boundary import refuse_other_sites
+from queue_manager.dashboard.queue import by_hand, consumers, events, figures, listing, producers, refusals
+from queue_manager.dashboard.queue.beside import Beside
+
+__all__ = ["Beside", "install"]
+
+
+def install(api: FastAPI, beside: Beside) -> None:
+    """Add the routes. Other sites' pages may not even read: a dequeue is a GET."""
+    api.state.beside = beside
+    refusals.install(api)
+    for part in (producers, consumers, figures, events, by_hand, listing):
+        api.include_router(part.router, prefix="/api", dependencies=[Depends(refuse_other_sites)])

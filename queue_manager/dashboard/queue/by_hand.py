@@ -1,0 +1,134 @@
+"""What people do with messages: change, delete, move, replay, clear. Answers are per message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+
+from queue_manager.core.log import get_logger
+from queue_manager.dashboard.queue import bodies
+from queue_manager.dashboard.queue.listing import FilterNames, filter_of
+from queue_manager.dashboard.queue.places import given_place, named_place
+from queue_manager.dashboard.queue.queries import Text
+from services.message_queue import Filter, InvalidMessage, Place, UnknownMessage, contents
+from services.message_queue.contents import MOST_IDS
+from services.message_queue.messages import checked_id
+
+FILTER = ("type", "priority", "attempts", "startDate", "endDate", "search")
+
+log = get_logger("QM/queue")
+router = APIRouter()
+
+
+def _source(queue_type: Annotated[Text, Query(alias="queueType")] = None) -> Place | None:
+    return given_place(queue_type, "queueType")
+
+
+Source = Annotated[Place | None, Depends(_source)]
+"""The place of `?queueType=`, anywhere without it."""
+
+
+@router.put("/queue/message/{id:path}")
+def update(id: str, source: Source, body: bodies.OfOne) -> dict[str, str]:
+    contents().update(id, bodies.message_of(bodies.object_of(body)), source=source)
+    log.info("Message changed by hand", message_id=id)
+    return {"message": "Message updated", "id": id}
+
+
+@router.delete("/queue/message/{id:path}")
+def delete(id: str, source: Source) -> dict[str, str]:
+    outcome = contents().delete([checked_id(id)], source=source)[id]
+    if outcome != "DELETED":
+        raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
+    log.info("Message deleted by hand", message_id=id)
+    return {"message": "Message deleted", "id": id}
+
+
+@router.post("/queue/messages/delete")
+def delete_many(source: Source, body: bodies.OfMany) -> dict[str, Any]:
+    given = bodies.object_of(body)
+    bodies.refuse_others(given, "messageIds")
+    ids = _ids(bodies.values_of(given, "messageIds")["messageIds"], "messageIds")
+    return _told("deleted", "DELETED", contents().delete(ids, source=source))
+
+
+@router.post("/queue/move")
+def move(body: bodies.OfMany) -> dict[str, Any]:
+    """Move messages that are named by their ids or, as pages send them, whole."""
+    names = ("messages", "fromQueue", "toQueue", "errorReason")
+    raw = bodies.object_of(body)
+    bodies.refuse_others(raw, *names)
+    given = bodies.values_of(raw, *names)
+    target, source = given_place(given["toQueue"], "toQueue"), given_place(given["fromQueue"], "fromQueue")
+    if target is None:
+        raise InvalidMessage("toQueue", "main, dead, acknowledged or archived; it is missing")
+    if target == source:
+        raise InvalidMessage("toQueue", "another queue than fromQueue")
+    why = bodies.reason_of(given["errorReason"], "errorReason")
+    outcomes = contents().move(_ids(given["messages"], "messages"), to=target, source=source, reason=why)
+    return _told("moved", "MOVED", outcomes)
+
+
+@router.post("/queue/replay")
+def replay(body: bodies.OfMany) -> dict[str, Any]:
+    """Replay the dead letters that are named, or up to 1,000 that match a filter, the newest first."""
+    raw = bodies.object_of(body)
+    bodies.refuse_others(raw, "messageIds", "filter")
+    given = bodies.values_of(raw, "messageIds", "filter")
+    if (given["messageIds"] is None) == (given["filter"] is None):
+        raise InvalidMessage("messageIds", "either messageIds or filter")
+    if given["filter"] is None:
+        outcomes = contents().replay(_ids(given["messageIds"], "messageIds"))
+    else:
+        outcomes = contents().replay_matching(_filter(given["filter"]))
+    return _told("moved", "MOVED", outcomes)
+
+
+@router.delete("/queue/clear")
+def clear() -> dict[str, Any]:
+    return _cleared(None)
+
+
+@router.delete("/queue/{queueType}/clear")
+def clear_one(place: Annotated[Place, Depends(named_place)]) -> dict[str, Any]:
+    return _cleared(place)
+
+
+def _cleared(place: Place | None) -> dict[str, Any]:
+    count = contents().clear(place)
+    log.info("Cleared by hand", queue=place or "all", messages=count)
+    return {"message": f"{count} messages deleted", "cleared": count}
+
+
+def _ids(given: Any, field: str) -> list[str]:
+    if not isinstance(given, list) or len(given) > MOST_IDS:
+        raise InvalidMessage(field, f"a list of at most {MOST_IDS} ids")
+    return [_id(one, f"{field}[{at}]") for at, one in enumerate(given)]
+
+
+def _id(given: Any, field: str) -> str:
+    return checked_id(given.get("id"), f"{field}.id") if isinstance(given, dict) else checked_id(given, field)
+
+
+def _filter(given: Any) -> Filter:
+    if not isinstance(given, dict):
+        raise InvalidMessage("filter", "an object")
+    for name in given:
+        if name not in FILTER:
+            raise InvalidMessage(f"filter.{name[:64]}", f"no such field; the fields are {', '.join(FILTER)}")
+    type, priority, attempts, start, end, search = (given.get(name) for name in FILTER)
+    names = FilterNames(type="filter.type", priority="filter.priority", attempts="filter.attempts")
+    return filter_of(type=type, priority=priority, attempts=attempts, start=start, end=end, search=search, names=names)
+
+
+def _told(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, Any]:
+    done = sum(outcome == success for outcome in outcomes.values())
+    log.info("Messages changed by hand", done=verb, messages=done, of=len(outcomes))
+    return {
+        "message": f"{done} of {len(outcomes)} messages {verb}",
+        verb: done,
+        "failed": len(outcomes) - done,
+        "results": [{"id": id, "result": outcome} for id, outcome in outcomes.items()],
+    }

@@ -1,0 +1,92 @@
+"""Taking messages and saying what became of them: ack, nack, touch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from queue_manager.core.settings import settings
+from queue_manager.dashboard.errors import Refused
+from queue_manager.dashboard.queue import bodies, waiting
+from queue_manager.dashboard.queue.queries import Number, Text
+from services.message_queue import Json, message_queue
+from services.message_queue.messages import checked_number
+from services.message_queue.queue import LONGEST_POLL
+
+router = APIRouter()
+
+
+@router.get("/queue/message")
+async def take(
+    request: Request,
+    timeout: Annotated[Number, Query()] = None,
+    ack_timeout: Annotated[Number, Query(alias="ackTimeout")] = None,
+    type: Annotated[Text, Query()] = None,
+    consumer_id: Annotated[Text, Query(alias="consumerId")] = None,
+) -> Response:
+    """Give the next message, or wait for one for `timeout` seconds."""
+    patience = checked_number(timeout or 0, "timeout", least=0, most=LONGEST_POLL)
+    wanted = waiting.Wanted(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
+    message = await run_in_threadpool(partial(wanted.take, message_queue()))
+    if message is None and patience:
+        message = await waiting.wait_for(wanted, patience, request=request)
+    if message is None:
+        raise Refused(HTTPStatus.NOT_FOUND, "not found", "Message not found")
+    return Response(message.to_json(), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+@router.post("/queue/ack")
+def ack(body: bodies.OfOne) -> dict[str, str]:
+    """Consumers send the whole message, of which the id and the token count."""
+    given = bodies.object_of(body)
+    id = bodies.values_of(given, "id")["id"]
+    if id in (None, ""):
+        raise _missing("id")
+    message_queue().ack(id, _token(given))
+    return {"message": "Message acknowledged", "id": id}
+
+
+@router.post("/queue/message/{id:path}/nack")
+def nack(id: str, body: bodies.OfOne) -> dict[str, Any]:
+    given = _optional(body)
+    why = bodies.reason_of(bodies.values_of(given, "errorReason")["errorReason"], "errorReason")
+    is_requeued = message_queue().nack(id, _token(given), why)
+    return {
+        "message": "Message requeued" if is_requeued else "Message dead-lettered",
+        "id": id,
+        "requeued": is_requeued,
+    }
+
+
+@router.put("/queue/message/{id:path}/touch")
+def touch(id: str, body: bodies.OfOne) -> dict[str, Any]:
+    given = _optional(body)
+    token = _token(given)
+    touched = message_queue().touch(id, token, **bodies.values_of(given, "extend_seconds"))
+    return {
+        "new_timeout_at": touched.deadline_at,
+        "extended_by": touched.extended_by.total_seconds(),
+        "lock_token": token,
+    }
+
+
+def _optional(body: bytes) -> dict[str, Json]:
+    return bodies.object_of(body) if body.strip() else {}
+
+
+def _token(given: Mapping[str, Json]) -> str | None:
+    token = bodies.values_of(given, "lock_token")["lock_token"]
+    if token not in (None, ""):
+        return token  # type: ignore[no-any-return]  # the queue looks at what it is
+    if settings().queue_require_lock_token:
+        raise _missing("lock_token")
+    return None
+
+
+def _missing(field: str) -> Refused:
+    return Refused(HTTPStatus.BAD_REQUEST, "bad request", f"{field}: it is missing", field=field)

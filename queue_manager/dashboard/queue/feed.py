@@ -1,0 +1,263 @@
+"""The queue's events, read once for the whole process and passed on to all who listen here.
+
+Guarantee: a listener gets every event after the one it begins with, in order, once; also over outages of the server,
+which keeps about 10,000 events. One that does not keep up is ended, so that it delays nobody and its buffer is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import masked
+from services.message_queue import InvalidMessage, QueueUnavailable
+
+BLOCK = 2.0  # seconds that one XREAD waits
+PAUSE = 0.5  # seconds between two tries
+PATIENCE = 2.0  # seconds that a listener waits for the reader's first connection
+AT_ONCE = 500  # events
+LARGEST_BUFFER = 4 * 1024 * 1024  # bytes that wait for one listener
+OPTIONS: dict[str, Any] = {
+    "socket_timeout": BLOCK + 3,
+    "socket_connect_timeout": 2,
+    "retry": Retry(NoBackoff(), 0),
+    "protocol": 2,  # by the newer one, an XREAD answers a mapping
+}
+
+Position = tuple[int, int]
+"""The id of a stream's entry; Redis orders them as Python does."""
+START: Position = (0, 0)
+LARGEST_PART = 2**64 - 1
+
+log = get_logger("QM/queue-events")
+
+
+@dataclass(frozen=True)
+class Event:
+    position: Position
+    text: bytes
+    """JSON, as the queue wrote it."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The position after which a listener begins. `is_gap`: what it asked for is not kept (any more)."""
+
+    after: Position
+    is_gap: bool = False
+
+
+class Listener:
+    """The events that wait for one who listens."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._size = 0
+        self._news = asyncio.Event()
+        self.is_over = False
+
+    def offer(self, events: Sequence[Event]) -> None:
+        self._events += events
+        self._size += sum(len(event.text) for event in events)
+        self._news.set()
+        if self._size > LARGEST_BUFFER:
+            self.end()
+
+    def end(self) -> None:
+        self.is_over = True
+        self._events, self._size = [], 0
+        self._news.set()
+
+    async def next(self) -> list[Event]:
+        """Return what has come, or wait for it; nothing when the listener was ended."""
+        while not self._events and not self.is_over:
+            self._news.clear()
+            await self._news.wait()
+        events, self._events, self._size = self._events, [], 0
+        return events
+
+
+class Feed:
+    """The one reader of the events of one queue. It runs while it is entered, and reconnects by itself."""
+
+    def __init__(self, url: str, stream: str) -> None:
+        self._url, self._stream = url, stream
+        self._listeners: set[Listener] = set()
+        self._position: Position | None = None
+        self._has_position = asyncio.Event()
+        self._is_ending = self._is_away = False
+
+    async def __aenter__(self) -> Feed:
+        self._client = Redis.from_url(self._url, **OPTIONS)
+        self._reader = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reader
+        await self._client.aclose()
+
+    def end_listeners(self) -> None:
+        """End all who listen, now and from now on."""
+        self._is_ending = True
+        self._let_go()
+
+    @contextmanager
+    def listening(self) -> Iterator[Listener]:
+        """Give what hears every event that the reader reads from this moment on."""
+        listener = Listener()
+        self._listeners.add(listener)
+        if self._is_ending:
+            listener.end()
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+
+    async def beginning(self, last: Position | None) -> Beginning:
+        """Return where to begin for one who has seen everything up to `last`, or wants what comes from now on.
+
+        Raises: QueueUnavailable.
+        """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._has_position.wait(), PATIENCE)
+        if self._position is None:
+            raise QueueUnavailable("The queue's server does not answer, so there are no events yet")
+        if last is None:
+            return Beginning(after=self._position)
+        try:
+            return _beginning(last, await _kept(self._client, self._stream))
+        except (RedisError, OSError) as error:
+            raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error
+
+    async def since(self, after: Position) -> AsyncIterator[Event]:
+        """Give every event after a position, each once, until the listener cannot keep up or the server goes away."""
+        with self.listening() as listener:
+            with suppress(RedisError, OSError):  # who listened resumes where it was
+                async for event in self._history(after):
+                    after = event.position
+                    yield event
+                while events := await listener.next():
+                    for event in events:
+                        if event.position > after:
+                            after = event.position
+                            yield event
+
+    async def _history(self, after: Position) -> AsyncIterator[Event]:
+        while True:
+            entries: Any = await self._client.xrange(self._stream, min=f"({written(after)}", count=AT_ONCE)
+            for event in map(_event, entries):
+                after = event.position
+                yield event
+            if len(entries) < AT_ONCE:
+                return
+
+    # The reader
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with Redis.from_url(self._url, **OPTIONS) as client:
+                    await self._read(client)
+            except Exception as error:  # whatever it is, all who listen here depend on this one reader
+                if not self._is_away:
+                    url = masked(self._url)
+                    log.warning(f"No queue events: the server at {url} does not give them ({reason(error)}); trying on")
+                self._is_away = True
+                await asyncio.sleep(PAUSE)
+
+    async def _read(self, client: Redis) -> None:
+        position = await self._resume(client)
+        if self._is_away:
+            log.info("Queue events flow again")
+        self._is_away = False
+        while True:
+            answer: Any = await client.xread({self._stream: written(position)}, count=AT_ONCE, block=int(BLOCK * 1000))
+            for _, entries in answer or []:
+                events = [_event(entry) for entry in entries]
+                self._position = position = events[-1].position
+                for listener in list(self._listeners):
+                    listener.offer(events)
+
+    async def _resume(self, client: Redis) -> Position:
+        """Return where to read on. A server that came back with less than it had ends all listeners."""
+        end = (await _kept(client, self._stream)).end
+        if self._position is None or end < self._position:
+            if self._position is not None:
+                self._let_go()
+            self._position = end
+        self._has_position.set()
+        return self._position
+
+    def _let_go(self) -> None:
+        for listener in self._listeners:
+            listener.end()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """Which events the server has: from `first` to `end`; and whether it once had earlier ones."""
+
+    first: Position | None
+    end: Position
+    is_cut: bool
+
+
+async def _kept(client: Redis, stream: str) -> _Kept:
+    try:
+        about = await client.xinfo_stream(stream)
+    except ResponseError:  # no such stream yet
+        return _Kept(first=None, end=START, is_cut=False)
+    first = about["first-entry"]
+    return _Kept(
+        first=position(first[0]) if first else None,
+        end=position(about["last-generated-id"]),
+        is_cut=about["entries-added"] > about["length"],
+    )
+
+
+def _beginning(last: Position, kept: _Kept) -> Beginning:
+    if last > kept.end:  # of a server that has lost its data since
+        return Beginning(after=kept.end, is_gap=True)
+    is_older = kept.first is not None and last < kept.first
+    if is_older and (kept.is_cut or last > START):
+        return Beginning(after=START, is_gap=True)
+    return Beginning(after=last)
+
+
+def checked_position(text: str, field: str) -> Position:
+    """Read what a client sent as the id of the last event it has seen. Raises `InvalidMessage`."""
+    parts = text.split("-")
+    if len(parts) == 2 and all(part.isascii() and part.isdigit() and len(part) <= 20 for part in parts):
+        read = (int(parts[0]), int(parts[1]))
+        if max(read) <= LARGEST_PART:
+            return read
+    raise InvalidMessage(field, "the id of an event, such as 1767225600000-0")
+
+
+def position(id: bytes | str) -> Position:
+    milliseconds, sequence = (id.decode() if isinstance(id, bytes) else id).split("-")
+    return int(milliseconds), int(sequence)
+
+
+def written(at: Position) -> str:
+    return f"{at[0]}-{at[1]}"
+
+
+def _event(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:
+    id, fields = entry
+    return Event(position(id), fields.get(b"event", b"{}"))

@@ -1,0 +1,84 @@
+"""Long polls: waiting for a message without a thread, and taking nothing for a client that went away.
+
+Guarantee: whoever waits holds no thread; a few threads look for all of them, beside those of other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import Request
+
+from queue_manager.dashboard.queue.beside import Beside
+from services.message_queue import Message, MessageQueue, message_queue
+
+LOOKS = CapacityLimiter(8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a consumer asks for."""
+
+    ack_timeout: float | None
+    type: str | None
+    consumer_id: str | None
+
+    def take(self, queue: MessageQueue) -> Message | None:
+        return queue.take(**asdict(self))
+
+
+async def wait_for(wanted: Wanted, patience: float, *, request: Request) -> Message | None:
+    """Return the next message, or `None`: after `patience` seconds, when the client has gone or the process ends."""
+    beside: Beside = request.app.state.beside
+    client_gone = asyncio.create_task(_disconnect(request))
+    try:
+        return await _Wait(wanted, {client_gone, beside.end}).message(patience)
+    finally:
+        client_gone.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Wait:
+    def __init__(self, wanted: Wanted, reasons_to_leave: set[asyncio.Task[None]]) -> None:
+        self._queue, self._wanted, self._leave = message_queue(), wanted, reasons_to_leave
+
+    async def message(self, patience: float) -> Message | None:
+        end = time.monotonic() + patience
+        while True:
+            arrival, message = await to_thread.run_sync(self._look, limiter=LOOKS)
+            is_used = False
+            try:
+                if message is not None:
+                    return message
+                if not await self._arrived(arrival, within=end - time.monotonic()):
+                    return None
+                is_used = True
+            finally:
+                if not is_used:
+                    self._queue.arrivals.release(arrival)
+                if self._is_leaving():
+                    self._queue.arrivals.wake(1)  # what it was told of is for another
+
+    def _look(self) -> tuple[Future[None], Message | None]:
+        arrival = self._queue.arrivals.expect(self._wanted.type)
+        try:
+            return arrival, None if self._is_leaving() else self._wanted.take(self._queue)
+        except BaseException:
+            self._queue.arrivals.release(arrival)
+            raise
+
+    async def _arrived(self, arrival: Future[None], *, within: float) -> bool:
+        told = asyncio.wrap_future(arrival)
+        await asyncio.wait({told, *self._leave}, timeout=max(within, 0), return_when=asyncio.FIRST_COMPLETED)
+        return told.done() and not self._is_leaving()
+
+    def _is_leaving(self) -> bool:
+        return any(reason.done() for reason in self._leave)

@@ -1,0 +1,186 @@
+"""The event stream: every event once, in order, over reconnects; slow clients slow nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import pytest
+from conftest import Servers
+from queue_client import Queue, Stream, empty_queue
+
+
+@pytest.fixture
+def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(servers, tmp_path_factory)
+
+
+def heard(queue: Queue) -> str:
+    """Return the id of the last event, after the process has read it."""
+    with Stream(queue.web) as stream:
+        stream.until(is_about(queue.add()))
+        assert stream.last is not None
+        return stream.last
+
+
+def is_about(id: str, kind: str = "enqueue") -> Callable[[Any], bool]:
+    return lambda event: event["type"] == kind and id in event["payload"].get("ids", [])
+
+
+def ids_of(events: list[Any]) -> list[str]:
+    return [id for event in events for id in event["payload"].get("ids", [])]
+
+
+def test_each_operation_is_told_once(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert stream.headers["cache-control"] == "no-store"
+        next(stream.blocks())
+        id = queue.add()
+        token = queue.take()["lock_token"]
+        queue.put(f"/queue/message/{id}/touch", {"lock_token": token})
+        queue.post("/queue/ack", {"id": id, "lock_token": token})
+        events = stream.until(is_about(id, "acknowledge"))
+    assert [event["type"] for event in events] == ["enqueue", "dequeue", "touch", "acknowledge"]
+    assert all(event["timestamp"] > 0 and event["payload"]["ids"] == [id] for event in events)
+
+
+def test_events_of_the_stream_are_those_of_the_server_byte_for_byte(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        queue.add()
+        block = next(block for block in stream.blocks() if "data" in block)
+    with queue.redis() as client:
+        ((id, fields),) = client.xrange("tested:events")
+    assert (block["id"], block["event"], block["data"]) == (id.decode(), "queue-update", fields[b"event"].decode())
+
+
+def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(queue: Queue) -> None:
+    last = heard(queue)
+    missed = [queue.add() for _ in range(20)]
+    for begin in ({"last": last}, {"query": f"?lastEventId={last}"}):
+        with Stream(queue.web, **begin) as again:
+            live = queue.add()
+            assert ids_of(again.until(is_about(live)))[:20] == missed
+
+
+def test_the_header_wins_over_the_query_of_the_first_request(queue: Queue) -> None:
+    last = heard(queue)
+    missed = queue.add()
+    with Stream(queue.web, last=last, query="?lastEventId=0-0") as again:
+        assert ids_of(again.until(is_about(missed))) == [missed]
+
+
+def test_a_client_that_heard_nothing_yet_can_come_back_too(queue: Queue) -> None:
+    heard(queue)
+    with Stream(queue.web) as stream:
+        stream.last = next(stream.blocks())["id"]
+    missed = queue.add()
+    with Stream(queue.web, last=stream.last) as again:
+        assert ids_of(again.until(is_about(missed))) == [missed]
+
+
+def test_while_messages_storm_in_a_client_that_comes_back_often_misses_none(queue: Queue) -> None:
+    last, seen = heard(queue), []
+    with ThreadPoolExecutor(4) as threads:
+        added = [threads.submit(queue.add) for _ in range(400)]
+        while len(seen) < 400:
+            with Stream(queue.web, last=last) as stream:
+                few = islice(stream.events(), min(37, 400 - len(seen)))
+                seen += ids_of([event for _, event in few])
+                assert stream.last is not None
+                last = stream.last
+    assert len(seen) == 400
+    assert set(seen) == {future.result() for future in added}
+
+
+def test_a_client_whose_events_are_not_kept_any_more_is_told(queue: Queue) -> None:
+    kept = queue.add()
+    with Stream(queue.web, last="1-1") as stream:
+        events = stream.events()
+        name, data = next(events)
+        assert (name, list(data)) == ("reset", ["message"])
+        name, data = next(events)
+        assert (name, data["payload"]["ids"]) == ("queue-update", [kept])
+
+
+def test_a_client_of_a_server_that_lost_its_data_is_told(queue: Queue) -> None:
+    queue.add()
+    with Stream(queue.web, last="99999999999999-0") as stream:
+        events = stream.events()
+        assert next(events)[0] == "reset"
+        live = queue.add()
+        assert next(events)[1]["payload"]["ids"] == [live]
+
+
+def test_trimmed_events_are_a_gap(queue: Queue) -> None:
+    seen = heard(queue)
+    for _ in range(3):
+        queue.add()
+    with queue.redis() as client:
+        client.xtrim("tested:events", maxlen=1, approximate=False)
+    for last in (seen, "0-0"):
+        with Stream(queue.web, last=last) as again:
+            assert next(again.events())[0] == "reset"
+
+
+@pytest.mark.parametrize(
+    "last", ["nonsense", "1", "1-", "-1", "1-1-1", "1-x", "-1-1", f"{2**64}-0", "9" * 5_000, "1_0-0"]
+)
+def test_a_malformed_id_is_422(last: str, queue: Queue) -> None:
+    for answer in (
+        queue.get("/queue/events", Last_Event_ID=last),
+        queue.get(f"/queue/events?lastEventId={last}"),
+    ):
+        assert (answer.status, answer.body["field"]) == (422, "Last-Event-ID")
+
+
+def test_it_pings_every_15_seconds(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        blocks = stream.blocks()
+        next(blocks)
+        began = time.monotonic()
+        (comment,) = next(blocks).values()
+        assert comment.startswith("ping")
+        assert 14 < time.monotonic() - began < 17
+
+
+def test_a_change_reaches_50_pages_within_100_ms(queue: Queue, figure: Callable[[str], None]) -> None:
+    took = []
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Stream(queue.web)) for _ in range(50)]
+        events = [stream.events() for stream in streams]
+        for _ in range(10):
+            time.sleep(0.05)
+            began = time.monotonic()
+            id = queue.add()
+            for of_one in events:
+                assert id in next(of_one)[1]["payload"]["ids"]
+                took.append(time.monotonic() - began)
+    took.sort()
+    figure(f"queue: an event reached 50 pages in {took[250] * 1000:.0f} ms (p50), {took[494] * 1000:.0f} ms (p99)")
+    assert took[494] < 0.5
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(queue: Queue) -> None:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", queue.web.port))
+    slow.sendall(b"GET /api/queue/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    event = json.dumps({"type": "enqueue", "timestamp": 0, "payload": {"ids": ["x" * 100_000]}})
+    with slow, Stream(queue.web) as quick, queue.redis() as client:
+        next(quick.blocks())
+        for _ in range(300):
+            client.xadd("tested:events", {"event": event})
+            next(quick.events())
+            assert queue.get("/queue/config").took < 1
+        slow.settimeout(10)
+        received = 0
+        while chunk := slow.recv(1 << 20):
+            received += len(chunk)
+        assert received < 20_000_000  # it was cut off in the middle

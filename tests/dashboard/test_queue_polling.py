@@ -1,0 +1,153 @@
+"""Long polls: a message ends the wait at once, and whoever went away takes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Servers
+from queue_client import Queue, Stream, empty_queue, environment
+from web_process import Answer, web
+
+
+@pytest.fixture
+def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(servers, tmp_path_factory)
+
+
+@contextmanager
+def waiting(queue: Queue, *queries: str) -> Iterator[list[Future[Answer]]]:
+    """Let clients wait, the first one the longest."""
+    with ThreadPoolExecutor(len(queries)) as threads:
+        answers = []
+        for query in queries:
+            answers.append(threads.submit(queue.get, f"/queue/message?{query}"))
+            time.sleep(0.3)  # there is no way to ask whether a client waits already
+        yield answers
+
+
+def raw(queue: Queue, query: str) -> socket.socket:
+    """Return a client that waits, and reads nothing."""
+    client = socket.create_connection(("127.0.0.1", queue.web.port), timeout=20)
+    client.sendall(f"GET /api/queue/message?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return client
+
+
+def test_a_message_that_arrives_ends_the_wait(queue: Queue, figure: Callable[[str], None]) -> None:
+    with waiting(queue, "timeout=20") as (answer,):
+        began = time.monotonic()
+        id = queue.add()
+        assert answer.result(10).body["id"] == id
+        took = time.monotonic() - began
+    assert took < 0.5
+    figure(f"queue: long poll answered {took * 1000:.0f} ms after the message was sent")
+
+
+def test_a_wait_without_a_message_ends_in_time(queue: Queue) -> None:
+    answer = queue.get("/queue/message?timeout=1.5")
+    assert answer.status == 404
+    assert 1.4 < answer.took < 2.2
+
+
+def test_a_message_that_is_there_is_given_at_once(queue: Queue) -> None:
+    queue.add()
+    assert queue.get("/queue/message?timeout=20").took < 0.5
+
+
+def test_each_message_goes_to_one_of_those_who_wait(queue: Queue) -> None:
+    with waiting(queue, *["timeout=3"] * 4) as answers:
+        ids = {queue.add() for _ in range(3)}
+        bodies = [answer.result(10) for answer in answers]
+    assert {answer.body["id"] for answer in bodies if answer.status == 200} == ids
+    assert [answer.status for answer in bodies].count(404) == 1
+
+
+def test_a_wait_for_a_type_ends_with_that_type(queue: Queue) -> None:
+    with waiting(queue, "timeout=20&type=sms") as (answer,):
+        queue.add("mail")
+        time.sleep(0.3)
+        assert not answer.done()
+        wanted = queue.add("sms")
+        assert answer.result(5).body["id"] == wanted
+
+
+def test_a_message_that_was_given_back_ends_the_wait(queue: Queue) -> None:
+    id = queue.add()
+    token = queue.take()["lock_token"]
+    with waiting(queue, "timeout=20") as (answer,):
+        queue.post(f"/queue/message/{id}/nack", {"lock_token": token})
+        assert answer.result(5).body["attempt_count"] == 2
+
+
+def test_a_message_that_timed_out_ends_the_wait(queue: Queue) -> None:
+    queue.add(ackTimeout=1)
+    queue.take()
+    with waiting(queue, "timeout=20") as (answer,):
+        assert answer.result(5).body["attempt_count"] == 2
+
+
+def test_a_client_that_went_away_takes_nothing(queue: Queue) -> None:
+    with raw(queue, "timeout=20"):
+        time.sleep(0.3)
+    id = queue.add()
+    time.sleep(0.5)
+    (message,) = queue.page("main")["messages"]
+    assert (message["id"], message["attempt_count"]) == (id, 0)
+
+
+def test_the_next_one_gets_what_came_for_a_client_that_went_away(queue: Queue) -> None:
+    gone = [raw(queue, "timeout=20") for _ in range(5)]
+    time.sleep(0.3)
+    with waiting(queue, "timeout=20") as (answer,):
+        for client in gone:
+            client.close()
+        id = queue.add()
+        assert answer.result(5).body["id"] == id
+    assert queue.sizes() == (0, 1, 0, 0, 0)
+
+
+def test_200_waiting_clients_delay_nobody(queue: Queue, figure: Callable[[str], None]) -> None:
+    with ExitStack() as stack:
+        for n in range(200):
+            stack.enter_context(raw(queue, f"timeout=30{'&type=never' if n % 2 else ''}"))
+        time.sleep(1)
+        threads = len(list(Path(f"/proc/{queue.web.child.pid}/task").iterdir()))
+        took = sorted(queue.get("/queue/status").took for _ in range(100))
+    figure(f"queue: with 200 clients waiting, a request takes {took[50] * 1000:.1f} ms (p50), {threads} threads")
+    assert took[90] < 0.1
+    assert threads < 80
+
+
+def test_a_storm_of_messages_reaches_200_waiting_clients(queue: Queue) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(raw(queue, "timeout=30")) for _ in range(200)]
+        time.sleep(1)
+        queue.post("/queue/batch", [{"type": "a"}] * 200)
+        statuses = [client.recv(12)[-3:] for client in clients]
+    assert statuses == [b"200"] * 200
+    assert queue.sizes() == (0, 200, 0, 0, 0)
+
+
+def test_it_ends_in_order_although_clients_wait_and_listen(servers: Servers, tmp_path: Path) -> None:
+    url = servers.valkey.url.removesuffix("/0") + "/8"
+    with web(tmp_path, **environment(url)) as process:
+        queue = Queue(process, url)
+        with ExitStack() as stack:
+            clients = [stack.enter_context(raw(queue, "timeout=30")) for _ in range(20)]
+            stream = stack.enter_context(Stream(process))
+            time.sleep(0.5)
+            began = time.monotonic()
+            os.kill(process.child.pid, signal.SIGTERM)
+            assert process.child.wait(5) == 0
+            assert time.monotonic() - began < 2.5
+            assert {client.recv(12)[-3:] for client in clients} == {b"404"}
+            assert [block for block in stream.blocks() if "data" in block] == []
+        assert "Traceback" not in process.log
+        assert "error" not in process.log

@@ -1,0 +1,561 @@
+"""Producers and consumers of other kinds use the same streams: nothing of theirs is lost, nor blocks the queue."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from message_lab import Lab
+
+from queue_manager.devstack.servers import Valkey
+from services.message_queue import Filter, InvalidMessage
+
+THEIRS = {"id": "theirs", "type": "job", "payload": {"n": [1.5, {}]}, "priority": 0, "created_at": 1704067200.25}
+
+
+def data(**changes: Any) -> str:
+    """Return a message as another producer writes it; `...` takes a member out."""
+    return json.dumps({name: value for name, value in {**THEIRS, **changes}.items() if value is not ...})
+
+
+def take_as_another(lab: Lab, stream: str = "q") -> bytes:
+    """Take the next entry as a consumer of another kind, and return where it is."""
+    for _ in range(2):
+        try:
+            answer = lab.client.xreadgroup("q_group", "another", {stream: ">"}, count=1)
+            pairs = answer.items() if isinstance(answer, dict) else answer
+            [(_, entries)] = pairs
+            # The newer protocol has one more list around the entries of each stream.
+            first = entries[0][0] if isinstance(entries[0], list) else entries[0]
+            return bytes(first[0])
+        except Exception as error:
+            if "NOGROUP" not in str(error):
+                raise
+            lab.client.xgroup_create(stream, "q_group", "0", mkstream=True)
+    raise AssertionError("there is no group")
+
+
+# Producers
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        data(),
+        json.dumps(dict(reversed(THEIRS.items()))),
+        data(trace="x", tags=[], nested={"id": "not me"}),
+        data(custom_ack_timeout=None, custom_max_attempts=None, last_error=None, created_at=None),
+        data(custom_ack_timeout="7", custom_max_attempts="2"),
+        data(created_at=..., priority=..., payload=...),
+        data(created_at="yesterday", priority="high", type=7),
+        data(custom_ack_timeout=-1, custom_max_attempts=0, attempt_count=-7),
+        data(custom_ack_timeout=1e300, attempt_count=1e300),
+        data(custom_ack_timeout=999_999_999_999_999),
+        data(custom_ack_timeout=[1], attempt_count={"a": 1}),
+        " " + data().replace(":", " : "),
+        data(payload="\ud83d\ude00 \x7f"),
+        '{"id":"theirs","type":"job","n":' + "9" * 5000 + "}",
+        '{"id":"theirs","id":"theirs","type":"job"}',
+        '{"id":"first","type":"job","id":"theirs"}',
+    ],
+)
+def test_message_of_another_producer_is_delivered_and_acknowledged(lab: Lab, written: str) -> None:
+    lab.client.xadd("q", {"data": written})
+    assert len(lab.contents.list("main").messages) == 1
+
+    message = lab.take()
+
+    assert message.fields["_stream_name"] == "q"
+    assert message.attempt >= 0
+    lab.queue.touch(message.id, message.lock_token)
+    assert lab.contents.list("processing").messages[0].id == message.id
+    lab.queue.nack(message.id, message.lock_token)
+    lab.contents.replay([message.id])
+    message = lab.take()
+    lab.queue.ack(message.id, message.lock_token)
+    assert lab.ids("acknowledged") == [message.id]
+    assert lab.contents.counts().main == 0
+    assert lab.client.hkeys("q_metadata") == [message.id.encode()]
+
+
+def test_what_another_producer_says_is_used(lab: Lab) -> None:
+    written = data(id="a", custom_ack_timeout=7, custom_max_attempts=1, attempt_count=0)
+    lab.client.xadd("q_p2", {"data": written})
+    lab.client.xadd("q", {"data": data(id="b")})
+
+    message = lab.take()
+
+    assert (message.id, message.type, message.priority, message.attempt) == ("a", "job", 2, 1)
+    assert message.fields["created_at"] == 1704067200.25
+    assert message.deadline_at == pytest.approx(message.fields["dequeued_at"] + 7, abs=0.002)
+    assert lab.queue.nack("a", message.lock_token) is False
+
+
+@pytest.mark.parametrize("others", [0, 250])
+def test_message_of_another_producer_is_found_by_its_type(lab: Lab, others: int) -> None:
+    with lab.client.pipeline() as pipe:
+        for number in range(others):
+            pipe.xadd("q_p1", {"data": data(id=f"other-{number}", type="other")})
+        pipe.xadd("q_p1", {"data": data(id="wanted", type="rare")})
+        pipe.execute()
+
+    assert lab.take(type="rare").id == "wanted"
+    assert lab.queue.dequeue(type="rare") is None
+    assert lab.contents.counts().main == others
+
+
+def test_type_follows_the_order_of_the_stream_whoever_produced(lab: Lab) -> None:
+    for number in range(6):
+        if number % 2:
+            lab.queue.enqueue("job", id=f"{number}")
+        else:
+            lab.client.xadd("q", {"data": data(id=f"{number}")})
+
+    assert [lab.take(type="job").id for _ in range(6)] == ["0", "1", "2", "3", "4", "5"]
+
+
+# Consumers
+
+
+def test_message_that_another_consumer_took_and_dropped_comes_back(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a", ack_timeout=0.05)
+    take_as_another(lab)
+    assert lab.queue.dequeue() is None
+    assert lab.sweeper.sweep().requeued == []
+    time.sleep(0.06)  # its timeout, by the server's own clock of the pending list
+
+    assert lab.heal() == 1
+    assert lab.ids("processing") == ["a"]
+    assert lab.sweeper.sweep().requeued == ["a"]
+
+    message = lab.take()
+    assert (message.id, message.attempt, message.fields["last_error"]) == ("a", 2, "Processing timeout")
+
+
+def test_message_that_another_consumer_works_on_gets_its_deadline_once(lab: Lab) -> None:
+    lab.client.xadd("q_p1", {"data": data(id="a", custom_ack_timeout=500)})
+    take_as_another(lab, "q_p1")
+
+    assert lab.heal() == 1
+    [(id, deadline)] = lab.client.zrange("q:deadlines", 0, -1, withscores=True)
+    assert id == b"a"
+    assert lab.now_ms() + 490_000 < deadline <= lab.now_ms() + 500_000
+    before = lab.dump()
+    assert lab.heal() == 0
+    assert {key: value for key, value in lab.dump().items() if key != b"q:healed"} == {
+        key: value for key, value in before.items() if key != b"q:healed"
+    }
+
+
+def test_type_index_does_not_offer_what_another_consumer_holds(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    lab.queue.enqueue("job", id="b")
+    take_as_another(lab)
+
+    assert lab.take(type="job").id == "b"
+    assert lab.queue.dequeue(type="job") is None
+
+
+@pytest.mark.parametrize("is_healed", [True, False])
+@pytest.mark.parametrize("is_record_deleted", [True, False])
+def test_message_that_another_consumer_acknowledged_stays_done(
+    lab: Lab, is_healed: bool, is_record_deleted: bool
+) -> None:
+    lab.queue.enqueue("job", id="a")
+    sid = take_as_another(lab)
+    if is_healed:
+        assert lab.heal() == 1
+        lab.lapse("a")
+    lab.client.xack("q", "q_group", sid)
+    lab.client.xdel("q", sid)
+    if is_record_deleted:
+        lab.client.hdel("q_metadata", "a")
+
+    assert lab.sweeper.sweep().requeued == []
+    assert lab.heal() == 0
+
+    assert lab.queue.dequeue() is None
+    assert lab.client.hlen("q_metadata") == 0
+    assert lab.client.zcard("q:deadlines") == lab.client.scard("q:pending_ids") == 0
+
+
+def test_index_does_not_keep_what_other_consumers_take(lab: Lab) -> None:
+    for number in range(50):
+        id = lab.queue.enqueue("job", priority=number % 2)
+        sid = take_as_another(lab, lab.streams[number % 2])
+        lab.client.xack(lab.streams[number % 2], "q_group", sid)
+        lab.client.xdel(lab.streams[number % 2], sid)
+        lab.client.hdel("q_metadata", id)
+
+    assert lab.client.zcard("q:type:job") <= 2
+
+
+def test_entry_that_was_deleted_under_its_consumer_is_forgotten(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    message = lab.take()
+    lab.client.xdel("q", message.fields["_stream_id"])
+
+    lab.heal()
+
+    assert lab.pending("q") == []
+    assert lab.contents.find("a") is None
+    assert lab.queue.enqueue("job", id="a") == "a"
+    assert lab.take().id == "a"
+
+
+def test_requeue_of_another_worker_keeps_the_attempts(lab: Lab) -> None:
+    """The seed's worker: SREM, XADD, XACK, XDEL; the record stays as it is."""
+    lab.queue.enqueue("job", {"n": 1}, id="a")
+    for _ in range(lab.max_attempts - 1):
+        message = lab.take()
+        [(_, fields)] = lab.client.xrange("q")
+        lab.lapse("a")
+        with lab.client.pipeline() as pipe:
+            pipe.srem("q:pending_ids", "a")
+            pipe.xadd("q", fields)
+            pipe.xack("q", "q_group", message.fields["_stream_id"])
+            pipe.xdel("q", message.fields["_stream_id"])
+            pipe.execute()
+        assert lab.sweeper.sweep().requeued == []
+
+    message = lab.take()
+    assert message.attempt == lab.max_attempts
+    lab.lapse("a")
+    assert lab.sweeper.sweep().dead_lettered == ["a"]
+    assert lab.sweeper.sweep().dead_lettered == []
+    assert lab.contents.counts().dead == 1
+    assert not lab.client.exists("q:type:job")
+
+
+def test_lock_of_another_sweeper_is_respected(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    lab.take()
+    lab.lapse("a")
+    lab.client.set("q:overdue_requeue_lock", "theirs", px=30_000)
+    before = lab.dump()
+
+    swept = lab.sweeper.sweep()
+
+    assert swept.is_locked
+    assert not swept.requeued
+    assert lab.dump() == before
+    lab.client.delete("q:overdue_requeue_lock")
+    assert lab.sweeper.sweep().requeued == ["a"]
+
+
+def test_group_that_was_deleted_loses_no_message(lab: Lab) -> None:
+    for id in ("a", "b"):
+        lab.queue.enqueue("job", id=id)
+    message = lab.take()
+    lab.client.xgroup_destroy("q", "q_group")
+    lab.lapse(message.id)
+    lab.sweeper.sweep()
+
+    assert [lab.take().id, lab.take().id] == ["a", "b"]
+
+
+# Records that others wrote
+
+RECORDS = [
+    b"",
+    b"garbage",
+    b"\xff\xfe",
+    b"null",
+    b"7",
+    b'"text"',
+    b"[]",
+    b"[1,2]",
+    b"{}",
+    b'{"attempt_count":null,"custom_ack_timeout":null,"last_error":null}',
+    b'{"attempt_count":"1","custom_ack_timeout":"30","custom_max_attempts":"5","dequeued_at":"1704067200"}',
+    b'{"attempt_count":NaN,"custom_ack_timeout":NaN,"dequeued_at":NaN}',
+    b'{"foo":NaN}',
+    b'{"foo":{"bar":[NaN,-Infinity]}}',
+    b'{"failed_at":NaN,"acknowledged_at":Infinity,"processing_started_at":NaN,"deadline_at":NaN}',
+    b'{"failed_at":"x","acknowledged_at":{},"processing_started_at":[],"last_error":{"a":1},"consumer_id":7}',
+    b'{"last_error":true,"lock_token":1,"history":"none"}',
+    b'{"history":{"a":[]}}',
+    b'{"history":[1,"x",null,{"attempt_count":"x","failed_at":{},"last_error":[]}]}',
+    b'{"id":"another","payload":{"not":"mine"},"data":1,"_stream_id":5}',
+    b'{"stream":"q:deadlines","sid":"1-1"}',
+    b'{"stream":7,"sid":7}',
+    b'{"stream":"q","sid":"garbage"}',
+    b'{"stream":"q","sid":{}}',
+    b'{"stream":"q_dlq","sid":"1-1"}',
+    b'{"undecodable":true}',
+    b'{"undecodable":"yes"}',
+    b'{"priority":99,"type":[]}',
+    b'{"priority":-1.5,"type":null}',
+    b'{"deadline_at":1}',
+    b'{"history":' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"foo":' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"foo":"' + b"\xff" * 20 + b'"}',
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record[:50].decode("latin-1"))
+def test_record_that_another_wrote_breaks_nothing(lab: Lab, record: bytes) -> None:
+    """The message goes all the way, once as it is taken, once by its type, once as another's consumer took it."""
+    for way in ("any", "type", "healed"):
+        id = f"of-{way}"
+        lab.client.xadd("q", {"data": data(id=id)})
+        lab.client.hset("q_metadata", id, record)
+        lab.contents.list("main", sort_by="failed_at", wanted=Filter(search="o"))
+        assert lab.ids("main") == [id]
+        assert lab.contents.find(id) is not None  # what is seen can be acted on
+        if way == "healed":
+            take_as_another(lab)
+            lab.heal()
+        else:
+            message = lab.take(type="job" if way == "type" else None)
+            assert message.id == id
+            assert message.payload == THEIRS["payload"]
+        lab.lapse(id)
+        swept = lab.sweeper.sweep()
+        assert [*swept.requeued, *swept.dead_lettered] == [id]
+        lab.contents.move([id], to="dead")
+        lab.contents.list("dead", sort_by="failed_at", wanted=Filter(search="o"))
+        assert lab.contents.replay([id]) == {id: "MOVED"}
+        message = lab.take()
+        assert (message.id, message.attempt) == (id, 1)
+        lab.queue.ack(id, message.lock_token)
+        assert lab.ids("acknowledged") == [id]
+        lab.contents.clear()
+        assert lab.client.hlen("q_metadata") == 0
+
+
+# Entries that are no messages
+
+NO_MESSAGES: dict[str, dict[Any, Any]] = {
+    "garbage": {"data": "garbage"},
+    "bytes": {"data": b"\x00\xff\xfe"},
+    "empty": {"data": ""},
+    "null": {"data": "null"},
+    "list": {"data": '[{"id":"a"}]'},
+    "text": {"data": '"{}"'},
+    "no id": {"data": data(id=...)},
+    "id is a number": {"data": data(id=7)},
+    "id is null": {"data": data(id=None)},
+    "id is empty": {"data": data(id="")},
+    "id is long": {"data": data(id="x" * 257)},
+    "id has control characters": {"data": data(id="a\nb")},
+    "id is half a pair": {"data": data(id="\ud800")},
+    "cut off": {"data": '{"id":"a","type":"job","payload":'},
+    "more behind": {"data": data() + "}"},
+    "NaN": {"data": data(payload=float("nan"))},
+    "no UTF-8 in the payload": {"data": b'{"id":"a","payload":"\xff"}'},
+    "no UTF-8 in the id": {"data": b'{"id":"a\xff","payload":1}'},
+    "nested": {"data": '{"id":"a","payload":' + "[" * 2000 + "]" * 2000 + "}"},
+    "nested less": {"data": '{"id":"a","payload":' + "[" * 990 + "]" * 990 + "}"},
+    "single quotes": {"data": "{'id':'a'}"},
+    "hexadecimal": {"data": '{"id":"a","payload":0x10}'},
+    "no data": {"body": "x"},
+    "no data but id": {"id": "live"},
+    "bytes and no data": {b"\xff": b"\xfe\x00"},
+}
+
+
+@pytest.mark.parametrize("kind_of_taking", ["any", "type", "heal"])
+@pytest.mark.parametrize("fields", NO_MESSAGES.values(), ids=NO_MESSAGES)
+def test_what_is_no_message_is_a_dead_letter_and_blocks_nothing(
+    lab: Lab, fields: dict[Any, Any], kind_of_taking: str
+) -> None:
+    lab.queue.enqueue("job", id="live")
+    lab.client.xadd("q", fields)
+    lab.queue.enqueue("job", id="next")
+
+    if kind_of_taking == "any":
+        assert [lab.take().id, lab.take().id] == ["live", "next"]
+    elif kind_of_taking == "type":
+        assert [lab.take(type="job").id, lab.take(type="job").id] == ["live", "next"]
+    else:
+        lab.take()
+        take_as_another(lab)
+        lab.heal()
+        assert lab.take().id == "next"
+    assert lab.queue.dequeue() is None
+    lab.heal()
+    for id in lab.ids("processing"):
+        lab.lapse(id)
+    lab.sweeper.sweep()
+    while (message := lab.queue.dequeue()) is not None:
+        lab.queue.ack(message.id, message.lock_token)
+
+    assert sorted(lab.ids("acknowledged")) == ["live", "next"]
+    [dead] = lab.contents.list("dead").messages
+    assert dead.fields["last_error"] == "Undecodable message"
+    assert dead.fields["undecodable"] is True
+    assert dead.fields["failed_at"] == pytest.approx(lab.now_ms() / 1000, abs=60)
+    [(_, kept)] = lab.client.xrange("q_dlq")
+    if "data" in fields:
+        raw = fields["data"]
+        assert kept[b"data"] == (raw if isinstance(raw, bytes) else raw.encode())
+    else:
+        for text in (text for pair in fields.items() for text in pair if isinstance(text, str)):
+            assert text.encode() in kept[b"data"]
+    json.loads(dead.to_json())
+    assert lab.contents.delete([dead.id]) == {dead.id: "DELETED"}
+    assert lab.contents.counts().dead == 0
+
+
+def test_undecodable_entry_cannot_be_replayed_but_archived(lab: Lab) -> None:
+    lab.client.xadd("q", {"data": "garbage"})
+    assert lab.queue.dequeue() is None
+    [id] = lab.ids("dead")
+
+    assert lab.contents.replay([id]) == {id: "UNDECODABLE"}
+    assert lab.contents.move([id], to="archived") == {id: "MOVED"}
+    assert lab.ids("archived") == [id]
+    assert lab.ids("dead") == []
+    for _ in range(2):
+        assert lab.contents.move([id], to="acknowledged") == {id: "MOVED"}
+        assert lab.contents.move([id], to="dead") == {id: "MOVED"}
+    [(_, fields)] = lab.client.xrange("q_dlq")
+    assert fields == {b"data": b"garbage", b"id": id.encode()}
+
+
+@pytest.mark.parametrize("where", ["main", "processing", "dead", "acknowledged", "archived"])
+def test_second_message_of_an_id_is_a_dead_letter_of_its_own(lab: Lab, where: Any) -> None:
+    lab.queue.enqueue("job", "first", id="twin")
+    if where == "processing":
+        lab.take()
+    elif where != "main":
+        lab.contents.move(["twin"], to=where)
+    lab.client.xadd("q_p1", {"data": data(id="twin", payload="second")})
+
+    message = lab.queue.dequeue()
+
+    assert (message is not None) == (where == "main")
+    found = lab.contents.find("twin")
+    assert found is not None
+    assert found.payload == "first"
+    dead = [message for message in lab.contents.list("dead").messages if message.id != "twin"]
+    assert [message.fields["last_error"] for message in dead] == ["Duplicate id"]
+    assert json.loads(json.loads(dead[0].payload_json))["payload"] == "second"
+    lab.contents.move(["twin"], to="archived")
+    assert lab.contents.counts().archived == 1
+
+
+# Anything at all
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["a", "b", "live", "q", "1-1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+SAID = (
+    *("payload", "priority", "created_at", "custom_ack_timeout", "custom_max_attempts", "attempt_count"),
+    *("stream", "sid", "history", "undecodable", "deadline_at", "lock_token", "last_error", "failed_at"),
+)
+almost_messages = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.sampled_from(["a", "b", "live"]) | json_values,
+        "type": st.sampled_from(["job", "other"]) | json_values,
+        **dict.fromkeys(SAID, json_values),
+    },
+)
+any_data = st.binary(max_size=30) | st.one_of(almost_messages, json_values).map(
+    lambda value: json.dumps(value).encode()
+)
+any_fields = st.dictionaries(
+    st.sampled_from([b"data", b"data", b"id", b"x"]) | st.binary(max_size=4), any_data, min_size=1, max_size=3
+)
+entries = st.tuples(st.sampled_from(["q", "q_p1", "q_p3", "q_dlq", "q_acknowledged", "q_archived"]), any_fields)
+ids = st.sampled_from([b"a", b"b", b"live"]) | st.binary(min_size=1, max_size=4)
+records = st.dictionaries(ids, any_data, max_size=3)
+STREAMS = ("q", "q_p1", "q_p2", "q_p3", "q_typed", "q_dlq", "q_acknowledged", "q_archived")
+
+
+def stored(lab: Lab) -> int:
+    return sum(lab.client.xlen(stream) for stream in STREAMS)
+
+
+def look_everywhere(lab: Lab) -> None:
+    """Read every page and sort it in every way."""
+    for place in ("main", "processing", "dead", "acknowledged", "archived"):
+        for sort_by in (None, "id", "created_at", "failed_at", "processing_started_at"):
+            page = lab.contents.list(place, limit=1000, sort_by=sort_by, wanted=Filter(since=0.0))  # type: ignore[arg-type]
+            for message in page.messages:
+                json.loads(message.to_json(), parse_int=str)
+    lab.contents.counts()
+
+
+def fuzz(lab: Lab, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(entries=st.lists(entries, max_size=8), records=records, types=st.booleans(), theirs=st.integers(0, 3))
+    @example(entries=[("q", {b"data": b'{"id":"\xff"}'})], records={}, types=False, theirs=0)
+    def check(
+        entries: list[tuple[str, dict[bytes, bytes]]], records: dict[bytes, bytes], types: bool, theirs: int
+    ) -> None:
+        lab.client.flushall()
+        lab.queue.enqueue("job", id="live")
+        for stream, fields in entries:
+            lab.client.xadd(stream, fields)
+        for id, text in records.items():
+            lab.client.hset("q_metadata", id, text)
+        count = stored(lab)
+
+        for _ in range(theirs):
+            if lab.client.exists("q") and not is_drained(lab, "q"):
+                take_as_another(lab)
+        look_everywhere(lab)
+        held = []
+        while (message := lab.queue.dequeue(type="job")) is not None if types else False:
+            held.append(message)
+        while (message := lab.queue.dequeue()) is not None:
+            held.append(message)
+        assert stored(lab) == count
+        look_everywhere(lab)
+        lab.heal()
+        for id, _ in lab.client.zrange("q:deadlines", 0, -1, withscores=True)[::2]:
+            lab.client.zadd("q:deadlines", {id: 1}, xx=True)
+        lab.sweeper.sweep()
+        assert stored(lab) == count
+        for message in held[:2]:
+            lab.contents.move([message.id], to="archived")
+        for message in lab.contents.list("dead", limit=1000).messages:
+            with suppress(InvalidMessage):  # others may have given it an id that is none
+                lab.contents.replay([message.id])
+        assert stored(lab) == count
+        look_everywhere(lab)
+        while lab.queue.dequeue() is not None:
+            pass
+        lab.heal()
+        assert stored(lab) == count
+        held_in = {stream: lab.client.xlen(stream) for stream in (*lab.streams, "q_typed")}
+        assert {stream: len(lab.pending(stream)) for stream in held_in} == held_in
+        assert lab.client.zcard("q:deadlines") == sum(held_in.values())
+
+    check()
+
+
+def is_drained(lab: Lab, stream: str) -> bool:
+    end = lab.client.xinfo_stream(stream)["last-generated-id"]
+    return any(group["last-delivered-id"] == end for group in lab.client.xinfo_groups(stream))
+
+
+def test_nothing_that_others_write_is_lost_or_stops_the_queue(server: Valkey) -> None:
+    with Lab(server.url) as lab:
+        fuzz(lab, examples=40)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+def test_nothing_that_others_write_is_lost_or_stops_the_queue_in_many_tries(
+    server: Valkey, figure: Callable[[str], None], kind: str
+) -> None:
+    with Lab(server.url) as lab:
+        fuzz(lab, examples=5_000)
+    figure(f"message queue on {kind}: 5,000 lists of any entries and records, nothing lost")

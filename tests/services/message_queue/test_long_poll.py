@@ -1,0 +1,209 @@
+"""Consumers that wait: they are woken at once, share one connection, and wait for no message that is there."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eventually import eventually
+from message_lab import Lab
+
+from queue_manager.devstack.servers import Valkey
+from services.message_queue import InvalidMessage, Message, QueueUnavailable
+from services.message_queue.scripts import source
+
+SOON = 0.1  # seconds
+PATIENT = 10.0
+LATE = 2.5  # a message that is missed is found twice as late
+MOMENTS = 200
+
+
+@contextmanager
+def waiting(lab: Lab, *of_each: dict[str, Any]) -> Iterator[list[Future[Message | None]]]:
+    """Let consumers wait, each in a thread of its own, and look on when all of them do."""
+    lab.client.script_load(source("dequeue"))
+    lab.client.config_resetstat()
+    with ThreadPoolExecutor(len(of_each)) as threads:
+        futures = [threads.submit(lab.queue.dequeue, **{"timeout": PATIENT, **wanted}) for wanted in of_each]
+        # Each has looked, and found nothing.
+        eventually(lambda: lab.commands().get("evalsha", 0) >= len(of_each) and is_blocked(lab))
+        yield futures
+
+
+def is_blocked(lab: Lab) -> bool:
+    return any(client["cmd"] == "xread" for client in connections(lab))
+
+
+def connections(lab: Lab) -> list[dict[str, Any]]:
+    return [client for client in lab.client.client_list() if client["name"] == lab.waiting_name]
+
+
+@pytest.mark.parametrize("type", [None, "job"])
+@pytest.mark.parametrize("priority", [0, 3])
+def test_waiting_consumer_is_woken_at_once(lab: Lab, type: str | None, priority: int) -> None:
+    took: list[float] = []
+    while len(took) < 20 and min(took, default=SOON) >= SOON:  # a machine that is busy may be late
+        id = f"{len(took)}"
+        with waiting(lab, {"type": type}) as [consumer]:
+            began = time.monotonic()
+            lab.queue.enqueue("job", id=id, priority=priority)
+
+            message = consumer.result(PATIENT)
+
+            took.append(time.monotonic() - began)
+            assert message is not None
+            assert message.id == id
+    assert min(took) < SOON
+
+
+def test_waiting_consumer_is_woken_by_a_message_that_comes_back(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    held = lab.take()
+    with waiting(lab, {}) as [consumer]:
+        lab.queue.nack("a", held.lock_token)
+        message = consumer.result(PATIENT)
+        assert message is not None
+    lab.lapse("a")
+    with waiting(lab, {"type": "job"}) as [consumer]:
+        lab.sweeper.sweep()
+        message = consumer.result(PATIENT)
+        assert message is not None
+        assert message.attempt == 3
+
+
+def test_message_that_is_there_is_taken_without_waiting(lab: Lab) -> None:
+    lab.queue.enqueue("job")
+    began = time.monotonic()
+    assert lab.queue.dequeue(timeout=PATIENT) is not None
+    assert time.monotonic() - began < 1
+
+
+def test_nothing_comes_to_who_has_waited_enough(lab: Lab) -> None:
+    began = time.monotonic()
+    assert lab.queue.dequeue(timeout=0.2) is None
+    assert 0.2 <= time.monotonic() - began < 0.5
+    lab.queue.enqueue("job", id="later")
+    assert lab.take().id == "later"
+
+
+def test_fifty_that_wait_share_one_connection_and_take_each_message_once(lab: Lab) -> None:
+    kinds: list[dict[str, Any]] = [{}] * 30 + [{"type": "job"}] * 20
+    with waiting(lab, *kinds) as consumers:
+        assert len(connections(lab)) == 1
+        for number in range(50):
+            lab.queue.enqueue("job", id=f"{number}", priority=number % 4)
+        taken = [consumer.result(PATIENT) for consumer in consumers]
+        assert sorted(message.id for message in taken if message) == sorted(f"{number}" for number in range(50))
+        assert len(connections(lab)) <= 1
+
+
+def test_one_message_wakes_one_consumer_and_the_others_wait_on(lab: Lab) -> None:
+    with waiting(lab, *[{}] * 10) as consumers:
+        lab.client.config_resetstat()
+        lab.queue.enqueue("job", id="a")
+        eventually(lambda: any(consumer.done() for consumer in consumers))
+        assert lab.commands()["evalsha"] <= 3  # the enqueue, and the one who was woken
+        assert [consumer.result().id for consumer in consumers if consumer.done()] == ["a"]  # type: ignore[union-attr]
+        for number in range(9):
+            lab.queue.enqueue("job", id=f"{number}")
+        assert all(consumer.result(PATIENT) for consumer in consumers)
+
+
+def test_message_of_another_type_is_left_to_who_wants_it(lab: Lab) -> None:
+    with waiting(lab, {"type": "mine"}, {"type": "yours"}) as [mine, yours]:
+        lab.queue.enqueue("yours")
+        message = yours.result(PATIENT)
+        assert message is not None
+        assert message.type == "yours"
+        assert not mine.done()
+        lab.queue.enqueue("mine")
+        message = mine.result(PATIENT)
+        assert message is not None
+        assert message.type == "mine"
+
+
+def test_who_was_woken_but_does_not_look_passes_it_on(lab: Lab) -> None:
+    """A consumer's time may end in the moment in which it is woken: the message is for the next one."""
+    with waiting(lab, {}) as [patient]:
+        impatient = lab.arrivals.expect()
+        with lab.arrivals._change:
+            lab.arrivals._waiting.reverse()  # it has waited longest
+        lab.queue.enqueue("job", id="a")
+        eventually(impatient.done)
+        assert not patient.done()
+
+        lab.arrivals.release(impatient)
+
+        message = patient.result(PATIENT)
+        assert message is not None
+        assert message.id == "a"
+
+
+def test_no_message_is_missed_whenever_it_comes(lab: Lab) -> None:
+    """The moments at which somebody begins to wait, and the reader stops, are hit often."""
+    taken: list[str] = []
+
+    def consume() -> None:
+        while len(taken) < MOMENTS:
+            message = lab.queue.dequeue(timeout=random.choice([0.002, 2 * LATE]))
+            if message is not None:
+                taken.append(message.id)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    slowest = 0.0
+    for number in range(MOMENTS):
+        time.sleep(random.random() * 0.004)  # a moment that is not always the same
+        sent = time.monotonic()
+        lab.queue.enqueue("job", id=f"{number}")
+        eventually(lambda: len(taken) > number, every=0.0005)  # noqa: B023
+        slowest = max(slowest, time.monotonic() - sent)
+    consumer.join(PATIENT)
+
+    assert taken == [f"{number}" for number in range(MOMENTS)]
+    assert slowest < LATE
+
+
+def test_restart_of_the_server_leaves_nobody_waiting_for_ever(
+    kind: str, server_of: Callable[[str], Valkey], tmp_path: Path
+) -> None:
+    with type(server_of(kind))(tmp_path / "server", config={"appendfsync": "always"}) as server:
+        with Lab(server.url) as lab:
+            with waiting(lab, {}, {"type": "job"}) as consumers:
+                server.kill()
+                server.start()
+                eventually(lambda: all(consumer.done() or is_blocked(lab) for consumer in consumers))
+                for _ in consumers:
+                    lab.queue.enqueue("job")
+                for consumer in consumers:
+                    try:
+                        assert consumer.result(PATIENT) is not None
+                    except QueueUnavailable:  # it looked again while the server was away
+                        assert lab.queue.dequeue(timeout=PATIENT) is not None
+
+
+def test_server_that_is_away_is_told_at_once(kind: str, server_of: Callable[[str], Valkey], tmp_path: Path) -> None:
+    with type(server_of(kind))(tmp_path / "server") as server:
+        with Lab(server.url) as lab:
+            assert lab.queue.dequeue(timeout=0.01) is None
+            server.kill()
+            began = time.monotonic()
+            with pytest.raises(QueueUnavailable):
+                lab.queue.dequeue(timeout=PATIENT)
+            with pytest.raises(QueueUnavailable):
+                lab.queue.enqueue("job")
+            assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("timeout", [-1, 61, float("nan"), "5", None])
+def test_time_that_cannot_be_waited_is_refused(lab: Lab, timeout: Any) -> None:
+    with pytest.raises(InvalidMessage) as refusal:
+        lab.queue.dequeue(timeout=timeout)
+    assert refusal.value.field == "timeout"

@@ -1,0 +1,122 @@
+"""A payload is kept byte for byte wherever its message goes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from message_lab import Lab
+
+from queue_manager.devstack.servers import Valkey
+from services.message_queue import Json, Message
+from services.message_queue.messages import as_json, members
+
+EXACT = [
+    "[]",
+    "{}",
+    '{"a":[],"b":{}}',
+    "12345678901234567",
+    "123456789012345678901234567890",
+    "9" * 5000,
+    "1.10",
+    "1E5",
+    "-0.0",
+    "-0",
+    "1e-7",
+    '"\\ud800"',
+    '"\\udc00\\ud800"',
+    '"\\u0000\\u001f\\/"',
+    '"\U0001f600 \u2028 \x7f"',
+    '{ "a" : [ 1 ,\n\t2 ] }',
+    '{"a":1,"a":2}',
+    '{"payload":"}","id":"other"}',
+    "null",
+    "true",
+    '""',
+    "[" * 64 + "]" * 64,
+]
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def pass_through_everything(lab: Lab, payload: Any) -> set[str]:
+    """Send a message to every place, and return the texts that its payload had on the way."""
+    seen = set()
+
+    def see(message: Message | None) -> Message:
+        assert message is not None
+        assert message.is_decodable
+        seen.add(str(message.payload_json))
+        assert str(message.to_json()).endswith(f',"payload":{message.payload_json}}}')
+        return message
+
+    id = lab.queue.enqueue("job", payload, max_attempts=2)
+    see(lab.contents.find(id))
+    see(lab.take())
+    lab.lapse(id)
+    assert lab.sweeper.sweep().requeued == [id]
+    see(lab.contents.find(id))
+    see(lab.take(type="job"))
+    lab.lapse(id)
+    assert lab.sweeper.sweep().dead_lettered == [id]
+    see(lab.contents.find(id))
+    lab.contents.update(id, {"priority": 1})
+    assert lab.contents.replay([id]) == {id: "MOVED"}
+    see(lab.contents.list("main").messages[0])
+    held = see(lab.take())
+    lab.queue.nack(id, held.lock_token, "boom")
+    held = see(lab.take())
+    lab.queue.ack(id, held.lock_token)
+    see(lab.contents.list("acknowledged").messages[0])
+    assert lab.contents.move([id], to="archived") == {id: "MOVED"}
+    see(lab.contents.list("archived").messages[0])
+    return seen
+
+
+@pytest.mark.parametrize("text", EXACT, ids=lambda text: text[:20].encode("unicode_escape").decode())
+def test_payload_stays_as_its_producer_wrote_it(lab: Lab, text: str) -> None:
+    assert pass_through_everything(lab, Json(text)) == {text}
+
+
+def test_any_value_comes_back_equal(server: Valkey) -> None:
+    with Lab(server.url) as lab:
+
+        @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(value=values)
+        def check(value: Any) -> None:
+            [text] = pass_through_everything(lab, value)
+            assert repr(json.loads(text)) == repr(value)
+
+        check()
+
+
+@given(text=st.text(max_size=40))
+@settings(max_examples=100, deadline=None, database=None)
+def test_text_with_halves_of_pairs_can_be_said(text: str) -> None:
+    assert json.loads(as_json(text)) == text
+    assert json.loads(members(f'{{"payload" : {as_json(text)} }}')["payload"]) == text
+
+
+def test_payload_of_another_producer_stays_as_it_was_written(lab: Lab) -> None:
+    payload = '{ "n" : 123456789012345678901234567890 , "e" : [ ] , "x" : 1.10 }'
+    data = f' {{ "payload" : {payload} , "type":"job", "id" : "theirs" }} '
+    lab.client.xadd("q", {"data": data})
+
+    message = lab.take()
+    assert message.payload_json == payload
+    lab.lapse("theirs")
+    lab.sweeper.sweep()
+    message = lab.take()
+    assert message.payload_json == payload
+    lab.queue.ack("theirs", message.lock_token)
+
+    [(_, fields)] = lab.client.xrange("q_acknowledged")
+    assert fields[b"data"] == data.encode()

@@ -1,0 +1,263 @@
+"""Pages of messages: the newest first, each message once, however they are filtered and sorted."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from message_lab import Lab
+
+from queue_manager.devstack.servers import Valkey
+from services.message_queue import Filter, InvalidMessage, Json, NewMessage
+
+MESSAGES = 3_000
+
+
+def fill(lab: Lab, count: int = MESSAGES, *, levels: int = 4) -> list[str]:
+    """Enqueue messages over all priorities, many in the same millisecond; return their ids, the newest first."""
+    random_ = random.Random(7)
+    for begin in range(0, count, 500):
+        lab.queue.enqueue_batch(
+            [
+                NewMessage(
+                    type=f"t{number % 3}",
+                    payload={"number": number},
+                    priority=random_.randrange(levels),
+                    id=f"{number:05}",
+                )
+                for number in range(begin, min(begin + 500, count))
+            ]
+        )
+    entries = [
+        (*map(int, sid.split(b"-")), priority)
+        for priority, stream in enumerate(lab.streams)
+        for sid, _ in lab.client.xrange(stream)
+    ]
+    assert len(entries) == count
+    assert len({ms for ms, *_ in entries}) < count / 20
+    return [f"{number:05}" for number in range(count)]
+
+
+def place_of(message: Any) -> tuple[int, int, int]:
+    ms, sequence = map(int, message.fields["_stream_id"].split("-"))
+    return ms, sequence, message.priority
+
+
+@pytest.mark.parametrize(("levels", "limit"), [(4, 1000), (4, 70), (12, 33)])
+def test_pages_have_each_message_once_and_the_newest_first(server: Valkey, levels: int, limit: int) -> None:
+    with Lab(server.url, levels=levels) as lab:
+        ids = fill(lab, levels=levels)
+
+        found = lab.everything("main", limit=limit)
+
+        assert sorted(message.id for message in found) == ids
+        places = [place_of(message)[:2] for message in found]
+        assert places == sorted(places, reverse=True)
+
+
+def test_message_that_comes_or_goes_between_pages_leaves_the_others_where_they_are(lab: Lab) -> None:
+    ids = fill(lab, 300)
+    first = lab.contents.list("main", limit=100)
+    lab.queue.enqueue("new")
+    gone = lab.take().id
+
+    rest = lab.everything("main", limit=100, cursor=first.cursor)
+
+    found = [message.id for message in [*first.messages, *rest]]
+    assert sorted({*found, gone}) == ids
+    assert len(set(found)) == len(found)
+
+
+def test_entries_can_be_skipped(lab: Lab) -> None:
+    fill(lab, 60)
+    everything = lab.ids("main")
+
+    assert [message.id for message in lab.contents.list("main", limit=10, skip=25).messages] == everything[25:35]
+    wanted = Filter(type="t1")
+    of_type = [message.id for message in lab.contents.list("main", wanted=wanted).messages]
+    assert [m.id for m in lab.contents.list("main", limit=5, skip=5, wanted=wanted).messages] == of_type[5:10]
+    ranked = sorted(everything)
+    page = lab.contents.list("main", limit=10, skip=25, sort_by="id", ascending=True)
+    assert [message.id for message in page.messages] == ranked[25:35]
+
+
+@pytest.mark.parametrize("place", ["dead", "archived", "acknowledged"])
+def test_kept_messages_are_listed_the_newest_first(lab: Lab, place: Any) -> None:
+    ids = fill(lab, 90)
+    random.Random(3).shuffle(ids)
+    lab.contents.move(ids, to=place)
+
+    assert [message.id for message in lab.everything(place, limit=7)] == ids[::-1]
+
+
+def test_held_messages_are_listed_by_deadline_the_latest_first(lab: Lab) -> None:
+    for number in range(30):
+        lab.queue.enqueue("job", id=f"{number:02}")
+        lab.take(ack_timeout=100 + number)
+
+    found = lab.everything("processing", limit=7)
+
+    assert [message.id for message in found] == [f"{number:02}" for number in reversed(range(30))]
+    assert all(message.lock_token and message.deadline_at for message in found)
+
+
+# Filters
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Filter(type="mail"), ["a", "c"]),
+        (Filter(type="nothing"), []),
+        (Filter(priority=0), ["a"]),
+        (Filter(attempts=0), ["a", "b", "c"]),
+        (Filter(attempts=1), []),
+        (Filter(search="berlin"), ["b"]),
+        (Filter(search="BERLIN"), ["b"]),
+        (Filter(search="Ärger"), ["c"]),
+        (Filter(search="%d+"), []),
+        (Filter(search="mail"), ["a", "c"]),
+        (Filter(search="no such user"), []),
+        (Filter(type="mail", priority=2, search="ärger"), []),
+        (Filter(type="mail", priority=2, search="rger"), ["c"]),
+        (Filter(since=0), ["a", "b", "c"]),
+        (Filter(since=4e9), []),
+        (Filter(until=4e9), ["a", "b", "c"]),
+        (Filter(until=0), []),
+    ],
+)
+def test_filter_gives_what_matches(lab: Lab, wanted: Filter, expected: list[str]) -> None:
+    lab.queue.enqueue("mail", {"to": "ada"}, id="a")
+    lab.queue.enqueue("sms", {"to": "Berlin"}, id="b", priority=1)
+    lab.queue.enqueue("mail", {"to": "Ärger"}, id="c", priority=2)
+
+    page = lab.contents.list("main", wanted=wanted)
+
+    assert sorted(message.id for message in page.messages) == expected
+    assert page.matched == len(expected)
+    assert page.cursor is None
+    assert not page.is_partial
+
+
+def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
+    lab.queue.enqueue("mail", id="a", max_attempts=1)
+    lab.queue.enqueue("mail", id="b", max_attempts=1)
+    for reason in ("No such user", "Timeout"):
+        message = lab.take()
+        lab.queue.nack(message.id, message.lock_token, reason)
+
+    found = lab.contents.list("dead", wanted=Filter(search="such USER", attempts=1))
+
+    assert [message.id for message in found.messages] == ["a"]
+    assert lab.contents.replay_matching(Filter(search="such user")) == {"a": "MOVED"}
+    assert lab.ids("dead") == ["b"]
+
+
+def test_filtered_page_looks_at_a_bounded_number_and_goes_on(lab: Lab) -> None:
+    count = 12_000
+    for begin in range(0, count, 1000):
+        lab.queue.enqueue_batch(
+            [NewMessage(type="rare" if n % 4000 == 0 else "usual", id=f"{n}") for n in range(begin, begin + 1000)]
+        )
+
+    first = lab.contents.list("main", wanted=Filter(type="rare"))
+    assert first.is_partial
+    assert first.cursor
+    assert [message.id for message in first.messages] == ["8000"]
+
+    assert [message.id for message in lab.everything("main", wanted=Filter(type="rare"))] == ["8000", "4000", "0"]
+    assert len(lab.everything("main", limit=500, wanted=Filter(type="usual"))) == count - 3
+
+
+def test_page_of_large_messages_ends_early_and_goes_on(lab: Lab) -> None:
+    for number in range(22):
+        lab.queue.enqueue("job", Json('"' + "x" * 900_000 + '"'), id=f"{number:02}")
+
+    page = lab.contents.list("main", limit=1000)
+
+    assert page.is_partial
+    assert page.cursor
+    assert 10 < len(page.messages) < 22
+    assert [message.id for message in lab.everything("main")] == [f"{number:02}" for number in reversed(range(22))]
+
+
+# Sorting
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.parametrize("sort_by", ["id", "type", "priority", "created_at", "attempt_count"])
+def test_page_is_sorted(lab: Lab, sort_by: str, ascending: bool) -> None:
+    fill(lab, 200)
+
+    page = lab.contents.list("main", limit=200, sort_by=sort_by, ascending=ascending)
+
+    values = [message.fields[sort_by] for message in page.messages]
+    assert values == sorted(values, reverse=not ascending)
+    assert len({message.id for message in page.messages}) == 200
+
+
+def test_messages_without_the_field_come_last(lab: Lab) -> None:
+    for id in ("a", "b", "c"):
+        lab.queue.enqueue("job", id=id)
+    lab.contents.move(["b"], to="dead")
+    lab.contents.move(["a", "c", "b"], to="archived")
+
+    for ascending in (True, False):
+        page = lab.contents.list("archived", sort_by="failed_at", ascending=ascending)
+        assert page.messages[0].id == "b"
+
+
+@pytest.mark.parametrize("place", ["dead", "archived", "acknowledged"])
+def test_what_another_system_kept_can_be_replayed_and_is_never_delivered_by_itself(lab: Lab, place: Any) -> None:
+    stream = {"dead": "q_dlq", "archived": "q_archived", "acknowledged": "q_acknowledged"}[place]
+    lab.client.xadd(stream, {"data": '{"id":"theirs","type":"job","payload":[1],"last_error":"boom","failed_at":7}'})
+
+    [kept] = lab.contents.list(place).messages
+    assert (kept.id, kept.type, kept.fields["last_error"], kept.fields["failed_at"]) == ("theirs", "job", "boom", 7)
+    assert lab.queue.dequeue(type="job") is None
+    assert lab.queue.dequeue() is None
+    assert lab.contents.move(["theirs"], to="main", source=place) == {"theirs": "MOVED"}
+    assert lab.take(type="job").payload == [1]
+
+
+def test_messages_of_other_producers_are_listed_before_anybody_looks_at_them(lab: Lab) -> None:
+    lab.client.xadd("q_p2", {"data": '{"id":"theirs","type":"job","payload":[1]}'})
+    lab.client.xadd("q_p2", {"data": "garbage"})
+    lab.client.xadd("q_p2", {"no": "data"})
+
+    found = {message.id: message for message in lab.contents.list("main").messages}
+
+    assert found["theirs"].type == "job"
+    assert found["theirs"].payload == [1]
+    assert [message.payload for message in found.values() if not message.is_decodable] == ["garbage"]
+
+
+@pytest.mark.parametrize("place", ["main", "processing"])
+@pytest.mark.parametrize(
+    "cursor", ["x", "-1", "1.5", "inf", "1e400", "9" * 30, "1-1", "1-1/x", f"{'9' * 30}-1/0", "\ud800"]
+)
+def test_cursor_of_nobody_is_refused(lab: Lab, place: Any, cursor: str) -> None:
+    lab.queue.enqueue("job")
+    lab.queue.enqueue("job")
+    lab.take()
+
+    with pytest.raises(InvalidMessage) as refusal:
+        lab.contents.list(place, cursor=cursor)
+
+    assert refusal.value.field == "cursor"
+
+
+def test_text_that_no_server_can_look_for_is_refused(lab: Lab) -> None:
+    for wanted in (Filter(search="\ud800"), Filter(type="\ud800")):
+        with pytest.raises(InvalidMessage):
+            lab.contents.list("main", wanted=wanted)
+    with pytest.raises(InvalidMessage):
+        lab.contents.list("main", sort_by="history")
+
+
+def test_reason_of_a_move_is_any_text(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    assert lab.contents.move(["a"], to="dead", reason="\ud800" + "ü" * 10_000) == {"a": "MOVED"}
+    [dead] = lab.contents.list("dead").messages
+    assert len(dead.fields["last_error"].encode()) <= 4096

@@ -1,0 +1,95 @@
+"""A message in a `with`: done at its end, given back by an error, kept while it is worked on."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from eventually import eventually
+from message_lab import Lab
+
+from services.message_queue import LockLost
+
+
+def test_message_is_acknowledged_at_the_end(lab: Lab) -> None:
+    lab.queue.enqueue("job", {"n": 1}, id="a")
+
+    with lab.queue.receive() as message:
+        assert message is not None
+        assert message.payload == {"n": 1}
+        assert lab.ids("processing") == ["a"]
+
+    assert lab.ids("acknowledged") == ["a"]
+
+
+def test_nothing_is_there(lab: Lab) -> None:
+    before = lab.dump()
+    with lab.queue.receive() as message:
+        assert message is None
+    with pytest.raises(ZeroDivisionError), lab.queue.receive():
+        raise ZeroDivisionError
+    assert {key: value for key, value in lab.dump().items() if b"p" not in key and key != b"q"} == before
+
+
+def test_message_is_given_back_with_the_text_of_the_error(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a", max_attempts=2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such address"):
+            with lab.queue.receive():
+                raise ValueError("no such address \ud800")
+
+    [dead] = lab.contents.list("dead").messages
+    assert dead.fields["last_error"] == "ValueError: no such address ?"
+    assert dead.attempt == 2
+
+
+@pytest.mark.parametrize("own_timeout", [None, 0.15])
+def test_message_is_kept_while_it_is_worked_on_past_its_deadline(lab: Lab, own_timeout: float | None) -> None:
+    lab.queue.enqueue("job", id="a", ack_timeout=None if own_timeout else 0.15)
+    with lab.queue.receive(ack_timeout=own_timeout) as message:
+        assert message is not None
+        first = (message.deadline_at or 0) * 1000
+        while lab.now_ms() < first + 300:
+            assert lab.sweeper.sweep().requeued == []
+            time.sleep(0.02)
+
+    assert lab.ids("acknowledged") == ["a"]
+    assert any(b'"type":"touch"' in event for event in lab.events())
+
+
+def test_lock_that_was_lost_is_logged_and_told_at_the_end(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    lab.queue.enqueue("job", id="a", ack_timeout=0.15)
+
+    def work() -> None:
+        with lab.queue.receive():
+            lab.contents.move(["a"], to="archived")
+            eventually(lambda: "lock was lost" in caplog.text)
+
+    with caplog.at_level(logging.WARNING), pytest.raises(LockLost):
+        work()
+
+    assert lab.ids("archived") == ["a"]
+
+
+def test_error_of_the_block_is_not_hidden_by_a_lost_lock(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    lab.queue.enqueue("job", id="a")
+
+    def work() -> None:
+        with lab.queue.receive():
+            lab.contents.delete(["a"])
+            raise ZeroDivisionError
+
+    with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
+        work()
+
+    assert "could not be given back" in caplog.text
+
+
+def test_no_touch_comes_after_the_end(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a", ack_timeout=0.03)
+    with lab.queue.receive():
+        eventually(lambda: any(b'"type":"touch"' in event for event in lab.events()))
+    before = lab.dump()
+    time.sleep(0.05)  # more than a beat
+    assert lab.dump() == before

@@ -1,0 +1,196 @@
+"""The sweep: what is overdue comes back, in whatever crowd; and sweeps are planned for deadlines that are near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Barrier
+
+import pytest
+from message_lab import Lab
+
+from queue_manager.core.clock import milliseconds, seconds
+from queue_manager.devstack.servers import Valkey
+from services.message_queue import NewMessage, Swept
+
+HELD, OVERDUE = 10_000, 100
+
+
+def enqueue_many(lab: Lab, count: int, **of_each: object) -> list[str]:
+    ids = [f"{number:05}" for number in range(count)]
+    for begin in range(0, count, 1000):
+        lab.queue.enqueue_batch([NewMessage(type="job", id=id, **of_each) for id in ids[begin : begin + 1000]])  # type: ignore[arg-type]
+    return ids
+
+
+def test_overdue_behind_many_that_are_held_long_come_back_in_one_sweep(
+    lab: Lab, figure: Callable[[str], None], kind: str
+) -> None:
+    ids = enqueue_many(lab, HELD + OVERDUE)
+    lab.take()  # loads the script
+    with lab.client.pipeline(transaction=False) as pipe:
+        for number in range(len(ids) - 1):
+            pipe.evalsha(lab.scripts._loaded["dequeue"].sha, 1, "q", f"token-{number}", "", "", 1_000_000, "", 4, 0)
+        pipe.execute()
+    late = ids[-OVERDUE:]
+    lab.lapse(*late)
+    lab.client.config_resetstat()
+
+    swept = lab.sweeper.sweep()
+
+    assert swept.requeued == late
+    commands = lab.commands()
+    assert commands["evalsha"] == 2  # a full batch, and one that finds no more
+    assert sum(commands.values()) < 20 * OVERDUE  # nothing of the others is looked at
+    assert commands["xack"] == OVERDUE
+    assert lab.contents.counts().processing == HELD
+    figure(f"message queue on {kind}: {OVERDUE} overdue behind {HELD:,} held ones: {sum(commands.values()):,} commands")
+
+
+def test_two_sweepers_at_once_make_one_copy(server: Valkey) -> None:
+    with Lab(server.url, batch=7) as one, Lab(server.url, batch=7) as other:
+        ids = enqueue_many(one, 500)
+        for _ in ids:
+            one.take()
+        one.lapse(*ids)
+        begin = Barrier(2)
+
+        def sweep(lab: Lab) -> Swept:
+            begin.wait()
+            return lab.sweeper.sweep()
+
+        with ThreadPoolExecutor(2) as threads:
+            swept = list(threads.map(sweep, [one, other]))
+
+        assert sorted(id for of_one in swept for id in of_one.requeued) == ids
+        assert sorted(one.ids("main")) == ids
+        assert [one.take().attempt for _ in ids] == [2] * len(ids)
+
+
+def test_sweep_goes_on_until_nothing_is_overdue(server: Valkey) -> None:
+    with Lab(server.url, batch=3, max_attempts=1) as lab:
+        ids = enqueue_many(lab, 10)
+        for _ in ids:
+            lab.take()
+        lab.lapse(*ids)
+
+        swept = lab.sweeper.sweep()
+
+        assert swept.dead_lettered == ids
+        assert [message.fields["last_error"] for message in lab.contents.list("dead").messages] == [
+            "Max attempts exceeded (Stream)"
+        ] * len(ids)
+
+
+def test_sweep_stops_at_its_budget(server: Valkey) -> None:
+    with Lab(server.url, batch=3) as lab:
+        ids = enqueue_many(lab, 10)
+        for _ in ids:
+            lab.take()
+        lab.lapse(*ids)
+
+        assert lab.sweeper.sweep(budget=timedelta(microseconds=1)).requeued == ids[:3]
+
+
+def test_requeued_message_keeps_its_priority_and_goes_to_the_tail(lab: Lab) -> None:
+    for id, priority in (("a", 1), ("b", 1), ("c", 0)):
+        lab.queue.enqueue("job", id=id, priority=priority)
+    lab.take(type="job")
+    lab.lapse("a")
+    lab.sweeper.sweep()
+
+    assert [lab.take().id for _ in range(3)] == ["b", "a", "c"]
+
+
+# Planned sweeps
+
+
+def test_sweep_is_planned_for_a_deadline_before_the_next_periodic_one(server: Valkey) -> None:
+    plans: list[timedelta] = []
+    with Lab(server.url, within=seconds(5), plan_sweep=plans.append) as lab:
+        for _ in range(10):
+            lab.queue.enqueue("job")
+        lab.take(ack_timeout=60)
+        lab.take(ack_timeout=5.1)
+        assert plans == []
+
+        lab.take(ack_timeout=3)
+        assert plans == [seconds(3)]
+        message = lab.take(ack_timeout=4)  # the planned one looks again at its end
+        assert plans == [seconds(3)]
+
+        lab.take(ack_timeout=1)
+        assert plans == [seconds(3), seconds(1)]
+        lab.queue.touch(message.id, message.lock_token, 0.5)
+        assert plans == [seconds(3), seconds(1), seconds(0.5)]
+        lab.queue.touch(message.id, message.lock_token, 0.6)
+        assert len(plans) == 3
+
+
+def test_sweep_says_when_the_next_one_is_needed_once(server: Valkey) -> None:
+    with Lab(server.url, within=seconds(5), plan_sweep=print) as lab:
+        for _ in range(3):
+            lab.queue.enqueue("job")
+        lab.take(ack_timeout=2)
+        lab.take(ack_timeout=60)
+        lab.client.delete("q:next_sweep")  # the planned one is this one
+
+        swept = lab.sweeper.sweep(can_plan=True)
+        assert swept.plan_in is not None
+        assert seconds(1) < swept.plan_in <= seconds(2)
+        assert swept.next_deadline_in is not None
+        assert abs(swept.next_deadline_in - swept.plan_in) < milliseconds_of(5)
+        assert lab.sweeper.sweep(can_plan=True).plan_in is None
+        assert lab.sweeper.sweep().plan_in is None
+
+
+def milliseconds_of(amount: int) -> timedelta:
+    return timedelta(milliseconds=amount)
+
+
+def test_deadline_that_is_far_needs_no_plan(server: Valkey) -> None:
+    with Lab(server.url, within=seconds(5)) as lab:
+        lab.queue.enqueue("job")
+        lab.take(ack_timeout=60)
+
+        swept = lab.sweeper.sweep(can_plan=True)
+
+        assert swept.plan_in is None
+        assert swept.next_deadline_in is not None
+        assert seconds(59) < swept.next_deadline_in <= seconds(60)
+
+
+def test_plan_that_was_lost_is_made_again(server: Valkey) -> None:
+    plans: list[timedelta] = []
+    with Lab(server.url, within=seconds(0.01), plan_sweep=plans.append) as lab:
+        lab.queue.enqueue("job", id="a")
+        lab.queue.enqueue("job", id="b")
+        lab.take(ack_timeout=0.005)
+        lab.until_passed(lab.now_ms() + 6)
+
+        lab.take(ack_timeout=0.005)
+
+        assert len(plans) == 2
+        assert milliseconds(plans[0]) == 5
+
+
+def test_message_is_delivered_also_when_its_sweep_cannot_be_planned(server: Valkey) -> None:
+    def refuse(_: timedelta) -> None:
+        raise ConnectionError("the broker is full")
+
+    with Lab(server.url, plan_sweep=refuse) as lab:
+        lab.queue.enqueue("job", id="a")
+
+        message = lab.take(ack_timeout=1)
+
+        assert message.id == "a"
+        assert lab.queue.touch("a", message.lock_token, 0.5)
+
+
+@pytest.mark.parametrize("ago", [0.0, 3600.0])
+def test_planned_sweep_comes_at_the_deadline(lab: Lab, ago: float) -> None:
+    lab.queue.enqueue("job", id="a")
+    lab.take()
+    lab.lapse("a", ago=ago)
+    assert lab.sweeper.sweep().requeued == ["a"]
