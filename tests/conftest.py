@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 import redis
+from real_servers import Servers
 
 from models import database, schema
 from queue_manager.devstack.binaries import VALKEY
@@ -28,12 +28,6 @@ os.environ.update(
 )
 if _wheel := VALKEY.in_wheel():  # the same server on every machine, also where a redis-server is on PATH
     os.environ.setdefault(VALKEY.variable, str(_wheel))
-
-
-@dataclass(frozen=True)
-class Servers:
-    mongo: Mongo
-    valkey: Valkey
 
 
 @pytest.fixture(scope="session")

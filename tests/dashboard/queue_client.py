@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import Servers
+from real_servers import Servers
 from web_process import Answer, Web, shared_web
 
 DATABASE = 7

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Servers
+from real_servers import Servers
 
 from queue_manager.core.settings import settings
 from queue_manager.devstack.servers import Valkey

@@ -11,9 +11,9 @@ import jwt
 import pytest
 import socketio
 from bson import ObjectId
-from conftest import Servers
 from eventually import eventually
 from listener import ConnectionRefused, Listener
+from real_servers import Servers
 from rooms import make_room
 from web_process import SECRET, Web, shared_web, token, web
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Servers
 from eventually import eventually
 from prometheus_client.parser import text_string_to_metric_families
+from real_servers import Servers
 from rooms import make_room
 from web_process import Web, shared_web, web
 

@@ -10,11 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from conftest import Servers
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 from queue_client import Queue, empty_queue
+from real_servers import Servers
 from web_process import COMMAND, ROOT, SECRET, Web, shared_web, web
 
 ROUTES = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Servers
 from queue_client import Queue, empty_queue
+from real_servers import Servers
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from conftest import Servers
 from queue_client import Queue, empty_queue
+from real_servers import Servers
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from conftest import Servers
 from queue_client import Queue, Stream, empty_queue
+from real_servers import Servers
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Servers
 from queue_client import Queue, Stream, empty_queue, environment
+from real_servers import Servers
 from web_process import Answer, web
 
 

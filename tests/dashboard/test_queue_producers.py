@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from conftest import Servers
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 from queue_client import Queue, empty_queue
+from real_servers import Servers
 
 KIB = 1024
 

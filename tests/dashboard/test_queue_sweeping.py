@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import Servers
 from eventually import eventually
 from queue_client import NAME, Queue, Stream, empty_queue, environment
+from real_servers import Servers
 from web_process import web
 
 from queue_manager.devstack.ports import free_port

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 from celery_processes import worker
-from conftest import Servers
 from eventually import eventually
+from real_servers import Servers
 from rooms import make_room
 from watching import is_open
 from web_process import SNOOZE, Web, shared_web, web

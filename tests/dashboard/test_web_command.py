@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Servers
 from listener import Listener
+from real_servers import Servers
 from web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
 
 

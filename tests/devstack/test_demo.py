@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from celery import Celery
-from conftest import Servers
 from eventually import eventually
 from hand_worker import waiting_messages
 from kombu.exceptions import OperationalError
 from pymongo.collection import Collection
 from pymongo.database import Database
+from real_servers import Servers
 
 from models import database, pulse, site, subscription, support_room
 from models.database import collection, server_now

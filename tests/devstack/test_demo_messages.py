@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import Servers
 from eventually import eventually
+from real_servers import Servers
 
 from queue_manager.core.settings import settings
 from queue_manager.devstack import demo_consumer, demo_messages

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from celery_processes import ROOT, CeleryProcess, worker
-from conftest import Servers
 from eventually import eventually
 from hand_worker import waiting_messages
+from real_servers import Servers
 from rooms import get_room, make_room
 from watching import is_open
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from celery_processes import CeleryProcess, worker
-from conftest import Servers
 from eventually import eventually
+from real_servers import Servers
 from rooms import get_room, make_room
 from watching import Heard, is_open, listening, send_scan, times_woken
 

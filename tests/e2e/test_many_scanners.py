@@ -9,8 +9,8 @@ import sys
 from collections import Counter
 
 from celery_processes import ROOT, TESTS
-from conftest import Servers
 from hand_worker import waiting_messages
+from real_servers import Servers
 from rooms import T0
 
 from models import support_room

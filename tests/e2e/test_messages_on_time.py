@@ -8,8 +8,8 @@ from pathlib import Path
 
 import redis
 from celery_processes import QUICK_START, CeleryProcess
-from conftest import Servers
 from eventually import eventually
+from real_servers import Servers
 
 from services.message_queue import contents, message_queue
 from tasks.overdue_messages import plan_sweep

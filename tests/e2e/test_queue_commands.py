@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from celery_processes import ROOT
-from conftest import Servers
 from eventually import eventually
+from real_servers import Servers
 from redis import Redis
 
 from queue_manager.core.clock import seconds

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from bson import ObjectId
 from celery_processes import CeleryProcess, worker
-from conftest import Servers
 from eventually import eventually
+from real_servers import Servers
 from rooms import T0
 from watching import times_woken
 

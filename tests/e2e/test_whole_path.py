@@ -17,10 +17,10 @@ import pytest
 import socketio
 from celery import Celery
 from celery_processes import ROOT, TESTS, CeleryProcess, worker
-from conftest import Servers
 from eventually import eventually
 from local_nodes import LocalBroker, LocalCeleryNode, LocalProcess, LocalServer
 from pytest_celery import CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
+from real_servers import Servers
 from rooms import get_room, make_room
 from watching import is_open, times_woken
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from celery.exceptions import Ignore, Retry
-from conftest import Servers
 from hand_worker import run, take, waiting_messages
 from pymongo.errors import AutoReconnect
+from real_servers import Servers
 from rooms import get_room, make_room
 
 from models import support_room

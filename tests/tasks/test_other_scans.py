@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from celery.exceptions import Ignore, Retry
-from conftest import Servers
 from hand_worker import run, take, waiting_messages
 from pymongo.errors import AutoReconnect
+from real_servers import Servers
 
 from models import pulse, scan_run, site
 from models.database import collection, server_now

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from conftest import Servers
 from hand_worker import run, waiting_messages
 from pymongo import MongoClient
+from real_servers import Servers
 
 from models import database
 from queue_manager.core.clock import ServerClock, seconds

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Servers
 from hand_worker import waiting_messages
 from kombu.exceptions import OperationalError
 from pymongo.errors import AutoReconnect
+from real_servers import Servers
 from rooms import get_room, make_room
 
 from models import scan_run, support_room

@@ -10,8 +10,8 @@ from threading import Thread
 
 import pytest
 from celery_processes import CeleryProcess
-from conftest import Servers
 from eventually import eventually
+from real_servers import Servers
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.devstack.servers import Valkey

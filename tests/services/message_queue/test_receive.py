@@ -91,5 +91,5 @@ def test_no_touch_comes_after_the_end(lab: Lab) -> None:
     with lab.queue.receive():
         eventually(lambda: any(b'"type":"touch"' in event for event in lab.events()))
     before = lab.dump()
-    time.sleep(0.05)  # more than a beat
+    lab.until_passed(lab.now_ms() + 50)  # more than a beat
     assert lab.dump() == before

@@ -6,8 +6,8 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from conftest import Servers
 from queue_client import Queue, empty_queue
+from real_servers import Servers
 
 
 @pytest.fixture
