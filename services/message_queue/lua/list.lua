@@ -20,15 +20,19 @@ filter.search = filter.search and string.lower(filter.search)
 local is_filtered = next(filter) ~= nil
 local is_ranked = sort_by ~= ''
 
+-- Returns what people search: the payload, without the names around it.
+local function searched(id, record, data)
+  local _, before = string.find(data, '"payload":', 1, true)
+  return string.lower(string.sub(data, (before or 0) + 1) .. ' ' .. id .. ' ' .. record.type .. ' ' .. (record.last_error or ''))
+end
+
 local function matches(id, record, data)
   return (not filter.type or record.type == filter.type)
     and (not filter.priority or record.priority == filter.priority)
     and (not filter.attempts or record.attempt_count == filter.attempts)
     and (not filter.from or record.created_at >= filter.from)
     and (not filter['until'] or record.created_at <= filter['until'])
-    and (not filter.search or string.find(string.lower(data), filter.search, 1, true)
-      or string.find(string.lower(id), filter.search, 1, true)
-      or string.find(string.lower(record.type .. ' ' .. (record.last_error or '')), filter.search, 1, true))
+    and (not filter.search or string.find(searched(id, record, data), filter.search, 1, true))
 end
 
 -- Sources: each gives its entries one by one, newest first, as {key, stream, sid, fields}.

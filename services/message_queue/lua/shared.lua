@@ -196,14 +196,23 @@ local function index_member(id, record)
   return sortable(record.sid) .. ':' .. id
 end
 
-local function index(id, record)
-  local key = QUEUE .. ':type:' .. record.type
-  -- Other consumers take messages, and their records away, without telling; they begin with the first, as we do.
-  for _, member in ipairs(redis.call('ZRANGE', key, 0, 1)) do
-    if redis.call('HEXISTS', RECORDS, string.match(member, ':(.*)$')) == 0 then
-      redis.call('ZREM', key, member)
+local is_tidied = {}
+
+-- Other consumers take messages, and their records away, without telling; they begin with the first, as we do.
+local function tidy(key)
+  if not is_tidied[key] then
+    is_tidied[key] = true
+    for _, member in ipairs(redis.call('ZRANGE', key, 0, 9)) do
+      if redis.call('HEXISTS', RECORDS, string.match(member, ':(.*)$')) == 0 then
+        redis.call('ZREM', key, member)
+      end
     end
   end
+end
+
+local function index(id, record)
+  local key = QUEUE .. ':type:' .. record.type
+  tidy(key)
   redis.call('ZADD', key, -record.priority, index_member(id, record))
 end
 
