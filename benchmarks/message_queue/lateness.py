@@ -22,7 +22,7 @@ def run(bench: Bench) -> Result:
         "message queue, lateness",
         f"{trial.count:,} messages with deadlines at random over {trial.last - FIRST:g} s, requeued as they pass",
         [
-            Way(name="a sweep at the deadline, ours", run=trial.sweep, check=trial.check, prepare=trial.take),
+            Way(name="at the deadline, ours", run=trial.sweep, check=trial.check, prepare=trial.take),
             Way(name="polling every 5 s", run=trial.poll, check=trial.check, prepare=trial.take),
         ],
         figures=[

@@ -41,8 +41,8 @@ def throughput(bench: Bench) -> Result:
         "message queue, requeue",
         f"{overdue:,} overdue messages of {LEVELS} priorities, and nothing else",
         [
-            Way(name="sorted set of deadlines, ours", run=queue.sweep, check=check, prepare=held.restore),
-            Way(name="polling the pending lists", run=queue.polling.drain, check=check, prepare=held.restore),
+            Way(name="deadlines, ours", run=queue.sweep, check=check, prepare=held.restore),
+            Way(name="polling", run=queue.polling.drain, check=check, prepare=held.restore),
         ],
         figures=[
             Figure(heading="µs each", of=lambda run: run.seconds / overdue * 1e6),

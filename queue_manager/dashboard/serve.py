@@ -15,10 +15,12 @@ from contextlib import suppress
 import uvicorn
 
 from queue_manager.core import log as logging
-from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.settings import Settings, settings
+from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.settings import Settings, masked, settings
 from queue_manager.dashboard.application import create
 from queue_manager.dashboard.boundary import is_loopback
+from queue_manager.transport.server import OUTAGES, require_queue_server
+from services import message_queue
 
 GRACE = 1  # seconds for what is under way when it is told to end
 
@@ -26,10 +28,16 @@ log = logging.get_logger("QM/web")
 
 
 def serve(*, host: str, port: int) -> None:
-    """Serve until told to end. Raises `ConfigurationError` when others could reach it without a token."""
+    """Serve until told to end.
+
+    Raises:
+        ConfigurationError: others could reach it without a token, or the queue's server is too old.
+    """
     chosen = settings()
     _refuse_open_house(host, chosen)
     logging.configure(level=chosen.qm_log_level, form=chosen.qm_log_format)
+    if chosen.qm_message_queue:
+        _refuse_old_server(message_queue.server_url())
     for remark in chosen.remarks():
         log.warning(remark)
     ending = asyncio.Event()
@@ -74,3 +82,11 @@ def _refuse_open_house(host: str, chosen: Settings) -> None:
             f"--host {host}: without SOCKETIO_TOKEN_SECRET anybody could listen to every account, so accepted is a "
             "loopback address, such as 127.0.0.1; or set SOCKETIO_TOKEN_SECRET"
         )
+
+
+def _refuse_old_server(url: str) -> None:
+    try:
+        require_queue_server(url)
+    except OUTAGES as error:
+        # The pages say so, and work again when it is back.
+        log.warning(f"The queue's server at {masked(url)} does not answer yet", error=reason(error))

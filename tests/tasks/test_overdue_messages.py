@@ -89,4 +89,4 @@ def test_a_mongodb_that_is_away_does_not_hold_up_the_sweep(
         monkeypatch.setattr(database, "_clock", PerProcess(lambda: ServerClock(lambda: away.admin.command("hello"))))
         began = time.monotonic()
         assert requeue_overdue_messages()["requeued"] == 1
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 6  # unbounded, three looks at MongoDB would take 15 s

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socketserver
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +17,12 @@ from eventually import eventually
 from real_servers import Servers
 
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.devstack.ports import free_port
 from queue_manager.devstack.servers import Valkey
 from queue_manager.transport.server import require_queue_server
+
+
+ROOT = Path(__file__).parents[2]
 
 
 class _Old(socketserver.StreamRequestHandler):
@@ -65,3 +72,19 @@ def test_a_worker_does_not_start_on_an_older_server(servers: Servers, tmp_path: 
             eventually(lambda: worker.exit_code() is not None, within=30)
         assert worker.exit_code() == 1
         assert "is version 6.2.14" in worker.log
+
+
+def test_a_web_process_does_not_start_on_an_older_server(servers: Servers, tmp_path: Path) -> None:
+    with old_redis() as url:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": url}
+        command = [
+            sys.executable,
+            "-c",
+            "from queue_manager.cli import main; main()",
+            "web",
+            "--port",
+            str(free_port()),
+        ]
+        ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2
+    assert "is version 6.2.14" in ended.stderr
