@@ -21,7 +21,6 @@ from queue_manager.devstack.ports import free_port
 from queue_manager.devstack.servers import Valkey
 from queue_manager.transport.server import require_queue_server
 
-
 ROOT = Path(__file__).parents[2]
 
 
