@@ -202,7 +202,7 @@ local is_tidied = {}
 local function tidy(key)
   if not is_tidied[key] then
     is_tidied[key] = true
-    for _, member in ipairs(redis.call('ZRANGE', key, 0, 9)) do
+    for _, member in ipairs(redis.call('ZRANGE', key, 0, 1)) do
       if redis.call('HEXISTS', RECORDS, string.match(member, ':(.*)$')) == 0 then
         redis.call('ZREM', key, member)
       end
