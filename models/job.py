@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,7 @@ from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models.database import Document, collection
+from queue_manager.core.clock import truncate
 
 NAME = "jobs_data"
 HISTORY = 50
@@ -102,16 +103,24 @@ def insert(job: Document, *, unique: bool, singular: bool) -> None:
 # Looking for work
 
 
-def due_names(until: datetime) -> list[str]:
-    """Return the names that have a job to be started by `until`; the cost follows the names, not the jobs."""
-    names: list[str] = jobs().distinct("name", {"name": {"$gt": ""}, "waiting": {"$gte": EPOCH, "$lte": until}})
-    return names
+def due_names(until: datetime) -> dict[str, datetime]:
+    """Return the names that have a job to be started by `until`, each with the time of its first one.
+
+    The cost follows the names, not the jobs: in this form the server skips from name to name.
+    """
+    first_of_each: list[Document] = [
+        {"$match": {"name": {"$gt": ""}, "waiting": {"$gte": EPOCH, "$lte": until}}},
+        {"$sort": {"name": ASCENDING, "waiting": ASCENDING}},
+        {"$group": {"_id": "$name", "waiting": {"$first": "$waiting"}}},
+    ]
+    return {row["_id"]: row["waiting"] for row in jobs().aggregate(first_of_each, hint="due_names")}
 
 
-def next_due(name: str) -> datetime | None:
-    """Return when the first job of `name` may be started, or `None` when none waits."""
+def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
+    """Return when the first job of `name` may be started, or the first `after` then; `None` when none waits."""
+    waiting = MAY_BE_STARTED if after is None else {"waiting": {"$gt": after}}
     found = jobs().find_one(
-        {"name": name, **MAY_BE_STARTED}, {"_id": 0, "waiting": 1}, sort=[("waiting", ASCENDING)], hint="due_names"
+        {"name": name, **waiting}, {"_id": 0, "waiting": 1}, sort=[("waiting", ASCENDING)], hint="due_names"
     )
     return None if found is None else found["waiting"]
 
@@ -147,10 +156,10 @@ def executing() -> list[Executing]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an attempt ended: the new state, and from when the job may be started again, if it may."""
+    """How an attempt ended: the new state, and how long the job must rest before it may be started again, if it may."""
 
     state: State
-    waiting: datetime | None = None
+    rest: timedelta | None = None
     error: str | None = None
     took_ms: int = 0
 
@@ -190,7 +199,7 @@ def finish_and_start(
 
 def is_held(job: Document, token: str) -> bool:
     """Tell whether `token` holds the job."""
-    return jobs().find_one({"_id": job["_id"], "claim.token": token}, {"_id": 1}) is not None
+    return jobs().find_one(_held(job, token), {"_id": 1}) is not None
 
 
 def _has_ended(job: Document, token: str) -> bool:
@@ -199,7 +208,7 @@ def _has_ended(job: Document, token: str) -> bool:
 
 
 def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[Document, Document]:
-    still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}}
+    still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
     change = {
         "$set": {"state": State.EXECUTING, "claim": {"token": token, "claimed_until": until}, "updated": now},
         "$unset": {"waiting": "", "first": "", "progress": ""},
@@ -215,11 +224,17 @@ def _finish(job: Document, outcome: Outcome, token: str, now: datetime) -> tuple
     removed: Document = {"claim": "", "losses": ""}
     if outcome.error is not None:
         entry["error"] = changed["last_error"] = outcome.error
-    if outcome.waiting is not None:
-        changed |= {"waiting": outcome.waiting, "due": outcome.waiting}
+    if outcome.rest is not None:
+        waiting = truncate(now + outcome.rest)
+        changed |= {"waiting": waiting, "due": waiting}
     if outcome.state is State.SUCCESS:
         removed["singular_key"] = ""
-    return {"_id": job["_id"], "claim.token": token}, {"$set": changed, "$unset": removed, "$push": _remember(entry)}
+    return _held(job, token), {"$set": changed, "$unset": removed, "$push": _remember(entry)}
+
+
+def _held(job: Document, token: str) -> Document:
+    """Return the condition that this very attempt is still ours: a run has one token for all that it starts."""
+    return {"_id": job["_id"], "claim.token": token, "attempts": job["attempts"] + 1}
 
 
 def _remember(entry: Document) -> Document:
@@ -281,13 +296,22 @@ def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
     )
 
 
-def make_due(job_id: ObjectId, states: Iterable[State], *, due: datetime, priority: int | None, now: datetime) -> Any:
-    """Make a job in one of `states` pending from `due` on; return it, or `None` when it is in none of them.
+def make_due(
+    job_id: ObjectId, states: Iterable[State], *, due: datetime | None, priority: int | None, now: datetime
+) -> Document | None:
+    """Make a job in one of `states` pending from `due` on (`None`: from the time it has); return it, or `None`.
 
     Raises `AlreadyThere` when it is singular and another of its kind is live.
     """
-    is_singular = {"$cond": [{"$eq": ["$singular", True]}, "$key", "$$REMOVE"]}
-    changed = {"state": State.PENDING, "due": due, "waiting": due, "updated": now, "singular_key": is_singular}
+    entry = {"at": now, "state": State.PENDING}
+    changed: Document = {
+        "state": State.PENDING,
+        "due": due or "$due",
+        "waiting": due or "$due",
+        "updated": now,
+        "singular_key": {"$cond": [{"$eq": ["$singular", True]}, "$key", "$$REMOVE"]},
+        "history": {"$slice": [{"$concatArrays": ["$history", [entry]]}, -HISTORY]},
+    }
     changed |= {} if priority is None else {"priority": priority}
     try:
         return _change(job_id, states, [{"$set": changed}, {"$unset": ["first"]}])

@@ -8,7 +8,7 @@ sent twice while it waits for a worker. That it runs one job at a time does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from pymongo import IndexModel, UpdateOne
@@ -39,14 +39,20 @@ def collections() -> dict[str, list[IndexModel]]:
 
 def refresh(names: Iterable[str], *, due_at: datetime) -> None:
     """Make the queues of `names` due, those that are not yet."""
-    writes = [UpdateOne({"_id": name}, {"$min": {"due_at": due_at}}, upsert=True) for name in names]
+    refresh_each(dict.fromkeys(names, due_at))
+
+
+def refresh_each(due_at: Mapping[str, datetime]) -> None:
+    """Make each of the named queues due at its own time, those that are not yet."""
+    writes = [UpdateOne({"_id": name}, {"$min": {"due_at": at}}, upsert=True) for name, at in due_at.items()]
     if writes:
         queues().bulk_write(writes, ordered=False)
 
 
-def void(names: Iterable[str], *, due_at: datetime) -> None:
-    """Make the queues of `names` due whoever has claimed them: their worker was lost."""
-    queues().update_many({"_id": {"$in": [*names]}}, {"$set": {"due_at": due_at}})
+def void(names: Iterable[str]) -> None:
+    """Free the queues of `names`, whoever has claimed them: their worker was lost, or is to be refused."""
+    freed = {"$unset": {"claim": ""}, "$set": {"run_in_progress": False}}
+    queues().update_many({"_id": {"$in": [*names]}}, freed)
 
 
 def complete(name: str, *, token: str) -> None:

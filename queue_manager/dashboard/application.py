@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from models import database
 from queue_manager.core.settings import Settings
-from queue_manager.dashboard import errors, metrics, pages, probes, triggers
+from queue_manager.dashboard import errors, jobs, metrics, pages, probes, triggers
 from queue_manager.dashboard.boundary import Boundary
 from queue_manager.dashboard.live import Live
 
@@ -33,5 +33,9 @@ def create(chosen: Settings) -> ASGIApp:
     api.include_router(metrics.router)
     if chosen.qm_hooks:
         api.include_router(triggers.router)
+    if chosen.runs_jobs:
+        jobs.install(api)
     pages.install(api, needs_token=chosen.socketio_token_secret is not None)
-    return Boundary(socketio.ASGIApp(live.server, other_asgi_app=api), local_only=chosen.socketio_token_secret is None)
+    # Jobs ask for no credentials, so that they are for this machine alone, whatever Socket.IO asks for.
+    local_only = chosen.socketio_token_secret is None or chosen.runs_jobs
+    return Boundary(socketio.ASGIApp(live.server, other_asgi_app=api), local_only=local_only)

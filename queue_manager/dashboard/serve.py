@@ -1,6 +1,7 @@
 """`queue-manager web`: the application on uvicorn, until SIGTERM or Ctrl-C.
 
-Guarantee: it ends within about 2 s, also while clients are connected; without a secret it listens on loopback only.
+Guarantee: it ends within about 2 s, also while clients are connected; without a secret, or with jobs, it listens on
+loopback only.
 """
 
 from __future__ import annotations
@@ -46,7 +47,14 @@ def serve(*, host: str, port: int) -> None:
 
 
 def _refuse_open_house(host: str, chosen: Settings) -> None:
-    if not is_loopback(host) and chosen.socketio_token_secret is None:
+    if is_loopback(host):
+        return
+    if chosen.runs_jobs:
+        raise ConfigurationError(
+            f"--host {host}: with QM_JOBS anybody could run and delete jobs, since their API asks for no credentials "
+            "yet, so accepted is a loopback address, such as 127.0.0.1; or switch QM_JOBS off for this process"
+        )
+    if chosen.socketio_token_secret is None:
         raise ConfigurationError(
             f"--host {host}: without SOCKETIO_TOKEN_SECRET anybody could listen to every account, so accepted is a "
             "loopback address, such as 127.0.0.1; or set SOCKETIO_TOKEN_SECRET"

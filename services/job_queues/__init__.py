@@ -19,7 +19,7 @@ from typing import Any
 from models import database, job_queue
 from models import job as model
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import HandOn, NotYetDue
+from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue
 from queue_manager.core.settings import settings
 from services.due_work import Figures, Limits
 from services.job_queues.dispatch import Dispatch
@@ -73,7 +73,9 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     Raises:
         HandOn: the time of one run is over, and more is due.
         NotYetDue: the next job is due before the next dispatch.
+        ConfigurationError: jobs run in production only, and this is not.
     """
+    _refuse_elsewhere()
     runner = Runner(
         name=name,
         registry=registry,
@@ -102,6 +104,12 @@ def figures() -> Figures:
         numbers={**numbers, "executing": len(model.executing())},
         details=[f"paused: {', '.join(paused)}"] if paused else [],
     )
+
+
+def _refuse_elsewhere() -> None:
+    chosen = settings()
+    if chosen.jobs_production_only and chosen.app_env != "production":
+        raise ConfigurationError(f"JOBS_PRODUCTION_ONLY=true and APP_ENV={chosen.app_env!r}: no jobs run here")
 
 
 def _period() -> timedelta:

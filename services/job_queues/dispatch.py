@@ -37,17 +37,24 @@ class Dispatch(ClaimedWork):
     def claim_due(self, waiting: int) -> Iterator[DueBatch]:
         """Note the leader, make lost jobs due again, and claim the queues that have something to run."""
         now = self.clock()
-        if not self._leads(now):
+        has_taken_over = self._leads(now)
+        if has_taken_over is None:
             yield DueBatch(found=0, items=[], noted={"refused": 1})
             return
         executing = job.executing()
         reaped = [lost.name for lost in executing if lost.claimed_until <= now and self._reap(lost, now)]
-        job_queue.void(reaped, due_at=now)
+        job_queue.void(reaped)
         if reaped:
             yield DueBatch(found=0, items=[], noted={"reaped": len(reaped)})
         busy = {running.name for running in executing} - set(reaped)
-        due = set(job.due_names(now + self.ahead_by)) - busy - job_queue.paused()
-        job_queue.refresh(sorted(due), due_at=now)
+        left_alone = busy | job_queue.paused()
+        first_due = job.due_names(now + self.ahead_by)
+        due = {name: max(first, now) for name, first in first_due.items() if name not in left_alone}
+        job_queue.refresh_each(due)
+        if has_taken_over and self.epoch is not None:
+            # Whoever waits to run through them was sent by an older leader, and would be refused.
+            job_queue.void(due)
+            job_leader.settle(self.epoch)
         yield from super().claim_due(waiting)
 
     def arguments(self, claimed: Claimed) -> tuple[Any, ...]:
@@ -58,20 +65,20 @@ class Dispatch(ClaimedWork):
             raise PermanentError(f"name: {argument!r:.100} is no name of a queue")
         return argument
 
-    def _leads(self, now: datetime) -> bool:
+    def _leads(self, now: datetime) -> bool | None:
+        """Note the leader; tell whether it has taken over, `None` when it is refused."""
         if self.epoch is None:
-            return True
+            return False
         has_taken_over = job_leader.lead(self.epoch, now=now)
         if has_taken_over is None:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
-            return False
-        if has_taken_over:
+        elif has_taken_over:
             log.info(
                 "A new leader hands out jobs; failed ones are tried at once",
                 failed=job.take_over(now),
                 epoch=self.epoch,
             )
-        return True
+        return has_taken_over
 
     def _reap(self, lost: Executing, now: datetime) -> bool:
         """Make a lost job due again: at once the first time, later when its workers keep dying."""

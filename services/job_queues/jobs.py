@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from math import isfinite
 from typing import Any
 
 import bson
@@ -21,6 +22,7 @@ from services.job_queues.registry import ACCEPTED_NAME, NAME, Registry
 
 HIGHEST_PRIORITY = 100
 LARGEST = 1024 * 1024  # bytes of the arguments of one job
+DEEPEST = 64  # levels of an argument: MongoDB refuses a document of 200
 FARTHEST = timedelta(days=3650)
 RETRIED = (State.PENDING, State.FAILURE, State.CANCELED, State.SUCCESS)
 RESCHEDULED = (State.PENDING, State.FAILURE, State.CANCELED)
@@ -35,7 +37,10 @@ class QueueStatus:
     states: dict[str, int]
     is_paused: bool
     running: Document | None
+    oldest_due: datetime | None
+    """Since when the first job that may be started waits."""
     next_due: datetime | None
+    """When the first of the others falls due."""
 
 
 class Jobs:
@@ -66,7 +71,7 @@ class Jobs:
             UnknownJob: no function is registered for the name.
             InvalidJob: names the argument; nothing was stored.
         """
-        self._registry.work_of(name)
+        self._registry.work_of(checked_name(name))
         now = self._clock()
         document = {
             "_id": ObjectId(),
@@ -98,7 +103,7 @@ class Jobs:
     def reschedule(
         self, id: str, *, at: datetime | None = None, delay: timedelta | None = None, priority: int | None = None
     ) -> Document:
-        """Make a job that waits, or was canceled, due at another time.
+        """Make a job that waits, or was canceled, due at another time; a priority alone leaves the time as it is.
 
         Raises:
             WrongState: it runs or is done.
@@ -106,8 +111,11 @@ class Jobs:
             InvalidJob, UnknownJob.
         """
         now = self._clock()
+        if at is None and delay is None and priority is None:
+            raise InvalidJob("at", "accepted is a new time, `at` or `delay`, or a new priority")
         checked = None if priority is None else _checked_priority(priority)
-        return self._make_due(id, RESCHEDULED, _due(at, delay, now), checked, "be rescheduled")
+        due = None if at is None and delay is None else _due(at, delay, now)
+        return self._make_due(id, RESCHEDULED, due, checked, "be rescheduled")
 
     def retry(self, id: str) -> Document:
         """Make a job due now, unless it runs. Raises like `reschedule`."""
@@ -152,7 +160,7 @@ class Jobs:
 
     def status(self) -> dict[str, Any]:
         """Return `{queues, leader}`: every name that has jobs, a function or a pause; who hands out, since when."""
-        counts, paused = job.counts(), job_queue.paused()
+        now, counts, paused = self._clock(), job.counts(), job_queue.paused()
         running = {executing.name: executing for executing in job.executing()}
         queues = [
             QueueStatus(
@@ -160,16 +168,19 @@ class Jobs:
                 states={state.value: counts.get(name, {}).get(state, 0) for state in State},
                 is_paused=name in paused,
                 running=_shown(running.get(name)),
-                next_due=job.next_due(name),
+                oldest_due=oldest if (oldest := job.next_due(name)) and oldest <= now else None,
+                next_due=job.next_due(name, after=now),
             )
             for name in sorted({*counts, *paused, *self._registry.names()})
         ]
         return {"queues": [asdict(queue) for queue in queues], "leader": job_leader.current()}
 
-    def _make_due(self, id: str, states: Sequence[State], due: datetime, priority: int | None, what: str) -> Document:
+    def _make_due(
+        self, id: str, states: Sequence[State], due: datetime | None, priority: int | None, what: str
+    ) -> Document:
         found = job.get(_id(id))
         if found is not None:
-            job_queue.refresh([found["name"]], due_at=due)
+            job_queue.refresh([found["name"]], due_at=due or found["due"])
         try:
             changed = job.make_due(_id(id), states, due=due, priority=priority, now=self._clock())
         except AlreadyThere:
@@ -220,21 +231,30 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, str | bool | int | float):
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and isfinite(value)):
         return value
-    return json_util.default(value)
+    return json_util.default(value, json_options=json_util.CANONICAL_JSON_OPTIONS)
 
 
 def _checked(arguments: Sequence[Any]) -> list[Any]:
     """Return arguments that the database can keep. Raises `InvalidJob`, which names the first that it cannot."""
+    size = 0
     for number, argument in enumerate(arguments, start=1):
+        if not _is_flat(argument, DEEPEST):
+            raise InvalidJob("arguments", f"argument {number} is too deep; accepted are {DEEPEST} levels at most")
         try:
-            size = len(bson.encode({"argument": argument}))
-        except (BSONError, OverflowError, RecursionError, UnicodeError, TypeError) as error:
+            size += len(bson.encode({"argument": argument}))
+        except (BSONError, OverflowError, RecursionError, ValueError, TypeError) as error:
             raise InvalidJob("arguments", f"MongoDB cannot store argument {number} ({error!s:.200})") from None
-        if size > LARGEST:
-            raise InvalidJob("arguments", f"argument {number} has {size} bytes; accepted are {LARGEST} at most")
+    if size > LARGEST:
+        raise InvalidJob("arguments", f"they have {size} bytes; accepted are {LARGEST} at most")
     return list(arguments)
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    """Tell whether lists and documents are within one another no more than `levels` deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return inner is None or (levels > 0 and all(_is_flat(one, levels - 1) for one in inner))
 
 
 def _checked_priority(priority: Any) -> int:
@@ -256,8 +276,11 @@ def _due(at: Any, delay: Any, now: datetime) -> datetime:
         raise InvalidJob(
             "at", "accepted is a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1)"
         )
-    moment = truncate(at.astimezone(UTC))
-    if not job.EPOCH <= moment <= now + FARTHEST:
+    try:
+        moment = truncate(at.astimezone(UTC))
+    except OverflowError:  # of the first or last day that there is
+        moment = None
+    if moment is None or not job.EPOCH <= moment <= now + FARTHEST:
         raise InvalidJob("at", f"accepted is a moment within {FARTHEST.days} days")
     return moment
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Any, TypeVar
 
 from queue_manager.core.errors import ConfigurationError
@@ -38,8 +38,10 @@ class Registry:
             raise InvalidJob("name", f"{name!r:.80} names no job; {ACCEPTED_NAME}")
         if not callable(work):
             raise InvalidJob("work", f"the job {name} needs a function; {work!r:.80} cannot be called")
+        if iscoroutinefunction(work) or isgeneratorfunction(work) or isasyncgenfunction(work):
+            raise InvalidJob("work", f"the job {name} needs a plain function: calling {_place(work)} would run nothing")
         known = self._work.get(name)
-        if known is not None and _place(known) != _place(work):
+        if known is not None and not _is_same(known, work):
             raise InvalidJob("name", f"the job {name} is {_place(known)} already")
         self._work[name] = work
         return work
@@ -57,8 +59,9 @@ class Registry:
         for module in settings().jobs_imports:
             try:
                 import_module(module)
-            except ImportError as error:
-                raise ConfigurationError(f"JOBS_IMPORTS: {module!r} cannot be imported ({error})") from error
+            except Exception as error:  # whatever the application's module raises while it is run
+                said = f"{type(error).__name__}: {error}"
+                raise ConfigurationError(f"JOBS_IMPORTS: {module!r} cannot be imported ({said})") from error
         self._is_loaded = True
 
     def work_of(self, name: str) -> Work:
@@ -77,8 +80,18 @@ class Registry:
 
 def wants_run(work: Work) -> bool:
     """Tell whether the function has a keyword parameter `run`, for which it gets its `Run`."""
-    wanted = signature(work).parameters.get("run")
+    try:
+        wanted = signature(work).parameters.get("run")
+    except ValueError:  # some that are written in C do not tell
+        return False
     return wanted is not None and wanted.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _is_same(known: Work, work: Work) -> bool:
+    """Tell whether both are one function, also when its module is imported and is the program that was started."""
+    is_program = "__main__" in (getattr(known, "__module__", ""), getattr(work, "__module__", ""))
+    is_same_code = getattr(known, "__code__", known) == getattr(work, "__code__", work)
+    return _place(known) == _place(work) or (is_program and is_same_code)
 
 
 def _place(work: Work) -> str:

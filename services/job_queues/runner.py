@@ -7,6 +7,7 @@ worker's claim; what a worker does whose claim was lost changes nothing in the r
 from __future__ import annotations
 
 import time
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from threading import Event, Thread
 from models import job, job_leader, job_queue
 from models.database import OUTAGES, Document, Error
 from models.job import Busy, Outcome, State
-from queue_manager.core.clock import seconds, truncate
+from queue_manager.core.clock import seconds
 from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
@@ -74,13 +75,21 @@ class Runner:
         with _Heart(self) as heart:
             ended: tuple[Document, Outcome] | None = None
             while True:
-                following = self._following() if time.monotonic() < end else None
+                following = self._following_after(ended) if time.monotonic() < end else None
                 if ended is None and following is None:
                     return self.report
                 current = self._move_on(ended, following)
                 ended = None
                 if current is not None:
                     ended = (current, self._execute(current, heart))
+
+    def _following_after(self, ended: tuple[Document, Outcome] | None) -> Document | None:
+        try:
+            return self._following()
+        except Error:
+            if ended is None:
+                raise
+            return None  # first it is written how the last job ended, through this outage too
 
     def _following(self) -> Document | None:
         """Return the next job in order. The order is that of the last look, a moment ago at the most."""
@@ -120,12 +129,8 @@ class Runner:
     def _persist(self, done: Document, outcome: Outcome, following: Document | None) -> tuple[bool, bool]:
         """Write the outcome, through an outage of the database that is shorter than the lease."""
         end = time.monotonic() + self.lease.total_seconds()
-        now = self.clock()
         try:
-            if following is None:
-                return job.finish(done, outcome, token=self.token, now=now), False
-            until = now + self.lease
-            return job.finish_and_start(done, outcome, following, token=self.token, now=now, until=until)
+            return self._write(done, outcome, following)
         except OUTAGES as error:
             log.warning(
                 "The end of a job could not be written; trying again", job=str(done["_id"]), error=reason(error)
@@ -133,11 +138,18 @@ class Runner:
         while True:
             time.sleep(AGAIN)
             try:
-                is_written = job.finish(done, outcome, token=self.token, now=now)
+                is_written, _ = self._write(done, outcome, None)
                 return is_written, following is not None and job.is_held(following, self.token)
             except OUTAGES:
                 if time.monotonic() > end:
                     raise
+
+    def _write(self, done: Document, outcome: Outcome, following: Document | None) -> tuple[bool, bool]:
+        now = self.clock()
+        if following is None:
+            return job.finish(done, outcome, token=self.token, now=now), False
+        until = now + self.lease
+        return job.finish_and_start(done, outcome, following, token=self.token, now=now, until=until)
 
     def _execute(self, current: Document, heart: _Heart) -> Outcome:
         began = time.monotonic()
@@ -146,17 +158,16 @@ class Runner:
             with heart.beating_for(current):
                 work = self.registry.work_of(self.name)
                 work(*current["arguments"], **({"run": run} if wants_run(work) else {}))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, CancelledError) as error:  # what a job may raise without ending its worker
             return self._failure(current, error, _ms_since(began))
         return Outcome(state=State.SUCCESS, took_ms=_ms_since(began))
 
     def _failure(self, current: Document, error: BaseException, took_ms: int) -> Outcome:
-        said = f"{type(error).__name__}: {error}"[:LONGEST_ERROR].encode("utf-8", "replace").decode()
-        log.warning(f"Job failed: {said}", job=str(current["_id"]), name=self.name, attempt=current["attempts"] + 1)
-        waiting = None
-        if not isinstance(error, PermanentError):
-            waiting = truncate(self.clock() + BACKOFF.wait_before(current["attempts"] + 2))
-        return Outcome(state=State.FAILURE, waiting=waiting, error=said, took_ms=took_ms)
+        attempt = current["attempts"] + 1
+        said = f"{type(error).__name__}: {_text(error)}"
+        log.warning(f"Job failed: {said}", job=str(current["_id"]), name=self.name, attempt=attempt)
+        rest = None if isinstance(error, PermanentError) else BACKOFF.wait_before(attempt + 1)
+        return Outcome(state=State.FAILURE, rest=rest, error=said, took_ms=took_ms)
 
     def _count(self, outcome: Outcome, is_written: bool) -> None:
         if not is_written:
@@ -182,7 +193,7 @@ class Run:
         if time.monotonic() - self._shown_at < PROGRESS_EVERY and not is_last:
             return
         self._shown_at = time.monotonic()
-        shown = {"percent": min(max(float(percent), 0.0), 100.0), "note": str(note)[:LONGEST_ERROR]}
+        shown = {"percent": min(max(float(percent), 0.0), 100.0), "note": _text(note)}
         try:
             job.note_progress(self._document["_id"], shown, token=self._token)
         except Error as error:
@@ -220,12 +231,20 @@ class _Heart:
                 self._renew(current)
 
     def _renew(self, current: Document) -> None:
-        until = self._runner.clock() + self._runner.lease
         try:
+            until = self._runner.clock() + self._runner.lease
             if not job.renew(current["_id"], token=self._runner.token, until=until) and self._beating_for is current:
                 log.warning("The claim of an executing job was lost", job=str(current["_id"]), name=current["name"])
         except Error as error:
             log.warning("A lease could not be renewed", job=str(current["_id"]), error=reason(error))
+
+
+def _text(said: object) -> str:
+    """Return what `said` says, cut to a length and to characters that the database can keep."""
+    try:
+        return str(said)[:LONGEST_ERROR].encode("utf-8", "replace").decode()
+    except Exception as error:
+        return f"its text cannot be read ({type(error).__name__})"
 
 
 def _ms_since(began: float) -> int:
