@@ -44,4 +44,13 @@ SCHEDULE = (
         flag=lambda chosen: chosen.qm_message_queue,
         period=lambda chosen: seconds(chosen.overdue_check_interval_ms / 1000),
     ),
+    Scan(
+        name="job-queues",
+        task="tasks.job_queues.dispatch_due_jobs",
+        queue="jobs",
+        trigger="jobs/dispatch",
+        flag=lambda chosen: chosen.runs_jobs,
+        period=lambda chosen: seconds(chosen.jobs_timer_ms / 1000),
+        takes_epoch=True,
+    ),
 )

@@ -20,6 +20,7 @@ from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.settings import settings
 from queue_manager.health import Health, health
+from queue_manager.jobs_cli import jobs
 from queue_manager.queue_cli import queue
 
 cli = typer.Typer(
@@ -29,6 +30,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )
 cli.add_typer(queue, name="queue")
+cli.add_typer(jobs, name="jobs")
 log = logging.get_logger("QM/cli")
 NAMES = ", ".join(scan.name for scan in SCHEDULE)
 

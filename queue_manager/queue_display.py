@@ -66,7 +66,7 @@ def _row(place: Place, message: Message, now: float) -> list[str]:
         "dead": [str(message.fields.get("last_error", ""))[:PREVIEW]],
         "acknowledged": [_said("acknowledged_at", message.fields.get("acknowledged_at", ""))],
     }.get(place, [])
-    age = _span(now - message.fields["created_at"])
+    age = span(now - message.fields["created_at"])
     known = [message.id, message.type, str(message.priority), str(message.attempt), age]
     return [*known, *own, message.payload_json[:LONGEST_LINE]]
 
@@ -75,10 +75,10 @@ def _deadline(message: Message, now: float) -> str:
     if message.deadline_at is None:
         return ""
     left = message.deadline_at - now
-    return f"in {_span(left)}" if left > 0 else f"{_span(-left)} overdue"
+    return f"in {span(left)}" if left > 0 else f"{span(-left)} overdue"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """Say how long that is, by its largest unit: `12 s`, `3 min`, `2 h`, `4 d`."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:

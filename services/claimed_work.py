@@ -18,7 +18,7 @@ from services.due_work import DueBatch, DueItem, DueWork, Limits
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedWork(DueWork):
-    """Work whose items are claimed documents. The arguments of an item are `(id, due time)`, as texts."""
+    """Work whose items are claimed documents; the arguments of an item are `(id, due time)`, as texts."""
 
     claims: Claims
     clock: Callable[[], datetime]
@@ -48,7 +48,7 @@ class ClaimedWork(DueWork):
             for batch in self._batches(selection, min(most, capacity)):
                 capacity -= len(batch.won)
                 sent_at = self.clock()
-                yield DueBatch(found=batch.found, items=[_item(claimed, sent_at) for claimed in batch.won])
+                yield DueBatch(found=batch.found, items=[self._item(claimed, sent_at) for claimed in batch.won])
 
     def _batches(self, selection: Selection, budget: int) -> Iterator[Batch]:
         while budget > 0:
@@ -59,28 +59,34 @@ class ClaimedWork(DueWork):
             yield batch
 
     def release(self, items: Sequence[DueItem]) -> None:
-        self.claims.release(_tokens(items), now=self.clock())
+        self.claims.release(self._tokens(items), now=self.clock())
 
     def renew(self, items: Sequence[DueItem]) -> None:
-        self.claims.renew(_tokens(items), until=self.clock() + self.claims.lease)
+        self.claims.renew(self._tokens(items), until=self.clock() + self.claims.lease)
 
     def postpone(self, item: DueItem, *, wait: timedelta) -> None:
-        self.claims.renew(_tokens([item]), until=self.clock() + wait + self.claims.lease)
+        self.claims.renew(self._tokens([item]), until=self.clock() + wait + self.claims.lease)
 
     def rest(self, item: DueItem, *, pause: timedelta) -> None:
         """Give the item back as of later: until then no scan takes it."""
-        self.claims.release(_tokens([item]), now=self.clock() + pause)
+        self.claims.release(self._tokens([item]), now=self.clock() + pause)
 
+    def arguments(self, claimed: Claimed) -> tuple[Any, ...]:
+        """Return the arguments of the item's task; the first names the document."""
+        return str(claimed.id), to_iso(claimed.due_at)
 
-def _item(claimed: Claimed, now: datetime) -> DueItem:
-    args = (str(claimed.id), to_iso(claimed.due_at))
-    return DueItem(token=claimed.token, args=args, eta=claimed.due_at if claimed.due_at > now else None)
+    def read_id(self, argument: Any) -> Any:
+        """Return the document's id. Raises PermanentError when the argument names none."""
+        return database.object_id(argument, field="id")
 
+    def _item(self, claimed: Claimed, now: datetime) -> DueItem:
+        eta = claimed.due_at if claimed.due_at > now else None
+        return DueItem(token=claimed.token, args=self.arguments(claimed), eta=eta)
 
-def _tokens(items: Sequence[DueItem]) -> dict[Any, str]:
-    """Return the tokens by document; a call by hand with a malformed id holds nothing."""
-    tokens = {}
-    for item in items:
-        with suppress(PermanentError):
-            tokens[database.object_id(next(iter(item.args), None), field="id")] = item.token
-    return tokens
+    def _tokens(self, items: Sequence[DueItem]) -> dict[Any, str]:
+        """Return the tokens by document; a call by hand with a malformed id holds nothing."""
+        tokens = {}
+        for item in items:
+            with suppress(PermanentError):
+                tokens[self.read_id(next(iter(item.args), None))] = item.token
+        return tokens

@@ -24,7 +24,7 @@ from celery.exceptions import Ignore
 from models import scan_mark, scan_run
 from models.database import server_now, within
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import NotYetDue, PermanentError, ScanFailed, reason
+from queue_manager.core.errors import HandOn, NotYetDue, PermanentError, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.transport import counters
@@ -253,6 +253,8 @@ class ItemTask(Task):
                 if early.remaining > WAIT_IN_PLACE:
                     self._send_again(item, early.remaining)
                 time.sleep(early.remaining.total_seconds())
+            except HandOn:
+                self._send_again(item, timedelta(0))
 
     def _send_again(self, item: DueItem, wait: timedelta) -> None:
         """Come back after `wait` as the same attempt of the same task."""

@@ -71,7 +71,7 @@ beat_remote_control_max_tick_age = 30
 redbeat_redis_url = _settings.redis_url
 redbeat_redis_options = CLIENT_OPTIONS
 redbeat_lock_key = LEADER_LOCK
-redbeat_lock_timeout = 6
+redbeat_lock_timeout = _settings.jobs_takeover_seconds
 
 timezone = "UTC"
 enable_utc = True

@@ -16,7 +16,7 @@ from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from queue_manager.transport import server
-from services import message_queue
+from services import job_queues, message_queue
 from tasks.heartbeat import Heartbeat
 
 log = logging.get_logger("QM/start")
@@ -36,6 +36,7 @@ def check_worker(**_: Any) -> None:
     configure_logging(logging.level_number("WARNING"))  # Celery does it only after this
     _say_remarks()
     _refuse_wrong_servers(with_mongo=True)
+    _refuse_missing_jobs()
 
 
 @signals.task_revoked.connect
@@ -98,3 +99,12 @@ def _refuse_wrong_servers(*, with_mongo: bool) -> None:
 
 def _check_redis(check: Callable[[str], None], url: str) -> None:
     until_reachable(partial(check, url), server="Redis", url=url, errors=server.OUTAGES, log=log)
+
+
+def _refuse_missing_jobs() -> None:
+    try:
+        if settings().runs_jobs:
+            job_queues.registry.load()
+    except ConfigurationError as error:
+        log.error(str(error))
+        raise SystemExit(1) from None

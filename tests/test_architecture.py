@@ -18,6 +18,8 @@ LAYERS = [
         "queue_manager.cli",
         "queue_manager.queue_cli",
         "queue_manager.queue_display",
+        "queue_manager.jobs_cli",
+        "queue_manager.jobs_display",
         "queue_manager.health",
         "queue_manager.devstack",
         "queue_manager.dashboard",

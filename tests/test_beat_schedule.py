@@ -20,6 +20,7 @@ FLAGS = {
     "review-requests": "QM_PROJECTS",
     "stale-thumbnails": "QM_SITES_FIX_STALE_THUMBNAILS",
     "overdue-messages": "QM_MESSAGE_QUEUE",
+    "job-queues": "QM_JOBS",
 }
 scans = pytest.mark.parametrize("scan", SCHEDULE, ids=lambda scan: scan.name)
 

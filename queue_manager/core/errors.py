@@ -29,6 +29,10 @@ class NotYetDue(AppError):
         self.remaining = remaining
 
 
+class HandOn(AppError):
+    """An item did a part of its work and comes back for the rest; no attempt is used up."""
+
+
 def reason(error: BaseException) -> str:
     """Return what a driver's error says, without the view of the whole topology that PyMongo adds."""
     return str(error).split(", Timeout:")[0] or type(error).__name__

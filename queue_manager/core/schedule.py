@@ -34,6 +34,9 @@ class Scan:
     service: str | None = None
     """The module of `services` that has its figures, if not the one named like that of its tasks."""
 
+    takes_epoch: bool = False
+    """Whether the beat that leads tells the scan the number of its take-over, as `epoch`."""
+
     @property
     def system(self) -> str:
         """The module of its service."""
@@ -52,6 +55,7 @@ def celery_entries(schedule: Sequence[Scan], settings: Settings) -> dict[str, di
             "task": scan.task,
             "schedule": scan.at or scan.period(settings),
             "options": {"expires": scan.period(settings).total_seconds(), "queue": "scans"},
+            **({"kwargs": {"epoch": None}} if scan.takes_epoch else {}),
         }
         for scan in schedule
         if scan.flag(settings)

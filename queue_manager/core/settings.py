@@ -109,6 +109,8 @@ class Settings(BaseSettings):
     """Switches the reset of stale thumbnails on."""
     qm_message_queue: System = False
     """Switches the message queue on: its API, and the requeue of overdue messages."""
+    qm_jobs: System = False
+    """Switches the job queues on."""
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
     """Seconds between two scans for ended snoozes."""
@@ -157,6 +159,17 @@ class Settings(BaseSettings):
     queue_max_payload_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
     """Bytes of one message's payload, as JSON."""
 
+    jobs_imports: list[str] = []
+    """Modules that register jobs, imported by workers."""
+    jobs_production_only: Flag = False
+    """Runs no jobs unless `app_env` is `production`."""
+    jobs_timer_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 5_000
+    """Milliseconds between two looks for jobs that are due."""
+    jobs_lease_seconds: Annotated[float, Field(ge=1, le=3_600)] = 30
+    """Seconds after which a job whose worker gives no sign of life is due again."""
+    jobs_takeover_seconds: Annotated[int, Field(ge=6, le=600)] = 6
+    """Seconds after which another beat takes over from a leader that gives no sign of life."""
+
     socketio_channel: str = "socketio"
     """Redis channel on which python-socketio's servers listen."""
     socketio_token_secret: Secret | None = None
@@ -166,6 +179,16 @@ class Settings(BaseSettings):
 
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"
+
+    @property
+    def runs_jobs(self) -> bool:
+        """Whether jobs are switched on, and allowed in this environment."""
+        return self.qm_jobs and (not self.jobs_production_only or self.app_env == "production")
+
+    @property
+    def acts_for_anybody(self) -> bool:
+        """Whether the web process does things for whoever reaches it: the APIs of messages and jobs."""
+        return self.qm_message_queue or self.runs_jobs
 
     def remarks(self) -> list[str]:
         """Return what an operator should know of the environment: unclear flags, misspelt names, nothing on."""
@@ -179,6 +202,8 @@ class Settings(BaseSettings):
         for name in sorted(set(given) - set(fields) - _READ_ELSEWHERE):
             near = difflib.get_close_matches(name, fields, n=1)
             remarks.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+        if self.qm_jobs and not self.runs_jobs:
+            remarks.append(f"JOBS_PRODUCTION_ONLY=true and APP_ENV={self.app_env!r}: no jobs run here")
         systems = [name for name, field in fields.items() if _SYSTEM in field.metadata]
         if not any(getattr(self, name.lower()) for name in systems):
             remarks.append(f"no system is switched on, so no scan will run: set {' or '.join(systems)} to true")

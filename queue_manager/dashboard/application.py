@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from models import database
 from queue_manager.core.settings import Settings
-from queue_manager.dashboard import errors, metrics, pages, probes, queue, triggers
+from queue_manager.dashboard import errors, jobs, metrics, pages, probes, queue, triggers
 from queue_manager.dashboard.boundary import Boundary
 from queue_manager.dashboard.live import Live
 
@@ -43,7 +43,9 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
         api.include_router(triggers.router)
     if beside is not None:
         queue.install(api, beside)
+    if chosen.runs_jobs:
+        jobs.install(api)
     pages.install(api, needs_token=chosen.socketio_token_secret is not None)
-    # The queue asks for no credentials, so that it is for this machine alone, whatever Socket.IO asks for.
-    local_only = chosen.socketio_token_secret is None or chosen.qm_message_queue
+    # What asks for no credentials is for this machine alone, whatever Socket.IO asks for.
+    local_only = chosen.socketio_token_secret is None or chosen.acts_for_anybody
     return Boundary(socketio.ASGIApp(live.server, other_asgi_app=api), local_only=local_only)

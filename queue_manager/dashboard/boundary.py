@@ -79,7 +79,8 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close", "code": 1008, "reason": "wrong Host"})
         return
     message = (
-        "Without SOCKETIO_TOKEN_SECRET, or with QM_MESSAGE_QUEUE, only this machine's own names are accepted as Host"
+        "Without SOCKETIO_TOKEN_SECRET, or with QM_MESSAGE_QUEUE or QM_JOBS, only this machine's own names are "
+        "accepted as Host"
     )
     answer = JSONResponse({"error": "wrong host", "message": message}, status_code=HTTPStatus.MISDIRECTED_REQUEST)
     await answer(scope, receive, send)

@@ -1,7 +1,7 @@
 """`queue-manager web`: the application on uvicorn, until SIGTERM or Ctrl-C.
 
-Guarantee: it ends within about 2 s, also while clients are connected; without a secret, or with the message queue, it
-listens on loopback only.
+Guarantee: it ends within about 2 s, also while clients are connected; without a secret, or with the message queue or
+jobs, it listens on loopback only.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ class _Server(uvicorn.Server):
 def _refuse_open_house(host: str, chosen: Settings) -> None:
     if is_loopback(host):
         return
-    if chosen.qm_message_queue:
+    if chosen.acts_for_anybody:
         raise ConfigurationError(
-            f"--host {host}: with QM_MESSAGE_QUEUE anybody could take and delete messages, since the queue asks for no "
-            "credentials yet, so accepted is a loopback address, such as 127.0.0.1; or switch QM_MESSAGE_QUEUE off"
+            f"--host {host}: with QM_MESSAGE_QUEUE or QM_JOBS anybody could take messages and run jobs, since their "
+            "API asks for no credentials yet, so accepted is a loopback address, such as 127.0.0.1; or switch both off "
+            "for this process"
         )
     if chosen.socketio_token_secret is None:
         raise ConfigurationError(

@@ -1,10 +1,10 @@
 """The demo's product: an application that lives beside Queue Manager, in the same MongoDB and on the same broker.
 
 Each of its parts writes straight into MongoDB as a product would, `start` once and `go_on` every `PERIOD`. Every room,
-subscription and site that it makes carries `demo: true`, and the type of every message begins with `demo.`; it deletes
-none but its own, and no more of them are kept than fit on a screen or two. While a server is away it tries again. Run
-as `python -m queue_manager.devstack.demo` with MONGO_DB_URL and REDIS_URL set; with `--no-messages` it keeps out of
-the message queue.
+subscription and site that it makes carries `demo: true`, and the type of every message and the name of every job begins
+with `demo.`; it deletes none but its own, and no more of them are kept than fit on a screen or two. While a server is
+away it tries again. Run as `python -m queue_manager.devstack.demo` with MONGO_DB_URL and REDIS_URL set; with
+`--no-messages` it keeps out of the message queue.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from pymongo.errors import PyMongoError
 
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings, settings
-from queue_manager.devstack import demo_agencies, demo_consumer, demo_messages, demo_rooms, demo_sites
+from queue_manager.devstack import demo_agencies, demo_consumer, demo_jobs, demo_messages, demo_rooms, demo_sites
 from queue_manager.devstack.demo_consumer import Consumers
+from services.job_queues import Jobs, jobs
 from services.message_queue import QueueFull, QueueUnavailable, contents, message_queue
 
 Document = dict[str, Any]
@@ -95,6 +96,16 @@ def message_parts(consumers: Consumers) -> list[Part]:
     ]
 
 
+def job_part(jobs: Jobs) -> Part:
+    """Return what happens in the job queues: jobs are ordered, and those that cannot succeed are canceled."""
+    return Part(
+        name="jobs",
+        every=demo_jobs.PERIOD,
+        start=lambda _: demo_jobs.start(jobs),
+        go_on=lambda now: demo_jobs.go_on(jobs, now),
+    )
+
+
 def _of(module: ModuleType, name: str, database: Database[Document]) -> Part:
     return Part(
         name=name,
@@ -120,6 +131,8 @@ def main() -> None:
         running = parts(client.get_default_database(), broker, chosen)
         if chosen.qm_message_queue and NO_MESSAGES not in sys.argv:
             running += message_parts(consumers)
+        if chosen.runs_jobs and demo_jobs.MODULE in chosen.jobs_imports:  # or no worker knows them
+            running.append(job_part(jobs))
         while True:
             for part in running:
                 part.take_turn()

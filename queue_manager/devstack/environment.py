@@ -19,6 +19,8 @@ EVERYTHING_ON = {
     "QM_PROJECTS": "true",
     "QM_SITES_FIX_STALE_THUMBNAILS": "true",
     MESSAGE_QUEUE: "true",
+    "QM_JOBS": "true",
+    "JOBS_IMPORTS": '["queue_manager.devstack.demo_jobs"]',
     "MANAGED_SUBSCRIPTIONS": '["seo", "ads"]',
     "QM_HOOKS": "true",
 }

@@ -9,15 +9,16 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from datetime import datetime
 
 from pymongo import DESCENDING, timeout
 from pymongo.errors import PyMongoError
 
-from models import pulse, site, support_room
+from models import job, pulse, site, support_room
 from models.database import server_now
+from models.job import State
 from queue_manager.core.clock import hours, minutes
 from queue_manager.core.settings import Settings, settings
 from services.message_queue import Counts, QueueUnavailable, contents
@@ -58,6 +59,16 @@ def describe_thumbnails(now: datetime) -> str:
     return f"thumbnails: {stuck} stuck, {day} reset in the last day ({lately} in the last minute)"
 
 
+def describe_jobs(now: datetime) -> str:
+    """Count the jobs and say it in one line."""
+    counts = Counter[str]()
+    for states in job.counts().values():
+        counts.update(states)
+    running = ", ".join(executing.name for executing in job.executing())
+    said = [f"{counts[state]} {state}" for state in State if state is not State.EXECUTING]
+    return f"jobs: {', '.join(said)}, executing {running or 'none'}"
+
+
 class Messages:
     """Says how the message queue stands; what was acknowledged lately is reckoned from what it said before."""
 
@@ -89,6 +100,7 @@ def lines(chosen: Settings) -> list[Callable[[datetime], str]]:
         (chosen.qm_conversations, describe_rooms),
         (chosen.qm_projects, describe_reviews),
         (chosen.qm_sites_fix_stale_thumbnails, describe_thumbnails),
+        (chosen.runs_jobs, describe_jobs),
     )
     return [describe for is_on, describe in systems if is_on]
 

@@ -156,6 +156,8 @@ class LeaderScheduler(RedBeatScheduler):
         """
         # Our next loop is the retry; Celery's would go on after the lock has ended.
         entry.options = {**entry.options, "retry": False}
+        if "epoch" in entry.kwargs:
+            entry.kwargs = {**entry.kwargs, "epoch": self.epoch}
         try:
             producer = self.producer
             # Connecting took its time: look at the lock last.

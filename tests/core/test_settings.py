@@ -123,7 +123,7 @@ def test_no_flag_switched_on_is_one_remark(monkeypatch: pytest.MonkeyPatch) -> N
     (remark,) = settings().remarks()
     assert remark == (
         "no system is switched on, so no scan will run: "
-        "set QM_CONVERSATIONS or QM_PROJECTS or QM_SITES_FIX_STALE_THUMBNAILS or QM_MESSAGE_QUEUE to true"
+        "set QM_CONVERSATIONS or QM_PROJECTS or QM_SITES_FIX_STALE_THUMBNAILS or QM_MESSAGE_QUEUE or QM_JOBS to true"
     )
 
 

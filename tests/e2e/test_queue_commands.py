@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from celery_processes import ROOT
+from commands import environment, said_on_a_terminal
 from eventually import eventually
 from real_servers import Servers
 from redis import Redis
@@ -22,10 +20,6 @@ from services.message_queue import Json, MessageQueue, NewMessage, contents, mes
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "queue"]
 NASTY = Json('{ "n":1.50, "big":12345678901234567890.10, "x":"[red]\\u001b[31m \x9b31m \x7f \u202e", "e":[] }')
-
-
-def environment(**env: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **env}
 
 
 @pytest.fixture
@@ -48,19 +42,7 @@ def run(*arguments: str, answer: str = "", **env: str) -> subprocess.CompletedPr
 
 
 def on_a_terminal(*arguments: str) -> str:
-    ours, theirs = pty.openpty()
-    env = environment(TERM="xterm-256color")
-    with subprocess.Popen([*COMMAND, *arguments], env=env, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        said = b""
-        try:
-            while piece := os.read(ours, 65_536):
-                said += piece
-        except OSError:  # Linux: the other end was closed
-            pass
-        process.wait(60)
-    os.close(ours)
-    return said.decode()
+    return said_on_a_terminal([*COMMAND, *arguments])
 
 
 def bury(queue: MessageQueue, *messages: NewMessage) -> list[str]:

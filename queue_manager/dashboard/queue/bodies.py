@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded while they come in, strict UTF-8, read as JSON without changing a payload.
+"""Bodies about messages: strict UTF-8, read as JSON without changing a payload.
 
 The content type says nothing: clients of other systems send what they like.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from starlette.requests import ClientDisconnect
 
 from queue_manager.core.settings import settings
-from queue_manager.dashboard.errors import Refused
+from queue_manager.dashboard.bodies import malformed, read
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import DEEPEST, Json, elements, members
 from services.message_queue.queue import REASON_BYTES
@@ -23,42 +21,20 @@ ROOM = 64 * 1024
 """Bytes of a body beside its payload."""
 LARGEST_BATCH = 16 * 1024 * 1024
 MOST_MESSAGES = 1_000
-HEARD_OUT = 64 * 1024 * 1024  # bytes over the limit: a client that is cut off while it sends never reads the answer
 
 
 async def _of_one(request: Request) -> bytes:
-    return await _read(request, settings().queue_max_payload_bytes + ROOM, field="payload")
+    return await read(request, settings().queue_max_payload_bytes + ROOM, field="payload")
 
 
 async def _of_many(request: Request) -> bytes:
-    return await _read(request, LARGEST_BATCH, field="body")
+    return await read(request, LARGEST_BATCH, field="body")
 
 
 OfOne = Annotated[bytes, Depends(_of_one)]
 """The body of a request about one message."""
 OfMany = Annotated[bytes, Depends(_of_many)]
 """The body of a request about many messages."""
-
-
-async def _read(request: Request, most: int, *, field: str) -> bytes:
-    body, size = bytearray(), 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= most:
-                body += chunk
-            elif size > most + HEARD_OUT:
-                break
-    except ClientDisconnect:
-        raise malformed("it ended early") from None
-    if size > most:
-        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        raise Refused(status, "too large", f"{field}: accepted are at most {most} bytes", field=field)
-    return bytes(body)
-
-
-def malformed(why: str) -> Refused:
-    return Refused(HTTPStatus.BAD_REQUEST, "bad request", f"body: accepted is JSON in UTF-8 ({why})", field="body")
 
 
 def object_of(body: bytes) -> dict[str, Json]:

@@ -1,0 +1,365 @@
+"""Jobs: `jobs_data`, one document a job, kept after it is done.
+
+    {_id, name, arguments, state, due, priority, created, updated, attempts}     every job
+    {waiting, first}                        while it may be started: from when, and whether before all others
+    {claim: {token, claimed_until}}         while it is executing
+    {last_error, losses, history, progress} what happened; the last 50 entries
+    {key, unique_key, singular, singular_key}   which jobs are the same, and which of them must be the only one
+
+Guarantee: of the jobs of one name at most one is `executing`, by a unique index. Every change of state is one
+conditional write: of any number of them at once, one wins, and a late one changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from bson import ObjectId
+from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument, UpdateOne
+from pymongo.collection import Collection
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+
+from models.database import Document, collection
+from queue_manager.core.clock import truncate
+
+NAME = "jobs_data"
+HISTORY = 50
+
+# The partial indexes hold jobs that may be started, so a query must say that it wants no others. A comparison with a
+# date matches nothing but dates; `$type`, which says the same, would make the server read the documents.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MAY_BE_STARTED: Document = {"waiting": {"$gte": EPOCH}}
+
+IN_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
+
+
+class State(StrEnum):
+    """Where a job stands, and who moves it on."""
+
+    PENDING = "pending"  # a worker, when it is due
+    EXECUTING = "executing"  # its worker; or the next dispatch, when its lease ran out
+    SUCCESS = "success"  # nobody; `retry` by a person
+    FAILURE = "failure"  # a worker, after its backoff; a take-over or a person at once
+    CANCELED = "canceled"  # nobody; `retry` by a person
+
+
+WAITING = (State.PENDING, State.FAILURE)
+LIVE = (*WAITING, State.EXECUTING)
+
+
+class Busy(Exception):
+    """Another job of the same name is executing."""
+
+
+class AlreadyThere(Exception):
+    """A job that must be the only one of its kind is there already."""
+
+
+def indexes() -> list[IndexModel]:
+    waiting = {"partialFilterExpression": MAY_BE_STARTED}
+    executing = {"partialFilterExpression": {"state": State.EXECUTING}}
+    return [
+        IndexModel([("name", ASCENDING), ("waiting", ASCENDING)], name="due_names", **waiting),
+        IndexModel([("name", ASCENDING), *IN_ORDER], name="next_of_a_name", **waiting),
+        IndexModel([("name", ASCENDING)], name="one_executes", unique=True, **executing),
+        IndexModel([("claim.claimed_until", ASCENDING), ("name", ASCENDING)], name="executing_by_lease", **executing),
+        IndexModel([("unique_key", ASCENDING)], name="unique_jobs", unique=True, sparse=True),
+        IndexModel([("singular_key", ASCENDING)], name="singular_jobs", unique=True, sparse=True),
+        IndexModel([("key", ASCENDING)], name="same_jobs"),
+        IndexModel([("name", ASCENDING), ("state", ASCENDING), ("_id", DESCENDING)], name="jobs_of_a_name"),
+        IndexModel([("state", ASCENDING)], name="failed_jobs", partialFilterExpression={"state": State.FAILURE}),
+    ]
+
+
+def jobs() -> Collection[Document]:
+    return collection(NAME)
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return what this module keeps, for `migrate`."""
+    return {NAME: indexes()}
+
+
+# Storing
+
+
+def insert(job: Document, *, unique: bool, singular: bool) -> None:
+    """Store a new job. Raises `AlreadyThere` when it must be the only one and is not."""
+    blocked_in = [*State] if unique else [*LIVE] if singular else []
+    if blocked_in and jobs().find_one({"key": job["key"], "state": {"$in": blocked_in}}, {"_id": 1}, hint="same_jobs"):
+        raise AlreadyThere
+    keys = {"unique_key": job["key"]} if unique else {}
+    keys |= {"singular_key": job["key"], "singular": True} if singular else {}
+    try:
+        jobs().insert_one({**job, **keys})
+    except DuplicateKeyError:
+        raise AlreadyThere from None
+
+
+# Looking for work
+
+
+def due_names(until: datetime) -> dict[str, datetime]:
+    """Return the names that have a job to be started by `until`, each with the time of its first one.
+
+    The cost follows the names, not the jobs: in this form the server skips from name to name.
+    """
+    first_of_each: list[Document] = [
+        {"$match": {"name": {"$gt": ""}, "waiting": {"$gte": EPOCH, "$lte": until}}},
+        {"$sort": {"name": ASCENDING, "waiting": ASCENDING}},
+        {"$group": {"_id": "$name", "waiting": {"$first": "$waiting"}}},
+    ]
+    return {row["_id"]: row["waiting"] for row in jobs().aggregate(first_of_each, hint="due_names")}
+
+
+def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
+    """Return when the first job of `name` may be started, or the first `after` then; `None` when none waits."""
+    waiting = MAY_BE_STARTED if after is None else {"waiting": {"$gt": after}}
+    found = jobs().find_one(
+        {"name": name, **waiting}, {"_id": 0, "waiting": 1}, sort=[("waiting", ASCENDING)], hint="due_names"
+    )
+    return None if found is None else found["waiting"]
+
+
+def next_jobs(name: str, *, now: datetime, limit: int) -> list[Document]:
+    """Return the jobs of `name` that are due, in their order."""
+    query = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}}
+    return list(jobs().find(query, sort=IN_ORDER, hint="next_of_a_name", limit=limit))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executing:
+    """A job that is executing, and until when its worker has it."""
+
+    id: ObjectId
+    name: str
+    claimed_until: datetime
+
+
+def executing() -> list[Executing]:
+    """Return every job that is executing, those whose lease ends first before the others."""
+    found = jobs().find(
+        {"state": State.EXECUTING},
+        {"name": 1, "claim.claimed_until": 1},
+        sort=[("claim.claimed_until", ASCENDING)],
+        hint="executing_by_lease",
+    )
+    return [Executing(id=job["_id"], name=job["name"], claimed_until=job["claim"]["claimed_until"]) for job in found]
+
+
+# Executing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How an attempt ended: the new state, and how long the job must rest before it may be started again, if it may."""
+
+    state: State
+    rest: timedelta | None = None
+    error: str | None = None
+    took_ms: int = 0
+
+
+def start(job: Document, *, token: str, now: datetime, until: datetime) -> bool:
+    """Claim one job for execution; tell whether it was still waiting. Raises `Busy`."""
+    try:
+        return jobs().update_one(*_start(job, token, now, until), hint="_id_").modified_count == 1
+    except DuplicateKeyError:
+        raise Busy from None
+
+
+def finish(job: Document, outcome: Outcome, *, token: str, now: datetime) -> bool:
+    """Write how the attempt ended; tell whether it is written. Harmless when repeated.
+
+    It is not when `token` does not hold the job any more: then nothing is written.
+    """
+    written = jobs().update_one(*_finish(job, outcome, token, now), hint="_id_").modified_count == 1
+    return written or _has_ended(job, token)
+
+
+def finish_and_start(
+    job: Document, outcome: Outcome, following: Document, *, token: str, now: datetime, until: datetime
+) -> tuple[bool, bool]:
+    """Do both in one round trip, in this order; tell of each whether it was done."""
+    writes = [
+        UpdateOne(*_finish(job, outcome, token, now), hint="_id_"),
+        UpdateOne(*_start(following, token, now, until), hint="_id_"),
+    ]
+    try:
+        if jobs().bulk_write(writes).modified_count == len(writes):
+            return True, True
+    except BulkWriteError:
+        pass  # another executes, because our lease was lost: what was written is looked up
+    return _has_ended(job, token), is_held(following, token)
+
+
+def is_held(job: Document, token: str) -> bool:
+    """Tell whether `token` holds the job."""
+    return jobs().find_one(_held(job, token), {"_id": 1}) is not None
+
+
+def _has_ended(job: Document, token: str) -> bool:
+    entry = {"$elemMatch": {"run": token, "attempt": job["attempts"] + 1}}
+    return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
+
+
+def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[Document, Document]:
+    still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
+    change = {
+        "$set": {"state": State.EXECUTING, "claim": {"token": token, "claimed_until": until}, "updated": now},
+        "$unset": {"waiting": "", "first": "", "progress": ""},
+        "$inc": {"attempts": 1},
+    }
+    return still_waiting, change
+
+
+def _finish(job: Document, outcome: Outcome, token: str, now: datetime) -> tuple[Document, Document]:
+    entry: Document = {"at": now, "state": outcome.state, "attempt": job["attempts"] + 1, "run": token}
+    entry["took_ms"] = outcome.took_ms
+    changed: Document = {"state": outcome.state, "updated": now}
+    removed: Document = {"claim": "", "losses": ""}
+    if outcome.error is not None:
+        entry["error"] = changed["last_error"] = outcome.error
+    if outcome.rest is not None:
+        waiting = truncate(now + outcome.rest)
+        changed |= {"waiting": waiting, "due": waiting}
+    if outcome.state is State.SUCCESS:
+        removed["singular_key"] = ""
+    return _held(job, token), {"$set": changed, "$unset": removed, "$push": _remember(entry)}
+
+
+def _held(job: Document, token: str) -> Document:
+    """Return the condition that this very attempt is still ours: a run has one token for all that it starts."""
+    return {"_id": job["_id"], "claim.token": token, "attempts": job["attempts"] + 1}
+
+
+def _remember(entry: Document) -> Document:
+    return {"history": {"$each": [entry], "$slice": -HISTORY}}
+
+
+def renew(job_id: ObjectId, *, token: str, until: datetime) -> bool:
+    """Prolong the lease of an executing job; tell whether `token` still holds it."""
+    held = {"_id": job_id, "claim.token": token}
+    return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
+
+
+def note_progress(job_id: ObjectId, progress: Document, *, token: str) -> None:
+    """Show how far an executing job is. Does nothing when `token` does not hold it any more."""
+    jobs().update_one({"_id": job_id, "claim.token": token}, {"$set": {"progress": progress}}, hint="_id_")
+
+
+def reap(lost: Executing, *, waiting: datetime, now: datetime, error: str) -> bool:
+    """Make a job due again whose lease ran out; tell whether it still had run out. The attempt stays counted."""
+    entry = {"at": now, "state": State.FAILURE, "error": error}
+    change = {
+        "$set": {"state": State.FAILURE, "updated": now, "waiting": waiting, "due": waiting, "last_error": error},
+        "$unset": {"claim": ""},
+        "$inc": {"losses": 1},
+        "$push": _remember(entry),
+    }
+    is_lost = {"_id": lost.id, "state": State.EXECUTING, "claim.claimed_until": {"$lte": now}}
+    return jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
+
+
+def losses(job_id: ObjectId) -> int:
+    """Return how many workers in a row were lost with this job."""
+    return int((jobs().find_one({"_id": job_id}, {"losses": 1}) or {}).get("losses", 0))
+
+
+def take_over(now: datetime) -> int:
+    """Make every failed job due now, once before all others of its name; return how many there are."""
+    failed = {"state": State.FAILURE}
+    return (
+        jobs()
+        .update_many(failed, {"$set": {"waiting": now, "due": now, "first": 1}}, hint="failed_jobs")
+        .modified_count
+    )
+
+
+# Acting by hand
+
+
+def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
+    """Cancel a job that waits; return it as it is then, or `None` when it does not wait."""
+    return _change(
+        job_id,
+        WAITING,
+        {
+            "$set": {"state": State.CANCELED, "updated": now},
+            "$unset": {"waiting": "", "first": "", "singular_key": ""},
+            "$push": _remember({"at": now, "state": State.CANCELED}),
+        },
+    )
+
+
+def make_due(
+    job_id: ObjectId, states: Iterable[State], *, due: datetime | None, priority: int | None, now: datetime
+) -> Document | None:
+    """Make a job in one of `states` pending from `due` on (`None`: from the time it has); return it, or `None`.
+
+    Raises `AlreadyThere` when it is singular and another of its kind is live.
+    """
+    entry = {"at": now, "state": State.PENDING}
+    changed: Document = {
+        "state": State.PENDING,
+        "due": due or "$due",
+        "waiting": due or "$due",
+        "updated": now,
+        "singular_key": {"$cond": [{"$eq": ["$singular", True]}, "$key", "$$REMOVE"]},
+        "history": {"$slice": [{"$concatArrays": ["$history", [entry]]}, -HISTORY]},
+    }
+    changed |= {} if priority is None else {"priority": priority}
+    try:
+        return _change(job_id, states, [{"$set": changed}, {"$unset": ["first"]}])
+    except DuplicateKeyError:
+        raise AlreadyThere from None
+
+
+def _change(job_id: ObjectId, states: Iterable[State], change: Any) -> Document | None:
+    return jobs().find_one_and_update(
+        {"_id": job_id, "state": {"$in": [*states]}}, change, return_document=ReturnDocument.AFTER, hint="_id_"
+    )
+
+
+def clear(states: Sequence[State], name: str | None) -> int:
+    """Delete the jobs in `states`, of one name or of all; return how many those were."""
+    query: Document = {"state": {"$in": [*states]}}
+    if name is not None:
+        query["name"] = name
+    return jobs().delete_many(query).deleted_count
+
+
+# Looking
+
+
+def get(job_id: ObjectId) -> Document | None:
+    return jobs().find_one({"_id": job_id})
+
+
+def find(key: str) -> list[Document]:
+    """Return the jobs of one name and arguments, newest first."""
+    return list(jobs().find({"key": key}, sort=[("_id", DESCENDING)], hint="same_jobs"))
+
+
+def listed(query: Mapping[str, Any], *, limit: int) -> list[Document]:
+    """Return jobs that match, newest first; `query` is about name, state and id."""
+    if "state" in query and "name" not in query:
+        # The index begins with the name: its parts are merged in order, and no job in another state is read.
+        query = {"name": {"$in": jobs().distinct("name", {"name": {"$gt": ""}})}, **query}
+    return list(jobs().find(query, sort=[("_id", DESCENDING)], limit=limit))
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Return how many jobs of each name are in each state."""
+    pipeline: list[Document] = [
+        {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}},
+        {"$sort": {"_id.name": 1}},
+    ]
+    found: dict[str, dict[str, int]] = {}
+    for row in jobs().aggregate(pipeline, hint="jobs_of_a_name"):
+        found.setdefault(row["_id"]["name"], {})[row["_id"]["state"]] = row["jobs"]
+    return found

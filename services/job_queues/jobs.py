@@ -1,0 +1,295 @@
+"""Jobs for those who need them done: run, cancel, reschedule, retry, pause, look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from math import isfinite
+from typing import Any
+
+import bson
+from bson import ObjectId, json_util
+from bson.errors import BSONError
+
+from models import job, job_leader, job_queue
+from models.database import Document
+from models.job import AlreadyThere, State
+from queue_manager.core.clock import to_iso, truncate
+from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
+from services.job_queues.registry import ACCEPTED_NAME, NAME, Registry
+
+HIGHEST_PRIORITY = 100
+LARGEST = 1024 * 1024  # bytes of the arguments of one job
+DEEPEST = 64  # levels of an argument: MongoDB refuses a document of 200
+FARTHEST = timedelta(days=3650)
+RETRIED = (State.PENDING, State.FAILURE, State.CANCELED, State.SUCCESS)
+RESCHEDULED = (State.PENDING, State.FAILURE, State.CANCELED)
+SPELLINGS = {"cancelled": State.CANCELED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueStatus:
+    """One name: how many jobs are in each state, and what comes next."""
+
+    name: str
+    states: dict[str, int]
+    is_paused: bool
+    running: Document | None
+    oldest_due: datetime | None
+    """Since when the first job that may be started waits."""
+    next_due: datetime | None
+    """When the first of the others falls due."""
+
+
+class Jobs:
+    """The jobs in the database. `clock` is the server's."""
+
+    def __init__(self, registry: Registry, *, clock: Callable[[], datetime]) -> None:
+        self._registry, self._clock = registry, clock
+
+    def run(
+        self,
+        name: str,
+        *arguments: Any,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        priority: int = 0,
+        unique: bool = False,
+        singular: bool = False,
+    ) -> Document | None:
+        """Store a job and return it; `None` when it must be the only one and is not.
+
+        Args:
+            at, delay: when it is due; now unless one of them is given.
+            priority: -100 to 100, higher first.
+            unique: only if there is no job of the same name and arguments, in any state.
+            singular: only if there is none that is pending, failed or executing.
+
+        Raises:
+            UnknownJob: no function is registered for the name.
+            InvalidJob: names the argument; nothing was stored.
+        """
+        self._registry.work_of(checked_name(name))
+        now = self._clock()
+        document = {
+            "_id": ObjectId(),
+            "name": name,
+            "arguments": _checked(arguments),
+            "state": State.PENDING,
+            "priority": _checked_priority(priority),
+            "due": (due := _due(at, delay, now)),
+            "waiting": due,
+            "created": now,
+            "updated": now,
+            "attempts": 0,
+            "key": key_of(name, arguments),
+            "history": [{"at": now, "state": State.PENDING}],
+        }
+        # First the queue: a crash before the job is stored costs a look for nothing.
+        job_queue.refresh([name], due_at=due)
+        try:
+            job.insert(document, unique=unique, singular=singular)
+        except AlreadyThere:
+            return None
+        return document
+
+    def cancel(self, id: str) -> Document:
+        """Cancel a job that is pending or failed. Raises `WrongState`: it runs or is over; `UnknownJob`."""
+        canceled = job.cancel(_id(id), now=self._clock())
+        return canceled or self._refuse(id, "be canceled")
+
+    def reschedule(
+        self, id: str, *, at: datetime | None = None, delay: timedelta | None = None, priority: int | None = None
+    ) -> Document:
+        """Make a job that waits, or was canceled, due at another time; a priority alone leaves the time as it is.
+
+        Raises:
+            WrongState: it runs or is done.
+            NotTheOnly: it is singular, and another of its kind is live.
+            InvalidJob, UnknownJob.
+        """
+        now = self._clock()
+        if at is None and delay is None and priority is None:
+            raise InvalidJob("at", "accepted is a new time, `at` or `delay`, or a new priority")
+        checked = None if priority is None else _checked_priority(priority)
+        due = None if at is None and delay is None else _due(at, delay, now)
+        return self._make_due(id, RESCHEDULED, due, checked, "be rescheduled")
+
+    def retry(self, id: str) -> Document:
+        """Make a job due now, unless it runs. Raises like `reschedule`."""
+        return self._make_due(id, RETRIED, self._clock(), None, "be tried again")
+
+    def get(self, id: str) -> Document:
+        """Return a job. Raises `UnknownJob`."""
+        found = job.get(_id(id))
+        if found is None:
+            raise UnknownJob(f"There is no job {id}")
+        return found
+
+    def find(self, name: str, *arguments: Any) -> list[Document]:
+        """Return the jobs with this name and these arguments, newest first."""
+        return job.find(key_of(name, _checked(arguments)))
+
+    def list(
+        self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
+    ) -> list[Document]:
+        """Return jobs, newest first, from behind the job `before`."""
+        query: Document = {} if name is None else {"name": checked_name(name)}
+        if state is not None:
+            query["state"] = checked_state(state)
+        if before is not None:
+            query["_id"] = {"$lt": _id(before)}
+        return job.listed(query, limit=limit)
+
+    def clear(self, states: Iterable[str], name: str | None = None) -> int:
+        """Delete jobs in these states, of one name or of all; return how many. A job that runs cannot be deleted."""
+        wanted = [checked_state(state) for state in states]
+        if State.EXECUTING in wanted:
+            raise InvalidJob("states", "a job that is executing cannot be deleted; accepted are the other states")
+        return job.clear(wanted, None if name is None else checked_name(name))
+
+    def pause(self, names: Sequence[str]) -> None:
+        """Start no more jobs of these names, in the whole system; one that runs ends."""
+        job_queue.pause([checked_name(name) for name in names], is_paused=True)
+
+    def resume(self, names: Sequence[str]) -> None:
+        """Let queues go on."""
+        job_queue.pause([checked_name(name) for name in names], is_paused=False)
+
+    def status(self) -> dict[str, Any]:
+        """Return `{queues, leader}`: every name that has jobs, a function or a pause; who hands out, since when."""
+        now, counts, paused = self._clock(), job.counts(), job_queue.paused()
+        running = {executing.name: executing for executing in job.executing()}
+        queues = [
+            QueueStatus(
+                name=name,
+                states={state.value: counts.get(name, {}).get(state, 0) for state in State},
+                is_paused=name in paused,
+                running=_shown(running.get(name)),
+                oldest_due=oldest if (oldest := job.next_due(name)) and oldest <= now else None,
+                next_due=job.next_due(name, after=now),
+            )
+            for name in sorted({*counts, *paused, *self._registry.names()})
+        ]
+        return {"queues": [asdict(queue) for queue in queues], "leader": job_leader.current()}
+
+    def _make_due(
+        self, id: str, states: Sequence[State], due: datetime | None, priority: int | None, what: str
+    ) -> Document:
+        found = job.get(_id(id))
+        if found is not None:
+            job_queue.refresh([found["name"]], due_at=due or found["due"])
+        try:
+            changed = job.make_due(_id(id), states, due=due, priority=priority, now=self._clock())
+        except AlreadyThere:
+            raise NotTheOnly(f"The job {id} is singular, and another with its name and arguments is live") from None
+        return changed or self._refuse(id, what)
+
+    def _refuse(self, id: str, what: str) -> Document:
+        state = self.get(id)["state"]
+        raise WrongState(f"The job {id} is {state} and cannot {what}")
+
+
+def key_of(name: str, arguments: Sequence[Any]) -> str:
+    """Return what is equal for jobs of the same name and arguments."""
+    said = json_util.dumps([name, list(arguments)], sort_keys=True, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    return sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def checked_name(name: Any) -> str:
+    """Return a name that jobs may have. Raises `InvalidJob`."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidJob("name", f"{name!r:.80} names no job; {ACCEPTED_NAME}")
+    return name
+
+
+def checked_state(state: Any) -> State:
+    """Return a state; `cancelled` is understood. Raises `InvalidJob`."""
+    try:
+        return SPELLINGS.get(state) or State(state)
+    except (ValueError, TypeError):
+        states = ", ".join(State)
+        raise InvalidJob("state", f"{state!r:.40} is no state; accepted are {states}") from None
+
+
+def as_json(document: Document) -> dict[str, Any]:
+    """Return a job as JSON can say it: ids and moments as texts, what BSON knows besides in its extended form."""
+    plain: dict[str, Any] = {
+        name: value for name, value in document.items() if name not in ("key", "unique_key", "singular_key", "first")
+    }
+    return {name: _plain(value) for name, value in plain.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return to_iso(value)
+    if isinstance(value, ObjectId):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and isfinite(value)):
+        return value
+    return json_util.default(value, json_options=json_util.CANONICAL_JSON_OPTIONS)
+
+
+def _checked(arguments: Sequence[Any]) -> list[Any]:
+    """Return arguments that the database can keep. Raises `InvalidJob`, which names the first that it cannot."""
+    size = 0
+    for number, argument in enumerate(arguments, start=1):
+        if not _is_flat(argument, DEEPEST):
+            raise InvalidJob("arguments", f"argument {number} is too deep; accepted are {DEEPEST} levels at most")
+        try:
+            size += len(bson.encode({"argument": argument}))
+        except (BSONError, OverflowError, RecursionError, ValueError, TypeError) as error:
+            raise InvalidJob("arguments", f"MongoDB cannot store argument {number} ({error!s:.200})") from None
+    if size > LARGEST:
+        raise InvalidJob("arguments", f"they have {size} bytes; accepted are {LARGEST} at most")
+    return list(arguments)
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    """Tell whether lists and documents are within one another no more than `levels` deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return inner is None or (levels > 0 and all(_is_flat(one, levels - 1) for one in inner))
+
+
+def _checked_priority(priority: Any) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > HIGHEST_PRIORITY:
+        raise InvalidJob("priority", f"accepted is a whole number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
+    return priority
+
+
+def _due(at: Any, delay: Any, now: datetime) -> datetime:
+    if at is not None and delay is not None:
+        raise InvalidJob("at", "`at` and `delay` both say when; accepted is one of them")
+    if delay is not None:
+        if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= FARTHEST:
+            raise InvalidJob("delay", f"accepted is a timedelta from 0 to {FARTHEST.days} days")
+        return truncate(now + delay)
+    if at is None:
+        return now
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidJob(
+            "at", "accepted is a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1)"
+        )
+    try:
+        moment = truncate(at.astimezone(UTC))
+    except OverflowError:  # of the first or last day that there is
+        moment = None
+    if moment is None or not job.EPOCH <= moment <= now + FARTHEST:
+        raise InvalidJob("at", f"accepted is a moment within {FARTHEST.days} days")
+    return moment
+
+
+def _id(id: Any) -> ObjectId:
+    if not isinstance(id, str | ObjectId) or not ObjectId.is_valid(id):
+        raise InvalidJob("id", f"{id!r:.60} is no id of a job; accepted are 24 hexadecimal digits")
+    return ObjectId(id)
+
+
+def _shown(executing: job.Executing | None) -> Document | None:
+    return None if executing is None else {"id": executing.id, "claimed_until": executing.claimed_until}

@@ -1,0 +1,28 @@
+"""Job queues at the Celery edge: the leader hands queues out every few seconds, a worker runs through each.
+
+What is due: a queue one of whose jobs is due, or falls due before the next dispatch.
+Guarantee: one job of a name at a time, whatever crashes; see `services/job_queues`.
+Options: JOBS_TIMER_MS (5000), JOBS_LEASE_SECONDS (30), JOBS_IMPORTS (the modules that register jobs).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from queue_manager.core.clock import seconds
+from queue_manager.core.retry import RetryPolicy
+from services.job_queues import INITIATOR, dispatch
+from services.job_queues import run_queue as run_jobs_of
+from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task
+
+QUEUE = "jobs"
+
+
+@scan_task(initiator=INITIATOR, sent="Handed out job queues.", failed="Error in job dispatch")
+def dispatch_due_jobs(epoch: int | None = None) -> ScanReport:
+    return fan_out(run_queue, dispatch(epoch))
+
+
+@item_task(queue=QUEUE, work=dispatch, retry=RetryPolicy(max_attempts=3, base=seconds(1)))
+def run_queue(name: str, epoch: int | None = None) -> dict[str, Any]:
+    return run_jobs_of(name, epoch, token=current_token())

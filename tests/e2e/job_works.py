@@ -1,0 +1,49 @@
+"""Jobs for real workers: each notes when it ran, in `job_notes`; what it does besides is in its arguments."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from job_names import CONSECUTIVE, OTHERS
+
+from models.database import collection, server_now
+from services.job_queues import Run, job
+
+
+def note(name: str, run: Run, began: datetime, **also: Any) -> None:
+    noted = {"name": name, "job": run.id, "attempt": run.attempt, "began": began, "ended": server_now(), **also}
+    collection("job_notes").insert_one(noted)
+
+
+def working(name: str) -> Callable[..., None]:
+    def work(seconds: float = 0, *, run: Run) -> None:
+        began = server_now()
+        time.sleep(seconds)
+        note(name, run, began)
+
+    return work
+
+
+for _name in (*CONSECUTIVE, *OTHERS):
+    job(_name)(working(_name))
+
+
+@job("mixed")
+def mixed(what: str, *, run: Run) -> None:
+    """Do nothing well; `poison` fails every time, `mended` from its second attempt on no more."""
+    note("mixed", run, server_now(), what=what)
+    if what == "poison" or (what == "mended" and run.attempt == 1):
+        raise ValueError(what)
+
+
+@job("fragile")
+def fragile(mark: str, *, run: Run) -> None:
+    """Run until somebody makes the file `mark`."""
+    note("fragile", run, server_now(), pid=os.getpid())
+    while not Path(mark).exists():
+        time.sleep(0.02)

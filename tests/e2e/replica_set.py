@@ -1,0 +1,87 @@
+"""A MongoDB replica set of three members on this machine, small, whose primary can be told to step down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from eventually import eventually
+from pymongo import MongoClient
+from pymongo.errors import AutoReconnect, PyMongoError
+
+from queue_manager.devstack.ports import LOOPBACK
+from queue_manager.devstack.servers import DATABASE, REPLICA_SET, Mongo
+
+MEMBERS = 3
+
+
+class Member(Mongo):
+    """One of several: it is ready when it answers, and made a member by `ReplicaSet`."""
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()  # nobody looks at its data any more; in order it would look for a successor first
+
+    def _is_ready(self) -> bool:
+        try:
+            with self._connect() as client:
+                return bool(client.admin.command("ping")["ok"])
+        except (PyMongoError, OSError):
+            return False
+
+
+class ReplicaSet:
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"{LOOPBACK}:{member.port}" for member in self.members)
+        return f"mongodb://{hosts}/{DATABASE}?replicaSet={REPLICA_SET}"
+
+    def initiate(self) -> None:
+        hosts = [{"_id": number, "host": f"{LOOPBACK}:{one.port}"} for number, one in enumerate(self.members)]
+        config = {"_id": REPLICA_SET, "members": hosts, "settings": {"electionTimeoutMillis": 2_000}}
+        with self._direct(self.members[0]) as client:
+            client.admin.command("replSetInitiate", config)
+        eventually(self.primary, within=30)
+        eventually(lambda: self._states().count("SECONDARY") == MEMBERS - 1, within=30)
+
+    def primary(self) -> Member | None:
+        """Return the member that takes writes now."""
+        for member in self.members:
+            try:
+                with self._direct(member) as client:
+                    if client.admin.command("hello")["isWritablePrimary"]:
+                        return member
+            except PyMongoError:
+                continue
+        return None
+
+    def step_down(self) -> Member:
+        """Let the primary step down and wait for another; return the one that stepped down."""
+        before = eventually(self.primary, within=30)
+        with self._direct(before) as client:
+            with suppress(AutoReconnect):  # some versions close the connection that asked
+                client.admin.command("replSetStepDown", 10, secondaryCatchUpPeriodSecs=5)
+        eventually(lambda: self.primary() not in (None, before), within=30)
+        return before
+
+    def _states(self) -> list[str]:
+        with self._direct(self.members[0]) as client:
+            return [member["stateStr"] for member in client.admin.command("replSetGetStatus")["members"]]
+
+    def _direct(self, member: Member) -> MongoClient[dict[str, Any]]:
+        return member._connect()
+
+
+@contextmanager
+def replica_set(directory: Path) -> Iterator[ReplicaSet]:
+    with ExitStack() as stack:
+        members = [
+            stack.enter_context(Member(directory / f"member{number}", cache_gb=0.25)) for number in range(MEMBERS)
+        ]
+        running = ReplicaSet(members)
+        running.initiate()
+        yield running

@@ -1,0 +1,106 @@
+"""Workers and beats of job queues killed with SIGKILL: what was running comes back, and counts as done once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from eventually import eventually
+from job_names import CONSECUTIVE
+from job_processes import LEASE, PERIOD, count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
+from real_servers import Servers
+
+from models import job, job_leader
+from models.database import server_now
+from queue_manager.core.clock import seconds
+
+TAKEOVER, LOOP = 6.0, 1.0  # seconds: the lock of the beat that leads, and a loop of the one that stands by
+SLOW = 5.0  # seconds that a busy machine may add, starting a worker included
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("victim", ["worker", "child"])
+def test_job_comes_back_when_its_worker_is_killed(victim: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    lab, mark = job_lab(), tmp_path / "may-end"
+    with job_worker(tmp_path) as process, job_beat(tmp_path):
+        id = lab.run("fragile", str(mark))
+        behind = lab.run("fragile", str(mark))
+        [first] = eventually(lambda: notes("fragile"), within=15)
+        if victim == "worker":
+            process.kill()
+        else:
+            os.kill(first["pid"], signal.SIGKILL)
+        killed_at = server_now()
+        assert lab.state(id) == "executing"
+        mark.touch()
+        if victim == "worker":
+            process.start()
+
+        eventually(lambda: lab.state(id) == "success", within=LEASE + PERIOD + SLOW + 5)
+        again = notes("fragile", job=id)[-1]
+        figure(f"jobs: back {(again['began'] - killed_at).total_seconds():.1f} s after its {victim} was killed")
+        eventually(lambda: lab.state(behind) == "success")
+    found = lab.jobs.get(id)
+    assert found["attempts"] == again["attempt"] == 2
+    assert [entry["state"] for entry in found["history"]] == ["pending", "failure", "success"]
+    assert "lost" in found["last_error"]
+    assert again["began"] <= killed_at + seconds(LEASE + PERIOD + SLOW)
+
+
+@pytest.mark.usefixtures("clean")
+def test_another_beat_takes_over_and_tries_failed_jobs_at_once(tmp_path: Path, figure: Callable[[str], None]) -> None:
+    lab = job_lab()
+    with job_worker(tmp_path), job_beat(tmp_path, 0) as leader:
+        eventually(lambda: job_leader.current_epoch() == 1, within=20)
+        with job_beat(tmp_path, 1) as standby:
+            eventually(lambda: "standing by" in standby.log, within=20)
+            id = lab.run("mixed", "mended")
+            eventually(lambda: lab.state(id) == "failure")
+            later = server_now() + seconds(600)  # its next attempt would come much later than the take-over
+            job.jobs().update_one({"name": "mixed"}, {"$set": {"waiting": later, "due": later}})
+            lab.run("mixed", "good")
+            eventually(lambda: count("success", "mixed") == 1)
+
+            leader.kill()
+            killed_at = server_now()
+            eventually(lambda: lab.state(id) == "success", within=TAKEOVER + LOOP + PERIOD + SLOW)
+            took = (notes("mixed", job=id)[-1]["began"] - killed_at).total_seconds()
+            figure(f"jobs: a failed one was tried {took:.1f} s after the leader was killed")
+            lab.run("mixed", "later")
+            eventually(lambda: count("success", "mixed") == 3, within=PERIOD + SLOW)
+    assert job_leader.current_epoch() == 2
+    assert len(notes("mixed", job=id)) == 2
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+def test_each_job_succeeds_once_while_workers_and_beats_are_killed(
+    clean: Servers, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    chance, lab = random.Random(20260131), job_lab()
+    processes = [job_worker(tmp_path, number) for number in range(2)]
+    processes += [job_beat(tmp_path, number) for number in range(2)]
+    for process in processes:
+        process.start()
+    began, kills, total = time.monotonic(), 0, 0
+    while time.monotonic() - began < 60:
+        for name in CONSECUTIVE:
+            for _ in range(10):
+                lab.run(name, chance.choice([0, 0, 0, 0.05]), delay=seconds(chance.random() * 5))
+                total += 1
+        victim = chance.choice(processes)
+        victim.kill()
+        kills += 1
+        victim.start(ready=False)
+        time.sleep(3)  # the storm's rhythm, not a wait for anything
+    eventually(lambda: count("success", *CONSECUTIVE) == total, within=150, every=1)
+    for process in processes:
+        process.kill()
+    figure(f"jobs: storm of {total} jobs and {kills} kills: each succeeded once")
+    assert success_counts(*CONSECUTIVE) == {1}
+    assert overlaps(*CONSECUTIVE) == []

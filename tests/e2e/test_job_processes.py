@@ -1,0 +1,171 @@
+"""Job queues through real workers and a beat: consecutive in a name, parallel across names, on time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from celery_processes import CeleryProcess
+from eventually import eventually
+from job_lab import Lab
+from job_names import CONSECUTIVE
+from job_processes import (
+    ENV,
+    LEASE,
+    PERIOD,
+    at_once,
+    count,
+    job_beat,
+    job_lab,
+    job_worker,
+    notes,
+    overlaps,
+    success_counts,
+)
+from real_servers import Servers
+
+from models import database, schema
+from models.database import server_now
+from queue_manager.core.clock import seconds
+
+ON_TIME = 0.25  # seconds after its time
+SLACK = 0.75  # seconds that a busy machine may add
+
+
+@dataclass(frozen=True)
+class AtWork:
+    lab: Lab
+    workers: list[CeleryProcess]
+
+
+@contextmanager
+def at_work_with(servers: Servers, directory: Path, workers: int) -> Iterator[AtWork]:
+    for name in database.database().list_collection_names():
+        database.collection(name).delete_many({})
+    schema.migrate()
+    with redis.Redis.from_url(servers.valkey.url) as client:
+        client.flushall()
+    with ExitStack() as stack:
+        started = [job_worker(directory, number).start(ready=False) for number in range(workers)]
+        running = [stack.enter_context(one) for one in started]
+        stack.enter_context(job_beat(directory))
+        for one in running:
+            eventually(lambda one=one: " ready." in one.log, within=60)
+        yield AtWork(lab=job_lab(), workers=running)
+
+
+@pytest.fixture(scope="module")
+def at_work(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtWork]:
+    """Two workers and a beat; each test has jobs of its own names."""
+    with at_work_with(servers, tmp_path_factory.mktemp("at-work"), workers=2) as running:
+        yield running
+
+
+def run_all_names(lab: Lab, each: int, *, workers: int, figure: Callable[[str], None]) -> None:
+    began = server_now()
+    for number in range(each):
+        for name in CONSECUTIVE:
+            lab.run(name, 0.01 if number % 5 == 0 else 0)
+    total = each * len(CONSECUTIVE)
+    eventually(lambda: count("success", *CONSECUTIVE) == total, within=90)
+    took = (max(one["ended"] for one in notes(*CONSECUTIVE)) - began).total_seconds()
+    parallel = at_once(*CONSECUTIVE)
+    figure(f"jobs: {total} of {len(CONSECUTIVE)} names by {workers} workers in {took:.1f} s, {parallel} names at once")
+    assert overlaps(*CONSECUTIVE) == []
+    assert len(notes(*CONSECUTIVE)) == total
+    assert success_counts(*CONSECUTIVE) == {1}
+    assert 1 < parallel <= len(CONSECUTIVE)
+
+
+def test_two_workers_run_names_at_once_and_each_name_one_after_another(
+    at_work: AtWork, figure: Callable[[str], None]
+) -> None:
+    run_all_names(at_work.lab, 25, workers=2, figure=figure)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+def test_eight_workers_run_names_at_once_and_each_name_one_after_another(
+    servers: Servers, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    with at_work_with(servers, tmp_path, workers=8) as running:
+        run_all_names(running.lab, 300, workers=8, figure=figure)
+
+
+def test_job_starts_at_its_time(at_work: AtWork, figure: Callable[[str], None]) -> None:
+    due = [at_work.lab.jobs.get(at_work.lab.run("soon", delay=seconds(2 + 0.21 * n)))["due"] for n in range(8)]
+    eventually(lambda: count("success", "soon") == len(due), within=15)
+    late = [(one["began"] - at).total_seconds() for one, at in zip(notes("soon"), due, strict=True)]
+    figure(f"jobs: started {min(late) * 1000:.0f} to {max(late) * 1000:.0f} ms after their time")
+    assert min(late) >= 0
+    assert max(late) <= ON_TIME
+
+
+def test_job_that_is_run_now_starts_within_a_period(at_work: AtWork, figure: Callable[[str], None]) -> None:
+    waited = []
+    for number in range(1, 5):
+        ran_at = server_now()
+        at_work.lab.run("now")
+        eventually(lambda number=number: count("success", "now") == number)
+        waited.append((notes("now")[-1]["began"] - ran_at).total_seconds())
+    figure(f"jobs: one that is run now starts after at most {max(waited):.2f} s of a period of {PERIOD} s")
+    assert max(waited) <= PERIOD + ON_TIME
+
+
+def test_job_of_many_leases_keeps_its_lease_and_runs_once(at_work: AtWork) -> None:
+    id = at_work.lab.run("long", 3 * LEASE)
+    eventually(lambda: at_work.lab.state(id) == "success", within=3 * LEASE + 10)
+    found = at_work.lab.jobs.get(id)
+    assert (found["attempts"], len(notes("long"))) == (1, 1)
+    assert [entry["state"] for entry in found["history"]] == ["pending", "success"]
+
+
+def test_pause_stops_after_the_current_job_in_all_workers(at_work: AtWork) -> None:
+    for _ in range(8):
+        at_work.lab.run("paused", 0.3)
+    eventually(lambda: count("executing", "paused") == 1)
+    at_work.lab.jobs.pause(["paused"])
+    paused_at = server_now()
+    eventually(lambda: count("executing", "paused") == 0)
+    at_work.lab.run("meanwhile", 3 * PERIOD)  # several dispatches go by
+    eventually(lambda: notes("meanwhile"), within=15)
+    assert [one for one in notes("paused") if one["began"] > paused_at + seconds(0.25)] == []
+    assert count("pending", "paused") >= 5
+
+    at_work.lab.jobs.resume(["paused"])
+    eventually(lambda: count("success", "paused") == 8, within=15)
+    assert overlaps("paused") == []
+
+
+def test_poison_job_does_not_hold_up_a_thousand_good_ones(at_work: AtWork, figure: Callable[[str], None]) -> None:
+    poison = at_work.lab.run("mixed", "poison", priority=100)
+    began = server_now()
+    for number in range(1_000):
+        at_work.lab.jobs.run("mixed", str(number))
+    eventually(lambda: count("success", "mixed") == 1_000, within=60)
+    took = (server_now() - began).total_seconds()
+    figure(f"jobs: 1,000 beside a poison one stored and done in {took:.1f} s")
+    first, second = eventually(lambda: (runs := notes("mixed", job=poison)) and len(runs) == 2 and runs, within=15)
+    rest = (second["began"] - first["ended"]).total_seconds()
+    assert 2.5 <= rest <= 5 + PERIOD + SLACK
+    assert success_counts("mixed") <= {0, 1}
+    found = at_work.lab.jobs.get(poison)
+    assert (found["last_error"], count("failure", "mixed")) == ("ValueError: poison", 1)
+    at_work.lab.jobs.cancel(poison)
+
+
+@pytest.mark.parametrize("source", ["import no_such_module", "1 / 0"])
+def test_worker_with_jobs_that_cannot_be_imported_says_so_and_ends(
+    servers: Servers, tmp_path: Path, source: str
+) -> None:
+    (tmp_path / "broken_jobs.py").write_text(source)
+    env = {**ENV, "JOBS_IMPORTS": '["broken_jobs"]', "PYTHONPATH": f"{tmp_path}:."}
+    with job_worker(tmp_path, env=env).start(ready=False) as process:
+        eventually(lambda: process.exit_code() is not None, within=20)
+        assert process.exit_code() != 0
+        assert "JOBS_IMPORTS: 'broken_jobs' cannot be imported" in process.log
+        assert " ready." not in process.log

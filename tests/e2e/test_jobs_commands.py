@@ -1,0 +1,275 @@
+"""`queue-manager jobs`: as a user sees it, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from commands import environment, said_on_a_terminal
+from real_servers import Servers
+
+from models import job as model
+from models import job_leader, job_queue
+from models.database import Document, server_now
+from models.job import State
+from queue_manager.core.clock import minutes, seconds, to_iso
+from queue_manager.devstack.demo_jobs import IMPORT, INVOICE, MODULE, REPORT
+from queue_manager.devstack.ports import free_port
+from services.job_queues import jobs
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "jobs"]
+NASTY = "[red]\x1b[31m \x9b31m \x7f \u202e"
+GONE = "0" * 24
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # no .env of the checkout
+    monkeypatch.setenv("JOBS_IMPORTS", json.dumps([MODULE]))
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment(**env), capture_output=True, text=True, timeout=60, encoding="utf-8"
+    )
+
+
+def printed(*arguments: str) -> Any:
+    """Return the JSON that a command printed, which must have succeeded."""
+    result = run(*arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    return json.loads(result.stdout)
+
+
+def made(name: str = INVOICE, *arguments: Any, **options: Any) -> Document:
+    job = jobs.run(name, *arguments, **options)
+    assert job is not None
+    return job
+
+
+def begin(job: Document) -> None:
+    assert model.start(job, token="worker", now=server_now(), until=server_now() + seconds(30))
+
+
+class TestRun:
+    def test_it_stores_the_job_and_prints_it(self, clean: Servers) -> None:
+        job = printed("run", INVOICE, "42", '{"a": [1.5, null]}', "x y", "NaN", '"7"', "--priority", "3")
+        stored = jobs.get(job["_id"])
+        assert stored["arguments"] == job["arguments"] == [42, {"a": [1.5, None]}, "x y", "NaN", "7"]
+        assert (stored["priority"], stored["state"]) == (3, State.PENDING)
+
+    def test_later(self, clean: Servers) -> None:
+        at = to_iso(server_now() + seconds(90))
+        assert printed("run", INVOICE, "--at", at)["due"] == at
+        assert to_iso(server_now() + seconds(50)) < printed("run", INVOICE, "--delay", "60")["due"]
+
+    def test_negative_numbers_come_after_two_dashes(self, clean: Servers) -> None:
+        assert printed("run", INVOICE, "--", "-5")["arguments"] == [-5]
+
+    @pytest.mark.parametrize("option", ["--unique", "--singular"])
+    def test_one_that_is_blocked_is_said(self, option: str, clean: Servers) -> None:
+        made(INVOICE, 1, unique=option == "--unique", singular=option == "--singular")
+        result = run("run", INVOICE, "1", option)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr == f"queue-manager: blocked: there is a job {INVOICE} with these arguments already\n"
+
+    def test_an_unknown_name_lists_the_known_ones(self, clean: Servers) -> None:
+        result = run("run", "send_invoice")
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr.startswith("queue-manager: There is no job 'send_invoice'; the jobs are: demo.")
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["a b"],
+            ["\x1b[31m"],
+            [INVOICE, "9" * 30],
+            [INVOICE, "\udcff"],
+            [INVOICE, "[" * 100 + "]" * 100],
+            [INVOICE, "--at", "soon"],
+            [INVOICE, "--at", "2030-01-01T00:00:00"],
+            [INVOICE, "--at", "2030-01-01T00:00:00Z", "--delay", "1"],
+            [INVOICE, "--delay", "nan"],
+            [INVOICE, "--delay", "1e300"],
+            [INVOICE, "--delay=-1"],
+            [INVOICE, "--priority", "101"],
+            [INVOICE, "--priority", "9" * 30],
+        ],
+        ids=lambda arguments: " ".join(arguments)[-30:].encode("ascii", "replace").decode(),
+    )
+    def test_what_is_not_accepted_is_said(self, arguments: list[str], clean: Servers) -> None:
+        result = run("run", *arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith("queue-manager: ")
+        assert result.stderr.count("\n") == 1
+        assert model.jobs().count_documents({}) == 0
+
+
+class TestList:
+    def test_newest_first(self, clean: Servers) -> None:
+        first, second = made(INVOICE, {"to": "ada"}, priority=5), made(REPORT, 2026, delay=seconds(500))
+        title, upper, lower = run("list").stdout.splitlines()
+        assert title.split() == ["id", "name", "state", "priority", "attempts", "due", "last", "error", "arguments"]
+        assert upper.split() == [str(second["_id"]), REPORT, "pending", "0", "0", "in", "8", "min", "[2026]"]
+        assert lower.split()[:5] == [str(first["_id"]), INVOICE, "pending", "5", "0"]
+        assert lower.rstrip().endswith('[{"to": "ada"}]')
+
+    def test_a_page_says_where_the_next_one_begins(self, clean: Servers) -> None:
+        ids = [str(made(INVOICE, number)["_id"]) for number in range(3)]
+        page = run("list", "--limit", "2").stdout
+        cursor = page.partition("there are more: --before ")[2].strip()
+        assert [id in page for id in ids] == [False, True, True]
+        rest = printed("list", "--before", cursor, "--json")
+        assert ([job["_id"] for job in rest["jobs"]], rest["cursor"]) == ([ids[0]], None)
+
+    def test_name_and_state_narrow_it(self, clean: Servers) -> None:
+        canceled, _ = made(INVOICE, 1), made(REPORT, 2)
+        jobs.cancel(canceled["_id"])
+        for narrowed in (["--state", "cancelled"], ["--name", INVOICE]):
+            assert [job["_id"] for job in printed("list", "--json", *narrowed)["jobs"]] == [str(canceled["_id"])]
+        assert run("list", "--state", "failure").stdout == "no such job\n"
+
+    @pytest.mark.parametrize("arguments", [["--state", "x"], ["--name", "a b"], ["--before", "x"], ["--limit", "0"]])
+    def test_what_is_not_accepted_is_said(self, arguments: list[str], clean: Servers) -> None:
+        result = run("list", *arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "Traceback" not in result.stderr
+
+
+class TestShow:
+    def test_everything_of_a_job(self, clean: Servers) -> None:
+        job = made(INVOICE, {"to": "ada"}, priority=7)
+        jobs.cancel(job["_id"])
+        lines = run("show", str(job["_id"])).stdout.splitlines()
+        for name, value in (("name", INVOICE), ("arguments", '[{"to": "ada"}]'), ("priority", "7")):
+            assert f"{name:<12}{value}" in lines
+        history = [line.split()[1] for line in lines[lines.index("history") + 1 :]]
+        assert history == ["pending", "canceled"]
+        assert printed("show", str(job["_id"]), "--json")["state"] == "canceled"
+
+    def test_an_unknown_id_is_one_line(self, clean: Servers) -> None:
+        for id, code, said in ((GONE, 1, f"There is no job {GONE}"), ("x", 2, "id: 'x' is no id of a job; accepted")):
+            result = run("show", id)
+            assert (result.returncode, result.stdout) == (code, "")
+            assert result.stderr.startswith(f"queue-manager: {said}")
+
+
+class TestChanging:
+    def test_cancel_says_of_each_what_became_of_it(self, clean: Servers) -> None:
+        waits, runs = made(INVOICE, 1), made(REPORT, 2)
+        begin(runs)
+        result = run("cancel", str(waits["_id"]), str(runs["_id"]), GONE)
+        assert result.returncode == 1
+        assert result.stdout.splitlines() == [
+            f"{waits['_id']}  canceled",
+            f"{runs['_id']}  The job {runs['_id']} is executing and cannot be canceled",
+            f"{GONE}  There is no job {GONE}",
+        ]
+
+    def test_retry_makes_it_due_now(self, clean: Servers) -> None:
+        job = made(delay=seconds(500))
+        result = run("retry", str(job["_id"]))
+        assert (result.returncode, result.stdout) == (0, f"{job['_id']}  due now\n")
+        assert jobs.get(job["_id"])["due"] <= server_now()
+
+    def test_retry_of_one_that_is_not_the_only_one_any_more(self, clean: Servers) -> None:
+        first = made(INVOICE, 1, singular=True)
+        jobs.cancel(first["_id"])
+        made(INVOICE, 1, singular=True)
+        result = run("retry", str(first["_id"]))
+        assert result.returncode == 1
+        assert "is singular, and another" in result.stdout
+
+    def test_pause_and_resume(self, clean: Servers) -> None:
+        assert run("pause", INVOICE, REPORT).stdout == f"{INVOICE}  paused\n{REPORT}  paused\n"
+        assert run("resume", REPORT).stdout == f"{REPORT}  resumed\n"
+        assert job_queue.paused() == {INVOICE}
+        refused = run("pause", INVOICE, "a b")
+        assert (refused.returncode, refused.stdout) == (2, "")
+
+    @pytest.mark.parametrize("command", ["cancel", "retry", "pause", "resume", "show", "run"])
+    def test_it_must_be_said_which(self, command: str) -> None:
+        assert run(command).returncode == 2
+
+
+class TestStatus:
+    def test_each_name_in_a_row_below_the_leader(self, clean: Servers) -> None:
+        job_leader.lead(3, now=server_now() - minutes(30))
+        runs = made(INVOICE, 1)
+        made(INVOICE, 2)
+        made(INVOICE, 3, delay=seconds(500))
+        begin(runs)
+        jobs.pause([REPORT])
+        leader, title, *rows = run("status").stdout.splitlines()
+        assert leader.startswith("leader of epoch 3, last heartbeat 30 min ago, took over 30 min ago")
+        assert title.split()[:6] == ["name", "pending", "executing", "success", "failure", "canceled"]
+        by_name = {row.split()[0]: row for row in rows}
+        assert by_name[INVOICE].split()[1:6] == ["2", "1", "0", "0", "0"]
+        assert f"{runs['_id']}, lease " in by_name[INVOICE]
+        assert by_name[INVOICE].rstrip().endswith("in 8 min")
+        assert f"{REPORT} (paused)" in by_name[REPORT]
+        assert IMPORT in by_name  # it is registered, and has no job
+
+    def test_json_is_that_of_the_api(self, clean: Servers) -> None:
+        job = made(delay=seconds(500))
+        status = printed("status", "--json")
+        (queue,) = [queue for queue in status["queues"] if queue["name"] == INVOICE]
+        assert (queue["oldest_due"], queue["next_due"], queue["running"]) == (None, to_iso(job["due"]), None)
+        assert (status["leader"], set(status)) == (None, {"queues", "leader", "server_time"})
+
+    def test_nobody_leads_yet(self, clean: Servers) -> None:
+        said = run("status", JOBS_IMPORTS="[]").stdout
+        assert said.startswith("no leader has handed out jobs yet")
+        assert said.endswith("no queue\n")
+
+
+class TestTerminal:
+    def test_nothing_of_an_applications_can_steer_it(self, clean: Servers) -> None:
+        job = made(INVOICE, NASTY)
+        model.jobs().update_one({"_id": job["_id"]}, {"$set": {"state": "failure", "last_error": NASTY, "x": NASTY}})
+        model.jobs().insert_one({**job, "_id": ObjectId(), "name": NASTY})
+        for arguments in (["list"], ["show", str(job["_id"])], ["status"], ["list", "--json"]):
+            for said in (said_on_a_terminal([*COMMAND, *arguments]), run(*arguments).stdout):
+                assert "[red]" in said
+                if "--json" not in arguments:
+                    assert not {"\x9b", "\x7f", "\u202e"} & set(said)
+                assert "\x1b[31m" not in said
+
+    def test_a_wrong_id_is_written_out(self, clean: Servers) -> None:
+        assert "\x1b" not in run("cancel", "\x1b[31m").stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["show", GONE], ["run", INVOICE], ["cancel", GONE], ["pause", INVOICE], ["status"]]
+)
+def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
+    gone = f"mongodb://app:s3cret@127.0.0.1:{free_port()}/product?serverSelectionTimeoutMS=300"
+    result = run(*arguments, MONGO_DB_URL=gone)
+    assert result.returncode == 1
+    assert result.stderr.startswith("queue-manager: MongoDB at mongodb://***@127.0.0.1")
+    assert result.stderr.count("\n") == 1
+    assert "s3cret" not in result.stderr
+
+
+def test_a_module_that_cannot_be_imported_is_one_clear_line(clean: Servers) -> None:
+    result = run("status", JOBS_IMPORTS='["no_such_module"]')
+    assert result.returncode == 2
+    assert result.stderr.startswith("queue-manager: JOBS_IMPORTS: 'no_such_module' cannot be imported")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_application_is_found_where_the_command_is_started(clean: Servers, tmp_path: Path) -> None:
+    (tmp_path / "billing.py").write_text(
+        'from services.job_queues import job, jobs\n\n@job("bill")\ndef bill(n): ...\n\n'
+        'if __name__ == "__main__":\n    print(jobs.run("bill", 1)["_id"])\n'
+    )
+    env = environment(JOBS_IMPORTS='["billing"]')
+    started = subprocess.run([sys.executable, "billing.py"], env=env, capture_output=True, text=True, timeout=60)
+    assert started.stderr == ""
+    assert jobs.get(started.stdout.strip())["name"] == "bill"
+    assert run("run", "bill", "2", JOBS_IMPORTS='["billing"]').returncode == 0

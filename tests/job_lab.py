@@ -1,0 +1,118 @@
+"""Jobs for tests: a registry and a clock of their own over the real database; runs and dispatches made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
+
+from bson import ObjectId
+from rooms import T0, HandClock
+
+from models import job, job_queue
+from models.database import Document
+from queue_manager.core.clock import seconds
+from services.due_work import DueItem, Limits
+from services.job_queues import Jobs, Registry
+from services.job_queues.dispatch import Dispatch
+from services.job_queues.runner import Runner, RunReport
+
+LEASE, PERIOD = seconds(30), seconds(5)
+
+
+class Lab:
+    """Everything that takes part in job queues, in this process.
+
+    A job's function is whatever `works` holds for its name when it runs; `ran` lists the arguments of each call.
+    """
+
+    def __init__(self, clock: Callable[[], datetime] | None = None, *names: str) -> None:
+        self.hand = HandClock()
+        self.clock = clock or self.hand
+        self.registry = Registry()
+        self.jobs = Jobs(self.registry, clock=self.clock)
+        self.ran: list[tuple[Any, ...]] = []
+        self.works: dict[str, Callable[..., Any]] = {}
+        self._tokens = count(1)
+        for name in names or ("mail", "report"):
+            self.register(name)
+
+    def register(self, name: str) -> None:
+        def work(*arguments: Any, run: Any) -> Any:
+            self.ran.append(arguments)
+            act = self.works.get(name)
+            return act(*arguments, run=run) if act else None
+
+        self.registry.register(name, work)
+
+    def run(self, name: str, *arguments: Any, **options: Any) -> str:
+        """Store a job that nothing stands against; return its id."""
+        stored = self.jobs.run(name, *arguments, **options)
+        assert stored is not None
+        return str(stored["_id"])
+
+    def runner(self, name: str = "mail", **options: Any) -> Runner:
+        token = options.pop("token", None) or f"run-{next(self._tokens)}"
+        settings = {"lease": LEASE, "budget": LEASE, "epoch": None, **options}
+        return Runner(name=name, registry=self.registry, clock=self.clock, token=token, **settings)
+
+    def run_through(self, name: str = "mail", **options: Any) -> RunReport:
+        return self.runner(name, **options).run()
+
+    def executing(self, id: str, *, token: str = "elsewhere", lease: timedelta = LEASE) -> Document:
+        """Start the job as a worker elsewhere would; return it as that worker knows it."""
+        found = self.jobs.get(id)
+        now = self.clock()
+        assert job.start(found, token=token, now=now, until=now + lease)
+        return found
+
+    def dispatching(self, epoch: int | None = None) -> Dispatch:
+        return Dispatch(
+            claims=job_queue.claims(),
+            clock=self.clock,
+            limits=Limits(batch=500, max_queue=20_000, ahead=200),
+            ahead_by=PERIOD,
+            epoch=epoch,
+        )
+
+    def dispatch(self, epoch: int | None = None) -> tuple[list[DueItem], dict[str, int]]:
+        """Dispatch once; return what would be sent, and what was noted besides."""
+        items, noted = [], dict[str, int]()
+        for batch in self.dispatching(epoch).claim_due(0):
+            items += batch.items
+            noted.update(batch.noted)
+        return items, noted
+
+    def names_dispatched(self, epoch: int | None = None) -> list[str]:
+        return sorted(item.args[0] for item in self.dispatch(epoch)[0])
+
+    def serve(self, epoch: int | None = None) -> list[RunReport]:
+        """Dispatch, and run through what is handed out as workers would."""
+        reports = []
+        for item in self.dispatch(epoch)[0]:
+            reports.append(self.run_through(item.args[0], token=item.token, epoch=epoch))
+            job_queue.complete(item.args[0], token=item.token)
+        return reports
+
+    def state(self, id: str) -> str:
+        return str(self.jobs.get(id)["state"])
+
+    def states(self) -> dict[str, int]:
+        """Return how many jobs there are in each state that has any."""
+        found: dict[str, int] = {}
+        for of_name in job.counts().values():
+            for state, number in of_name.items():
+                found[state] = found.get(state, 0) + number
+        return found
+
+
+def lost_lease(id: str) -> None:
+    """Let the lease of an executing job have ended long ago."""
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"claim.claimed_until": T0 - seconds(1)}})
+
+
+def successes(id: str) -> int:
+    """Count the attempts that the history calls a success."""
+    history = (job.get(ObjectId(id)) or {})["history"]
+    return sum(entry["state"] == "success" for entry in history)

@@ -1,0 +1,163 @@
+"""What job queues read follows what is found, however many jobs there are: `explain`, and the commands sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from job_lab import LEASE, Lab
+from pymongo import MongoClient, monitoring
+from real_servers import Servers
+from rooms import T0
+
+from models import database, job
+from models.database import Document
+from models.job import State
+from queue_manager.core.clock import hours, seconds
+from queue_manager.core.per_process import PerProcess
+
+NAMES, EXECUTING, DUE, PAGE = 20, 5, 12, 32
+STATES = [State.SUCCESS] * 6 + [State.PENDING] * 3 + [State.FAILURE, State.CANCELED]
+
+
+def fill(count: int) -> Iterator[Document]:
+    """Of most names a few jobs are due, hidden among those that wait for later; most are done."""
+    for number in range(count):
+        name, state = f"n{number % NAMES:02}", STATES[number // NAMES % len(STATES)]
+        due = T0 + hours(1) + timedelta(milliseconds=number)
+        if state is State.PENDING and number % NAMES < DUE and number % 3 == 0:
+            due = T0 - timedelta(milliseconds=number)
+        if number < EXECUTING:
+            state = State.EXECUTING
+        one: Document = {"_id": ObjectId(), "name": name, "arguments": [number], "key": f"{number % 1000:032x}"}
+        one |= {"state": state, "priority": number % 3, "due": due, "created": T0, "updated": T0, "history": []}
+        one["attempts"] = 0 if state is State.PENDING else 1
+        if state in (State.PENDING, State.FAILURE):
+            one["waiting"] = due
+        if state is State.EXECUTING:
+            one["claim"] = {"token": f"t{number}", "claimed_until": T0 + LEASE}
+        yield one
+
+
+def explained(command: Document) -> tuple[set[str], int, int, int]:
+    """Return the stages of the plan, and the keys and documents read and the results of running it."""
+    plan = database.database().command("explain", command, verbosity="executionStats")
+    stages = set(found(plan, "stage"))
+    keys, documents = max(found(plan, "totalKeysExamined")), max(found(plan, "totalDocsExamined"))
+    return stages, keys, documents, max(found(plan, "nReturned"))
+
+
+def found(node: Any, name: str) -> list[Any]:
+    if isinstance(node, dict):
+        own = [node[name]] if name in node else []
+        return own + [value for inner in node.values() for value in found(inner, name)]
+    return [value for inner in node for value in found(inner, name)] if isinstance(node, list) else []
+
+
+class Recorder(monitoring.CommandListener):
+    """Keeps the commands that are sent about jobs, in the form in which `explain` takes them."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Document]] = []
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        if event.command.get(event.command_name) == job.NAME:
+            plain = {name: value for name, value in event.command.items() if name not in NOT_EXPLAINED}
+            self.sent.append((event.command_name, plain))
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+
+    @property
+    def reads(self) -> list[str]:
+        return [name for name, _ in self.sent if name in ("find", "aggregate", "distinct", "count", "getMore")]
+
+
+NOT_EXPLAINED = ("lsid", "$db", "$clusterTime", "txnNumber", "$readPreference")
+
+
+@contextmanager
+def recorded(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    recorder = Recorder()
+    with MongoClient[Document](servers.mongo.url, event_listeners=[recorder]) as client, monkeypatch.context() as patch:
+        patch.setattr(database, "client", PerProcess(lambda: client))
+        yield recorder
+
+
+def look_at_everything(servers: Servers, count: int, figure: Callable[[str], None], patch: pytest.MonkeyPatch) -> None:
+    documents = fill(count)
+    while some := list(islice(documents, 20_000)):
+        job.jobs().insert_many(some, ordered=False)
+    lab = Lab(None, "n00")
+
+    def shown(what: str, sent: tuple[str, Mapping[str, Any]]) -> tuple[set[str], int, int, int]:
+        stages, keys, read, results = explained(dict(sent[1]))
+        figure(f"jobs: {count:,}, {what}: {results} found, {keys} keys and {read} documents examined")
+        assert not stages & {"COLLSCAN", "SORT"}
+        return stages, keys, read, results
+
+    with recorded(servers, patch) as recorder:
+        names = job.due_names(T0)
+        stages, keys, read, results = shown("names that are due", recorder.sent.pop())
+        assert len(names) == results == DUE
+        assert "DISTINCT_SCAN" in stages
+        assert keys <= 2 * NAMES
+        assert read == 0
+
+        executing = job.executing()
+        _, keys, read, results = shown("executing", recorder.sent.pop())
+        assert len(executing) == results == EXECUTING
+        assert keys <= EXECUTING + 1
+        assert read == EXECUTING
+
+        page = job.next_jobs("n07", now=T0, limit=PAGE)
+        _, keys, read, results = shown("next of a name", recorder.sent.pop())
+        assert len(page) == results == read == PAGE
+        assert keys <= PAGE + 10
+
+        assert job.next_due("n00") is not None
+        _, keys, read, results = shown("first due of a name", recorder.sent.pop())
+        assert (keys, read, results) == (1, 0, 1)
+
+        free = job.next_jobs("n07", now=T0, limit=1)[0]
+        recorder.sent.clear()
+        assert job.start(free, token="t", now=T0, until=T0 + LEASE)
+        assert job.finish(free, job.Outcome(state=State.SUCCESS), token="t", now=T0)
+        for _, command in recorder.sent:
+            stages, keys, read, _ = explained(command)
+            assert stages & {"IDHACK", "IXSCAN"}
+            assert max(keys, read) <= 1
+        assert len(recorder.sent) == 2
+        lab.hand.advance(LEASE + seconds(1))
+        dispatched = lab.dispatch(epoch=1)
+        assert dispatched[1] == {"reaped": EXECUTING}
+        assert len(dispatched[0]) >= DUE
+
+        # Nothing is lost and no leader is new: what every dispatch does.
+        recorder.sent.clear()
+        lab.hand.advance(seconds(5))
+        lab.dispatch(epoch=1)
+        assert recorder.reads == ["find", "aggregate"]
+        assert len(recorder.sent) == 2
+
+
+@pytest.mark.usefixtures("clean")
+def test_dispatch_and_runs_read_what_they_need_and_nothing_else(
+    servers: Servers, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_at_everything(servers, 200_000, figure, monkeypatch)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("clean")
+def test_dispatch_and_runs_read_no_more_among_a_million(
+    servers: Servers, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_at_everything(servers, 1_000_000, figure, monkeypatch)

@@ -1,0 +1,310 @@
+"""What people do to jobs: cancel, reschedule, retry, clear, pause, look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from job_lab import LEASE, Lab
+from real_servers import Servers
+from rooms import T0
+
+from models import job, job_leader
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.errors import PermanentError
+from services.job_queues import InvalidJob, NotTheOnly, UnknownJob, WrongState
+from services.job_queues.runner import FRESH
+
+NOBODY = "0" * 24
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab()
+
+
+def failed(lab: Lab, *arguments: Any, error: type[Exception] = ValueError, **options: Any) -> str:
+    """Store a job that is due and let it fail."""
+
+    def fail(*_: Any, run: Any) -> None:
+        raise error("boom")
+
+    id = lab.run("mail", *arguments, **options)
+    lab.works["mail"] = fail
+    lab.run_through()
+    del lab.works["mail"]
+    assert lab.state(id) == "failure"
+    return id
+
+
+# Cancel
+
+
+def test_pending_job_that_is_canceled_never_runs(lab: Lab) -> None:
+    id = lab.run("mail")
+    assert lab.jobs.cancel(id)["state"] == "canceled"
+    assert lab.names_dispatched() in ([], ["mail"])  # a look at a queue that turns out to be empty is harmless
+    lab.run_through()
+    assert lab.ran == []
+    assert [entry["state"] for entry in lab.jobs.get(id)["history"]] == ["pending", "canceled"]
+
+
+def test_failed_job_that_is_canceled_is_not_tried_again(lab: Lab) -> None:
+    id = failed(lab)
+    lab.jobs.cancel(id)
+    lab.hand.advance(hours(1))
+    job.take_over(lab.clock())
+    lab.run_through()
+    assert len(lab.ran) == 1
+    assert lab.state(id) == "canceled"
+
+
+def test_running_job_says_that_it_cannot_be_canceled(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.executing(id)
+    with pytest.raises(WrongState, match="is executing and cannot be canceled"):
+        lab.jobs.cancel(id)
+
+
+def test_job_that_is_over_cannot_be_canceled(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.run_through()
+    with pytest.raises(WrongState, match="is success"):
+        lab.jobs.cancel(id)
+
+
+ACTS: list[Callable[[Lab, Any], Any]] = [
+    lambda lab, id: lab.jobs.cancel(id),
+    lambda lab, id: lab.jobs.get(id),
+    lambda lab, id: lab.jobs.retry(id),
+    lambda lab, id: lab.jobs.reschedule(id, delay=seconds(1)),
+]
+
+
+@pytest.mark.parametrize("act", ACTS, ids=["cancel", "get", "retry", "reschedule"])
+def test_job_that_is_not_there_is_said(lab: Lab, act: Callable[[Lab, Any], Any]) -> None:
+    with pytest.raises(UnknownJob, match=NOBODY):
+        act(lab, NOBODY)
+    for malformed in ("", "xyz", None, 5):
+        with pytest.raises(InvalidJob, match="24 hexadecimal digits"):
+            act(lab, malformed)
+
+
+# Reschedule and retry
+
+
+@pytest.mark.parametrize("bring", ["pending", "failure", "canceled"])
+def test_rescheduled_job_runs_at_its_new_time_and_not_before(lab: Lab, bring: str) -> None:
+    id = failed(lab) if bring == "failure" else lab.run("mail")
+    if bring == "canceled":
+        lab.jobs.cancel(id)
+    ran = len(lab.ran)
+    moved = lab.jobs.reschedule(id, delay=minutes(1), priority=7)
+    assert (moved["state"], moved["due"], moved["priority"]) == ("pending", T0 + minutes(1), 7)
+    lab.hand.advance(seconds(59))
+    lab.run_through()
+    assert len(lab.ran) == ran
+    lab.hand.advance(seconds(1))
+    assert lab.names_dispatched() == ["mail"]
+    lab.run_through()
+    assert len(lab.ran) == ran + 1
+    assert lab.state(id) == "success"
+
+
+def test_running_job_cannot_be_rescheduled_or_retried(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.executing(id)
+    with pytest.raises(WrongState, match="cannot be rescheduled"):
+        lab.jobs.reschedule(id, delay=seconds(1))
+    with pytest.raises(WrongState, match="cannot be tried again"):
+        lab.jobs.retry(id)
+
+
+def test_job_that_succeeded_is_not_rescheduled_but_may_be_retried(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.run_through()
+    with pytest.raises(WrongState, match="is success and cannot be rescheduled"):
+        lab.jobs.reschedule(id, delay=seconds(1))
+    lab.jobs.retry(id)
+    assert lab.names_dispatched() == ["mail"]
+    lab.run_through()
+    assert (lab.state(id), len(lab.ran)) == ("success", 2)
+
+
+def test_new_priority_alone_leaves_the_time_as_it_is(lab: Lab) -> None:
+    id = lab.run("mail", delay=hours(1))
+    moved = lab.jobs.reschedule(id, priority=9)
+    assert (moved["due"], moved["waiting"], moved["priority"]) == (T0 + hours(1), T0 + hours(1), 9)
+
+
+def test_what_was_done_by_hand_is_in_the_history(lab: Lab) -> None:
+    id = failed(lab)
+    lab.jobs.reschedule(id, delay=hours(1))
+    lab.jobs.cancel(id)
+    lab.jobs.retry(id)
+    states = [entry["state"] for entry in lab.jobs.get(id)["history"]]
+    assert states == ["pending", "failure", "pending", "canceled", "pending"]
+
+
+def test_person_brings_back_what_failed_for_good(lab: Lab) -> None:
+    id = failed(lab, error=PermanentError)
+    lab.jobs.retry(id)
+    lab.run_through()
+    assert lab.state(id) == "success"
+
+
+@pytest.mark.parametrize("how", ["retry", "reschedule"])
+@pytest.mark.parametrize("state", ["pending", "executing", "failure"])
+def test_singular_job_does_not_come_back_beside_another(lab: Lab, how: str, state: str) -> None:
+    canceled = lab.run("mail", 42, singular=True)
+    lab.jobs.cancel(canceled)
+    other = failed(lab, 42, singular=True) if state == "failure" else lab.run("mail", 42, singular=True)
+    if state == "executing":
+        lab.executing(other)
+    with pytest.raises(NotTheOnly, match=canceled):
+        lab.jobs.retry(canceled) if how == "retry" else lab.jobs.reschedule(canceled, delay=seconds(1))
+    assert (lab.state(canceled), lab.state(other)) == ("canceled", state)
+
+
+def test_singular_job_that_comes_back_is_the_only_one_again(lab: Lab) -> None:
+    id = lab.run("mail", 42, singular=True)
+    lab.run_through()
+    lab.jobs.retry(id)
+    assert lab.jobs.run("mail", 42, singular=True) is None
+    lab.jobs.reschedule(id, delay=seconds(1))  # it does not stand in its own way
+    lab.jobs.cancel(id)
+    assert lab.jobs.run("mail", 42, singular=True) is not None
+
+
+# Clear
+
+
+def test_clear_deletes_the_named_states_of_the_named_queue(lab: Lab) -> None:
+    done, kept, canceled = lab.run("mail", 1), lab.run("report", 2), lab.run("mail", 3, delay=hours(1))
+    lab.run_through("mail")
+    lab.run_through("report")
+    lab.jobs.cancel(canceled)
+    assert lab.jobs.clear(["success", "cancelled"], "mail") == 2
+    assert lab.states() == {"success": 1}
+    assert lab.state(kept) == "success"
+    with pytest.raises(UnknownJob):
+        lab.jobs.get(done)
+    assert lab.jobs.clear(["success", "pending", "failure", "canceled"]) == 1
+
+
+def test_running_job_cannot_be_cleared(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.executing(id)
+    with pytest.raises(InvalidJob, match="executing cannot be deleted"):
+        lab.jobs.clear(["pending", "executing"])
+    assert lab.jobs.clear(["pending", "success", "failure", "canceled"]) == 0
+
+
+@pytest.mark.parametrize("state", ["done", "", None, 5, ["pending"], {"$ne": 1}])
+def test_unknown_state_is_named_with_the_known_ones(lab: Lab, state: Any) -> None:
+    with pytest.raises(InvalidJob, match="accepted are pending, executing, success, failure, canceled"):
+        lab.jobs.clear([state])
+
+
+# Pause
+
+
+def test_paused_queue_is_not_handed_out_and_goes_on_when_resumed(lab: Lab) -> None:
+    lab.run("mail")
+    lab.run("report")
+    lab.jobs.pause(["mail"])
+    assert sorted(str(report.stopped) for report in lab.serve()) == ["None", "paused"]  # `run` had made it due
+    assert lab.ran == [()]
+    assert lab.names_dispatched() == []
+    lab.jobs.resume(["mail"])
+    assert [report.succeeded for report in lab.serve()] == [1]
+
+
+def test_pause_stops_after_the_job_that_runs(lab: Lab) -> None:
+    lab.run("mail", 1)
+    lab.run("mail", 2)
+
+    def pause(*_: Any, run: Any) -> None:
+        lab.jobs.pause(["mail"])
+        time.sleep(FRESH * 1.1)  # a look at the queue is believed for so long
+
+    lab.works["mail"] = pause
+    report = lab.run_through()
+    assert (report.succeeded, report.stopped) == (1, "paused")
+    assert (lab.ran, lab.states()) == ([(1,)], {"success": 1, "pending": 1})
+
+
+def test_queues_without_jobs_can_be_paused(lab: Lab) -> None:
+    lab.jobs.pause(["later"])
+    assert [queue["name"] for queue in lab.jobs.status()["queues"] if queue["is_paused"]] == ["later"]
+    lab.jobs.resume(["later", "never-paused"])
+    assert [queue["name"] for queue in lab.jobs.status()["queues"]] == ["mail", "report"]
+
+
+# Look
+
+
+def test_status_tells_every_name_and_the_leader(lab: Lab) -> None:
+    lab.dispatch(epoch=7)
+    for due in (-1, -3, 60, 90):
+        lab.run("mail", at=T0 + minutes(due))
+    running = lab.run("report")
+    lab.executing(running)
+    lab.jobs.pause(["mail"])
+    status = lab.jobs.status()
+    mail, report = status["queues"]
+    assert mail["states"] == {"pending": 4, "executing": 0, "success": 0, "failure": 0, "canceled": 0}
+    assert (mail["name"], mail["is_paused"], mail["running"]) == ("mail", True, None)
+    assert (mail["oldest_due"], mail["next_due"]) == (T0 - minutes(3), T0 + minutes(60))
+    assert report["states"]["executing"] == 1
+    assert report["running"] == {"id": ObjectId(running), "claimed_until": T0 + LEASE}
+    assert (report["oldest_due"], report["next_due"]) == (None, None)
+    assert status["leader"] == job_leader.current() == {"epoch": 7, "heartbeat": T0, "since": T0}
+
+
+def test_find_returns_jobs_of_the_same_arguments_newest_first(lab: Lab) -> None:
+    first, _, second = lab.run("mail", 42), lab.run("mail", 43), lab.run("mail", 42)
+    lab.run("report", 42)
+    assert [str(found["_id"]) for found in lab.jobs.find("mail", 42)] == [second, first]
+    assert lab.jobs.find("mail") == []
+
+
+def test_list_pages_from_the_newest_back(lab: Lab) -> None:
+    ids = [lab.run("mail" if number % 2 else "report", number) for number in range(7)][::-1]
+    lab.jobs.cancel(ids[0])
+
+    def listed(**query: Any) -> list[str]:
+        return [str(found["_id"]) for found in lab.jobs.list(**query)]
+
+    assert listed() == ids
+    assert listed(limit=3) == ids[:3]
+    assert listed(limit=3, before=ids[2]) == ids[3:6]
+    assert listed(name="mail") == ids[1::2]
+    assert listed(state="cancelled") == listed(state="canceled") == ids[:1]
+    assert listed(state="pending", limit=2, before=ids[1]) == ids[2:4]
+    assert listed(name="report", state="pending") == ids[2::2]
+
+
+def test_cancel_by_its_other_spelling_is_understood_everywhere(lab: Lab) -> None:
+    lab.jobs.cancel(lab.run("mail"))
+    assert lab.states() == {"canceled": 1}
+    assert lab.jobs.clear(["cancelled"]) == 1
+
+
+def test_reschedule_refuses_what_run_refuses(lab: Lab) -> None:
+    id = lab.run("mail")
+    bad: list[dict[str, Any]] = [
+        {"at": datetime(2026, 2, 1)},
+        {"at": T0, "delay": seconds(1)},
+        {"delay": timedelta(seconds=-1)},
+        {"priority": 1000, "delay": seconds(1)},
+        {},
+    ]
+    for options in bad:
+        with pytest.raises(InvalidJob):
+            lab.jobs.reschedule(id, **options)
+    assert lab.jobs.get(id)["due"] == T0

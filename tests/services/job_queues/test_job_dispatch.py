@@ -1,0 +1,249 @@
+"""Handing out: which names, what is brought back from dead workers, and who may do it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from job_lab import LEASE, PERIOD, Lab, lost_lease
+from pymongo.errors import AutoReconnect
+from real_servers import Servers
+from rooms import T0
+
+from models import job, job_leader, job_queue
+from queue_manager.core.clock import minutes, seconds
+from services.job_queues.runner import FRESH
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab()
+
+
+# What is handed out
+
+
+def test_names_with_something_due_are_handed_out_once(lab: Lab) -> None:
+    for _ in range(3):
+        lab.run("mail")
+    lab.run("report", delay=minutes(5))
+    assert lab.names_dispatched() == ["mail"]
+    assert lab.names_dispatched() == []
+    lab.hand.advance(minutes(5))
+    assert "report" in lab.names_dispatched()
+
+
+def test_what_falls_due_before_the_next_dispatch_is_sent_with_its_time(lab: Lab) -> None:
+    lab.run("mail", delay=seconds(2))
+    lab.run("report", delay=PERIOD + seconds(1))
+    [item] = lab.dispatch()[0]
+    assert (item.args, item.eta) == (("mail", None), T0 + seconds(2))
+
+
+def test_job_that_is_run_at_once_overtakes_what_was_sent_with_its_time(lab: Lab) -> None:
+    lab.run("mail", delay=seconds(4))
+    lab.dispatch()
+    lab.run("mail")
+    [item] = lab.dispatch()[0]
+    assert (item.args, item.eta) == (("mail", None), None)
+
+
+def test_queue_that_executes_is_left_alone(lab: Lab) -> None:
+    lab.run("mail")
+    [item] = lab.dispatch()[0]
+    lab.executing(lab.run("mail"), token=item.token)
+    job_queue.complete("mail", token=item.token)  # its task ended badly; the job still has its lease
+    assert lab.names_dispatched() == []
+
+
+def test_queue_whose_message_was_lost_is_handed_out_again_after_the_lease(lab: Lab) -> None:
+    lab.run("mail")
+    assert lab.names_dispatched() == ["mail"]
+    lab.hand.advance(LEASE + seconds(0.001))
+    assert lab.names_dispatched() == ["mail"]
+
+
+def test_job_run_while_its_queue_is_being_completed_is_found_by_the_next_dispatch(lab: Lab) -> None:
+    lab.run("mail", 1)
+    [item] = lab.dispatch()[0]
+    lab.run_through(token=item.token)
+    lab.run("mail", 2)
+    job_queue.complete("mail", token=item.token)
+    assert lab.names_dispatched() == ["mail"]
+
+
+def test_job_that_was_stored_without_its_queue_is_found(lab: Lab) -> None:
+    lab.run("mail")
+    job_queue.queues().delete_many({})
+    assert lab.names_dispatched() == ["mail"]
+
+
+# What was lost
+
+
+def test_lost_job_is_due_at_once_and_the_loss_counts_as_an_attempt(lab: Lab) -> None:
+    id = lab.run("mail")
+    [item] = lab.dispatch()[0]
+    lab.executing(id, token=item.token)
+    lab.hand.advance(LEASE)
+    items, noted = lab.dispatch()
+    assert (noted, [item.args[0] for item in items]) == ({"reaped": 1}, ["mail"])
+    lost = lab.jobs.get(id)
+    assert (lost["state"], lost["attempts"], lost["waiting"]) == ("failure", 1, lab.clock())
+    assert lost["last_error"] == lost["history"][-1]["error"] == "The worker was lost while it executed the job"
+    assert "claim" not in lost
+    lab.run_through(token=items[0].token)
+    assert (lab.state(id), lab.jobs.get(id)["attempts"]) == ("success", 2)
+
+
+def test_job_that_keeps_losing_its_workers_rests_longer_each_time(lab: Lab) -> None:
+    id = lab.run("mail")
+    rests = []
+    for _ in range(10):
+        lab.executing(id)
+        lab.hand.advance(LEASE)
+        lab.dispatch()
+        lost = lab.jobs.get(id)
+        rests.append((lost["waiting"] - lab.clock()).total_seconds())
+        lab.hand.now = lost["waiting"]
+    assert rests == [0, 5, 10, 20, 40, 80, 160, 320, 600, 600]
+    lab.run_through()
+    assert "losses" not in lab.jobs.get(id)
+
+
+def test_lease_that_was_renewed_meanwhile_is_not_reaped(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.executing(id, token="alive")
+    lab.hand.advance(LEASE)
+    [seen] = job.executing()
+    assert job.renew(seen.id, token="alive", until=lab.clock() + LEASE)
+    assert not job.reap(seen, waiting=lab.clock(), now=lab.clock(), error="lost")
+    assert lab.state(id) == "executing"
+
+
+def test_lease_is_never_shortened(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.executing(id, token="alive")
+    found = lab.jobs.get(id)["_id"]
+    assert job.renew(found, token="alive", until=T0)
+    assert lab.jobs.get(id)["claim"]["claimed_until"] == T0 + LEASE
+    assert not job.renew(found, token="another", until=T0 + LEASE * 2)
+
+
+# Who leads
+
+
+def test_new_leader_counts_its_epoch_and_beats(lab: Lab) -> None:
+    lab.dispatch(epoch=3)
+    lab.hand.advance(seconds(5))
+    lab.dispatch(epoch=3)
+    assert job_leader.current() == {"epoch": 3, "heartbeat": T0 + seconds(5), "since": T0}
+
+
+def snapshot() -> list[Any]:
+    return [[*collection.find(sort=[("_id", 1)])] for collection in (job.jobs(), job_queue.queues())]
+
+
+def test_dispatch_of_an_older_epoch_is_refused_and_changes_nothing(lab: Lab) -> None:
+    lab.dispatch(epoch=5)
+    lost = lab.run("report")
+    lab.executing(lost)
+    lost_lease(lost)
+    lab.run("mail")
+    before, leader = snapshot(), job_leader.current()
+    lab.hand.advance(seconds(59))
+    assert lab.dispatch(epoch=4) == ([], {"refused": 1})
+    assert (snapshot(), job_leader.current()) == (before, leader)
+
+
+def test_redis_that_lost_its_data_is_believed_after_a_minute_of_silence(lab: Lab) -> None:
+    lab.dispatch(epoch=57)
+    lab.run("mail")
+    for second in (1, 30, 60):
+        lab.hand.now = T0 + seconds(second)
+        assert lab.dispatch(epoch=1) == ([], {"refused": 1})
+    lab.hand.now = T0 + seconds(60.001)
+    assert lab.names_dispatched(epoch=1) == ["mail"]
+    assert job_leader.current_epoch() == 1
+    lab.hand.advance(seconds(1))
+    assert lab.names_dispatched(epoch=2) == ["mail"]  # sent by epoch 1, and refused from now on
+
+
+def test_person_who_dispatches_needs_no_epoch_and_takes_nothing_over(lab: Lab) -> None:
+    lab.dispatch(epoch=5)
+    lab.run("mail")
+    assert lab.names_dispatched() == ["mail"]
+    assert job_leader.current_epoch() == 5
+
+
+def test_run_of_an_older_epoch_stops_between_two_jobs(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    for number in range(3):
+        lab.run("mail", number)
+
+    def be_overtaken(*_: Any, run: Any) -> None:
+        lab.dispatch(epoch=2)
+        time.sleep(FRESH * 1.1)  # a look at the leader is believed for so long
+
+    lab.works["mail"] = be_overtaken
+    report = lab.run_through(epoch=1)
+    assert (report.succeeded, report.stopped) == (1, "another leader has taken over")
+    assert lab.states() == {"success": 1, "pending": 2}
+    assert lab.run_through(epoch=1).succeeded == 0
+
+
+def test_run_that_a_person_started_goes_on_through_a_take_over(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    lab.run("mail")
+    lab.dispatch(epoch=2)
+    assert lab.run_through(epoch=None).succeeded == 1
+
+
+def failing(lab: Lab, name: str = "mail") -> str:
+    id = lab.run(name)
+    lab.works[name] = lambda *_, run: 1 / 0
+    lab.run_through(name)
+    del lab.works[name]
+    return id
+
+
+def test_take_over_makes_every_failed_job_due_at_once(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    ids = [failing(lab), failing(lab, "report")]
+    assert [lab.state(id) for id in ids] == ["failure", "failure"]
+    lab.hand.advance(seconds(1))
+    assert sorted(item.args[0] for item in lab.dispatch(epoch=2)[0]) == ["mail", "report"]
+    assert [lab.jobs.get(id)["waiting"] for id in ids] == [lab.clock()] * 2
+    assert lab.dispatch(epoch=2)[0] == []  # each once
+
+
+def test_take_over_frees_what_the_older_leader_had_handed_out(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    failing(lab)
+    lab.hand.advance(seconds(6))
+    [sent] = lab.dispatch(epoch=1)[0]
+    [again] = lab.dispatch(epoch=2)[0]
+    assert again.token != sent.token
+    assert lab.run_through(token=sent.token, epoch=1).stopped == "another leader has taken over"
+    job_queue.complete("mail", token=sent.token)
+    assert lab.dispatch(epoch=2)[0] == []  # what the newer leader handed out is untouched
+    assert lab.run_through(token=again.token, epoch=2).succeeded == 1
+
+
+@pytest.mark.parametrize("broken", ["take_over", "executing", "due_names"])
+def test_take_over_that_an_outage_cut_short_is_made_up_for(
+    lab: Lab, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.dispatch(epoch=1)
+    id = failing(lab)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AutoReconnect("connection closed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, broken, fail)
+        with pytest.raises(AutoReconnect):
+            lab.dispatch(epoch=2)
+    assert [report.succeeded for report in lab.serve(epoch=2)] == [1]
+    assert lab.state(id) == "success"

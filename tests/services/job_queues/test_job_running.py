@@ -1,0 +1,512 @@
+"""Running through a queue: its order, what a failure leads to, what a late or cut-off worker may still write."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from eventually import eventually
+from job_lab import LEASE, Lab, lost_lease, successes
+from pymongo.errors import AutoReconnect
+from real_servers import Servers
+from rooms import T0
+
+from models import database, job
+from models.job import HISTORY, Outcome, State
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, PermanentError
+from queue_manager.core.settings import settings
+from services import job_queues
+from services.job_queues.runner import FRESH
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab()
+
+
+def fails_with(error: BaseException) -> Callable[..., None]:
+    def fail(*_: Any, run: Any) -> None:
+        raise error
+
+    return fail
+
+
+def only(lab: Lab) -> dict[str, Any]:
+    """Return the only job there is."""
+    [found] = lab.jobs.list()
+    return found
+
+
+# Order
+
+
+def test_jobs_run_by_priority_and_then_by_due_time(lab: Lab) -> None:
+    lab.run("mail", "later", at=T0 - minutes(1))
+    lab.run("mail", "sooner", at=T0 - minutes(2))
+    lab.run("mail", "low", at=T0 - hours(1), priority=-1)
+    lab.run("mail", "high", priority=1)
+    lab.run("mail", "not yet", priority=100, delay=seconds(1))
+    assert lab.run_through().succeeded == 4
+    assert [arguments[0] for arguments in lab.ran] == ["high", "sooner", "later", "low"]
+
+
+def test_job_that_comes_first_is_taken_first_though_others_wait_already(lab: Lab) -> None:
+    def outrun(number: str, run: Any) -> None:
+        if number == "first":
+            lab.run("mail", "urgent", priority=5)
+            time.sleep(FRESH * 1.1)  # a look at the queue is believed for so long
+
+    lab.works["mail"] = outrun
+    lab.run("mail", "first", at=T0 - seconds(2))
+    lab.run("mail", "second", at=T0 - seconds(1))
+    lab.run_through()
+    assert [arguments[0] for arguments in lab.ran] == ["first", "urgent", "second"]
+
+
+def test_failed_jobs_are_tried_first_after_a_take_over_each_once(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    for number in range(3):
+        lab.run("mail", number)
+    lab.works["mail"] = fails_with(ValueError("boom"))
+    lab.run_through(epoch=1)
+    lab.run("mail", "good", priority=100)
+
+    lab.works["mail"] = lambda number, run: 1 / 0 if number in (0, 1) else None
+    lab.ran.clear()
+    assert [report.failed for report in lab.serve(epoch=2)] == [2]
+    assert [arguments[0] for arguments in lab.ran] == [0, 1, 2, "good"]
+    lab.hand.advance(minutes(1))
+    lab.run("mail", "other", priority=100)
+    lab.ran.clear()
+    lab.serve(epoch=2)
+    first, *rest = (arguments[0] for arguments in lab.ran)
+    assert (first, sorted(rest)) == ("other", [0, 1])
+
+
+# Failure
+
+
+def test_failure_is_tried_again_after_five_seconds_doubling_to_ten_minutes(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.works["mail"] = fails_with(ValueError("boom"))
+    longest = [5, 10, 20, 40, 80, 160, 320, 600, 600, 600]
+    shortest = []
+    for attempt, wait in enumerate(longest, start=1):
+        lab.run_through()
+        failed = lab.jobs.get(id)
+        assert (failed["state"], failed["attempts"], failed["last_error"]) == ("failure", attempt, "ValueError: boom")
+        rest = failed["due"] - lab.clock()
+        assert failed["waiting"] == failed["due"]
+        assert seconds(wait * 0.499) <= rest <= seconds(wait)
+        shortest.append(rest / seconds(wait))
+        lab.hand.now = failed["due"] - seconds(0.001)
+        lab.run_through()
+        assert len(lab.ran) == attempt
+        lab.hand.now = failed["due"]
+    assert len({round(part, 3) for part in shortest}) > 1  # with jitter
+    assert [entry.get("attempt") for entry in failed["history"]] == [None, *range(1, 11)]
+
+
+def test_failing_job_never_blocks_those_behind_it(lab: Lab) -> None:
+    poison = lab.run("mail", "poison", priority=100)
+    for number in range(50):
+        lab.run("mail", number)
+    lab.works["mail"] = lambda what, run: 1 / 0 if what == "poison" else None
+    report = lab.run_through()
+    assert (report.succeeded, report.failed) == (50, 1)
+    assert lab.ran[0] == ("poison",)
+    assert lab.state(poison) == "failure"
+
+
+def test_permanent_error_waits_for_a_person_or_a_take_over(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    id = lab.run("mail")
+    lab.works["mail"] = fails_with(PermanentError("no such invoice"))
+    lab.serve(epoch=1)
+    lab.hand.advance(hours(24))
+    lab.serve(epoch=1)
+    assert (lab.state(id), len(lab.ran)) == ("failure", 1)
+    assert "waiting" not in lab.jobs.get(id)
+    lab.serve(epoch=2)
+    assert len(lab.ran) == 2
+    lab.jobs.retry(id)
+    lab.serve(epoch=2)
+    assert len(lab.ran) == 3
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (CancelledError(), "CancelledError"),
+        (RecursionError("deep"), "RecursionError: deep"),
+        (ValueError("\ud800" + "x" * 10_000), "ValueError: ?xxx"),
+        (Unreadable(), "Unreadable: its text cannot be read (RuntimeError)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_a_job_raises_is_recorded_as_its_failure(lab: Lab, error: BaseException, said: str) -> None:
+    lab.run("mail")
+    lab.works["mail"] = fails_with(error)
+    assert lab.run_through().failed == 1
+    failed = only(lab)
+    assert failed["last_error"].startswith(said)
+    assert len(failed["last_error"]) < 2_100
+
+
+def test_job_that_is_called_wrongly_fails_like_any_other(lab: Lab) -> None:
+    lab.works["mail"] = lambda a, run: None
+    lab.run("mail", 1, 2, 3)
+    assert lab.run_through().failed == 1
+    assert "TypeError" in only(lab)["last_error"]
+
+
+def test_job_whose_function_is_gone_fails_and_says_so(lab: Lab) -> None:
+    lab.run("mail")
+    lab.registry._work.clear()
+    assert lab.run_through().failed == 1
+    assert "There is no job 'mail'" in only(lab)["last_error"]
+
+
+def test_functions_without_run_and_without_a_signature_are_called_plainly(lab: Lab) -> None:
+    lab.registry.register("plain", sys.exc_info)
+    lab.registry.register("bare", dict)
+    lab.run("plain")
+    lab.run("bare")
+    assert lab.run_through("plain").succeeded == lab.run_through("bare").succeeded == 1
+
+
+# What is remembered
+
+
+def test_history_keeps_the_last_fifty_entries(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.works["mail"] = fails_with(ValueError("boom"))
+    for _ in range(HISTORY + 10):
+        lab.run_through()
+        lab.jobs.retry(id)
+    history = lab.jobs.get(id)["history"]
+    assert len(history) == HISTORY
+    assert [entry["attempt"] for entry in history if "attempt" in entry] == list(range(36, 61))
+    lab.executing(id)
+    lost_lease(id)
+    lab.dispatch()
+    assert len(lab.jobs.get(id)["history"]) == HISTORY
+
+
+def test_job_knows_its_id_and_its_attempt(lab: Lab) -> None:
+    known: list[tuple[str, int]] = []
+
+    def act(*_: Any, run: Any) -> None:
+        known.append((run.id, run.attempt))
+        if run.attempt < 3:
+            raise ValueError
+
+    id = lab.run("mail")
+    lab.works["mail"] = act
+    for _ in range(3):
+        lab.run_through()
+        lab.hand.advance(minutes(10))
+    assert known == [(id, 1), (id, 2), (id, 3)]
+
+
+def test_progress_is_shown_while_the_job_runs_and_at_most_twice_a_second(lab: Lab) -> None:
+    seen = []
+
+    def act(id: Any = None, *, run: Any) -> None:
+        for percent in range(50):
+            run.progress(percent, f"step {percent}")
+        seen.append(only(lab)["progress"])
+        run.progress(250, "\ud800 done")
+
+    lab.run("mail")
+    lab.works["mail"] = act
+    assert lab.run_through().succeeded == 1
+    assert seen == [{"percent": 0.0, "note": "step 0"}]
+    assert only(lab)["progress"] == {"percent": 100.0, "note": "? done"}
+
+
+def test_progress_of_a_job_that_is_another_workers_is_not_written(lab: Lab) -> None:
+    id = lab.run("mail")
+
+    def lose(*_: Any, run: Any) -> None:
+        if run.attempt == 1:
+            lost_lease(id)
+            lab.dispatch()
+            run.progress(50)
+            assert "progress" not in lab.jobs.get(id)
+
+    lab.works["mail"] = lose
+    assert lab.run_through().lost == 1
+
+
+# One at a time, and late results
+
+
+def test_second_run_of_a_name_is_calm_while_another_executes(lab: Lab) -> None:
+    first, second = lab.run("mail", 1), lab.run("mail", 2)
+    lab.executing(first)
+    report = lab.run_through()
+    assert (report.succeeded, report.failed, report.lost) == (0, 0, 0)
+    assert report.stopped == "another run executes a job of this name"
+    assert lab.ran == []
+    assert (lab.state(first), lab.state(second)) == ("executing", "pending")
+
+
+def test_other_names_run_meanwhile(lab: Lab) -> None:
+    lab.executing(lab.run("mail"))
+    lab.run("report")
+    assert lab.run_through("report").succeeded == 1
+
+
+def test_late_result_is_refused_after_the_lease_was_lost(lab: Lab) -> None:
+    id = lab.run("mail")
+
+    def be_late(*_: Any, run: Any) -> None:
+        if run.attempt == 1:
+            lost_lease(id)
+            assert lab.dispatch()[1] == {"reaped": 1}
+        else:
+            assert successes(id) == 0
+
+    lab.works["mail"] = be_late
+    report = lab.run_through()
+    assert (report.succeeded, report.lost) == (1, 1)
+    states = [entry["state"] for entry in lab.jobs.get(id)["history"]]
+    assert states == ["pending", "failure", "success"]
+
+
+def test_late_result_is_refused_while_another_worker_executes_the_job(lab: Lab) -> None:
+    id, other = lab.run("mail", 1), lab.run("mail", 2)
+
+    def be_overtaken(number: int, run: Any) -> None:
+        if number == 1 and run.attempt == 1:
+            lost_lease(id)
+            lab.dispatch()
+            lab.executing(id, token="overtaker")
+
+    lab.works["mail"] = be_overtaken
+    report = lab.run_through()
+    assert (report.succeeded, report.lost) == (0, 1)
+    found = lab.jobs.get(id)
+    assert (found["state"], found["claim"]["token"], found["attempts"]) == ("executing", "overtaker", 2)
+    assert lab.state(other) == "pending"
+
+
+def test_late_result_is_refused_though_the_overtaker_is_the_same_task_delivered_twice(lab: Lab) -> None:
+    id = lab.run("mail")
+    late = lab.executing(id, token="twice")
+    lost_lease(id)
+    lab.dispatch()
+    current = lab.executing(id, token="twice")
+    done = Outcome(state=State.SUCCESS)
+    assert not job.finish(late, done, token="twice", now=lab.clock())
+    assert lab.state(id) == "executing"
+    assert job.finish(current, done, token="twice", now=lab.clock())
+    assert job.finish(current, done, token="twice", now=lab.clock())  # harmless when repeated
+    assert successes(id) == 1
+
+
+def test_job_is_not_started_by_a_look_that_is_out_of_date(lab: Lab) -> None:
+    id = lab.run("mail")
+    seen = lab.jobs.get(id)
+    lab.works["mail"] = fails_with(ValueError())
+    lab.run_through()
+    lab.hand.advance(minutes(1))
+    assert not job.start(seen, token="late", now=lab.clock(), until=lab.clock() + LEASE)
+    assert lab.state(id) == "failure"
+
+
+# Heartbeat
+
+
+def test_long_job_keeps_its_lease(lab: Lab) -> None:
+    real = Lab(database.server_now)
+    real.run("mail")
+
+    def take_long(*_: Any, run: Any) -> None:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            assert [lost for lost in job.executing() if lost.claimed_until <= database.server_now()] == []
+            assert "reaped" not in real.dispatch()[1]
+            time.sleep(0.02)
+
+    real.works["mail"] = take_long
+    assert real.run_through(lease=seconds(0.3)).succeeded == 1
+    assert len(real.ran) == 1
+
+
+def test_heartbeat_outlives_an_outage(lab: Lab) -> None:
+    """The clock is asked of the database too, and fails with it."""
+    fails = threading.Event()
+
+    def clock() -> datetime:
+        if fails.is_set():
+            raise AutoReconnect("connection closed")
+        return database.server_now()
+
+    real = Lab(clock)
+    id = real.run("mail")
+
+    def take_long(*_: Any, run: Any) -> None:
+        fails.set()
+        time.sleep(0.5)  # several heartbeats fail
+        fails.clear()
+        before = real.jobs.get(id)["claim"]["claimed_until"]
+        eventually(lambda: real.jobs.get(id)["claim"]["claimed_until"] > before, within=3)
+
+    real.works["mail"] = take_long
+    assert real.run_through(lease=seconds(0.6)).succeeded == 1
+
+
+# Outage
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While it is set, whatever is asked of the jobs, or of the clock, fails."""
+    away, collection = threading.Event(), job.collection
+
+    def asked(name: str) -> Any:
+        if away.is_set():
+            raise AutoReconnect("connection closed")
+        return collection(name)
+
+    monkeypatch.setattr(job, "collection", asked)
+    yield away
+    away.clear()
+
+
+@pytest.mark.parametrize("took", [0, FRESH * 1.1], ids=["short", "long"])
+@pytest.mark.parametrize("how", ["succeeds", "fails"])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_result_is_written_through_an_outage(
+    lab: Lab, outage: threading.Event, took: float, how: str, behind: int
+) -> None:
+    def clock() -> datetime:
+        if outage.is_set():
+            raise AutoReconnect("connection closed")
+        return lab.hand()
+
+    during = Lab(clock)
+    first = during.run("mail", "first", priority=1)
+    for number in range(behind):
+        during.run("mail", number)
+
+    def act(what: Any, run: Any) -> None:
+        if what == "first":
+            outage.set()
+            threading.Timer(0.7, outage.clear).start()
+            time.sleep(took)
+            if how == "fails":
+                raise ValueError("boom")
+
+    during.works["mail"] = act
+    report = during.run_through()
+    eventually(lambda: not outage.is_set())
+    assert (report.succeeded, report.failed, report.lost) == (
+        (1 + behind, 0, 0) if how == "succeeds" else (behind, 1, 0)
+    )
+    assert during.state(first) == ("success" if how == "succeeds" else "failure")
+    assert len(during.ran) == 1 + behind
+
+
+def test_outage_that_outlasts_the_lease_is_an_error_and_the_job_comes_back(lab: Lab, outage: threading.Event) -> None:
+    id = lab.run("mail")
+    lab.works["mail"] = lambda *_, run: outage.set()
+    with pytest.raises(AutoReconnect):
+        lab.run_through(lease=seconds(0.2))
+    outage.clear()
+    assert lab.state(id) == "executing"
+    lab.hand.advance(seconds(1))
+    del lab.works["mail"]
+    lab.serve()
+    assert (lab.state(id), successes(id)) == ("success", 1)
+
+
+def test_lost_reply_of_a_write_that_was_made_counts_as_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [lab.run("mail", number) for number in range(3)]
+    finish_and_start, arrives = job.finish_and_start, iter([False, True])
+
+    def losing_the_reply(*args: Any, **kwargs: Any) -> Any:
+        written = finish_and_start(*args, **kwargs)
+        if next(arrives):
+            return written
+        raise AutoReconnect("connection closed")
+
+    monkeypatch.setattr(job, "finish_and_start", losing_the_reply)
+    report = lab.run_through()
+    assert (report.succeeded, report.lost) == (3, 0)
+    assert [successes(id) for id in ids] == [1, 1, 1]
+    assert len(lab.ran) == 3
+
+
+# The run of a queue as its task sees it
+
+
+@pytest.fixture
+def installed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """The installation's own jobs, with the laboratory's functions."""
+    real = Lab(database.server_now)
+    monkeypatch.setattr(job_queues, "registry", real.registry)
+    return real
+
+
+def test_queue_that_is_done_says_what_it_did(installed: Lab) -> None:
+    installed.run("mail")
+    assert job_queues.run_queue("mail", None, token="t") == {"succeeded": 1, "failed": 0, "lost": 0, "stopped": None}
+
+
+def test_queue_with_more_due_hands_on_when_its_time_is_over(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_queues, "BUDGET", seconds(0.05))
+    for number in range(3):
+        installed.run("mail", number)
+    installed.works["mail"] = lambda number, run: time.sleep(0.06)
+    with pytest.raises(HandOn):
+        job_queues.run_queue("mail", None, token="t")
+    assert 1 <= len(installed.ran) < 3
+
+
+def test_queue_whose_next_job_is_due_before_the_next_dispatch_comes_back_for_it(installed: Lab) -> None:
+    installed.run("mail", delay=seconds(3))
+    with pytest.raises(NotYetDue) as early:
+        job_queues.run_queue("mail", None, token="t")
+    assert seconds(2) < early.value.remaining <= seconds(3)
+    assert only(installed)["state"] == "pending"
+
+
+def test_production_only_refuses_to_run_elsewhere(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed.run("mail")
+    monkeypatch.setenv("JOBS_PRODUCTION_ONLY", "true")
+    settings.cache_clear()
+    try:
+        with pytest.raises(ConfigurationError, match="APP_ENV='test'"):
+            job_queues.run_queue("mail", None, token="t")
+        assert installed.ran == []
+        monkeypatch.setenv("APP_ENV", "production")
+        settings.cache_clear()
+        assert job_queues.run_queue("mail", None, token="t")["succeeded"] == 1
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
+
+
+def test_documents_of_jobs_that_wait_or_execute_say_so_exactly(lab: Lab) -> None:
+    id = lab.run("mail")
+    assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (True, False)
+    lab.executing(id)
+    assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (False, True)
+    assert job.get(ObjectId()) is None

@@ -1,0 +1,241 @@
+"""What `jobs.run` stores, what it refuses before anything is stored, and which jobs are the only ones of their kind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from job_lab import Lab
+from real_servers import Servers
+from rooms import T0
+
+from models import job, job_queue
+from queue_manager.core.clock import minutes, seconds
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import settings
+from services.job_queues import InvalidJob, Registry, UnknownJob
+
+THREADS = 16
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab()
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def at_once(do: Callable[[], Any]) -> list[Any]:
+    """Let 16 threads do the same at the same moment; return what each got."""
+    gate = threading.Barrier(THREADS)
+
+    def act(_: int) -> Any:
+        gate.wait()
+        return do()
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(act, range(THREADS)))
+
+
+def test_job_is_stored_before_run_returns(lab: Lab) -> None:
+    stored = lab.jobs.run("mail", "a", {"to": [1, 2.5, None]}, priority=3)
+    assert stored is not None
+    found = lab.jobs.get(str(stored["_id"]))
+    assert found == stored
+    assert found["arguments"] == ["a", {"to": [1, 2.5, None]}]
+    assert (found["name"], found["state"], found["priority"], found["attempts"]) == ("mail", "pending", 3, 0)
+    assert found["due"] == found["created"] == found["updated"] == T0
+    assert [entry["state"] for entry in found["history"]] == ["pending"]
+
+
+@pytest.mark.parametrize(
+    ("when", "due"),
+    [
+        ({}, T0),
+        ({"delay": minutes(5)}, T0 + minutes(5)),
+        ({"at": T0 + minutes(7)}, T0 + minutes(7)),
+        ({"at": T0 - minutes(7)}, T0 - minutes(7)),
+        ({"at": datetime(2026, 2, 1, 1, tzinfo=UTC).astimezone()}, datetime(2026, 2, 1, 1, tzinfo=UTC)),
+        ({"delay": timedelta(microseconds=1999)}, T0 + timedelta(milliseconds=1)),
+    ],
+)
+def test_due_time_is_now_or_what_was_asked_for(lab: Lab, when: dict[str, Any], due: datetime) -> None:
+    assert lab.jobs.get(lab.run("mail", **when))["due"] == due
+
+
+BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("argument 2", ("fine", object()), {}),
+    ("argument 1", ({1, 2},), {}),
+    ("argument 3", (1, 2, 2**70), {}),
+    ("argument 1", ("\ud800",), {}),
+    ("argument 1", ({1: "a key that is no text"},), {}),
+    ("argument 2", (1, uuid4()), {}),
+    ("argument 1", (nested(5_000),), {}),
+    ("argument 1", (nested(190),), {}),
+    ("arguments", ("x" * 1024 * 1024,), {}),
+    ("arguments", ("x" * 600_000, "x" * 600_000), {}),
+    ("at", (), {"at": datetime(2026, 2, 1)}),
+    ("at", (), {"at": "2026-02-01"}),
+    ("at", (), {"at": T0, "delay": seconds(1)}),
+    ("at", (), {"at": T0 + timedelta(days=4000)}),
+    ("at", (), {"at": datetime(1969, 1, 1, tzinfo=UTC)}),
+    ("delay", (), {"delay": 5}),
+    ("delay", (), {"delay": seconds(-1)}),
+    ("delay", (), {"delay": timedelta(days=4000)}),
+    ("priority", (), {"priority": 101}),
+    ("priority", (), {"priority": True}),
+    ("priority", (), {"priority": 1.5}),
+]
+
+
+@pytest.mark.parametrize(("named", "arguments", "options"), BAD, ids=range(len(BAD)))
+def test_what_cannot_be_stored_is_named_and_nothing_is_stored(
+    lab: Lab, named: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidJob, match=named):
+        lab.jobs.run("mail", *arguments, **options)
+    assert job.jobs().count_documents({}) == job_queue.queues().count_documents({}) == 0
+
+
+def test_deep_arguments_that_mongodb_takes_are_taken(lab: Lab) -> None:
+    assert lab.jobs.get(lab.run("mail", nested(60)))["arguments"] == [nested(60)]
+
+
+def test_unknown_name_is_refused_with_the_known_ones(lab: Lab) -> None:
+    with pytest.raises(UnknownJob, match="'nobody'; the jobs are: mail, report"):
+        lab.jobs.run("nobody")
+    assert job.jobs().count_documents({}) == job_queue.queues().count_documents({}) == 0
+
+
+@pytest.mark.parametrize("name", ["", "a b", None, ["mail"], 7])
+def test_malformed_name_is_refused(lab: Lab, name: Any) -> None:
+    with pytest.raises(InvalidJob, match="names no job"):
+        lab.jobs.run(name)
+    assert job.jobs().count_documents({}) == job_queue.queues().count_documents({}) == 0
+
+
+def test_without_any_job_the_message_says_where_they_are_listed(lab: Lab) -> None:
+    with pytest.raises(UnknownJob, match="JOBS_IMPORTS"):
+        Registry().work_of("mail")
+
+
+# Registering
+
+
+async def asynchronous() -> None: ...
+
+
+def generating() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("work", [None, "a text", 5, asynchronous, generating])
+def test_what_cannot_do_the_work_by_being_called_is_not_registered(work: Any) -> None:
+    with pytest.raises(InvalidJob, match="mail"):
+        Registry().register("mail", work)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ü", "a" * 129, None, 5])
+def test_malformed_name_is_not_registered(name: Any) -> None:
+    with pytest.raises(InvalidJob, match="name"):
+        Registry().register(name, print)
+
+
+def test_name_of_another_function_is_refused_and_the_same_function_is_not() -> None:
+    registry = Registry()
+    assert registry.register("mail", at_once) is at_once
+    registry.register("mail", at_once)
+    with pytest.raises(InvalidJob, match="at_once already"):
+        registry.register("mail", nested)
+    assert registry.names() == ["mail"]
+
+
+@pytest.mark.parametrize("source", ["import no_such_module", "def (", "1 / 0"])
+def test_module_that_cannot_be_imported_is_named(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_jobs.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("JOBS_IMPORTS", '["broken_jobs"]')
+    settings.cache_clear()
+    try:
+        with pytest.raises(ConfigurationError, match="JOBS_IMPORTS: 'broken_jobs' cannot be imported"):
+            Registry().names()
+    finally:
+        monkeypatch.delenv("JOBS_IMPORTS")
+        settings.cache_clear()
+
+
+# The only one
+
+
+@pytest.mark.parametrize("option", ["unique", "singular"])
+@pytest.mark.parametrize("round", range(5))
+def test_sixteen_threads_store_one_job(lab: Lab, option: str, round: int) -> None:
+    stored = at_once(lambda: lab.jobs.run("mail", "42", **{option: True}))
+    assert sum(document is not None for document in stored) == 1
+    assert lab.states() == {"pending": 1}
+
+
+def test_sixteen_threads_store_sixteen_plain_jobs(lab: Lab) -> None:
+    assert None not in at_once(lambda: lab.jobs.run("mail", "42"))
+    assert lab.states() == {"pending": THREADS}
+
+
+def in_state(lab: Lab, state: str, **options: Any) -> str:
+    """Store a job and bring it into `state`."""
+    id = lab.run("mail", "42", **options)
+    if state == "canceled":
+        lab.jobs.cancel(id)
+    elif state == "executing":
+        lab.executing(id)
+    elif state in ("success", "failure"):
+        if state == "failure":
+            lab.works["mail"] = lambda *_, run: 1 / 0
+        lab.run_through()
+    assert lab.state(id) == state
+    return id
+
+
+STATES = ["pending", "executing", "failure", "success", "canceled"]
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "alike"])
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("option", ["unique", "singular"])
+def test_the_only_one_is_blocked_by_the_states_that_it_must_not_share(
+    lab: Lab, option: str, state: str, plain: bool
+) -> None:
+    in_state(lab, state, **({} if plain else {option: True}))
+    again = lab.jobs.run("mail", "42", **{option: True})
+    is_blocked = option == "unique" or state in ("pending", "executing", "failure")
+    assert (again is None) is is_blocked
+    assert lab.jobs.run("mail", "43", **{option: True}) is not None
+    assert lab.jobs.run("report", "42", **{option: True}) is not None
+
+
+def test_unique_job_that_was_cleared_may_come_again(lab: Lab) -> None:
+    in_state(lab, "success", unique=True)
+    lab.jobs.clear(["success"])
+    assert lab.jobs.run("mail", "42", unique=True) is not None
+
+
+def test_arguments_are_the_same_when_mongodb_would_say_so(lab: Lab) -> None:
+    lab.run("mail", {"a": 1, "b": (2, 3)}, unique=True)
+    assert lab.jobs.run("mail", {"b": [2, 3], "a": 1}, unique=True) is None
+    assert lab.jobs.run("mail", {"a": 1.0, "b": [2, 3]}, unique=True) is not None
+    assert len(lab.jobs.find("mail", {"b": [2, 3], "a": 1})) == 1
+
+
+def test_new_jobs_from_many_threads_make_one_queue(lab: Lab) -> None:
+    at_once(lambda: lab.jobs.run("report"))
+    assert [queue["_id"] for queue in job_queue.queues().find()] == ["report"]
