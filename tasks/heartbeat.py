@@ -53,7 +53,8 @@ class Heartbeat:
     def beat(self) -> None:
         """Renew what arrived since the last time, and everything when a third of a lease has passed."""
         held = {request.id: request for request in _reserved() if isinstance(request.task, ItemTask)}
-        everything = time.monotonic() - self._renewed_at > settings().qm_lease_seconds / 3
+        shortest = min(settings().qm_lease_seconds, settings().jobs_lease_seconds)
+        everything = time.monotonic() - self._renewed_at > shortest / 3
         items: dict[ItemTask, list[DueItem]] = defaultdict(list)
         for token in held.keys() if everything else held.keys() - self._known:
             items[held[token].task].append(DueItem(token=token, args=tuple(held[token].args)))

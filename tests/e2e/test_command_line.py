@@ -222,7 +222,7 @@ def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -
 
 def test_procfile_starts_the_processes_it_promises(clean: Servers, tmp_path: Path) -> None:
     commands = {process.name: process.command for process in procfile.read(ROOT / "Procfile")}
-    assert list(commands) == ["release", "worker", "scans", "beat", "flower", "web"]
+    assert list(commands) == ["release", "worker", "jobs", "scans", "beat", "flower", "web"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     logs = {name: tmp_path / name for name in ("worker", "scans")}
     children = []

@@ -1,0 +1,37 @@
+"""The worker of the Procfile that runs jobs takes no more queues than it runs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from celery_processes import QUICK_START, ROOT, CeleryProcess
+from eventually import eventually
+from job_processes import ENV, at_once, count, job_beat, job_lab
+from real_servers import Servers
+
+from queue_manager.devstack import procfile
+
+NAMES = ("n0", "n1", "n2")
+LONG = 7.0  # seconds: longer than a worker takes to start
+
+
+def listed(name: str, log: Path, *, slots: int) -> CeleryProcess:
+    """Return the worker `name` of the Procfile, with its own log and so many slots."""
+    [command] = [process.command for process in procfile.read(ROOT / "Procfile") if process.name == name]
+    arguments = shlex.split(command)[3:]  # without `celery -A tasks`
+    own = ("--hostname", f"{log.stem}@%h", "--concurrency", str(slots))
+    return CeleryProcess(log, *arguments, *own, *QUICK_START, env=ENV)
+
+
+def test_busy_worker_leaves_the_other_queues_to_the_next(clean: Servers, tmp_path: Path) -> None:
+    lab = job_lab()
+    scans, busy, idle = (tmp_path / f"{name}.log" for name in ("scans", "busy", "idle"))
+    with job_beat(tmp_path), listed("scans", scans, slots=1), listed("jobs", busy, slots=1):
+        for name in NAMES:
+            lab.run(name, LONG)
+        eventually(lambda: count("executing", *NAMES) == 1, within=20)
+        with listed("jobs", idle, slots=4):
+            eventually(lambda: count("executing", *NAMES) == len(NAMES), within=LONG)
+            eventually(lambda: count("success", *NAMES) == len(NAMES), within=3 * LONG)
+    assert at_once(*NAMES) == len(NAMES)
