@@ -5,6 +5,8 @@
     with queue.receive(timeout=30) as message:
         ...  # acknowledged at the end of the block, given back when it raises
 
+`contents()` lists, moves, replays, changes and deletes messages by hand; `requeue_overdue()` is what the schedule does.
+
 Guarantee: a message is in one place, and is delivered until it is acknowledged or out of attempts; what is out of
 attempts is kept as a dead letter. Producers and consumers of other kinds may use the same streams.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import redis
 
@@ -61,6 +64,7 @@ __all__ = [
     "contents",
     "figures",
     "message_queue",
+    "requeue_overdue",
     "server_url",
     "sweeper",
 ]
@@ -119,6 +123,11 @@ def sweeper() -> Sweeper:
         within=_period(chosen),
         levels=chosen.max_priority_levels,
     )
+
+
+def requeue_overdue() -> dict[str, Any]:
+    """Take back every overdue message, once. Returns `{requeued, dead_lettered, ids, dlq_ids}`."""
+    return sweeper().sweep().as_dict()
 
 
 def figures() -> Figures:

@@ -264,6 +264,7 @@ class Message:
         payload, is_message = _payload_of(data)
         if about.pop("undecodable", False):
             payload, is_message = as_json(data.decode("utf-8", "replace")), False
+        about.pop("added", None)
         stream, sid = about.pop("stream"), about.pop("sid")
         created_at, priority, attempts = about.pop("created_at"), about.pop("priority"), about.pop("attempt_count")
         fields = {

@@ -7,7 +7,7 @@ until its deadline, dead-lettered, or done: never in two places. Times are those
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -99,10 +99,10 @@ class MessageQueue:
         self,
         type: str,
         payload: Any = None,
-        *,
         priority: int = 0,
         ack_timeout: float | None = None,
         max_attempts: int | None = None,
+        *,
         id: str | None = None,
     ) -> str:
         """Add a message and return its id. With an `id` of the producer's own, repeating it adds nothing.
@@ -116,19 +116,22 @@ class MessageQueue:
         )
         return self.enqueue_batch([message])[0].id
 
-    def enqueue_batch(self, messages: Sequence[NewMessage]) -> list[Enqueued]:
-        """Add all messages or, if one is not acceptable, none. Raises like `enqueue`."""
-        checked = [message.arguments(self.bounds) for message in messages]
+    def enqueue_batch(self, messages: Sequence[NewMessage | Mapping[str, Any]]) -> list[Enqueued]:
+        """Add all messages or, if one is not acceptable, none. Raises like `enqueue`.
+
+        A message is a `NewMessage` or a mapping such as `{"type": "send_mail", "payload": …, "ack_timeout": 60}`.
+        """
+        new = [message if isinstance(message, NewMessage) else NewMessage.from_members(message) for message in messages]
+        checked = [message.arguments(self.bounds) for message in new]
         if not checked:
             return []
         answers = self.scripts.run("enqueue", *(argument for _, arguments in checked for argument in arguments))
-        return [Enqueued(id=id, is_new=bool(new)) for (id, _), new in zip(checked, answers, strict=True)]
+        return [Enqueued(id=id, is_new=bool(added)) for (id, _), added in zip(checked, answers, strict=True)]
 
     # For consumers
 
     def dequeue(
         self,
-        *,
         timeout: float = 0,
         ack_timeout: float | None = None,
         type: str | None = None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from services.message_queue.scripts import Scripts
@@ -31,6 +32,15 @@ class Swept:
     """In how long the caller is to sweep again, when no other sweep is planned early enough."""
     is_locked: bool = False
     """Whether another sweeper held the lock, so that nothing was done."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return `{requeued, dead_lettered, ids, dlq_ids}`: how many, and which."""
+        return {
+            "requeued": len(self.requeued),
+            "dead_lettered": len(self.dead_lettered),
+            "ids": self.requeued,
+            "dlq_ids": self.dead_lettered,
+        }
 
 
 class Sweeper:

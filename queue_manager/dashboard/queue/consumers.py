@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.errors import Refused
 from queue_manager.dashboard.queue import bodies, waiting
-from queue_manager.dashboard.queue.queries import Number, Text
+from queue_manager.dashboard.queue.queries import Number, Text, whole
 from services.message_queue import Json, message_queue
 from services.message_queue.messages import checked_number
 from services.message_queue.queue import LONGEST_POLL
@@ -70,7 +70,7 @@ def touch(id: str, body: bodies.OfOne) -> dict[str, Any]:
     touched = message_queue().touch(id, token, **bodies.values_of(given, "extend_seconds"))
     return {
         "new_timeout_at": touched.deadline_at,
-        "extended_by": touched.extended_by.total_seconds(),
+        "extended_by": whole(touched.extended_by.total_seconds()),
         "lock_token": token,
     }
 

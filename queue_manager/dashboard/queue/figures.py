@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from queue_manager.core.settings import settings
+from queue_manager.dashboard.queue.queries import whole
 from services.message_queue import contents
 
 router = APIRouter()
@@ -30,7 +31,7 @@ def status() -> dict[str, Any]:
 
 
 @router.get("/queue/metrics")
-def metrics() -> dict[str, float]:
+def metrics() -> dict[str, Any]:
     counts = contents().counts()
     return {
         "main_queue_size": counts.main,
@@ -48,7 +49,7 @@ def metrics() -> dict[str, float]:
 def config() -> dict[str, Any]:
     chosen = settings()
     return {
-        "ack_timeout_seconds": chosen.ack_timeout_seconds,
+        "ack_timeout_seconds": whole(chosen.ack_timeout_seconds),
         "max_attempts": chosen.max_attempts,
         "max_priority_levels": chosen.max_priority_levels,
         "max_payload_bytes": chosen.queue_max_payload_bytes,

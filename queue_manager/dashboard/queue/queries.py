@@ -55,3 +55,8 @@ def _of_iso(text: str) -> float | None:
         return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def whole(number: float) -> float:
+    """Return a whole number without a fraction: not every language reads 30.0 as one."""
+    return int(number) if number == int(number) else number

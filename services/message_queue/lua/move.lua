@@ -38,7 +38,7 @@ local function take_out(id, record, place)
       unindex(id, record)
     end
   end
-  return data
+  return data and without_end(record, data)
 end
 
 local function put_into(id, record, data, place)
@@ -84,8 +84,5 @@ end
 if #moved > 0 then
   local counts = '{"count":' .. #moved .. ',"from":"' .. from .. '","to":"' .. to
   announce('move', counts .. '","ids":' .. array(moved) .. '}')
-  if to == 'dead' then
-    announce_ids('move_to_dlq', moved)
-  end
 end
 return answers

@@ -2,7 +2,7 @@
 -- Gives a message back: to the tail of its priority's stream, or to the dead letters when it is out of attempts.
 --
 -- ARGV     id, lock token ('' for none), whether a token is needed ('1' or '0'), reason, default max attempts
---          ('0': to the dead letters whatever is left)
+--          ('0': to the dead letters whatever is left, because it is no message)
 -- Returns  'REQUEUED' or 'DEAD'; 'UNKNOWN' when the id exists nowhere and 'LOCK_LOST' when the caller does not hold
 --          it: then nothing is written
 --
@@ -17,6 +17,7 @@ local data = release(id, record)
 if not data then
   return 'LOCK_LOST'
 end
+record.undecodable = max_attempts == '0' or nil
 max_attempts = max_attempts ~= '0' and record.custom_max_attempts or tonumber(max_attempts)
 announce_ids('nack', { id })
 if record.attempt_count >= max_attempts then

@@ -10,6 +10,7 @@
 --   type, priority, created_at, custom_ack_timeout, custom_max_attempts
 --   attempt_count, last_error, failed_at, acknowledged_at, history
 --   lock_token, consumer_id, dequeued_at, processing_started_at, deadline_at      while a consumer holds it
+--   added                          bytes that were put to the end of the entry of a message that is over
 --   undecodable                    the entry is no message, and kept for people to look at
 -- Times of a record are seconds, those of keys and answers milliseconds.
 
@@ -142,6 +143,7 @@ local function normal(record)
     dequeued_at = finite(record.dequeued_at),
     processing_started_at = finite(record.processing_started_at),
     deadline_at = is_ours and finite(record.deadline_at) or nil,
+    added = is_ours and positive(record.added) or nil,
     undecodable = is_ours and record.undecodable == true or nil,
   }
 end
@@ -257,9 +259,32 @@ local function put_back(id, record, data)
   save(id, record)
 end
 
+-- The entry of a message that is over says how it ended, for those who read nothing but entries: in members at its end,
+-- behind the payload, which stays as it is. They are taken off when the message goes back.
+
+local function with_end(record, data, members)
+  if record.undecodable or string.sub(data, -1) ~= '}' then
+    return data
+  end
+  local added = string.sub(cjson.encode(members), 2)
+  record.added = #added
+  return string.sub(data, 1, -2) .. ',' .. added
+end
+
+local function without_end(record, data)
+  local at = record.added and #data - record.added
+  record.added = nil
+  if at and string.sub(data, at, at) == ',' then
+    return string.sub(data, 1, at - 1) .. '}'
+  end
+  return data
+end
+
 local function bury(id, record, data, reason)
   record.failed_at, record.last_error = NOW, reason
-  append(DEAD, id, record, data)
+  append(DEAD, id, record, with_end(record, data, {
+    attempt_count = record.attempt_count, failed_at = NOW, last_error = reason
+  }))
   save(id, record)
 end
 
@@ -379,7 +404,9 @@ end
 -- Puts an acknowledged message into the history and lets the oldest go.
 local function remember(id, record, data)
   record.acknowledged_at = NOW
-  append(ACKNOWLEDGED, id, record, data)
+  append(ACKNOWLEDGED, id, record, with_end(record, data, {
+    attempt_count = record.attempt_count, acknowledged_at = NOW
+  }))
   save(id, record)
   redis.call('INCR', TOTAL_ACKNOWLEDGED)
   local excess = redis.call('XLEN', ACKNOWLEDGED) - HISTORY

@@ -31,6 +31,7 @@ for name, value in pairs(cjson.decode(changes)) do
   record[name] = value ~= cjson.null and value or nil
 end
 if payload ~= '' then
+  record.added = nil
   kind_json = kind_json ~= '' and kind_json or cjson.encode(record.type)
   data = '{"id":' .. cjson.encode(id) .. ',"type":' .. kind_json .. ',"priority":' .. record.priority
     .. ',"created_at":' .. string.format('%.3f', record.created_at) .. ',"payload":' .. payload .. '}'

@@ -146,8 +146,6 @@ class QueueModel:
         moved = [id for id, answer in answers.items() if answer == "MOVED"]
         if moved:
             self._tell("move", moved)
-            if to == "dead":
-                self._tell("move_to_dlq", moved)
         return answers
 
     def delete(self, ids: list[str], *, source: str | None) -> dict[str, str]:

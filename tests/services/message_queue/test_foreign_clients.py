@@ -558,3 +558,12 @@ def test_nothing_that_others_write_is_lost_or_stops_the_queue_in_many_tries(
     with Lab(server.url) as lab:
         fuzz(lab, examples=5_000)
     figure(f"message queue on {kind}: 5,000 lists of any entries and records, nothing lost")
+
+
+def test_id_that_another_consumer_has_finished_with_may_be_used_again(lab: Lab) -> None:
+    lab.queue.enqueue("job", 1, id="again")
+    sid = take_as_another(lab)
+    lab.client.xack("q", "q_group", sid)
+    lab.client.xdel("q", sid)
+    lab.queue.enqueue("job", 2, id="again")
+    assert lab.take().payload == 2

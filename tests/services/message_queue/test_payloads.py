@@ -120,3 +120,24 @@ def test_payload_of_another_producer_stays_as_it_was_written(lab: Lab) -> None:
 
     [(_, fields)] = lab.client.xrange("q_acknowledged")
     assert fields[b"data"] == data.encode()
+
+
+def test_entry_of_a_message_that_is_over_says_how_and_forgets_it_when_it_goes_back(lab: Lab) -> None:
+    """Readers of the streams alone, such as those of an older service, find the reason where they look for it."""
+    lab.queue.enqueue("job", Json("[1, 2.50]"), max_attempts=1, id="m")
+    [(_, fresh)] = lab.client.xrange("q")
+    message = lab.take()
+    lab.queue.nack("m", message.lock_token, 'no "way"')
+    [(_, dead)] = lab.client.xrange("q_dlq")
+    said = json.loads(dead[b"data"])
+    assert (said["last_error"], said["attempt_count"], said["payload"]) == ('no "way"', 1, [1, 2.5])
+    assert said["failed_at"] == pytest.approx(lab.now_ms() / 1000, abs=60)
+    assert lab.contents.replay(["m"]) == {"m": "MOVED"}
+    [(_, again)] = lab.client.xrange("q")
+    assert again == fresh
+    lab.queue.ack("m", lab.take().lock_token)
+    [(_, done)] = lab.client.xrange("q_acknowledged")
+    assert "acknowledged_at" in json.loads(done[b"data"])
+    lab.contents.move(["m"], to="archived")
+    [(_, archived)] = lab.client.xrange("q_archived")
+    assert archived == fresh
