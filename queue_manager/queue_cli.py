@@ -148,8 +148,7 @@ def requeue() -> None:
         swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET)
     if swept.is_locked:
         _fail("another sweeper is at work and holds the lock, for 30 s at most", code=1)
-    counts = {"requeued": len(swept.requeued), "dead_lettered": len(swept.dead_lettered)}
-    typer.echo(json.dumps({**counts, "ids": swept.requeued, "dlq_ids": swept.dead_lettered}))
+    typer.echo(json.dumps(swept.as_dict()))
 
 
 # What is asked for
