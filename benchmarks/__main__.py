@@ -7,14 +7,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import AbstractContextManager, chdir, contextmanager
+from functools import partial
 from pathlib import Path
 
 from pymongo import monitoring
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import eligible_agencies, report, snooze_scan, stale_scan
+from benchmarks import eligible_agencies, job_queues, report, snooze_scan, stale_scan
 from benchmarks.harness import Bench, Result, WrongResult
 from benchmarks.message_queue import lateness, operations, queues, requeue
 from models import database
@@ -27,7 +28,14 @@ CACHE_GB = 1.0  # as in production the data fit into it, so that reading them al
 VALKEY_CONFIG = {"auto-aof-rewrite-percentage": "0"}
 
 Benchmark = Callable[[Bench], Result]
-MONGODB: Sequence[Benchmark] = (eligible_agencies.run, stale_scan.run, snooze_scan.run)
+Group = tuple[str, Sequence[Benchmark]]
+"""The server's name, and what is measured on it."""
+MONGODB: Sequence[Benchmark] = (
+    eligible_agencies.run,
+    stale_scan.run,
+    snooze_scan.run,
+)
+JOBS: Sequence[Benchmark] = (job_queues.one_name, job_queues.ten_names)
 MESSAGE_QUEUE: Sequence[Benchmark] = (
     requeue.throughput,
     requeue.tick,
@@ -39,7 +47,11 @@ MESSAGE_QUEUE: Sequence[Benchmark] = (
 
 def main() -> None:
     wanted, console = _arguments(), Console()
-    groups = {"mongodb": _mongodb, "message_queue": _message_queue}
+    groups: dict[str, Callable[[Bench, Path], AbstractContextManager[Group]]] = {
+        "mongodb": partial(_mongodb, MONGODB),
+        "jobs": partial(_mongodb, JOBS),
+        "message_queue": _message_queue,
+    }
     results: list[Result] = []
     servers: list[str] = []
     with tempfile.TemporaryDirectory(prefix="queue-manager-bench-") as directory, _progress(console) as progress:
@@ -49,7 +61,7 @@ def main() -> None:
             with chdir(directory):
                 for group in [wanted.only] if wanted.only else groups:
                     with groups[group](bench, Path(directory)) as (server, benchmarks):
-                        servers.append(server)
+                        servers += [] if server in servers else [server]
                         results += [benchmark(bench) for benchmark in benchmarks]
         except WrongResult as wrong:
             sys.exit(f"A wrong result, so nothing was written. {wrong}")
@@ -68,7 +80,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure our ways beside others.")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data; the page is not written")
-    parser.add_argument("--only", choices=["mongodb", "message_queue"], help="one group; the page is not written")
+    parser.add_argument(
+        "--only", choices=["mongodb", "jobs", "message_queue"], help="one group; the page is not written"
+    )
     parser.add_argument("--ratios", type=lambda name: Path(name).resolve(), help="write the ratios by name, as JSON")
     return parser.parse_args()
 
@@ -79,19 +93,19 @@ def _progress(console: Console) -> Progress:
 
 
 @contextmanager
-def _mongodb(bench: Bench, directory: Path) -> Iterator[tuple[str, Sequence[Benchmark]]]:
+def _mongodb(benchmarks: Sequence[Benchmark], bench: Bench, directory: Path) -> Iterator[Group]:
     monitoring.register(bench.recorder)
-    with Mongo(directory / "mongo", cache_gb=CACHE_GB) as mongo:
+    with Mongo(directory / f"mongo-{len(benchmarks)}", cache_gb=CACHE_GB) as mongo:
         _set_environment(MONGO_DB_URL=mongo.url)
         try:
             version = database.client().server_info()["version"]
-            yield f"MongoDB {version}, {CACHE_GB:g} GB cache", MONGODB
+            yield f"MongoDB {version}, {CACHE_GB:g} GB cache", benchmarks
         finally:
             database.close()
 
 
 @contextmanager
-def _message_queue(bench: Bench, directory: Path) -> Iterator[tuple[str, Sequence[Benchmark]]]:
+def _message_queue(bench: Bench, directory: Path) -> Iterator[Group]:
     with Valkey(directory / "valkey", config=VALKEY_CONFIG) as valkey:
         _set_environment(REDIS_URL=valkey.url)
         yield queues.server_name(), MESSAGE_QUEUE

@@ -55,7 +55,9 @@ class Recorder(monitoring.CommandListener):
             for name, value in event.command.items()
             if not name.startswith("$") and name not in _OF_THE_SESSION
         }
-        self._sent.append(command)
+        # The server explains one write at a time.
+        writes = command.get("updates", [])
+        self._sent += [{**command, "updates": [write]} for write in writes] if writes else [command]
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
         pass
