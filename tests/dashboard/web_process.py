@@ -72,12 +72,14 @@ class Web:
 
 
 @contextmanager
-def web(directory: Path, **env: str) -> Iterator[Web]:
+def web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
     """Start it on a free port and wait until it answers."""
     port, log_path = free_port(), directory / "web.log"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     with log_path.open("wb") as log:
-        child = spawn([*COMMAND, "--port", str(port)], env=environment, cwd=directory, stdout=log, stderr=log)
+        child = spawn(
+            [*COMMAND, "--port", str(port), *arguments], env=environment, cwd=directory, stdout=log, stderr=log
+        )
     try:
         eventually(lambda: is_answering(port) or child.poll() is not None, within=30)
         yield Web(child=child, port=port, log_path=log_path)

@@ -41,4 +41,4 @@ def _note(scope: Scope, state: MutableMapping[str, Any], status: int) -> None:
         return
     who = getattr(state.get("who"), "name", NOBODY)
     path = scope.get("raw_path", b"").decode("ascii", "replace")  # as it was sent: no line can be made up with it
-    log.info("Asked to act", who=who, method=scope["method"], path=path, status=status)
+    log.info("Asked to act", who=who, method=scope["method"], path=path, status=int(status))
