@@ -12,7 +12,7 @@ from threading import Thread
 
 import jwt
 import pytest
-from credentials import EYE, HAND, KEYS, OPERATOR, UNKNOWN, VIEWER, key, log_in, own_page, rewrite
+from credentials import EYE, HAND, KEYS, OPERATOR, UNKNOWN, VIEWER, cookie, key, log_in, own_page, rewrite
 from eventually import eventually
 from listener import ConnectionRefused, Listener
 from queue_client import DATABASE, Queue, Stream, empty_queue, environment
@@ -94,6 +94,7 @@ def test_a_page_sends_people_to_the_login_and_back(guarded: Web) -> None:
     sent = guarded.get("/?account=a&account=b", **HTML)
     assert (sent.status, sent.headers["location"]) == (303, "/login?next=%2F%3Faccount%3Da%26account%3Db")
     form = guarded.get(sent.headers["location"], **HTML)
+    assert guarded.get("/", X_API_KEY=UNKNOWN, **HTML).status == 401
     assert 'name="next" type="hidden" value="/?account=a&amp;account=b"' in form.text
     back = guarded.post("/login", f"key={VIEWER}&next=%2F%3Faccount%3Da%26account%3Db", **HTML)
     assert (back.status, back.headers["location"]) == (303, "/?account=a&account=b")
@@ -112,6 +113,7 @@ def test_the_login_page_is_strict_and_says_what_is_wrong(guarded: Web) -> None:
     assert (page.status, wrong.status) == (200, 401)
     for shown in (page, wrong):
         assert "form-action 'self'" in shown.headers["content-security-policy"]
+        assert shown.headers["referrer-policy"] == "same-origin"  # else browsers say that its form is from nowhere
         assert shown.headers["cache-control"] == "no-store"
         assert not re.search(r"<script|\son\w+=|style=|<style|https?://", shown.text)
         assert '<label for="key">' in shown.text
@@ -139,6 +141,18 @@ def test_without_keys_there_is_nothing_to_log_in_to(servers: Servers, tmp_path_f
 def test_a_made_up_session_is_refused(text: str, guarded: Web) -> None:
     answer = guarded.get(STATUS, Cookie=f"qm_session={text}", Sec_Fetch_Site="same-origin")
     assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("others", ['a={"b": "c, d"}; ', "nonsense; ", '"; ', "a=\xe9; "])
+def test_cookies_of_others_on_this_host_are_in_nobodys_way(others: str, guarded: Web) -> None:
+    session = cookie(guarded, VIEWER)
+    assert guarded.get(STATUS, Cookie=f"{others}{session}; z=1").status == 200
+
+
+@pytest.mark.parametrize("shown", ["\xe9" * 40, "", " ", "x" * 30_000])
+def test_a_key_of_odd_characters_is_unknown(shown: str, guarded: Web) -> None:
+    assert guarded.get(STATUS, X_API_KEY=shown).status == 401
+    assert guarded.get(STATUS, Authorization=f"Bearer {shown}").status == 401
 
 
 def test_another_process_with_the_keys_knows_the_session(guarded: Web, tmp_path: Path) -> None:

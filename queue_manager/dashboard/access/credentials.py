@@ -32,7 +32,7 @@ class Credentials:
         """Return who sends this. A key counts more than a cookie. Raises `Refused`."""
         if not self.are_needed:
             return LOOPBACK
-        if (key := _shown_key(headers)) is not None:
+        if (key := shown_key(headers)) is not None:
             return self.holder(key)
         cookie = session.shown(headers)
         who = session.read(cookie, self._keys) if cookie else None
@@ -63,7 +63,8 @@ def refused(message: str) -> Refused:
     return Refused(HTTPStatus.UNAUTHORIZED, "unauthorized", message, headers={"www-authenticate": "Bearer"})
 
 
-def _shown_key(headers: Headers) -> str | None:
+def shown_key(headers: Headers) -> str | None:
+    """Return the key that a program sent."""
     if HEADER in headers:
         return headers[HEADER]
     scheme, _, key = headers.get("authorization", "").partition(" ")

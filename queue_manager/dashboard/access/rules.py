@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Mount
 
 from queue_manager.dashboard.access.asked import SAFE, LoginFirst, is_page_view
-from queue_manager.dashboard.access.credentials import Credentials
+from queue_manager.dashboard.access.credentials import Credentials, shown_key
 from queue_manager.dashboard.access.origin import is_from_elsewhere, is_from_own_page, is_link_followed
 from queue_manager.dashboard.access.who import Who
 from queue_manager.dashboard.errors import Refused
@@ -42,7 +42,7 @@ class Rule:
         try:
             state.who = who = credentials.who(headers)
         except Refused:
-            if is_page_view(request):
+            if is_page_view(request) and shown_key(headers) is None:
                 raise LoginFirst from None
             raise
         if not who.may(self.role):

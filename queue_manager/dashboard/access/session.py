@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hmac
 from datetime import datetime, timedelta
-from http.cookies import CookieError, SimpleCookie
 
 import jwt
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import Response
 
 from queue_manager.core.clock import hours
@@ -51,11 +51,7 @@ def read(text: str, keys: Keys) -> Who | None:
 
 def shown(headers: Headers) -> str | None:
     """Return the cookie's text as a request sent it."""
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return None
-    return morsel.value if morsel is not None else None
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE)
 
 
 def give(response: Response, who: Who, *, is_https: bool) -> None:
