@@ -88,7 +88,7 @@ def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAME
 
 @cli.command()
 def web(
-    host: Annotated[str, typer.Option(help="Address; other than loopback needs SOCKETIO_TOKEN_SECRET.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address; other than loopback needs QM_API_KEYS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535)] = 6002,
 ) -> None:
     """Serve triggers, Socket.IO, probes, metrics and the page of rooms waking, until Ctrl-C."""

@@ -10,15 +10,18 @@ import difflib
 import os
 import re
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri as parse_mongo_uri
 
+from queue_manager.core import api_keys
+from queue_manager.core.api_keys import ApiKey
 from queue_manager.core.errors import ConfigurationError
 
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # where a port should be: a password whose @ was forgotten
@@ -84,6 +87,7 @@ def _strict(value: Any) -> bool:
 
 SHORTEST_SECRET = 32  # characters: what an HS256 signature is worth
 Secret = Annotated[SecretStr, AfterValidator(_long_secret)]
+Keys = Annotated[list[ApiKey], NoDecode, BeforeValidator(api_keys.parse)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Strict = Annotated[bool, BeforeValidator(_strict)]
 _SYSTEM = "switches a system on"
@@ -173,7 +177,11 @@ class Settings(BaseSettings):
     socketio_channel: str = "socketio"
     """Redis channel on which python-socketio's servers listen."""
     socketio_token_secret: Secret | None = None
-    """Signs the tokens of Socket.IO clients (HS256); without it the web process stays on loopback."""
+    """Signs the tokens of Socket.IO clients (HS256)."""
+    qm_api_keys: Keys = []
+    """Who may use the web process; without keys it serves this machine alone."""
+    qm_api_keys_file: Path | None = None
+    """A file with the keys instead, read again when it changes."""
     qm_hooks: Flag = False
     """Opens the manual triggers of the web process."""
 
@@ -186,9 +194,9 @@ class Settings(BaseSettings):
         return self.qm_jobs and (not self.jobs_production_only or self.app_env == "production")
 
     @property
-    def acts_for_anybody(self) -> bool:
-        """Whether the web process does things for whoever reaches it: the APIs of messages and jobs."""
-        return self.qm_message_queue or self.runs_jobs
+    def has_credentials(self) -> bool:
+        """Whether the web process asks who somebody is. A file counts although it has no key (any more)."""
+        return bool(self.qm_api_keys) or self.qm_api_keys_file is not None
 
     def remarks(self) -> list[str]:
         """Return what an operator should know of the environment: unclear flags, misspelt names, nothing on."""
@@ -236,7 +244,7 @@ def settings() -> Settings:
 def _explain(detail: Any) -> str:
     name = str(detail["loc"][0]).upper()
     accepted = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if name.endswith("_SECRET"):
+    if name.endswith(("_SECRET", "_KEYS")):
         return f"{name}: accepted is {accepted}"
     value = masked(str(detail["input"])) if name.endswith("_URL") else str(detail["input"])
     return f"{name}={value!r}: accepted is {accepted}"

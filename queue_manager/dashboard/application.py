@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from models import database
 from queue_manager.core.settings import Settings
-from queue_manager.dashboard import errors, jobs, metrics, pages, probes, queue, triggers
+from queue_manager.dashboard import access, docs, errors, jobs, metrics, pages, probes, queue, triggers
 from queue_manager.dashboard.boundary import Boundary
 from queue_manager.dashboard.live import Live
 
@@ -21,8 +21,19 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     """Return the application. It connects to nothing until it is started.
 
     `ending` is set when the process is told to end: whoever waits for long is answered then.
+
+    Raises:
+        ConfigurationError: the keys, or a module of `JOBS_IMPORTS`, are not as they should be.
     """
-    live = Live(chosen)
+    api = api_of(chosen, ending)
+    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=access.Journal(api))
+    return Boundary(application, local_only=not chosen.has_credentials)
+
+
+def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
+    """Return what answers HTTP. Raises like `create`; `LookupError`: a route has no rule."""
+    credentials = access.Credentials(chosen)
+    live = Live(chosen, credentials)
     beside = queue.Beside(ending) if chosen.qm_message_queue else None
 
     @asynccontextmanager
@@ -36,16 +47,22 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
             yield
 
     api = FastAPI(title="Queue Manager", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    api.state.live = live
     errors.install(api)
-    api.include_router(probes.router)
-    api.include_router(metrics.router)
+    access.install(api, credentials)
+    _install(api, chosen, beside)
+    list(access.rules(api))  # every route has one
+    return api
+
+
+def _install(api: FastAPI, chosen: Settings, beside: queue.Beside | None) -> None:
+    docs.install(api)
+    api.include_router(probes.router, dependencies=[access.public])
+    api.include_router(metrics.router, dependencies=[access.viewer])
     if chosen.qm_hooks:
-        api.include_router(triggers.router)
+        api.include_router(triggers.router, dependencies=[access.operator])
     if beside is not None:
         queue.install(api, beside)
     if chosen.runs_jobs:
         jobs.install(api)
-    pages.install(api, needs_token=chosen.socketio_token_secret is not None)
-    # What asks for no credentials is for this machine alone, whatever Socket.IO asks for.
-    local_only = chosen.socketio_token_secret is None or chosen.acts_for_anybody
-    return Boundary(socketio.ASGIApp(live.server, other_asgi_app=api), local_only=local_only)
+    pages.install(api, needs_token=chosen.socketio_token_secret is not None and not chosen.has_credentials)

@@ -1,24 +1,21 @@
-"""What holds for every request: headers that keep browsers strict, and who may call a process without a secret."""
+"""What holds for every request: headers that keep browsers strict, and the names that a process without keys has."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import Header
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from queue_manager.dashboard.errors import Refused
-
 HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # without any, a browser says of our own forms `Origin: null`
 }
 
 
@@ -30,12 +27,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def refuse_other_sites(sec_fetch_site: Annotated[str | None, Header()] = None) -> None:
-    """Refuse what a browser sends on behalf of another site's page. Programs send no such header."""
-    if sec_fetch_site not in (None, "same-origin", "none"):
-        raise Refused(HTTPStatus.FORBIDDEN, "forbidden", "Pages of another site may not do this")
 
 
 class Boundary:
@@ -78,9 +69,6 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": "wrong Host"})
         return
-    message = (
-        "Without SOCKETIO_TOKEN_SECRET, or with QM_MESSAGE_QUEUE or QM_JOBS, only this machine's own names are "
-        "accepted as Host"
-    )
+    message = "Without QM_API_KEYS only this machine's own names are accepted as Host"
     answer = JSONResponse({"error": "wrong host", "message": message}, status_code=HTTPStatus.MISDIRECTED_REQUEST)
     await answer(scope, receive, send)

@@ -16,9 +16,17 @@ from queue_manager.dashboard.servers import Unavailable
 class Refused(Exception):
     """The request cannot be answered: with which status, why, and because of which field."""
 
-    def __init__(self, status: HTTPStatus, error: str, message: str, *, field: str | None = None) -> None:
+    def __init__(
+        self,
+        status: HTTPStatus,
+        error: str,
+        message: str,
+        *,
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.error, self.message, self.field = status, error, message, field
+        self.status, self.error, self.message, self.field, self.headers = status, error, message, field, headers
 
 
 def install(api: FastAPI) -> None:
@@ -26,7 +34,7 @@ def install(api: FastAPI) -> None:
 
     @api.exception_handler(Refused)
     async def refused(_: Request, refusal: Refused) -> JSONResponse:
-        return answer(refusal.status, refusal.error, refusal.message, field=refusal.field)
+        return answer(refusal.status, refusal.error, refusal.message, field=refusal.field, headers=refusal.headers)
 
     @api.exception_handler(Unavailable)
     async def unavailable(_: Request, error: Unavailable) -> JSONResponse:

@@ -1,11 +1,12 @@
 """Socket.IO at `/socket.io`: a client hears `support_room_updated` of the accounts that it may hear, no others.
 
 Connect: with `SOCKETIO_TOKEN_SECRET` set, `auth={"token": …}` (see `tokens`) puts a client into the rooms
-`support-<account id>` of all its accounts; a wrong, missing or expired token is refused. Without a secret, which is
-possible on loopback only, every client may join any account.
-Events: `join` and `leave` with an account id; `join` with `"*"`, without a secret only: the accounts of the rooms made
-last. Each is acknowledged with `{"joined": […]}`, `{"left": …}` or `{"error", "message"}`.
-Guarantee: a client whose token ends is disconnected within 2 s.
+`support-<account id>` of all its accounts. With API keys, a key as that token or in a header, or the session of one of
+our own pages, lets it join any account. Whatever is wrong, missing or expired is refused. Without secret and keys,
+which is possible on loopback only, every client may join any account.
+Events: `join` and `leave` with an account id; `join` with `"*"`, for those who may join any: the accounts of the rooms
+made last. Each is acknowledged with `{"joined": […]}`, `{"left": …}` or `{"error", "message"}`.
+Guarantee: a client whose token, key or session ends is disconnected within 2 s.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from contextlib import suppress
 from typing import Any
 
 import socketio
+from starlette.datastructures import Headers
 
 from models.support_room import rooms
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
 from queue_manager.dashboard import tokens
+from queue_manager.dashboard.access.credentials import ASK, Credentials, refused
+from queue_manager.dashboard.access.origin import is_from_own_page
 from queue_manager.dashboard.channel import RedisChannel
+from queue_manager.dashboard.errors import Refused
 from queue_manager.dashboard.servers import Unavailable, mongodb
 from queue_manager.dashboard.tokens import ANY, Access, TokenRefused, is_account
 
@@ -38,7 +43,8 @@ log = get_logger("QM/live")
 class Live:
     """The Socket.IO server of this process and what each of its clients may hear."""
 
-    def __init__(self, chosen: Settings) -> None:
+    def __init__(self, chosen: Settings, credentials: Credentials) -> None:
+        self._credentials = credentials
         secret = chosen.socketio_token_secret
         self._secret = None if secret is None else secret.get_secret_value()
         self._access: dict[str, Access] = {}
@@ -46,8 +52,8 @@ class Live:
         self.server = socketio.AsyncServer(
             async_mode="asgi",
             client_manager=RedisChannel(chosen.redis_url, channel=chosen.socketio_channel),
-            # A token is the page's own: any site may use it. Without one, only our own page may.
-            cors_allowed_origins=None if self._secret is None else "*",
+            # A token or key is the page's own: any site may use it. Without one, only our own page may.
+            cors_allowed_origins="*" if self._secret is not None or credentials.are_needed else None,
             max_http_buffer_size=LARGEST_MESSAGE,
         )
         for event, handler in (
@@ -71,18 +77,33 @@ class Live:
                 await self._sweeper
 
     async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
-        access = self._judge(auth)
+        access = self._judge(auth, Headers(scope=environ["asgi.scope"]))
         self._access[sid] = access
         for account in access.accounts or ():
             await self.server.enter_room(sid, _room(account))
 
-    def _judge(self, auth: Any) -> Access:
-        if self._secret is None:
+    def _judge(self, auth: Any, headers: Headers) -> Access:
+        token = auth.get("token") if isinstance(auth, dict) else None
+        if self._secret is None and not self._credentials.are_needed:
             return ANY
+        if self._credentials.are_needed:
+            try:
+                return self._of_key(token, headers)
+            except Refused as error:
+                if self._secret is None:
+                    raise socketio.exceptions.ConnectionRefusedError(error.message) from None
         try:
-            return tokens.read(auth.get("token") if isinstance(auth, dict) else None, secret=self._secret)
+            return tokens.read(token, secret=self._secret or "")
         except TokenRefused as error:
             raise socketio.exceptions.ConnectionRefusedError(str(error)) from None
+
+    def _of_key(self, token: Any, headers: Headers) -> Access:
+        """Return what a key or a session gives. Raises `Refused`."""
+        credentials = self._credentials
+        who = credentials.holder(token) if isinstance(token, str) else credentials.who(headers)
+        if who.by == "session" and not is_from_own_page(headers):
+            raise refused(ASK)
+        return Access(has_ended=lambda: not credentials.still_admit(who))
 
     async def _disconnect(self, sid: str, *_: Any) -> None:
         self._access.pop(sid, None)
@@ -126,7 +147,7 @@ class Live:
         try:
             await self.server.disconnect(sid)
         except Exception as error:
-            log.warning("A client whose token ended could not be disconnected; tried again", error=reason(error))
+            log.warning("A client whose access ended could not be disconnected; tried again", error=reason(error))
 
 
 def _recent_accounts() -> list[str]:

@@ -1,7 +1,7 @@
 """`queue-manager web`: the application on uvicorn, until SIGTERM or Ctrl-C.
 
-Guarantee: it ends within about 2 s, also while clients are connected; without a secret, or with the message queue or
-jobs, it listens on loopback only.
+Guarantee: it ends within about 2 s, also while clients are connected; without keys it listens on
+loopback only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def serve(*, host: str, port: int) -> None:
     """Serve until told to end.
 
     Raises:
-        ConfigurationError: others could reach it without a token, or the queue's server is too old.
+        ConfigurationError: others could reach it without a key, the keys are wrong, or the queue's server is too old.
     """
     chosen = settings()
     _refuse_open_house(host, chosen)
@@ -70,18 +70,10 @@ class _Server(uvicorn.Server):
 
 
 def _refuse_open_house(host: str, chosen: Settings) -> None:
-    if is_loopback(host):
-        return
-    if chosen.acts_for_anybody:
+    if not is_loopback(host) and not chosen.has_credentials:
         raise ConfigurationError(
-            f"--host {host}: with QM_MESSAGE_QUEUE or QM_JOBS anybody could take messages and run jobs, since their "
-            "API asks for no credentials yet, so accepted is a loopback address, such as 127.0.0.1; or switch both off "
-            "for this process"
-        )
-    if chosen.socketio_token_secret is None:
-        raise ConfigurationError(
-            f"--host {host}: without SOCKETIO_TOKEN_SECRET anybody could listen to every account, so accepted is a "
-            "loopback address, such as 127.0.0.1; or set SOCKETIO_TOKEN_SECRET"
+            f"--host {host}: without QM_API_KEYS anybody could use it, so accepted is a loopback address, such as "
+            "127.0.0.1; or set QM_API_KEYS, or QM_API_KEYS_FILE"
         )
 
 

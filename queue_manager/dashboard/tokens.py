@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jwt
@@ -27,12 +28,14 @@ class Access:
 
     accounts: frozenset[str] | None = None
     expires_at: float | None = None
+    has_ended: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
+    """Whether the key or the session that gave it has ended."""
 
     def allows(self, account: str) -> bool:
         return self.accounts is None or account in self.accounts
 
     def is_over(self) -> bool:
-        return self.expires_at is not None and time.time() >= self.expires_at
+        return self.has_ended() or (self.expires_at is not None and time.time() >= self.expires_at)
 
 
 ANY = Access()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from uuid import uuid4
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from kombu.exceptions import OperationalError
 
 from beat_schedule import SCHEDULE
@@ -19,13 +19,12 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.schedule import Scan
 from queue_manager.core.settings import masked, settings
-from queue_manager.dashboard.boundary import refuse_other_sites
 from queue_manager.dashboard.errors import Refused
 from queue_manager.dashboard.servers import REDIS_PATIENCE, Unavailable, mongodb
 from tasks import app
 
 log = get_logger("QM/triggers")
-router = APIRouter(dependencies=[Depends(refuse_other_sites)])
+router = APIRouter()
 
 
 def spellings(trigger: str) -> tuple[str, str]:

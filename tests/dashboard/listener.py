@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Self
 
 from wsproto import ConnectionType, WSConnection
@@ -18,7 +19,9 @@ class ConnectionRefused(Exception):
 class Listener:
     """Connected on return. Events come in order from `next_event`."""
 
-    def __init__(self, port: int, auth: Any = None, *, host: str = "127.0.0.1", origin: str | None = None) -> None:
+    def __init__(
+        self, port: int, auth: Any = None, *, host: str = "127.0.0.1", origin: str | None = None, **headers: str
+    ) -> None:
         self._events: deque[tuple[str, dict[str, Any]]] = deque()
         self._packets: deque[str] = deque()
         self._partial = ""
@@ -26,7 +29,7 @@ class Listener:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         self._protocol = WSConnection(ConnectionType.CLIENT)
         try:
-            self._open(auth, host, origin)
+            self._open(auth, host, headers | ({} if origin is None else {"Origin": origin}))
         except BaseException:
             self.close()
             raise
@@ -57,9 +60,9 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, auth: Any, host: str, origin: str | None) -> None:
-        headers = [] if origin is None else [(b"Origin", origin.encode())]
-        request = Request(host=host, target="/socket.io/?EIO=4&transport=websocket", extra_headers=headers)
+    def _open(self, auth: Any, host: str, headers: Mapping[str, str]) -> None:
+        named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        request = Request(host=host, target="/socket.io/?EIO=4&transport=websocket", extra_headers=named)
         self._socket.sendall(self._protocol.send(request))
         assert self._receive()[0] == "0"
         self._send("40" + ("" if auth is None else json.dumps(auth)))

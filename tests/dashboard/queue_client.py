@@ -113,9 +113,10 @@ def empty_queue(servers: Servers, directories: pytest.TempPathFactory, **env: st
 class Stream:
     """A client of the event stream, on a socket of its own."""
 
-    def __init__(self, web: Web, *, last: str | None = None, query: str = "") -> None:
+    def __init__(self, web: Web, *, last: str | None = None, query: str = "", **headers: str) -> None:
         self._socket = socket.create_connection(("127.0.0.1", web.port), timeout=20)
-        header = f"Last-Event-ID: {last}\r\n" if last is not None else ""
+        sent = headers | ({"Last_Event_ID": last} if last is not None else {})
+        header = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in sent.items())
         self._socket.sendall(f"GET /api/queue/events{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}\r\n".encode())
         self._file = self._socket.makefile("rb")
         self.status = int(self._file.readline().split()[1])

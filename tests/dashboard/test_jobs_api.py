@@ -398,9 +398,7 @@ class TestBoundary:
             [*COMMAND, "--host", "0.0.0.0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30
         )
         assert started.returncode == 2
-        assert started.stderr.startswith(
-            "queue-manager: --host 0.0.0.0: with QM_MESSAGE_QUEUE or QM_JOBS anybody could"
-        )
+        assert started.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS anybody could")
 
     def test_a_mongodb_that_is_away_is_503(self, tmp_path: Path) -> None:
         gone = f"mongodb://app:s3cret@127.0.0.1:{free_port()}/product"

@@ -77,7 +77,7 @@ def test_with_the_queue_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> 
     command = [*COMMAND, "--host", "0.0.0.0"]
     result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=20)
     assert result.returncode == 2
-    assert result.stderr.startswith("queue-manager: --host 0.0.0.0: with QM_MESSAGE_QUEUE")
+    assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS")
     assert "accepted is a loopback address" in result.stderr
 
 

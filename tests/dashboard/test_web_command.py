@@ -25,10 +25,10 @@ def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess
     return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=20)
 
 
-def test_without_a_secret_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
+def test_without_keys_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
     result = start("--host", "0.0.0.0", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without SOCKETIO_TOKEN_SECRET")
+    assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS")
     assert "accepted is a loopback address" in result.stderr
 
 

@@ -7,12 +7,11 @@ import json
 import os
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from email.message import Message
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -50,35 +49,37 @@ class Web:
     log_path: Path
 
     def get(self, path: str, **headers: str) -> Answer:
-        return self._ask("GET", path, headers)
+        return self.ask("GET", path, **headers)
 
-    def post(self, path: str, **headers: str) -> Answer:
-        return self._ask("POST", path, headers)
+    def post(self, path: str, body: str | None = None, **headers: str) -> Answer:
+        return self.ask("POST", path, body, **headers)
 
     @property
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer:
+        """Send a request, and follow no redirect."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method, headers=named)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=15)
         began = time.monotonic()
         try:
-            with urllib.request.urlopen(request, timeout=15) as answer:
-                text = answer.read().decode()
-                return Answer(answer.status, answer.headers, text, time.monotonic() - began)
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(error.code, error.headers, error.read().decode(), time.monotonic() - began)
+            connection.request(method, path, body=body, headers=named)
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
+        finally:
+            connection.close()
 
 
 @contextmanager
-def web(directory: Path, **env: str) -> Iterator[Web]:
+def web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
     """Start it on a free port and wait until it answers."""
     port, log_path = free_port(), directory / "web.log"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     with log_path.open("wb") as log:
-        child = spawn([*COMMAND, "--port", str(port)], env=environment, cwd=directory, stdout=log, stderr=log)
+        child = spawn(
+            [*COMMAND, "--port", str(port), *arguments], env=environment, cwd=directory, stdout=log, stderr=log
+        )
     try:
         eventually(lambda: is_answering(port) or child.poll() is not None, within=30)
         yield Web(child=child, port=port, log_path=log_path)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from queue_manager.dashboard.boundary import refuse_other_sites
+from queue_manager.dashboard.access import operator, viewer
 from queue_manager.dashboard.errors import answer
 from queue_manager.dashboard.jobs import acting, looking
 from services.job_queues import InvalidJob, NotTheOnly, UnknownJob, WrongState, registry
@@ -30,8 +30,8 @@ def install(api: FastAPI) -> None:
     registry.load()
     for kind in STATUSES:
         api.add_exception_handler(kind, _refuse)
-    for part in (looking, acting):  # in this order: `/jobs/status` is no id
-        api.include_router(part.router, prefix="/api", dependencies=[Depends(refuse_other_sites)])
+    for part, rule in ((looking, viewer), (acting, operator)):
+        api.include_router(part.router, prefix="/api", dependencies=[rule])
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

@@ -10,6 +10,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from queue_manager.core.log import get_logger
+from queue_manager.dashboard.described import ANY, MOMENT, NUMBER, SWITCH, TEXT, many, thing
+from queue_manager.dashboard.described import body as described
 from queue_manager.dashboard.errors import Refused
 from queue_manager.dashboard.jobs.given import (
     Body,
@@ -26,10 +28,25 @@ from queue_manager.dashboard.servers import mongodb
 from services.job_queues import as_json, jobs
 
 log = get_logger("QM/jobs")
+JOB = thing(
+    "name",
+    name=TEXT,
+    arguments=many(ANY),
+    at=MOMENT,
+    delay_seconds=NUMBER,
+    priority=ANY,
+    unique=SWITCH,
+    singular=SWITCH,
+)
+NAMES = thing("names", names=many(TEXT))
+STATES = thing("states", states=many(TEXT), name=TEXT)
+LATER = thing(at=MOMENT, delay_seconds=NUMBER, priority=ANY)
+NOTHING = thing()
+
 router = APIRouter()
 
 
-@router.post("/jobs")
+@router.post("/jobs", openapi_extra=described(JOB))
 def run(body: Body) -> JSONResponse:
     """Store a job: 201, or 409 when it must be the only one and is not."""
     given = members(body, "name", "arguments", "at", "delay_seconds", "priority", "unique", "singular")
@@ -48,17 +65,17 @@ def run(body: Body) -> JSONResponse:
     return JSONResponse({"job": as_json(job)}, status_code=HTTPStatus.CREATED)
 
 
-@router.post("/jobs/pause")
+@router.post("/jobs/pause", openapi_extra=described(NAMES))
 def pause(body: Body) -> JSONResponse:
     return _switch(body, jobs.pause, "paused")
 
 
-@router.post("/jobs/resume")
+@router.post("/jobs/resume", openapi_extra=described(NAMES))
 def resume(body: Body) -> JSONResponse:
     return _switch(body, jobs.resume, "resumed")
 
 
-@router.post("/jobs/clear")
+@router.post("/jobs/clear", openapi_extra=described(STATES))
 def clear(body: Body) -> JSONResponse:
     """Delete the jobs in some states, of one name or of all."""
     given = members(body, "states", "name")
@@ -69,19 +86,19 @@ def clear(body: Body) -> JSONResponse:
     return JSONResponse({"deleted": deleted})
 
 
-@router.post("/jobs/{id}/cancel")
+@router.post("/jobs/{id}/cancel", openapi_extra=described(NOTHING, is_needed=False))
 def cancel(id: str, body: Body) -> JSONResponse:
     nothing(body)
     return _changed("canceled", jobs.cancel, id)
 
 
-@router.post("/jobs/{id}/retry")
+@router.post("/jobs/{id}/retry", openapi_extra=described(NOTHING, is_needed=False))
 def retry(id: str, body: Body) -> JSONResponse:
     nothing(body)
     return _changed("made due now", jobs.retry, id)
 
 
-@router.post("/jobs/{id}/reschedule")
+@router.post("/jobs/{id}/reschedule", openapi_extra=described(LATER))
 def reschedule(id: str, body: Body) -> JSONResponse:
     given = members(body, "at", "delay_seconds", "priority")
     times = {"at": moment_of(given), "delay": delay_of(given)}

@@ -9,6 +9,8 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
+from queue_manager.dashboard.access import viewer
+
 HERE = Path(__file__).parent
 OPEN = "Nothing has woken since you opened this page. Snooze a room for a few seconds, and it appears here."
 CLOSED = (
@@ -22,7 +24,7 @@ def install(api: FastAPI, *, needs_token: bool) -> None:
     rooms = Template((HERE / "rooms.html").read_text(encoding="utf-8"))
     content = rooms.substitute(nothing_yet=CLOSED if needs_token else OPEN)
 
-    @api.get("/")
+    @api.get("/", dependencies=[viewer], include_in_schema=False)
     async def live_rooms() -> HTMLResponse:
         return HTMLResponse(content)
 

@@ -6,9 +6,9 @@ that a client sends, or that it waits for, delays another client.
 
 from __future__ import annotations
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 
-from queue_manager.dashboard.boundary import refuse_other_sites
+from queue_manager.dashboard.access import operator, viewer
 from queue_manager.dashboard.queue import by_hand, consumers, events, figures, listing, producers, refusals
 from queue_manager.dashboard.queue.beside import Beside
 
@@ -16,8 +16,10 @@ __all__ = ["Beside", "install"]
 
 
 def install(api: FastAPI, beside: Beside) -> None:
-    """Add the routes. Other sites' pages may not even read: a dequeue is a GET."""
+    """Add the routes. Taking a message acts, although it is a GET."""
     api.state.beside = beside
     refusals.install(api)
-    for part in (producers, consumers, figures, events, by_hand, listing):
-        api.include_router(part.router, prefix="/api", dependencies=[Depends(refuse_other_sites)])
+    for part in (producers, consumers, by_hand):
+        api.include_router(part.router, prefix="/api", dependencies=[operator])
+    for part in (figures, events, listing):
+        api.include_router(part.router, prefix="/api", dependencies=[viewer])

@@ -8,17 +8,23 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from queue_manager.core.log import get_logger
+from queue_manager.dashboard.described import ANY, MOMENT, NUMBER, TEXT, WHOLE, body, many, one_of, thing
 from queue_manager.dashboard.queue import bodies
 from queue_manager.dashboard.queue.listing import FilterNames, filter_of
 from queue_manager.dashboard.queue.places import given_place, named_place
 from queue_manager.dashboard.queue.queries import Text
 from services.message_queue import Filter, InvalidMessage, Place, UnknownMessage, contents
-from services.message_queue.contents import MOST_IDS
+from services.message_queue.contents import MOST_IDS, PLACES
 from services.message_queue.messages import checked_id
 
 FILTER = ("type", "priority", "attempts", "startDate", "endDate", "search")
 
 log = get_logger("QM/queue")
+FILTER_FORM = thing(type=TEXT, priority=WHOLE, attempts=WHOLE, startDate=MOMENT, endDate=MOMENT, search=TEXT)
+IDS = many(TEXT)
+UPDATE = thing(type=TEXT, payload=ANY, priority=WHOLE, ackTimeout=NUMBER, maxAttempts=WHOLE)
+MOVE = thing("messages", "toQueue", messages=IDS, fromQueue=one_of(*PLACES), toQueue=one_of(*PLACES), errorReason=TEXT)
+
 router = APIRouter()
 
 
@@ -30,7 +36,7 @@ Source = Annotated[Place | None, Depends(_source)]
 """The place of `?queueType=`, anywhere without it."""
 
 
-@router.put("/queue/message/{id:path}")
+@router.put("/queue/message/{id:path}", openapi_extra=body(UPDATE))
 def update(id: str, source: Source, body: bodies.OfOne) -> dict[str, str]:
     contents().update(id, bodies.message_of(bodies.object_of(body)), source=source)
     log.info("Message changed by hand", message_id=id)
@@ -46,7 +52,7 @@ def delete(id: str, source: Source) -> dict[str, str]:
     return {"message": "Message deleted", "id": id}
 
 
-@router.post("/queue/messages/delete")
+@router.post("/queue/messages/delete", openapi_extra=body(thing("messageIds", messageIds=IDS)))
 def delete_many(source: Source, body: bodies.OfMany) -> dict[str, Any]:
     given = bodies.object_of(body)
     bodies.refuse_others(given, "messageIds")
@@ -54,7 +60,7 @@ def delete_many(source: Source, body: bodies.OfMany) -> dict[str, Any]:
     return _told("deleted", "DELETED", contents().delete(ids, source=source))
 
 
-@router.post("/queue/move")
+@router.post("/queue/move", openapi_extra=body(MOVE))
 def move(body: bodies.OfMany) -> dict[str, Any]:
     """Move messages that are named by their ids or, as pages send them, whole."""
     names = ("messages", "fromQueue", "toQueue", "errorReason")
@@ -71,7 +77,7 @@ def move(body: bodies.OfMany) -> dict[str, Any]:
     return _told("moved", "MOVED", outcomes)
 
 
-@router.post("/queue/replay")
+@router.post("/queue/replay", openapi_extra=body(thing(messageIds=IDS, filter=FILTER_FORM)))
 def replay(body: bodies.OfMany) -> dict[str, Any]:
     """Replay the dead letters that are named, or up to 1,000 that match a filter, the newest first."""
     raw = bodies.object_of(body)

@@ -11,12 +11,17 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from queue_manager.core.settings import settings
+from queue_manager.dashboard.described import NUMBER, TEXT, body, thing
 from queue_manager.dashboard.errors import Refused
 from queue_manager.dashboard.queue import bodies, waiting
 from queue_manager.dashboard.queue.queries import Number, Text, whole
 from services.message_queue import Json, message_queue
 from services.message_queue.messages import checked_number
 from services.message_queue.queue import LONGEST_POLL
+
+ACK = thing("id", id=TEXT, lock_token=TEXT)
+NACK = thing(lock_token=TEXT, errorReason=TEXT)
+TOUCH = thing(lock_token=TEXT, extend_seconds=NUMBER)
 
 router = APIRouter()
 
@@ -40,7 +45,7 @@ async def take(
     return Response(message.to_json(), media_type="application/json", headers={"cache-control": "no-store"})
 
 
-@router.post("/queue/ack")
+@router.post("/queue/ack", openapi_extra=body(ACK))
 def ack(body: bodies.OfOne) -> dict[str, str]:
     """Consumers send the whole message, of which the id and the token count."""
     given = bodies.object_of(body)
@@ -51,7 +56,7 @@ def ack(body: bodies.OfOne) -> dict[str, str]:
     return {"message": "Message acknowledged", "id": id}
 
 
-@router.post("/queue/message/{id:path}/nack")
+@router.post("/queue/message/{id:path}/nack", openapi_extra=body(NACK))
 def nack(id: str, body: bodies.OfOne) -> dict[str, Any]:
     given = _optional(body)
     why = bodies.reason_of(bodies.values_of(given, "errorReason")["errorReason"], "errorReason")
@@ -63,7 +68,7 @@ def nack(id: str, body: bodies.OfOne) -> dict[str, Any]:
     }
 
 
-@router.put("/queue/message/{id:path}/touch")
+@router.put("/queue/message/{id:path}/touch", openapi_extra=body(TOUCH))
 def touch(id: str, body: bodies.OfOne) -> dict[str, Any]:
     given = _optional(body)
     token = _token(given)

@@ -1,13 +1,14 @@
 """`GET /api/queue/events`: the queue's events as Server-Sent Events, named `queue-update`.
 
 Guarantee: a client that comes back with `Last-Event-ID` gets everything that happened meanwhile, once. When that is
-not kept any more it is told so by an event `reset` first. One that reads too slowly is disconnected, and resumes.
+not kept any more it is told so by an event `reset` first. One that reads too slowly is disconnected, and resumes; one
+whose key or session ends is disconnected within 2 s.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
@@ -16,6 +17,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from queue_manager.core.log import get_logger
+from queue_manager.dashboard.access import watch
 from queue_manager.dashboard.queue.beside import Beside
 from queue_manager.dashboard.queue.feed import Beginning, Event, Feed, checked_position, written
 
@@ -48,17 +50,17 @@ async def events(
     last = header or query
     beginning = await beside.feed.beginning(checked_position(last, "Last-Event-ID") if last else None)
     return _Stream(
-        _stream(beside.feed, beginning),
+        _stream(beside.feed, beginning, watch.is_over(request)),
         ping=PING_EVERY,
         send_timeout=SEND_PATIENCE,
         shutdown_grace_period=END_PATIENCE,
     )
 
 
-async def _stream(feed: Feed, beginning: Beginning) -> AsyncIterator[ServerSentEvent]:
+async def _stream(feed: Feed, beginning: Beginning, is_over: Callable[[], bool]) -> AsyncIterator[ServerSentEvent]:
     # Without data it is no event to a browser, which keeps its id to come back with.
     yield _reset(beginning) if beginning.is_gap else _only_id(beginning)
-    async for event in feed.since(beginning.after):
+    async for event in feed.since(beginning.after, is_over):
         yield _update(event)
 
 

@@ -7,7 +7,7 @@ which keeps about 10,000 events. One that does not keep up is ended, so that it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import masked
+from queue_manager.dashboard.access.watch import ending
 from services.message_queue import InvalidMessage, QueueUnavailable
 
 BLOCK = 2.0  # seconds that one XREAD waits
@@ -144,18 +145,26 @@ class Feed:
         except (RedisError, OSError) as error:
             raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error
 
-    async def since(self, after: Position) -> AsyncIterator[Event]:
-        """Give every event after a position, each once, until the listener cannot keep up or the server goes away."""
+    async def since(self, after: Position, is_over: Callable[[], bool]) -> AsyncIterator[Event]:
+        """Give every event after a position, each once.
+
+        It ends when the listener cannot keep up, the server goes away, or soon after `is_over`.
+        """
         with self.listening() as listener:
-            with suppress(RedisError, OSError):  # who listened resumes where it was
-                async for event in self._history(after):
-                    after = event.position
+            async with ending(listener.end, when=is_over):
+                async for event in self._heard(after, listener):
                     yield event
-                while events := await listener.next():
-                    for event in events:
-                        if event.position > after:
-                            after = event.position
-                            yield event
+
+    async def _heard(self, after: Position, listener: Listener) -> AsyncIterator[Event]:
+        with suppress(RedisError, OSError):  # who listened resumes where it was
+            async for event in self._history(after):
+                after = event.position
+                yield event
+            while events := await listener.next():
+                for event in events:
+                    if event.position > after:
+                        after = event.position
+                        yield event
 
     async def _history(self, after: Position) -> AsyncIterator[Event]:
         while True:

@@ -8,21 +8,32 @@ from http import HTTPStatus
 
 from fastapi import APIRouter
 
+from queue_manager.dashboard.described import ANY, NUMBER, TEXT, WHOLE, body, many, thing
 from queue_manager.dashboard.queue import bodies
 from services.message_queue import InvalidMessage, Json, NewMessage, message_queue
 from services.message_queue.messages import members
 
+MESSAGE = thing(
+    "type",
+    id=TEXT,
+    type=TEXT,
+    payload=ANY,
+    priority=WHOLE,
+    ackTimeout=NUMBER,
+    maxAttempts=WHOLE,
+)
+
 router = APIRouter()
 
 
-@router.post("/queue/message", status_code=HTTPStatus.CREATED)
+@router.post("/queue/message", status_code=HTTPStatus.CREATED, openapi_extra=body(MESSAGE))
 def add(body: bodies.OfOne) -> dict[str, str]:
     message = NewMessage.from_members(bodies.message_of(bodies.object_of(body)))
     (added,) = message_queue().enqueue_batch([message])
     return {"message": "Message added successfully", "id": added.id}
 
 
-@router.post("/queue/batch", status_code=HTTPStatus.CREATED)
+@router.post("/queue/batch", status_code=HTTPStatus.CREATED, openapi_extra=body(many(MESSAGE)))
 def add_batch(body: bodies.OfMany) -> dict[str, str]:
     messages = [_read(at, text) for at, text in enumerate(bodies.list_of(body))]
     accepted = _enqueue(messages)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
+from queue_manager.dashboard.access import watch
 from queue_manager.dashboard.queue.beside import Beside
 from services.message_queue import Message, MessageQueue, message_queue
 
@@ -32,13 +33,15 @@ class Wanted:
 
 
 async def wait_for(wanted: Wanted, patience: float, *, request: Request) -> Message | None:
-    """Return the next message, or `None`: after `patience` seconds, when the client has gone or the process ends."""
+    """Return the next message, or `None`: after `patience` seconds, or when the client has gone or lost access."""
     beside: Beside = request.app.state.beside
     client_gone = asyncio.create_task(_disconnect(request))
+    client_out = asyncio.create_task(watch.over(watch.is_over(request)))
     try:
-        return await _Wait(wanted, {client_gone, beside.end}).message(patience)
+        return await _Wait(wanted, {client_gone, client_out, beside.end}).message(patience)
     finally:
         client_gone.cancel()
+        client_out.cancel()
 
 
 async def _disconnect(request: Request) -> None:

@@ -40,7 +40,7 @@ export class Connection {
     else if (kind === "42") this.on.event(...JSON.parse(rest.slice(rest.indexOf("["))));
     else if (kind === "43") this.answer(rest);
     else if (kind === "44") this.refuse(JSON.parse(rest).message);
-    else if (kind === "41") this.refuse("The server ended the connection: the token has expired.");
+    else if (kind === "41") this.refuse("The server ended the connection: your access has ended.");
   }
 
   greet({ pingInterval, pingTimeout }) {

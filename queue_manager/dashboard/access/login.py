@@ -1,0 +1,96 @@
+"""Logging in and out: `GET /login` is a page, `POST /login` gives a cookie for a key, `POST /logout` takes it away."""
+
+from __future__ import annotations
+
+import html
+import re
+from http import HTTPStatus
+from pathlib import Path
+from string import Template
+from urllib.parse import parse_qs, quote
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from starlette.responses import Response
+
+from queue_manager.dashboard.access import session
+from queue_manager.dashboard.access.asked import LoginFirst, prefers_page
+from queue_manager.dashboard.access.credentials import Credentials
+from queue_manager.dashboard.bodies import read
+from queue_manager.dashboard.errors import Refused
+
+LARGEST_FORM = 4_096  # bytes
+FIELDS = {"key": {"type": "string"}, "next": {"type": "string", "description": "a path of this process, to go on at"}}
+FORM = {"type": "object", "required": ["key"], "properties": FIELDS}
+BODY = {"requestBody": {"required": True, "content": {"application/x-www-form-urlencoded": {"schema": FORM}}}}
+_OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
+_PAGE = Template((Path(__file__).parents[1] / "pages" / "login.html").read_text(encoding="utf-8"))
+
+router = APIRouter()
+
+
+@router.get("/login", response_class=HTMLResponse)
+async def page(request: Request, next: str = "/") -> Response:
+    """Show the form; without keys there is nobody to log in."""
+    return _form(next) if _credentials(request).are_needed else _onwards(next)
+
+
+@router.post("/login", status_code=HTTPStatus.SEE_OTHER, response_class=RedirectResponse, openapi_extra=BODY)
+async def log_in(request: Request) -> Response:
+    """Give a session for a key: 303 to `next`, with the cookie; 401 for a wrong key."""
+    request.state.acts = True  # it is noted who logs in, and who tries
+    form = parse_qs((await read(request, LARGEST_FORM, field="body")).decode("utf-8", "replace"))
+    key, next = (form.get(name, [""])[0].strip() for name in ("key", "next"))
+    if not _credentials(request).are_needed:
+        return _onwards(next)
+    try:
+        request.state.who = who = _credentials(request).holder(key)
+    except Refused as error:
+        if not prefers_page(request.headers):
+            raise
+        return _form(next, problem=error.message)
+    response = _onwards(next)
+    session.give(response, who, is_https=_is_https(request))
+    return response
+
+
+@router.post("/logout", status_code=HTTPStatus.SEE_OTHER, response_class=RedirectResponse)
+async def log_out(request: Request) -> Response:
+    response = _onwards("/login")
+    session.take_away(response, is_https=_is_https(request))
+    return response
+
+
+def install(api: FastAPI) -> None:
+    """Let pages ask for a log-in."""
+
+    @api.exception_handler(LoginFirst)
+    async def log_in_first(request: Request, _: LoginFirst) -> Response:
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return _onwards(f"/login?next={quote(wanted, safe='')}")
+
+
+def _credentials(request: Request) -> Credentials:
+    credentials: Credentials = request.app.state.credentials
+    return credentials
+
+
+def _form(next: str, *, problem: str = "") -> Response:
+    described = ' aria-invalid="true" aria-describedby="problem"' if problem else ""
+    content = _PAGE.substitute(next=html.escape(_own(next)), problem=html.escape(problem), described=described)
+    status = HTTPStatus.UNAUTHORIZED if problem else HTTPStatus.OK
+    return HTMLResponse(content, status_code=status, headers={"cache-control": "no-store"})
+
+
+def _onwards(next: str) -> RedirectResponse:
+    return RedirectResponse(_own(next), status_code=HTTPStatus.SEE_OTHER, headers={"cache-control": "no-store"})
+
+
+def _own(next: str) -> str:
+    """Return `next` if it is a path of this process: a link must not send people elsewhere after they log in."""
+    return next if _OWN_PATH.fullmatch(next) else "/"
+
+
+def _is_https(request: Request) -> bool:
+    # As the browser sees it: uvicorn believes `X-Forwarded-Proto` of a proxy on this machine.
+    return request.url.scheme == "https"

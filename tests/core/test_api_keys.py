@@ -1,0 +1,84 @@
+"""Keys of the settings: read strictly, and never shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import settings
+
+SECRET = "s3cret-0123456789-0123456789-0123456789"
+GOOD = {"name": "billing", "key": SECRET, "role": "viewer"}
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+def refusal(value: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("QM_API_KEYS", value)
+    with pytest.raises(ConfigurationError) as error:
+        settings()
+    return str(error.value)
+
+
+def test_a_key_has_a_name_a_role_and_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_API_KEYS", json.dumps([{**GOOD, "expires": "2027-01-31T01:00:00+01:00"}]))
+    (key,) = settings().qm_api_keys
+    assert (key.name, key.role, key.expires_at) == ("billing", "viewer", datetime(2027, 1, 31, tzinfo=UTC))
+    assert key.key.get_secret_value() == SECRET
+
+
+def test_no_repr_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_API_KEYS", json.dumps([GOOD]))
+    assert "s3cret" not in repr(settings()) + str(settings().qm_api_keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({**GOOD, "key": "s3cret"}, "[0].key: 32 to 512 visible ASCII characters"),
+        ({**GOOD, "key": f"{SECRET} and a space"}, "[0].key: 32 to 512 visible ASCII characters"),
+        ({**GOOD, "key": 5}, "[0].key"),
+        ({**GOOD, "role": "s3cret"}, "[0].role: viewer or operator"),
+        ({**GOOD, "role": ["viewer"]}, "[0].role"),
+        ({**GOOD, "name": "s3cret s3cret"}, "[0].name: 1 to 64"),
+        ({**GOOD, "expires": "s3cret"}, "[0].expires: an ISO 8601 moment with a zone"),
+        ({**GOOD, "expires": "2027-01-31"}, "[0].expires: an ISO 8601 moment with a zone"),
+        ({**GOOD, "expire": "2027-01-31T00:00:00Z"}, "[0] has a member of another name"),
+        ({**GOOD, SECRET: 1}, "[0] has a member of another name"),
+        (SECRET, "[0] is no object"),
+    ],
+)
+def test_a_wrong_key_is_refused_at_its_place_without_being_shown(
+    given: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = refusal(json.dumps([given]), monkeypatch)
+    assert message.startswith('QM_API_KEYS: accepted is a JSON list of {"name", "key"')
+    assert said in message
+    assert "s3cret" not in message
+
+
+@pytest.mark.parametrize("value", [SECRET, f'{{"key": "{SECRET}"}}', f'[{{"key": "{SECRET}"', "[" * 100_000])
+def test_what_is_no_list_is_refused_without_being_shown(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal(value, monkeypatch)
+    assert message.startswith("QM_API_KEYS: accepted is a JSON list")
+    assert "s3cret" not in message
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize(("member", "value"), [("name", "other"), ("key", SECRET[::-1])])
+def test_names_and_keys_are_unique(member: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal(json.dumps([GOOD, {**GOOD, member: value}]), monkeypatch)
+    other = "key" if member == "name" else "name"
+    assert message.endswith(f"; [1].{other}: one that no other has")
