@@ -33,7 +33,6 @@ from services.message_queue.messages import (
     checked_timeout,
     cut,
 )
-from services.message_queue.messages import REASON_BYTES as REASON_BYTES
 from services.message_queue.scripts import Scripts
 
 LONGEST_POLL = 60
@@ -184,9 +183,7 @@ class MessageQueue:
 
     def ack(self, id: str, lock_token: str | None = None) -> None:
         """Say that the message is done. Raises `LockLost` unless the caller holds it; then nothing is written."""
-        answer = self.scripts.run("ack", checked_id(id), _token(lock_token), self._needs_token)
-        if answer != b"OK":
-            raise LockLost(f"The message {id} is not held with this lock token: it was acknowledged or taken back")
+        _refuse(self.scripts.run("ack", checked_id(id), _token(lock_token), self._needs_token), id)
 
     def nack(self, id: str, lock_token: str | None = None, reason: str | None = None) -> bool:
         """Give the message back; tell whether it will be delivered again, or is a dead letter.

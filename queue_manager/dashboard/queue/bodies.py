@@ -15,7 +15,6 @@ from queue_manager.core.settings import settings
 from queue_manager.dashboard.bodies import malformed, read
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import DEEPEST, Json, elements, members
-from services.message_queue.queue import REASON_BYTES
 
 ROOM = 64 * 1024
 """Bytes of a body beside its payload."""
@@ -82,12 +81,10 @@ def value_of(name: str, text: Json) -> Any:
 
 
 def reason_of(value: Any, field: str) -> str | None:
-    """Return a reason's text as it is kept, or `None`: what UTF-8 can say of it, cut. Raises `InvalidMessage`."""
-    if value is None:
-        return None
-    if not isinstance(value, str):
+    """Return a reason's text, or `None`. Raises `InvalidMessage`."""
+    if value is not None and not isinstance(value, str):
         raise InvalidMessage(field, "a text")
-    return value.encode("utf-8", "replace")[:REASON_BYTES].decode("utf-8", "ignore")
+    return value
 
 
 def too_deep() -> InvalidMessage:
