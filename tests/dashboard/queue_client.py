@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 import redis
 from real_servers import Servers
-from web_process import Answer, Web, shared_web
+from web_process import Answer, Web, say, shared_web
 
 DATABASE = 7
 """Of the tests' Redis: nothing else uses it, so that a sweeper which runs beside other tests disturbs none."""
@@ -30,20 +28,7 @@ class Queue:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Send a request. A body that is neither bytes nor text is written as JSON."""
-        data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
-        connection = HTTPConnection("127.0.0.1", self.web.port, timeout=30)
-        began = time.monotonic()
-        try:
-            connection.request(
-                method,
-                f"/api{path}",
-                body=data.encode() if isinstance(data, str) else data,
-                headers={name.replace("_", "-"): value for name, value in headers.items()},
-            )
-            answer = connection.getresponse()
-            return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
-        finally:
-            connection.close()
+        return say(self.web, method, f"/api{path}", body, headers)
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, **headers)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from dataclasses import dataclass
 from datetime import timedelta
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 from real_servers import Servers
-from web_process import COMMAND, SECRET, Answer, Web, shared_web, web
+from web_process import COMMAND, SECRET, Answer, Web, say, shared_web, web
 
 from models import job as model
 from models import job_leader, job_queue
@@ -44,20 +42,7 @@ class Api:
     web: Web
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
-        connection = HTTPConnection("127.0.0.1", self.web.port, timeout=30)
-        began = time.monotonic()
-        try:
-            connection.request(
-                method,
-                f"/api/jobs{path}",
-                body=data.encode() if isinstance(data, str) else data,
-                headers={name.replace("_", "-"): value for name, value in headers.items()},
-            )
-            answer = connection.getresponse()
-            return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
-        finally:
-            connection.close()
+        return say(self.web, method, f"/api/jobs{path}", body, headers)
 
     def get(self, path: str = "") -> Answer:
         return self.ask("GET", path)

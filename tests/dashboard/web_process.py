@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from email.message import Message
@@ -69,6 +69,24 @@ class Web:
             return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
         finally:
             connection.close()
+
+
+def say(web: Web, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Answer:
+    """Send exactly the bytes that are given, to any path. A body that is neither bytes nor text is written as JSON."""
+    data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
+    connection = HTTPConnection("127.0.0.1", web.port, timeout=30)
+    began = time.monotonic()
+    try:
+        connection.request(
+            method,
+            path,
+            body=data.encode() if isinstance(data, str) else data,
+            headers={name.replace("_", "-"): value for name, value in headers.items()},
+        )
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
+    finally:
+        connection.close()
 
 
 @contextmanager
