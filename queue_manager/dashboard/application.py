@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from models import database
 from queue_manager.core.settings import Settings
-from queue_manager.dashboard import access, docs, errors, jobs, metrics, pages, probes, queue, triggers
+from queue_manager.dashboard import access, docs, jobs, metrics, pages, probes, problems, queue, triggers
 from queue_manager.dashboard.boundary import Boundary
 from queue_manager.dashboard.live import Live
 
@@ -48,7 +48,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
 
     api = FastAPI(title="Queue Manager", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     api.state.live = live
-    errors.install(api)
+    problems.install(api)
     access.install(api, credentials)
     _install(api, chosen, beside)
     list(access.rules(api))  # every route has one
@@ -65,4 +65,4 @@ def _install(api: FastAPI, chosen: Settings, beside: queue.Beside | None) -> Non
         queue.install(api, beside)
     if chosen.runs_jobs:
         jobs.install(api)
-    pages.install(api, needs_token=chosen.socketio_token_secret is not None and not chosen.has_credentials)
+    pages.install(api)

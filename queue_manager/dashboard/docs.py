@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from html import escape
-from pathlib import Path
-from string import Template
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from queue_manager.dashboard import access
+from queue_manager.dashboard.access import Current
+from queue_manager.dashboard.pages.navigation import around
+from queue_manager.dashboard.rendering import rendered
 
 SCHEMES = {
     "key": {"type": "apiKey", "in": "header", "name": "X-API-KEY"},
@@ -33,7 +33,6 @@ REFUSALS = {
     "422": "A field is not as accepted",
     "503": "A server does not answer",
 }
-_PAGE = Template((Path(__file__).parent / "pages" / "docs.html").read_text(encoding="utf-8"))
 
 router = APIRouter(include_in_schema=False)
 Operation = dict[str, Any]
@@ -45,13 +44,13 @@ async def schema(request: Request) -> JSONResponse:
 
 
 @router.get("/docs")
-async def page(request: Request) -> HTMLResponse:
+async def page(request: Request, who: Current) -> HTMLResponse:
     operations = [
         _shown(method, path, operation)
         for path, methods in described(request.app)["paths"].items()
         for method, operation in methods.items()
     ]
-    return HTMLResponse(_PAGE.substitute(operations="\n".join(operations)))
+    return rendered("docs.html", **around(request, who), operations=operations)
 
 
 def install(api: FastAPI) -> None:
@@ -82,12 +81,13 @@ def _complete(operation: Operation, role: str) -> None:
         operation["responses"][status] = {"description": text, "content": content}
 
 
-def _shown(method: str, path: str, operation: Operation) -> str:
-    about = operation.get("description") or operation["summary"]
-    parts = [f"<h2><code>{method.upper()} {escape(path)}</code></h2>", f"<p>{escape(about)}</p>"]
-    parts += [f"<p>For: {operation['x-role']}</p>"]
-    if parameters := ", ".join(f"{one['name']} ({one['in']})" for one in operation.get("parameters", ())):
-        parts += [f"<p>Parameters: {escape(parameters)}</p>"]
-    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        parts += [f"<p>Body, {escape(kind)}:</p>", f"<pre>{escape(json.dumps(content['schema'], indent=1))}</pre>"]
-    return f'<section class="operation">{"".join(parts)}</section>'
+def _shown(method: str, path: str, operation: Operation) -> dict[str, Any]:
+    contents = operation.get("requestBody", {}).get("content", {})
+    return {
+        "method": method.upper(),
+        "path": path,
+        "role": operation["x-role"],
+        "about": operation.get("description") or operation["summary"],
+        "parameters": ", ".join(f"{one['name']} ({one['in']})" for one in operation.get("parameters", ())),
+        "bodies": [(kind, json.dumps(content["schema"], indent=1)) for kind, content in contents.items()],
+    }

@@ -117,7 +117,7 @@ def test_the_login_page_is_strict_and_says_what_is_wrong(guarded: Web) -> None:
         assert shown.headers["cache-control"] == "no-store"
         assert not re.search(r"<script|\son\w+=|style=|<style|https?://", shown.text)
         assert '<label for="key">' in shown.text
-    assert '<p id="problem" role="alert">The key is unknown or has expired</p>' in wrong.text
+    assert '<p id="problem" class="field-problem" role="alert">The key is unknown or has expired</p>' in wrong.text
     assert 'aria-invalid="true" aria-describedby="problem"' in wrong.text
 
 

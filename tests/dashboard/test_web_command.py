@@ -14,6 +14,8 @@ from listener import Listener
 from real_servers import Servers
 from web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
 
+from queue_manager.dashboard.pages import STATIC
+
 
 @pytest.fixture(scope="session")
 def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
@@ -65,24 +67,44 @@ def test_what_does_not_exist_is_404_in_the_one_form(path: str, process: Web) -> 
     assert answer.body.keys() == {"error", "message"}
 
 
+@pytest.mark.parametrize("path", ["/nonsense", "/messages/nonsense", "/<b>nonsense"])
+def test_who_opens_a_page_that_does_not_exist_gets_a_way_back(path: str, process: Web) -> None:
+    answer = process.get(path.replace("<", "%3C").replace(">", "%3E"), Accept="text/html")
+    assert answer.status == 404
+    assert '<a class="button" href="/">' in answer.text
+    assert "<b>" not in answer.text
+
+
+def test_what_does_not_exist_below_the_api_is_no_page_for_anybody(process: Web) -> None:
+    assert process.get("/api/nonsense", Accept="text/html").body["error"] == "not found"
+
+
 def test_a_name_that_others_made_point_here_is_refused(process: Web) -> None:
     assert process.get("/", Host="evil.example").status == 421
     assert process.get("/", Host=f"localhost:{process.port}").status == 200
 
 
-def test_the_page_runs_no_inline_script_and_loads_nothing_from_elsewhere(process: Web) -> None:
-    page = process.get("/")
+PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/messages/failed", "/jobs", "/schedule", "/docs")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_runs_no_inline_script_and_loads_nothing_from_elsewhere(path: str, process: Web) -> None:
+    page = process.get(path)
+    assert page.status == 200
     assert page.headers["content-security-policy"].startswith("default-src 'self';")
-    assert re.findall(r"<script(.*?)>(.*?)</script>", page.text, re.DOTALL) == [
-        (' type="module" src="/static/rooms.js"', "")
-    ]
+    assert page.headers["cache-control"] == "no-store"
+    for attributes, content in re.findall(r"<script(.*?)>(.*?)</script>", page.text, re.DOTALL):
+        assert (re.sub(r"/static/\w+\.js", "", attributes), content) == (' type="module" src=""', "")
     assert not re.search(r"\son\w+=|style=|<style|https?://", page.text)
-    loaded = re.findall(r'(?:src|href)="(.+?)"', page.text)
-    assert len(loaded) == 3
-    files = [process.get(path) for path in [*loaded, "/static/connection.js"]]
-    assert {file.status for file in files} == {200}
-    assert sum(len(file.text) for file in files) < 60_000
+    loaded = re.findall(r'(?:src|href)="(/static/.+?)"', page.text)
+    assert {process.get(file).status for file in loaded} == {200}
 
 
-def test_the_page_says_what_to_do_next(process: Web) -> None:
-    assert "Snooze a room" in process.get("/").text
+def test_a_system_that_is_off_says_what_turns_it_on(process: Web) -> None:
+    assert "QM_MESSAGE_QUEUE=true" in process.get("/messages").text
+    assert "QM_JOBS=true" in process.get("/jobs").text
+
+
+def test_script_and_style_are_small() -> None:
+    files = [file for file in STATIC.iterdir() if file.suffix in (".js", ".css")]
+    assert 10_000 < sum(file.stat().st_size for file in files) <= 60_000

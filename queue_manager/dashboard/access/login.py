@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import re
 from http import HTTPStatus
-from pathlib import Path
-from string import Template
 from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, FastAPI, Request
@@ -18,13 +15,13 @@ from queue_manager.dashboard.access.asked import LoginFirst, prefers_page
 from queue_manager.dashboard.access.credentials import Credentials
 from queue_manager.dashboard.bodies import read
 from queue_manager.dashboard.errors import Refused
+from queue_manager.dashboard.rendering import rendered
 
 LARGEST_FORM = 4_096  # bytes
 FIELDS = {"key": {"type": "string"}, "next": {"type": "string", "description": "a path of this process, to go on at"}}
 FORM = {"type": "object", "required": ["key"], "properties": FIELDS}
 BODY = {"requestBody": {"required": True, "content": {"application/x-www-form-urlencoded": {"schema": FORM}}}}
 _OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
-_PAGE = Template((Path(__file__).parents[1] / "pages" / "login.html").read_text(encoding="utf-8"))
 
 router = APIRouter()
 
@@ -76,10 +73,8 @@ def _credentials(request: Request) -> Credentials:
 
 
 def _form(next: str, *, problem: str = "") -> Response:
-    described = ' aria-invalid="true" aria-describedby="problem"' if problem else ""
-    content = _PAGE.substitute(next=html.escape(_own(next)), problem=html.escape(problem), described=described)
     status = HTTPStatus.UNAUTHORIZED if problem else HTTPStatus.OK
-    return HTMLResponse(content, status_code=status, headers={"cache-control": "no-store"})
+    return rendered("login.html", status=status, next=_own(next), problem=problem)
 
 
 def _onwards(next: str) -> RedirectResponse:

@@ -1,0 +1,76 @@
+// Dialogs: a question, a form whose errors stand next to their field, something to look at.
+
+import { button, byId, element, toast } from "./dom.js";
+import { Problem } from "./api.js";
+
+function open(...content) {
+  const from = document.activeElement;
+  const dialog = element("dialog", { "aria-labelledby": "dialog-title" }, ...content);
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    if (from?.isConnected) from.focus();
+    else byId("main").focus();
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
+// `fields`: {name, label, kind: text | number | area | select | datetime-local, value, hint, options, isNeeded}.
+// `act(values)` does it and returns what to say then; what it throws is shown, next to its field if it names one.
+export function askFor({ title, text, fields = [], verb, kind = "", act }) {
+  const whole = element("p", { class: "field-problem", role: "alert" });
+  const submit = element("button", { class: `primary ${kind}` }, verb);
+  const form = element("form", { method: "dialog", novalidate: true, onsubmit: send },
+    element("h2", { id: "dialog-title" }, title),
+    text && element("p", { class: "soft" }, text),
+    fields.map(fieldOf),
+    whole,
+    element("menu", {}, button("Cancel", () => dialog.close()), submit));
+  const dialog = open(form);
+
+  async function send(event) {
+    event.preventDefault();
+    if (submit.disabled) return; // a second press while the first is under way
+    submit.disabled = true;
+    for (const note of form.querySelectorAll(".field-problem")) note.textContent = "";
+    for (const control of form.elements) control.removeAttribute("aria-invalid");
+    try {
+      const said = await act(Object.fromEntries(new FormData(form)));
+      dialog.close();
+      if (said) toast(said);
+    } catch (error) {
+      submit.disabled = false;
+      refuse(error);
+    }
+  }
+
+  function refuse(error) {
+    if (!(error instanceof Problem)) throw error;
+    const control = error.field && form.elements[error.field];
+    const note = control ? form.querySelector(`#${control.getAttribute("aria-describedby")}`) : whole;
+    note.textContent = error.message;
+    control?.setAttribute("aria-invalid", "true");
+    control?.focus();
+  }
+}
+
+function fieldOf({ name, label, kind = "text", value = "", hint, options, isNeeded }) {
+  const id = `field-${name}`;
+  const about = { id, name, value, required: isNeeded, "aria-describedby": `${id}-problem` };
+  const control = kind === "select" ? element("select", { ...about, value: undefined }, options.map(([key, text]) => element("option", { value: key, selected: key === value }, text)))
+    : kind === "area" ? element("textarea", { ...about, spellcheck: "false" })
+    : element("input", { ...about, type: kind === "number" ? "text" : kind, inputmode: kind === "number" && "decimal", step: kind === "datetime-local" && "1" });
+  return element("div", { class: "field" },
+    element("label", { for: id }, label), control,
+    element("p", { class: "field-problem", id: `${id}-problem`, role: "alert" }),
+    hint && element("p", { class: "hint" }, hint));
+}
+
+// Show `content`, with buttons [text, act, kind]; one closes what is shown before it acts.
+export function show(title, content, actions = []) {
+  const dialog = open(element("div", { class: "inside" },
+    element("h2", { id: "dialog-title" }, title),
+    content,
+    element("menu", {}, button("Close", () => dialog.close()), actions.map(([text, act, kind]) => button(text, () => (dialog.close(), act()), kind)))));
+}

@@ -1,0 +1,248 @@
+// The messages of one place, and what people do with them.
+
+import { Problem, ask, get, post, query } from "./api.js";
+import { at, moment, number } from "./clock.js";
+import { countdown } from "./countdown.js";
+import { askFor, show } from "./dialog.js";
+import { byId, button, element, mayAct, pill, toast } from "./dom.js";
+import { Events } from "./events.js";
+import { List, cell } from "./list.js";
+
+const PAGE = 50;
+const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", acknowledged: "Acknowledged", archived: "Archived" };
+const place = byId("tabs")?.dataset.place;
+let config; // what the queue is set to, when it is known
+let list;
+
+// Reading
+
+async function load({ sort, order, cursor, ...filters }, options) {
+  const path = `/queue/${place}/messages${query({ ...filters, sortBy: sort, sortOrder: order, ...placeOf(cursor), limit: PAGE })}`;
+  const { messages, pagination } = await ask("GET", path, undefined, { ...options, parse: exactly });
+  return {
+    rows: messages,
+    cursor: pagination.cursor ?? (pagination.page < pagination.total_pages ? `page-${pagination.page + 1}` : null),
+    total: pagination.total,
+    isPartial: pagination.is_partial,
+  };
+}
+
+// In stream order a page begins at a cursor; among what was sorted it has a number.
+const placeOf = (cursor) => (cursor?.startsWith("page-") ? { page: cursor.slice(5) } : { cursor });
+
+// Payloads keep the digits that their producers wrote, where this browser can hold them.
+function exactly(text) {
+  const answer = JSON.parse(text);
+  const exact = JSON.rawJSON && JSON.parse(text, (_, value, { source } = {}) => (typeof value === "number" && String(value) !== source ? JSON.rawJSON(source) : value));
+  answer.messages.forEach((message, index) => (message.payload = (exact ?? answer).messages[index].payload));
+  return answer;
+}
+
+async function count() {
+  const counts = await get("/queue/status");
+  for (const shown of document.querySelectorAll("[data-count]")) shown.textContent = number(counts[shown.dataset.count]);
+}
+
+// Showing
+
+const timeoutOf = (message) => message.custom_ack_timeout ?? config?.ack_timeout_seconds;
+const mostOf = (message) => message.custom_max_attempts ?? config?.max_attempts ?? "…";
+const payloadOf = (message) => JSON.stringify(message.payload);
+
+function deadlineOf(message) {
+  const began = message.dequeued_at ?? message.processing_started_at;
+  if (message.deadline_at) return at(message.deadline_at);
+  if (!began) return null;
+  return config && at(began) + timeoutOf(message) * 1000;
+}
+
+const CELLS = {
+  type: (message) => cell("Type", message.undecodable ? pill("no message", "bad") : message.type),
+  priority: (message) => cell("Priority", message.priority, "number"),
+  payload: (message) => element("td", { class: "text" }, element("code", { class: "clip" }, payloadOf(message).slice(0, 300))),
+  created: (message) => cell("Created", moment(message.created_at), "nowrap"),
+  started: (message) => cell("Started", moment(message.processing_started_at ?? message.dequeued_at), "nowrap"),
+  failed: (message) => cell("Failed", moment(message.failed_at), "nowrap"),
+  acknowledged: (message) => cell("Acknowledged", moment(message.acknowledged_at), "nowrap"),
+  attempts: (message) => cell("Attempts", `${message.attempt_count} / ${mostOf(message)}`, "number nowrap"),
+  timeout: (message) => cell("Ack timeout", timeoutOf(message) === undefined ? "..." : `${timeoutOf(message)} s`, "number nowrap"),
+  consumer: (message) => cell("Consumer", message.consumer_id ?? "—"),
+  token: (message) => cell("Token", element("code", {}, message.lock_token?.slice(0, 8) ?? "—")),
+  left: (message) => cell("Time remaining", countdown(deadlineOf(message)), "number"),
+  reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ?? "—")),
+};
+const COLUMNS = {
+  main: ["type", "priority", "payload", "created", "attempts", "timeout"],
+  processing: ["type", "payload", "started", "attempts", "consumer", "token", "left"],
+  dead: ["type", "payload", "failed", "reason", "attempts"],
+  acknowledged: ["type", "payload", "acknowledged", "attempts"],
+  archived: ["type", "payload", "created", "attempts"],
+};
+
+function cells(message) {
+  const open = element("th", { scope: "row" }, button(message.id, () => look(message), "link"));
+  return [open, COLUMNS[place].map((name) => CELLS[name](message))];
+}
+
+function look(message) {
+  const { payload, id, ...rest } = message;
+  const about = Object.entries(rest).filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => [
+    element("dt", {}, name), element("dd", {}, /_at$/.test(name) ? moment(value) : typeof value === "object" ? JSON.stringify(value) : String(value)),
+  ]);
+  const actions = !mayAct ? [] : [
+    ["Delete …", () => remove([id]), "danger"],
+    ["Move …", () => move([id])],
+    place !== "processing" && !message.undecodable && ["Edit …", () => edit(message)],
+    place === "dead" && ["Replay", () => replay([id]), "primary"],
+  ].filter(Boolean);
+  show(id, [element("pre", { tabindex: 0, "aria-label": "Payload" }, JSON.stringify(payload, null, 2)), element("dl", { class: "pairs" }, about)], actions);
+}
+
+// Acting
+
+const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : `${number(ids.length)} messages`);
+
+function fieldsOf(message = {}) {
+  return [
+    { name: "type", label: "Type", value: message.type, isNeeded: true },
+    { name: "payload", label: "Payload, as JSON", kind: "area", value: message.id ? JSON.stringify(message.payload, null, 2) : "{}" },
+    { name: "priority", label: "Priority", kind: "number", value: message.priority ?? 0, hint: `0 to ${config ? config.max_priority_levels - 1 : 9}, the highest first` },
+    { name: "ackTimeout", label: "Ack timeout, in seconds", kind: "number", value: message.custom_ack_timeout ?? "", hint: `Empty: the queue's own${config ? `, ${config.ack_timeout_seconds} s` : ""}` },
+    { name: "maxAttempts", label: "Most attempts", kind: "number", value: message.custom_max_attempts ?? "", hint: `Empty: the queue's own${config ? `, ${config.max_attempts}` : ""}` },
+  ];
+}
+
+// The body is put together as text, so that the payload arrives as it was typed.
+function bodyOf({ type, payload, ...numbers }, isNew) {
+  const said = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => [name, value === "" ? null : Number(value)]);
+  for (const [name, value] of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Accepted is a number" });
+  try {
+    JSON.parse(payload);
+  } catch (error) {
+    throw new Problem(422, { field: "payload", message: `Accepted is JSON (${error.message})` });
+  }
+  return `{${JSON.stringify({ type, ...Object.fromEntries(said) }).slice(1, -1)},"payload":${payload}}`;
+}
+
+function create() {
+  askFor({
+    title: "Add a message", verb: "Add", fields: fieldsOf(),
+    async act(given) {
+      const { id } = await post("/queue/message", bodyOf(given, true));
+      return `Added ${id}`;
+    },
+  });
+}
+
+function edit(message) {
+  askFor({
+    title: `Edit ${message.id}`, verb: "Save", fields: fieldsOf(message),
+    async act(given) {
+      await ask("PUT", `/queue/message/${encodeURIComponent(message.id)}?queueType=${place}`, bodyOf(given, false));
+      list.refresh();
+      return `Changed ${message.id}`;
+    },
+  });
+}
+
+function move(ids) {
+  const others = Object.entries(PLACES).filter(([name]) => name !== place && name !== "processing");
+  askFor({
+    title: `Move ${messagesOf(ids)}`, verb: "Move",
+    fields: [
+      { name: "toQueue", label: "To", kind: "select", options: others, value: others[0][0] },
+      { name: "errorReason", label: "Why", hint: "Shown with the message" },
+    ],
+    async act({ toQueue, errorReason }) {
+      return done(await post("/queue/move", { messages: ids, fromQueue: place, toQueue, errorReason: errorReason || null }));
+    },
+  });
+}
+
+function remove(ids) {
+  askFor({
+    title: `Delete ${messagesOf(ids)}?`, text: "This cannot be undone.", verb: "Delete", kind: "danger",
+    act: async () => done(await post(`/queue/messages/delete?queueType=${place}`, { messageIds: ids })),
+  });
+}
+
+async function replay(ids) {
+  try {
+    toast(done(await post("/queue/replay", { messageIds: ids })));
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+async function replayAll() {
+  const filter = filterOf(list.values);
+  const { count, is_complete: isAll } = await get(`/queue/dead/count${query(list.values)}`);
+  const what = `${number(count)}${isAll ? "" : " or more"} failed message${count === 1 ? "" : "s"}`;
+  askFor({
+    title: `Replay ${what}?`, verb: "Replay", text: "They go back to the end of their queue, with all their attempts.",
+    act: async () => done(await post("/queue/replay", { filter })),
+  });
+}
+
+function filterOf({ filterType, filterPriority, filterAttempts, search }) {
+  const whole = (text) => (text ? Number(text) : undefined);
+  return { type: filterType, priority: whole(filterPriority), attempts: whole(filterAttempts), search };
+}
+
+function clear() {
+  const shown = document.querySelector(`[data-count="${place}"]`).textContent;
+  askFor({
+    title: `Delete all ${shown} messages in ${PLACES[place]}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
+    act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
+  });
+}
+
+function done(answer) {
+  list.picked.clear();
+  list.refresh();
+  return answer.message;
+}
+
+// Living
+
+const LEAVING = {
+  main: ["dequeue", "move_to_dlq"],
+  processing: ["acknowledge", "nack", "requeue", "move_to_dlq"],
+  dead: [],
+  acknowledged: [],
+  archived: [],
+};
+
+function happened({ type, payload }) {
+  const gone = [...(payload.ids ?? []), ...(payload.dlq_ids ?? [])];
+  if (type === "delete" || LEAVING[place].includes(type)) list.remove(gone);
+  list.refresh();
+  recount();
+}
+
+let counting;
+function recount() {
+  counting ??= setTimeout(() => {
+    counting = undefined;
+    count().catch(() => {}); // the list says what is wrong
+  }, 300);
+}
+
+function begin() {
+  list = new List({ load, cells, id: (message) => message.id });
+  new Events("/queue/events", ["queue-update"], { event: happened, again: () => (list.refresh(), recount()) });
+  for (const [id, act] of [["create", create], ["clear", clear], ["replay-all", replayAll]]) byId(id)?.addEventListener("click", act);
+  for (const [id, act] of [["replay", replay], ["move", move], ["delete", remove]]) byId(id)?.addEventListener("click", () => act([...list.picked]));
+  configure();
+}
+
+async function configure() {
+  try {
+    config = await get("/queue/config");
+    list.redraw();
+  } catch {
+    setTimeout(configure, 2000); // the list says what is wrong
+  }
+}
+
+if (place) begin();
