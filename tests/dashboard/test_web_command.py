@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from listener import Listener
@@ -105,6 +106,23 @@ def test_a_system_that_is_off_says_what_turns_it_on(process: Web) -> None:
     assert "QM_JOBS=true" in process.get("/jobs").text
 
 
-def test_script_and_style_are_small() -> None:
-    files = [file for file in STATIC.iterdir() if file.suffix in (".js", ".css")]
-    assert 10_000 < sum(file.stat().st_size for file in files) <= 60_000
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_loads_at_most_60_kb_of_script_and_style(path: str, process: Web) -> None:
+    wanted = re.findall(r'(?:src|href)="(/static/.+?\.(?:js|css))"', process.get(path).text)
+    loaded: dict[str, int] = {}
+    while wanted:
+        file = wanted.pop()
+        if file not in loaded:
+            content = process.get(file).text
+            loaded[file] = len(content.encode())
+            wanted += [f"/static/{name}" for name in re.findall(r'from "\./(\w+\.js)"', content)]
+    assert 5_000 < sum(loaded.values()) <= 60_000, loaded
+
+
+def test_all_script_and_style_together_travel_in_40_kb(process: Web) -> None:
+    sizes = []
+    for name in [file.name for file in STATIC.iterdir() if file.suffix in (".js", ".css")]:
+        url = f"http://127.0.0.1:{process.port}/static/{name}"
+        with urlopen(Request(url, headers={"accept-encoding": "gzip"}), timeout=10) as answer:
+            sizes.append(len(answer.read()))
+    assert 10_000 < sum(sizes) <= 40_000

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.middleware.gzip import GZipMiddleware
 
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.access import Current, viewer
@@ -57,7 +58,7 @@ router = APIRouter(include_in_schema=False)
 
 def install(api: FastAPI) -> None:
     api.include_router(router, dependencies=[viewer])
-    api.mount("/static", StaticFiles(directory=STATIC))
+    api.mount("/static", GZipMiddleware(StaticFiles(directory=STATIC)))
 
 
 @router.get("/")

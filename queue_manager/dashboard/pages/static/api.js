@@ -42,6 +42,16 @@ function problemOf(text, response) {
 export const get = (path, options) => ask("GET", path, undefined, options);
 export const post = (path, body = {}) => ask("POST", path, body);
 
+// Do it; a refusal goes to `refused`, a mistake of ours on.
+export async function attempt(act, refused) {
+  try {
+    return await act();
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return refused(error);
+  }
+}
+
 // A query string of what is not empty.
 export function query(values) {
   const given = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");

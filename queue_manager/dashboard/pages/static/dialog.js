@@ -16,7 +16,7 @@ function open(...content) {
   return dialog;
 }
 
-// `fields`: {name, label, kind: text | number | area | select | datetime-local, value, hint, options, isNeeded}.
+// `fields`: {name, label, kind: text | number | area | select | check | datetime-local, value, hint, options, isNeeded}.
 // `act(values)` does it and returns what to say then; what it throws is shown, next to its field if it names one.
 export function askFor({ title, text, fields = [], verb, kind = "", act }) {
   const whole = element("p", { class: "field-problem", role: "alert" });
@@ -58,12 +58,13 @@ export function askFor({ title, text, fields = [], verb, kind = "", act }) {
 function fieldOf({ name, label, kind = "text", value = "", hint, options, isNeeded }) {
   const id = `field-${name}`;
   const about = { id, name, value, required: isNeeded, "aria-describedby": `${id}-problem` };
+  const problem = element("p", { class: "field-problem", id: `${id}-problem`, role: "alert" });
+  if (kind === "check") return element("div", { class: "field" }, element("label", {}, element("input", { ...about, type: "checkbox", value: "on", checked: Boolean(value) }), " ", label), problem);
   const control = kind === "select" ? element("select", { ...about, value: undefined }, options.map(([key, text]) => element("option", { value: key, selected: key === value }, text)))
     : kind === "area" ? element("textarea", { ...about, spellcheck: "false" })
     : element("input", { ...about, type: kind === "number" ? "text" : kind, inputmode: kind === "number" && "decimal", step: kind === "datetime-local" && "1" });
   return element("div", { class: "field" },
-    element("label", { for: id }, label), control,
-    element("p", { class: "field-problem", id: `${id}-problem`, role: "alert" }),
+    element("label", { for: id }, label), control, problem,
     hint && element("p", { class: "hint" }, hint));
 }
 

@@ -1,6 +1,6 @@
 // Server-sent events that go on where they stopped, also after answers that make a browser give up.
 
-import { byId } from "./dom.js";
+import { byId, toast } from "./dom.js";
 
 const PAUSE = 1000;
 
@@ -20,6 +20,7 @@ export class Events {
     for (const name of this.names) this.source.addEventListener(name, (event) => this.heard(event, name));
     this.source.addEventListener("reset", (event) => {
       this.last = event.lastEventId;
+      toast("What happened meanwhile is not kept any more: everything was read anew");
       this.on.again();
     });
   }

@@ -16,8 +16,9 @@ export class List {
     this.shown = new Map(); // id → {tr, said, row}
     this.picked = new Set();
     this.form.addEventListener("input", () => this.typed());
-    this.form.addEventListener("submit", (event) => (event.preventDefault(), this.ask(this.written())));
-    this.form.addEventListener("reset", () => setTimeout(() => this.ask({})));
+    this.form.addEventListener("change", () => this.settled());
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    this.form.addEventListener("reset", () => setTimeout(() => this.ask(this.written())));
     for (const head of document.querySelectorAll("th[data-sort]")) {
       head.querySelector("button").addEventListener("click", () => this.sort(head.dataset.sort));
     }
@@ -46,6 +47,7 @@ export class List {
 
   restore() {
     const { values } = this;
+    this.isWriting = false;
     for (const control of this.form.elements) if (control.name) control.value = values[control.name] ?? "";
     this.showOrder();
     this.refresh();
@@ -53,13 +55,27 @@ export class List {
 
   typed() {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => this.ask(this.written(), "replaceState"), TYPING);
+    this.typing = setTimeout(() => this.filter(), TYPING);
+  }
+
+  // However long somebody writes in one control: it is one step to go back.
+  filter() {
+    const how = this.isWriting ? "replaceState" : "pushState";
+    this.isWriting = true;
+    this.ask(this.written(), how);
+  }
+
+  // A control was left, or Enter was pressed in it.
+  settled() {
+    if (this.typing) this.filter();
+    this.isWriting = false;
   }
 
   ask(values, how = "pushState", trail = []) {
     clearTimeout(this.typing);
+    this.typing = undefined;
     const given = Object.entries(values).filter(([, value]) => value);
-    history[how]({ trail }, "", `${location.pathname}${given.length ? `?${new URLSearchParams(given)}` : ""}`);
+    history[how]({ trail }, "", `${location.pathname}${given.length ? `?${new URLSearchParams(given)}` : ""}${location.hash}`);
     this.showOrder();
     this.refresh();
   }
@@ -166,6 +182,13 @@ export class List {
     return element("tr", { "data-id": id }, box, this.on.cells(row));
   }
 
+  // Show a row as it is known to be now, before the list is read again.
+  change(row) {
+    const known = this.shown.get(this.on.id(row));
+    const tr = known && this.rowOf(row, this.shown);
+    if (tr !== known?.tr) known.tr.replaceWith(tr);
+  }
+
   // Take out rows that are known to be gone, before they are read again.
   remove(ids) {
     for (const id of ids) {
@@ -175,10 +198,16 @@ export class List {
     this.showWhere();
   }
 
+  // A hidden field of the form is a place, which an emptied filter keeps.
+  isFilter(name) {
+    const control = this.form.elements[name];
+    return Boolean(control) && control.type !== "hidden";
+  }
+
   showWhere() {
     const isEmpty = this.shown.size === 0;
-    const { sort, order, cursor, ...filters } = this.values;
-    const isFiltered = Object.keys(filters).length > 0;
+    const { cursor, ...values } = this.values;
+    const isFiltered = Object.keys(values).some((name) => this.isFilter(name));
     byId("rows").closest(".sheet").hidden = isEmpty;
     byId("empty").hidden = !isEmpty || isFiltered || Boolean(cursor);
     byId("nothing").hidden = !isEmpty || !(isFiltered || cursor);
@@ -221,6 +250,25 @@ function keepFocus(before, after) {
   const index = [...before.querySelectorAll("button, a, input")].indexOf(document.activeElement);
   setTimeout(() => after.querySelectorAll("button, a, input")[index]?.focus());
 }
+
+// Fill `body` with a row that `make` makes for each of `all`; those that say the same as before stay.
+export function fill(body, all, make) {
+  all.forEach((one, index) => {
+    const old = body.children[index];
+    const said = JSON.stringify(one);
+    if (old?.said === said) return;
+    const tr = Object.assign(make(one), { said });
+    if (!old) return body.append(tr);
+    keepFocus(old, tr);
+    old.replaceWith(tr);
+  });
+  while (body.children.length > all.length) body.lastChild.remove();
+}
+
+// A table of `rows`, each with a value for each of `titles`; the last may be long.
+export const grid = (titles, rows) => element("div", { class: "sheet" }, element("table", {},
+  element("thead", {}, element("tr", {}, titles.map((title) => element("th", { scope: "col" }, title)))),
+  element("tbody", {}, rows.map((row) => element("tr", {}, row.map((value, index) => cell(titles[index], value, index < row.length - 1 && "nowrap")))))));
 
 // A cell; on a narrow screen its label stands before it.
 export const cell = (label, content, kind = "") => element("td", { "data-label": label, class: kind }, content);

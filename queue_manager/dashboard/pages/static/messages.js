@@ -21,7 +21,7 @@ async function load({ sort, order, cursor, ...filters }, options) {
   const { messages, pagination } = await ask("GET", path, undefined, { ...options, parse: exactly });
   return {
     rows: messages,
-    cursor: pagination.cursor ?? (pagination.page < pagination.total_pages ? `page-${pagination.page + 1}` : null),
+    cursor: pagination.cursor ?? (!placeOf(cursor).cursor && pagination.page < pagination.total_pages ? `page-${pagination.page + 1}` : null),
     total: pagination.total,
     isPartial: pagination.is_partial,
   };

@@ -1,26 +1,30 @@
 // Rooms as they wake: those of `?account=…&account=…`, of the token in `#token=…`, or of the accounts seen last.
 
+import { moment, number } from "./clock.js";
 import { Connection } from "./connection.js";
+import { byId, element } from "./dom.js";
 
 const KEPT = 100;
 const ASK_AGAIN = 10000;
 
-const wanted = new URLSearchParams(location.search).getAll("account");
-const token = new URLSearchParams(location.hash.slice(1)).get("token");
-const byId = (id) => document.getElementById(id);
+const asked = new URLSearchParams(location.hash.slice(1));
+for (const account of new URLSearchParams(location.search).getAll("account")) asked.append("account", account);
+const wanted = asked.getAll("account");
+const token = asked.get("token");
+if (wanted.length) history.replaceState(history.state, "", `#${asked}`); // where the filters of the list leave it
 let asking;
 
 function say(text, kind) {
-  byId("state").textContent = text;
-  byId("state").className = kind;
+  byId("waking-state").textContent = text;
+  byId("waking-state").className = `state ${kind}`;
 }
 
 async function join(accounts) {
   const answers = await Promise.all(accounts.map((account) => connection.ask("join", account)));
   const joined = answers.flatMap((answer) => answer.joined ?? []);
   const refused = answers.filter((answer) => answer.error).map((answer) => answer.message);
-  const heard = joined.length ? `Listening to ${joined.length} account${joined.length > 1 ? "s" : ""}. ` : "No account yet. ";
-  byId("accounts").textContent = heard + refused.join(". ");
+  const heard = joined.length ? `Listening to ${number(joined.length)} account${joined.length > 1 ? "s" : ""}. ` : "No account yet. ";
+  byId("waking-accounts").textContent = heard + refused.join(". ");
 }
 
 function listen() {
@@ -37,20 +41,11 @@ function stop(message) {
   say(message, "off");
 }
 
-function element(name, text) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  return made;
-}
-
 function show(name, { room_id: room, action, timestamp }) {
   if (name !== "support_room_updated") return;
-  const time = element("time", new Date(timestamp).toLocaleTimeString());
-  time.dateTime = timestamp;
-  const row = document.createElement("li");
-  row.append(time, element("code", room), element("span", action));
-  byId("rooms").prepend(row);
-  byId("nothing").hidden = true;
+  byId("rooms").prepend(element("li", {}, moment(timestamp), element("code", {}, room), element("span", {}, action)));
+  byId("rooms").hidden = false;
+  byId("waking-nothing").hidden = true;
   while (byId("rooms").children.length > KEPT) byId("rooms").lastChild.remove();
 }
 

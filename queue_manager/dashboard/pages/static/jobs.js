@@ -1,0 +1,244 @@
+// The jobs of every name, and what people do with them.
+
+import { Problem, get, post, query } from "./api.js";
+import { at, moment, now, number, span } from "./clock.js";
+import { countdown, until } from "./countdown.js";
+import { askFor, show } from "./dialog.js";
+import { byId, button, element, facts, mayAct, pill, toast } from "./dom.js";
+import { Events } from "./events.js";
+import { List, cell, fill, grid } from "./list.js";
+
+const STATES = { pending: "", executing: "warn", failure: "bad", success: "good", canceled: "" };
+const CLEARED = ["pending", "failure", "success", "canceled"];
+const HEARD = 60000; // ms after which a leader that hands out nothing is missed
+const LEASES = 5000; // ms between two looks at leases, which are renewed without an event
+let list;
+let queues = [];
+let looked = {}; // the job that is open: its id, and the part of the page that changes
+
+// Reading
+
+const load = async ({ cursor, ...filters }, options) => {
+  const { jobs, cursor: next, is_partial: isPartial } = await get(`/jobs${query({ ...filters, before: cursor, limit: 50 })}`, { ...options, parse: exact });
+  return { rows: jobs, cursor: next, isPartial };
+};
+
+// Whole numbers among arguments that JavaScript cannot hold keep their digits, where this browser can keep them.
+const exact = (text) => JSON.parse(text, JSON.rawJSON && ((_, value, { source }) => (Number.isInteger(value) && !Number.isSafeInteger(value) ? JSON.rawJSON(source) : value)));
+
+let soon, later;
+function recount(after = 300) {
+  soon ??= setTimeout(count, after);
+}
+
+async function count() {
+  clearTimeout(later);
+  let again = 2000; // after a failure; the list says what is wrong
+  try {
+    const { queues: all, leader } = await get("/jobs/status");
+    queues = all;
+    byId("leaderless").hidden = leader && now() - at(leader.heartbeat) < HEARD;
+    byId("names").hidden = !queues.length;
+    fill(byId("queues"), queues, rowOf);
+    choices(list.values.name);
+    again = queues.some((queue) => queue.running) && LEASES;
+  } catch (error) {
+    if (error.status === undefined) throw error; // a mistake of ours
+  } finally {
+    soon = undefined;
+    if (again) later = setTimeout(recount, again);
+  }
+}
+
+// Names to filter by; one that the URL has is among them.
+function choices(wanted) {
+  const names = [...new Set([...queues.map((queue) => queue.name), ...(wanted ? [wanted] : [])])];
+  const select = byId("filter-name");
+  if (names.length === select.options.length - 1) return;
+  const chosen = select.value || wanted || "";
+  select.replaceChildren(select.options[0], ...names.map((name) => element("option", {}, name)));
+  select.value = chosen;
+}
+
+// Showing
+
+const link = (text, filters, label) => element("a", { href: `/jobs${query(filters)}`, "aria-label": label }, text);
+
+function rowOf({ name, states, is_paused: isPaused, running, oldest_due: oldest, next_due: next }) {
+  return element("tr", {},
+    element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn")),
+    CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, "0"), "number")),
+    cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => look(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
+    cell("Next due", countdown(at(oldest ?? next) || null, until)),
+    mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause", () => turn(name, isPaused ? "resume" : "pause"), "quiet")));
+}
+
+const stateOf = ({ state, progress }) => [pill(state, STATES[state]), state === "executing" && progress && ` ${Math.round(progress.percent)} %`];
+const dueOf = (job) => [moment(job.due), job.waiting && [" ", element("span", { class: "soft" }, countdown(at(job.waiting), until))]].flat();
+
+function cells(job) {
+  return [
+    element("th", { scope: "row" }, button(job.name, () => look(job._id), "link whole")),
+    element("td", { class: "text" }, element("code", { class: "clip" }, JSON.stringify(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, job.last_error.slice(0, 300))),
+    cell("State", element("span", {}, stateOf(job)), "nowrap"),
+    cell("Due", element("span", {}, dueOf(job)), "nowrap"),
+    cell("Priority", job.priority, "number"),
+    cell("Attempts", job.attempts, "number"),
+    cell("Created", moment(job.created)),
+    cell("Updated", moment(job.updated)),
+  ];
+}
+
+function describe(job) {
+  const { state, progress, claim } = job;
+  return [
+    facts("facts", [
+      ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))], ["Due", element("span", {}, dueOf(job))],
+      ["Priority", job.priority], ["Attempts", job.attempts], ["Created", moment(job.created)], ["Updated", moment(job.updated)],
+    ]),
+    progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
+    job.last_error && [element("h3", {}, "Last error"), element("pre", { class: "bad", tabindex: 0, "aria-label": "Last error" }, job.last_error)],
+    element("h3", {}, "History"),
+    grid(["When", "State", "Attempt", "Took", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", took_ms: took, error = "—" }) => [
+      moment(when), pill(one, STATES[one]), attempt, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
+    ])),
+  ].flat().filter(Boolean);
+}
+
+async function look(id) {
+  try {
+    const { job } = await get(`/jobs/${id}`, { parse: exact });
+    looked = { id, body: element("div", { class: "stack" }, describe(job)) };
+    show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), looked.body], actionsOf(job));
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+// Acting
+
+function actionsOf({ _id: id, state, name, priority }) {
+  if (!mayAct || state === "executing") return [];
+  return [
+    (state === "pending" || state === "failure") && ["Cancel the job", () => act(`${id}/cancel`, {}, "Canceled"), "danger"],
+    state !== "success" && ["Reschedule …", () => reschedule(id, name, priority)],
+    [state === "success" ? "Run again" : "Retry now", () => act(`${id}/retry`, {}, "Due now"), "primary"],
+  ].filter(Boolean);
+}
+
+async function act(path, body, said) {
+  try {
+    await post(`/jobs/${path}`, body);
+    toast(done(said));
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+const turn = (name, what) => act(what, { names: [name] }, `${name}: ${what}d`);
+
+function done(said) {
+  list.refresh();
+  recount(0);
+  return said;
+}
+
+const WHEN = [
+  { name: "at", label: "At, in UTC", kind: "datetime-local" },
+  { name: "delay_seconds", label: "Or after so many seconds", kind: "number" },
+];
+const PRIORITY = { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100, the highest first" };
+
+// What is no number is sent as it is: the API says what is accepted.
+const numeric = (text) => (text === "" || Number.isNaN(Number(text)) ? text || null : Number(text));
+const sent = ({ at: when, delay_seconds: delay, priority }) => ({ at: when ? `${when}Z` : null, delay_seconds: numeric(delay), priority: numeric(priority) });
+
+function reschedule(id, name, priority) {
+  askFor({
+    title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time it stays due when it is.", fields: [...WHEN, { ...PRIORITY, value: priority }],
+    async act(given) {
+      await post(`/jobs/${id}/reschedule`, sent(given));
+      return done("Rescheduled");
+    },
+  });
+}
+
+function run() {
+  askFor({
+    title: "Run a job", verb: "Run", text: "Without a time it is due at once.",
+    fields: [
+      { name: "name", label: "Name", kind: "select", options: queues.map(({ name }) => [name, name]), value: list.values.name },
+      { name: "arguments", label: "Arguments, as a JSON list", kind: "area", value: "[]" },
+      ...WHEN, { ...PRIORITY, value: 0 },
+      { name: "unique", label: "Unique: only if there is no such job, in any state", kind: "check" },
+      { name: "singular", label: "Singular: only if no such job is pending, failed or executing", kind: "check" },
+    ],
+    async act({ name, arguments: text, unique, singular, ...given }) {
+      await post("/jobs", bodyOf(text, { name, unique: unique === "on", singular: singular === "on", ...sent(given) })).catch((error) => {
+        throw error.status === 404 ? new Problem(404, { field: "name", message: error.message }) : error;
+      });
+      return done(`Stored a job ${name}`);
+    },
+  });
+}
+
+// Put together as text, so that the arguments arrive as they were typed.
+function bodyOf(text, others) {
+  try {
+    JSON.parse(text);
+  } catch (error) {
+    throw new Problem(422, { field: "arguments", message: `Accepted is a JSON list (${error.message})` });
+  }
+  return `${JSON.stringify(others).slice(0, -1)},"arguments":${text}}`;
+}
+
+function clear() {
+  const { name, state } = list.values;
+  askFor({
+    title: "Delete jobs", verb: "Go on …", text: "Which? The next step says how many those are.",
+    fields: [
+      { name: "name", label: "Name", kind: "select", options: [["", "All names"], ...queues.map((queue) => [queue.name, queue.name])], value: name },
+      ...CLEARED.map((one) => ({ name: one, label: one, kind: "check", value: one === state })),
+    ],
+    async act({ name: of, ...checked }) {
+      const states = Object.keys(checked);
+      if (!states.length) throw new Problem(422, { message: "Choose at least one state" });
+      await count();
+      const all = queues.filter((queue) => !of || queue.name === of).flatMap((queue) => states.map((one) => queue.states[one]));
+      setTimeout(confirm, 0, states, of, all.reduce((sum, one) => sum + one, 0));
+    },
+  });
+}
+
+function confirm(states, name, found) {
+  askFor({
+    title: `Delete ${number(found)} job${found === 1 ? "" : "s"}?`, verb: "Delete", kind: "danger",
+    text: `All of ${name || "every name"} in the state ${states.join(" or ")}, also those that come meanwhile. This cannot be undone.`,
+    async act() {
+      const { deleted } = await post("/jobs/clear", { states, name: name || null });
+      return done(`Deleted ${number(deleted)}`);
+    },
+  });
+}
+
+// Living
+
+function happened({ id, kind, job }) {
+  const known = list.shown.get(id)?.row;
+  if (kind === "deleted") list.remove([id]);
+  else if (known) list.change({ ...job, arguments: known.arguments }); // which never change, and keep their digits there
+  if (looked.id === id && job) looked.body.replaceChildren(...describe(job));
+  list.refresh();
+  recount();
+}
+
+function begin() {
+  choices(new URLSearchParams(location.search).get("name"));
+  list = new List({ load, cells, id: (job) => job._id });
+  recount(0);
+  new Events("/jobs/events", ["job-update"], { event: happened, again: () => (list.refresh(), recount(0)) });
+  byId("run")?.addEventListener("click", run);
+  byId("clear")?.addEventListener("click", clear);
+}
+
+if (byId("queues")) begin();

@@ -1,0 +1,99 @@
+// What runs when, how the last runs ended, who leads; and a run by hand.
+
+import { get, post } from "./api.js";
+import { at, moment, now, number, span } from "./clock.js";
+import { countdown, until } from "./countdown.js";
+import { show } from "./dialog.js";
+import { button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
+import { Events } from "./events.js";
+import { cell, fill, grid } from "./list.js";
+
+let seen; // what was true of the schedule when it was last read
+let away; // why a server does not answer
+
+async function read() {
+  try {
+    const { entries, leader } = await get("/schedule");
+    complain(away);
+    lead(leader);
+    fill(byId("entries"), entries, row);
+    byId("schedule").hidden = false;
+    byId("all-off").hidden = entries.some((entry) => entry.is_on);
+  } catch (error) {
+    complain(error.message);
+    seen = undefined; // the next event makes it read again
+  }
+}
+
+function heard({ systems, leader, servers }) {
+  away = Object.values(servers).filter(Boolean).join(" · ");
+  complain(away);
+  if (servers.redis) byId("leader").replaceChildren("Who leads is not known: Redis does not answer.");
+  else lead(leader);
+  const news = JSON.stringify([away, systems.map((one) => [one.name, one.is_on, one.is_running, one.last_scan?.at, one.next_scan_at])]);
+  if (news === seen) return;
+  seen = news;
+  read();
+}
+
+// Showing
+
+function lead(leader) {
+  byId("leader").replaceChildren(leader ? facts("facts", [
+    ["Leader", leader.holder], ["Since", moment(leader.since)], ["Lease left", countdown(now() + leader.lease_left_seconds * 1000, lease)], ["Take-overs", number(leader.epoch)],
+  ]) : element("p", {}, pill("no leader", "bad"), " Nothing below starts by itself: is ", element("code", {}, "celery -A tasks beat"), " running?"));
+}
+
+const lease = (left) => (left > 0 ? `${Math.ceil(left / 1000)} s` : "ended");
+
+function row(entry) {
+  const { name, title, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
+  const about = document.querySelector(`[data-scan="${name}"]`);
+  return element("tr", {},
+    element("th", { scope: "row", class: "about" },
+      element("b", {}, title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", about && element("code", {}, about.dataset.flag), " ", isRunning && pill("running now", "warn"),
+      element("p", {}, about?.textContent ?? ""), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
+    cell("Runs", every(entry), "nowrap"),
+    cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, said(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
+    cell("Last results", marks(entry)),
+    cell("Next run", isOn ? countdown(next ? at(next) : null, until) : "—", "nowrap"),
+    mayAct && element("td", { class: "number" }, trigger(entry)));
+}
+
+const every = ({ period_seconds: seconds, cron }) => (cron ? element("span", {}, "at ", element("code", {}, cron)) : `every ${span(seconds * 1000)}`);
+
+const said = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter(Boolean).map((part) => part.replace(" ", "\u00a0")).join(", ");
+
+const isBad = (run) => run.errors > 0 || run.error;
+
+// The last runs at a glance, the newest on the right; pressed, in a table.
+function marks({ title, last_runs: runs }) {
+  if (!runs.length) return "—";
+  const shown = runs.toReversed().map((run) => element("span", { class: isBad(run) && "bad", title: `${moment(run.at).textContent}: ${said(run)}` }, isBad(run) ? "×" : run.found ? "■" : "·"));
+  const about = `Last ${runs.length} runs of ${title}, ${runs.filter(isBad).length} with errors`;
+  return element("button", { type: "button", class: "quiet marks", "aria-label": about, onclick: () => show(`Last runs: ${title}`, table(runs)) }, shown);
+}
+
+const table = (runs) => grid(["When", "Found", "Claimed", "Sent", "Errors", "Took", "Error"], runs.map((run) => [
+  moment(run.at), number(run.found), number(run.claimed), number(run.enqueued), number(run.errors), span(run.duration_ms), element("code", { class: "bad" }, run.error ?? ""),
+]));
+
+// Acting
+
+function trigger({ title, trigger: path }) {
+  const made = button("Trigger now", () => start(path));
+  made.setAttribute("aria-label", `Trigger now: ${title}`);
+  if (byId("no-hooks")) Object.assign(made, { disabled: true, title: byId("no-hooks").textContent }).setAttribute("aria-describedby", "no-hooks");
+  return made;
+}
+
+async function start(path) {
+  try {
+    const { task_id: id } = await post(path.replace("/api", ""));
+    toast(`Sent: task ${id}`);
+  } catch (error) {
+    toast(error.message); // also: it is running already
+  }
+}
+
+new Events("/overview/events", ["overview"], { event: heard, again: read });

@@ -1,0 +1,172 @@
+// One system: how it is, its items by state, and what its scans did.
+
+import { attempt, get, post, query } from "./api.js";
+import { moment, number, span } from "./clock.js";
+import { askFor, show } from "./dialog.js";
+import { byId, button, element, mayAct, toast } from "./dom.js";
+import { Events } from "./events.js";
+import { List, cell, fill } from "./list.js";
+import { days, figures, howToTurnOn, put, scans, standing } from "./systems.js";
+
+const PAGE = 50;
+const SCANS = 10;
+const MOST_SCANS = 500;
+const { system: name, items } = byId("tabs").dataset;
+const path = `/systems/${name}`;
+const STATES = {
+  due: { verb: "Send now", all: "Send all that match", title: "Nothing is due", text: `The next scan takes ${items} as soon as their time has come.` },
+  "in-progress": { title: "Nothing is in progress", text: `Here are ${items} that were sent to a worker, until it is done with them.`, next: "taken back" },
+  stuck: { verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `Here are ${items} whose time passed without a result: look at the workers first.` },
+  failed: { verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `Here are ${items} whose last attempt failed, with the reason.`, next: "again" },
+};
+const stateOf = ({ state }) => (state in STATES ? state : "due");
+let known = {}; // the system, as it was heard of last
+
+// Items
+
+async function load(values, options) {
+  const state = stateOf(values);
+  for (const tab of document.querySelectorAll("[data-state]")) {
+    if (tab.dataset.state === state) tab.setAttribute("aria-current", "page");
+    else tab.removeAttribute("aria-current");
+  }
+  const { all, title, text } = STATES[state];
+  put(byId("empty"), state, () => [element("h2", {}, title), element("p", {}, text)]);
+  if (mayAct) Object.assign(byId("retry-all"), { textContent: all, hidden: !all });
+  const wanted = { state, search: values.search, before: values.cursor, order: values.order === "asc" ? "oldest" : "newest", limit: PAGE };
+  const page = await get(`${path}/items${query(wanted)}`, options);
+  return { rows: page.items, cursor: page.cursor };
+}
+
+function cells(item) {
+  const { verb, next } = STATES[item.state];
+  return [
+    element("th", { scope: "row" }, button(item.id, () => look(item), "link whole"), item.title && element("div", { class: "hint" }, item.title)),
+    cell("Due", moment(item.due_at), "nowrap"),
+    cell("Since", moment(item.since), "nowrap"),
+    element("td", { class: "text" }, item.reason && element("span", { class: "clip" }, item.reason)),
+    cell("Attempts", number(item.attempts), "number"),
+    cell("Next", item.next_at ? element("span", {}, next && `${next} `, moment(item.next_at)) : "—", "nowrap"),
+    mayAct && element("td", { class: "number" }, verb && button(verb, () => retry(item), "quiet")),
+  ].filter(Boolean);
+}
+
+function look(item) {
+  const about = Object.entries(item).filter(([, value]) => value !== null && value !== "").map(([field, value]) => [element("dt", {}, field), element("dd", {}, /_at$|^since$/.test(field) ? moment(value) : String(value))]);
+  const { verb } = STATES[item.state];
+  show(item.id, element("dl", { class: "pairs" }, about), mayAct && verb ? [[verb, () => retry(item), "primary"]] : []);
+}
+
+function go(event) {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  byId("filter").elements.state.value = event.currentTarget.dataset.state;
+  list.ask(list.written());
+}
+
+// Acting
+
+// Do it, and say how it went.
+async function doing(act) {
+  toast(await attempt(act, ({ message }) => message));
+  list.refresh();
+}
+
+const retry = ({ id }) => doing(async () => {
+  await post(`${path}/items/${encodeURIComponent(id)}/retry`);
+  return `Sent ${id}`;
+});
+
+async function retryAll() {
+  const filter = { state: stateOf(list.values), search: list.values.search };
+  const { verb } = STATES[filter.state];
+  const { count, is_complete: isAll } = await get(`${path}/items/count${query(filter)}`);
+  if (!count) return toast("Nothing matches");
+  return askFor({
+    title: `${verb}: ${count === 1 ? "the one that matches" : `${number(count)}${isAll ? "" : " or more"} ${items}`}?`, verb, text: "Each is sent to a worker at once, as a scan would send it.",
+    async act() {
+      const { sent, of } = await post(`${path}/items/retry`, filter);
+      list.refresh();
+      return `Sent ${number(sent)} of ${number(of)}`;
+    },
+  });
+}
+
+const scan = (trigger) => doing(async () => {
+  await post(trigger.replace("/api", ""));
+  return "The scan was sent to a worker";
+});
+
+// Scans
+
+const told = new Map(); // id → scan, newest first
+let older = null; // where those begin that were not read
+
+function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, error, noted }) {
+  const said = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(count)}`).join(", ");
+  return element("tr", {},
+    element("th", { scope: "row" }, moment(at)),
+    ...[["Found", found], ["Claimed", claimed], ["Sent", enqueued]].map(([label, count]) => cell(label, number(count), "number")),
+    cell("Errors", element("span", { class: errors ? "bad strong" : "" }, number(errors)), "number"),
+    cell("Took", span(took), "number nowrap"),
+    element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), said));
+}
+
+async function scansFrom(before) {
+  const page = await get(`${path}/scans${query({ before, limit: SCANS })}`);
+  const all = before ? [...told.values(), ...page.scans] : [...page.scans, ...told.values()];
+  const isGap = !before && told.size && !page.scans.some(({ id }) => told.has(id));
+  if (before || !told.size || isGap) older = page.cursor;
+  told.clear();
+  for (const one of (isGap ? page.scans : all).slice(0, MOST_SCANS)) told.set(one.id, one);
+  fill(byId("scans"), [...told.values()], scanRow);
+  byId("scans").closest(".sheet").hidden = !told.size;
+  byId("scans-where").textContent = told.size ? "" : "No scan ran in the last 24 hours.";
+  byId("scans-more").hidden = !older || told.size >= MOST_SCANS;
+}
+
+const readScans = (before) => attempt(() => scansFrom(before), () => {}); // the list says what is wrong
+
+// Living
+
+const hear = ({ systems }) => showSystem(systems.find((one) => one.name === name));
+
+function showSystem(system) {
+  const before = known;
+  known = system;
+  put(byId("standing"), system, standing);
+  put(byId("health"), system, () => [
+    !system.is_on && element("p", { class: "soft" }, ...howToTurnOn(system)), figures(system), scans(system),
+    ...system.problems.map((problem) => element("p", { class: "bad" }, problem)),
+  ].filter(Boolean));
+  for (const tab of document.querySelectorAll("[data-state]")) {
+    const count = system[tab.dataset.state.replace("-", "_")];
+    tab.querySelector("span").textContent = count === null ? "" : number(count);
+  }
+  const isOther = (...fields) => fields.some((field) => JSON.stringify(known[field]) !== JSON.stringify(before[field]));
+  if (isOther("due", "in_progress", "stuck", "failed")) list.refresh();
+  if (isOther("last_scan")) readScans();
+}
+
+async function learn() {
+  const system = await get(path);
+  showSystem(system);
+  if (!mayAct) return;
+  byId("scan").disabled = !system.hooks;
+  byId("scan").onclick = () => scan(system.trigger);
+  byId("scan-hint").hidden = system.hooks;
+}
+
+// Read anew what events do not tell. The list says what is wrong.
+function readAll() {
+  list.refresh();
+  attempt(learn, () => {});
+  readScans();
+}
+
+const list = new List({ load, cells, id: ({ id }) => id });
+for (const tab of document.querySelectorAll("[data-state]")) tab.addEventListener("click", go);
+byId("retry-all")?.addEventListener("click", () => attempt(retryAll, ({ message }) => toast(message)));
+byId("scans-more").addEventListener("click", () => readScans(older));
+new Events("/overview/events", ["overview"], { event: hear, again: readAll });
+days((one) => (one === name ? byId("day") : undefined), () => document.querySelector("h1").textContent);
