@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import eligible_agencies, job_queues, report, snooze_scan, stale_scan
 from benchmarks.harness import Bench, Result, WrongResult
-from benchmarks.message_queue import lateness, operations, queues, requeue
+from benchmarks.message_queue import lateness, operations, pages, queues, requeue
 from models import database
 from queue_manager.core.settings import Settings, settings
 from queue_manager.devstack.servers import Mongo, Valkey
@@ -42,6 +42,9 @@ MESSAGE_QUEUE: Sequence[Benchmark] = (
     lateness.run,
     operations.one_client,
     operations.eight_clients,
+    pages.main,
+    pages.processing,
+    pages.dead,
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pymongo import ASCENDING, IndexModel
 
 from models.database import Document
+from models.listing import Order
 
 # The server reads a range of a partial index only when the condition repeats the index's own, word by word. Before
 # the epoch lies what a program wrote by mistake; the driver cannot even read all of it.
@@ -36,6 +37,12 @@ class Selection:
     index: str
     sort: Sequence[tuple[str, int]] = ()
     """Empty: in the index's own order, those first whose lease ended first."""
+    order: Order = ()
+    """The fields by which the index can list it, a page at a time."""
+
+    def among(self, ids: Sequence[Any]) -> Selection:
+        """Narrow it to those of `ids` that it holds."""
+        return Selection(where={**self.where, "_id": {"$in": list(ids)}}, index="_id_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +67,7 @@ class Claimable:
             **self.due(until, after=after),
             "$or": [{self.rest_field: None}, {self.rest_field: {"$lte": until}}],
         }
-        return Selection(where=where, index=UNCLAIMED_BY_DUE, sort=self.oldest_first)
+        return Selection(where=where, index=UNCLAIMED_BY_DUE, sort=self.oldest_first, order=self.by_due)
 
     def flagged(self) -> Selection:
         """Documents with a flag of any kind and no lease: another system left them."""
@@ -81,6 +88,17 @@ class Claimable:
     def returned(self, now: datetime) -> Selection:
         """Due documents that were given back and may be taken again."""
         return self._claimed(self.due(now), held=False, until={"$lte": now})
+
+    def hindered_by_nothing(self, now: datetime) -> Selection:
+        """Due documents under a claim that hinders nobody, `returned` and `void` together, in the order of `unclaimed`.
+
+        It is looked for among all due documents that are claimed.
+        """
+        is_for_another = {"$expr": {"$ne": ["$claim.due_at", f"${self.due_field}"]}}
+        returned = {"claim.held": False, "claim.claimed_until": {"$lte": now}}
+        void = {"claim.claimed_until": {"$gt": now}, **is_for_another}
+        where = {"claim.claimed_until": A_DATE, **self.due(now), "$or": [returned, void]}
+        return Selection(where=where, index=CLAIMS_BY_DUE, order=self.by_due)
 
     def pointless(self, now: datetime) -> Selection:
         """Documents whose claim ended although they are due only later: it protects nothing any more."""
@@ -107,7 +125,11 @@ class Claimable:
 
     def _claimed(self, document: Document, *, held: Any, until: Document) -> Selection:
         where = {"claim.held": held, "claim.claimed_until": {**A_DATE, **until}, **document}
-        return Selection(where=where, index=CLAIMS_BY_END)
+        return Selection(where=where, index=CLAIMS_BY_END, order=("claim.claimed_until", self.due_field, "_id"))
+
+    @property
+    def by_due(self) -> Order:
+        return (self.due_field, "_id")
 
     @property
     def oldest_first(self) -> Sequence[tuple[str, int]]:
@@ -135,20 +157,32 @@ class Claimable:
         return {self.due_field: A_DATE, f"{self.due_field}.0": None}
 
     def indexes(self) -> list[IndexModel]:
-        """The indexes of the selections. Those over claims hold only what is in flight or cooling off."""
+        """The indexes of the selections. Those over claims hold only what is in flight or cooling off.
+
+        `_id` comes last so that a list goes on at an exact place among documents of one moment.
+        """
         claimed = {"claim.claimed_until": A_DATE, **self._indexed}
         return [
             IndexModel(
-                [(self.flag_field, ASCENDING), (self.due_field, ASCENDING)],
+                [(self.flag_field, ASCENDING), (self.due_field, ASCENDING), ("_id", ASCENDING)],
                 name=UNCLAIMED_BY_DUE,
                 partialFilterExpression={"claim.claimed_until": None, **self._indexed},
             ),
             IndexModel(
-                [("claim.held", ASCENDING), ("claim.claimed_until", ASCENDING), (self.due_field, ASCENDING)],
+                [
+                    ("claim.held", ASCENDING),
+                    ("claim.claimed_until", ASCENDING),
+                    (self.due_field, ASCENDING),
+                    ("_id", ASCENDING),
+                ],
                 name=CLAIMS_BY_END,
                 partialFilterExpression=claimed,
             ),
-            IndexModel([(self.due_field, ASCENDING)], name=CLAIMS_BY_DUE, partialFilterExpression=claimed),
+            IndexModel(
+                [(self.due_field, ASCENDING), ("_id", ASCENDING)],
+                name=CLAIMS_BY_DUE,
+                partialFilterExpression=claimed,
+            ),
             IndexModel(
                 [("claim.claimed_until", ASCENDING)],
                 name=CLAIMS_LEFT_OVER,

@@ -25,12 +25,15 @@ from uuid import uuid4
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 
+from models import listing
 from models.claimable import Claimable, Selection
 from models.database import Document, value_at
+from models.listing import Position
 from queue_manager.core.clock import hours, milliseconds
 from queue_manager.core.errors import ConfigurationError
 
 LONGEST_LEASE = hours(1)
+COUNTED = 100_000  # a third of a second; people and dashboards ask every second
 _BAD_VALUE = 2  # MongoDB's code for, among others, a hint that names no index
 Expression = Any
 
@@ -105,6 +108,25 @@ class Claims:
         with self._asking(selection):
             return self.collection().count_documents(selection.where, hint=selection.index, **bound)
 
+    def has(self, id: Any) -> bool:
+        """Tell whether there is such a document."""
+        return self.collection().find_one({"_id": id}, {"_id": 1}) is not None
+
+    def walk(
+        self, selection: Selection, fields: Sequence[str], *, after: Position | None, is_descending: bool
+    ) -> Iterator[Document]:
+        """Yield what `selection` holds in its `order`, beyond the position `after`. Raises as `find_ids`."""
+        with self._asking(selection):
+            yield from listing.walk(
+                self.collection(),
+                selection.where,
+                index=selection.index,
+                order=selection.order,
+                fields=fields,
+                after=after,
+                is_descending=is_descending,
+            )
+
     def tidy(self, now: datetime) -> None:
         """Put in order what no claimer would ever touch. Raises as `find_ids`.
 
@@ -141,13 +163,16 @@ class Claims:
     # Looking
 
     def figures(self, now: datetime) -> Document:
-        """Return `{pending, in_progress, stuck, cooling_off, lag_seconds}`: the lag of the oldest due document."""
+        """Return `{pending, in_progress, stuck, cooling_off, lag_seconds}`: the lag of the oldest due document.
+
+        A count that has reached `COUNTED` stands for that many or more.
+        """
         claimable = (self.of.unclaimed(now), self.of.returned(now), self.of.void(now))
         return {
-            "pending": sum(self.count(selection) for selection in claimable),
-            "in_progress": self.count(self.of.live(now)),
-            "stuck": self.count(self.of.lost(now)),
-            "cooling_off": self.count(self.of.cooling_off(now)),
+            "pending": min(sum(self.count(selection, limit=COUNTED) for selection in claimable), COUNTED),
+            "in_progress": self.count(self.of.live(now), limit=COUNTED),
+            "stuck": self.count(self.of.lost(now), limit=COUNTED),
+            "cooling_off": self.count(self.of.cooling_off(now), limit=COUNTED),
             "lag_seconds": (now - self._oldest_due(now)).total_seconds(),
         }
 

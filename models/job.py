@@ -5,6 +5,7 @@
     {claim: {token, claimed_until}}         while it is executing
     {last_error, losses, history, progress} what happened; the last 50 entries
     {key, unique_key, singular, singular_key}   which jobs are the same, and which of them must be the only one
+    {text}                                  its arguments as a search reads them
 
 Guarantee: of the jobs of one name at most one is `executing`, by a unique index. Every change of state is one
 conditional write: of any number of them at once, one wins, and a late one changes nothing.
@@ -12,7 +13,7 @@ conditional write: of any number of them at once, one wins, and a late one chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -35,6 +36,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAY_BE_STARTED: Document = {"waiting": {"$gte": EPOCH}}
 
 IN_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
+
+SORTED_BY = ("due", "updated", "priority", "attempts")
+"""What jobs can be listed by, besides their ids. Every job has them all."""
 
 
 class State(StrEnum):
@@ -72,7 +76,17 @@ def indexes() -> list[IndexModel]:
         IndexModel([("key", ASCENDING)], name="same_jobs"),
         IndexModel([("name", ASCENDING), ("state", ASCENDING), ("_id", DESCENDING)], name="jobs_of_a_name"),
         IndexModel([("state", ASCENDING)], name="failed_jobs", partialFilterExpression={"state": State.FAILURE}),
+        *_indexes_of_lists(),
     ]
+
+
+def _indexes_of_lists() -> Iterator[IndexModel]:
+    """Give what `models/job_pages.py` reads: jobs in a state, and jobs of a name in a state, by each field."""
+    yield IndexModel([("state", ASCENDING), ("_id", DESCENDING)], name="jobs_in_a_state")
+    for field in SORTED_BY:
+        by = [("state", ASCENDING), (field, DESCENDING), ("_id", DESCENDING)]
+        yield IndexModel(by, name=f"jobs_in_a_state_by_{field}")
+        yield IndexModel([("name", ASCENDING), *by], name=f"jobs_of_a_name_by_{field}")
 
 
 def jobs() -> Collection[Document]:
@@ -325,11 +339,14 @@ def _change(job_id: ObjectId, states: Iterable[State], change: Any) -> Document 
     )
 
 
-def clear(states: Sequence[State], name: str | None) -> int:
-    """Delete the jobs in `states`, of one name or of all; return how many those were."""
+def clear(states: Sequence[State], name: str | None, *, most: int | None = None) -> int:
+    """Delete the jobs in `states`, of one name or of all, `most` of them; return how many those were."""
     query: Document = {"state": {"$in": [*states]}}
     if name is not None:
         query["name"] = name
+    if most is not None:
+        some = [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=most)]
+        query = {"_id": {"$in": some}, **query}
     return jobs().delete_many(query).deleted_count
 
 
@@ -343,14 +360,6 @@ def get(job_id: ObjectId) -> Document | None:
 def find(key: str) -> list[Document]:
     """Return the jobs of one name and arguments, newest first."""
     return list(jobs().find({"key": key}, sort=[("_id", DESCENDING)], hint="same_jobs"))
-
-
-def listed(query: Mapping[str, Any], *, limit: int) -> list[Document]:
-    """Return jobs that match, newest first; `query` is about name, state and id."""
-    if "state" in query and "name" not in query:
-        # The index begins with the name: its parts are merged in order, and no job in another state is read.
-        query = {"name": {"$in": jobs().distinct("name", {"name": {"$gt": ""}})}, **query}
-    return list(jobs().find(query, sort=[("_id", DESCENDING)], limit=limit))
 
 
 def counts() -> dict[str, dict[str, int]]:

@@ -50,6 +50,11 @@ def is_running(scan: str, *, now: datetime) -> bool:
     return _marks().find_one({"_id": scan, "runs": _running(now)}, {"_id": 1}) is not None
 
 
+def running(*, now: datetime) -> set[str]:
+    """Return the scans of which any run is marked."""
+    return {mark["_id"] for mark in _marks().find({"runs": _running(now)}, {"_id": 1})}
+
+
 def _marks() -> Collection[dict[str, Any]]:
     return collection(NAME)
 

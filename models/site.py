@@ -6,13 +6,13 @@
 
 A build is stale when it is in progress since before a cutoff. Each reset is kept for a day in `thumbnail_resets`:
 
-    {_id: the item's token, run, collection, site_id, outcome: reset | skipped | failed, at}
+    {_id: the item's token, run, collection, site_id, outcome: reset | skipped | failed, at, error?}
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -21,8 +21,10 @@ from bson import ObjectId
 from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
+from models import listing
 from models.claimable import A_DATE
 from models.database import Document, collection, value_at
+from models.listing import Position
 from queue_manager.core.clock import hours
 
 RESETS = "thumbnail_resets"
@@ -30,6 +32,8 @@ STARTED = "thumbnail_process_started_at"
 DESKTOP = "details.thumbnails.desktop"
 NO_LIST: Document = {f"{STARTED}.0": None}  # a list of dates would pass for one
 IN_PROGRESS: Document = {"thumbnail_build_in_progress": True}
+RESET_COUNT = "thumbnail_reset_count"
+FAILED: Document = {"outcome": "failed"}
 KEPT = hours(25)  # "in the last day", asked a little late
 OFTEN = 5  # resets in a row from which on somebody should look
 
@@ -44,6 +48,17 @@ class Site:
     started_at: datetime
     is_finished: bool
     """Its thumbnail is there: only the flag was forgotten."""
+    resets: int = 0
+    """How often in a row it was reset before."""
+
+    @classmethod
+    def of(cls, document: Document) -> Site:
+        return cls(
+            id=document["_id"],
+            started_at=document[STARTED],
+            is_finished=value_at(document, DESKTOP) is not None,
+            resets=document.get(RESET_COUNT, 0),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +79,42 @@ class Sites:
         found = self.collection().find(
             self._stale(before), {STARTED: 1, DESKTOP: 1}, hint="builds_in_progress", sort=[(STARTED, ASCENDING)]
         )
+        yield from map(Site.of, found)
+
+    def list_stale(self, before: datetime, *, after: Position | None, is_descending: bool) -> Iterator[Site]:
+        """Yield what `stale` yields by the start of the build, beyond the position `after` (start, id)."""
+        found = listing.walk(
+            self.collection(),
+            self._stale(before),
+            index="builds_in_progress",
+            order=(STARTED, "_id"),
+            fields=(DESKTOP, RESET_COUNT),
+            after=after,
+            is_descending=is_descending,
+        )
+        return map(Site.of, found)
+
+    def list_reset_often(self, *, after: Position | None, is_descending: bool) -> Iterator[tuple[ObjectId, int]]:
+        """Yield the sites that were reset `OFTEN` times or more in a row, with how often; by that and their id."""
+        order = (RESET_COUNT, "_id")
+        found = listing.walk(
+            self.collection(),
+            {RESET_COUNT: {"$gte": OFTEN}},
+            index="reset_in_a_row",
+            order=order,
+            fields=order,
+            after=after,
+            is_descending=is_descending,
+        )
         for site in found:
-            is_finished = value_at(site, DESKTOP) is not None
-            yield Site(id=site["_id"], started_at=site[STARTED], is_finished=is_finished)
+            yield site["_id"], site[RESET_COUNT]
+
+    def stale_among(self, ids: Sequence[ObjectId], before: datetime) -> list[Site]:
+        """Return those of `ids` that `stale` would yield."""
+        found = self.collection().find(
+            {**self._stale(before), "_id": {"$in": list(ids)}}, {STARTED: 1, DESKTOP: 1}, hint="_id_"
+        )
+        return [Site.of(site) for site in found]
 
     def stamp(self, now: datetime, *, latest: datetime) -> int:
         """Give `now` as the start to every build without a usable one; return how many.
@@ -85,29 +133,32 @@ class Sites:
         Returns:
             How many resets in a row that makes, 0 when the thumbnail is there; `None`: that build runs no more.
         """
-        count = {"$add": [{"$ifNull": ["$thumbnail_reset_count", 0]}, 1]}
+        count = {"$add": [{"$ifNull": [f"${RESET_COUNT}", 0]}, 1]}
         has_thumbnail = {"$ne": [{"$ifNull": [f"${DESKTOP}", None]}, None]}
         site = self.collection().find_one_and_update(
             {"_id": site_id, **IN_PROGRESS, **self.only, STARTED: started_at},
             [
-                {"$set": {"thumbnail_reset_count": {"$cond": [has_thumbnail, "$$REMOVE", count]}}},
+                {"$set": {RESET_COUNT: {"$cond": [has_thumbnail, "$$REMOVE", count]}}},
                 {"$unset": ["thumbnail_build_in_progress", STARTED, "thumbnail_build_id"]},
             ],
-            projection={"thumbnail_reset_count": 1},
+            projection={RESET_COUNT: 1},
             return_document=ReturnDocument.AFTER,
         )
-        return None if site is None else site.get("thumbnail_reset_count", 0)
+        return None if site is None else site.get(RESET_COUNT, 0)
 
     def forget_resets(self) -> None:
         """Clear the count of every site that has its thumbnail by now."""
         self.collection().update_many(
-            {"thumbnail_reset_count": {"$gt": 0}, DESKTOP: {"$ne": None}},
-            {"$unset": {"thumbnail_reset_count": ""}},
+            {RESET_COUNT: {"$gt": 0}, DESKTOP: {"$ne": None}},
+            {"$unset": {RESET_COUNT: ""}},
             hint="reset_in_a_row",
         )
 
     def exists(self, site_id: ObjectId) -> bool:
         return self.collection().find_one({"_id": site_id}, {"_id": 1}) is not None
+
+    def count_reset_often(self) -> int:
+        return self.collection().count_documents({RESET_COUNT: {"$gte": OFTEN}}, hint="reset_in_a_row")
 
     def stuck(self, before: datetime) -> int:
         """Count the sites that hang, with the scan's own filter, and have no thumbnail yet."""
@@ -119,21 +170,21 @@ class Sites:
 
     def reset_often(self) -> list[Document]:
         """Return `{_id, thumbnail_reset_count}` of the sites that were reset `OFTEN` times or more in a row."""
-        often = {"thumbnail_reset_count": {"$gte": OFTEN}}
-        found = self.collection().find(often, {"thumbnail_reset_count": 1}, hint="reset_in_a_row", limit=20)
+        often = {RESET_COUNT: {"$gte": OFTEN}}
+        found = self.collection().find(often, {RESET_COUNT: 1}, hint="reset_in_a_row", limit=20)
         return list(found)
 
     def indexes(self) -> list[IndexModel]:
         return [
             IndexModel(
-                [(STARTED, ASCENDING)],
+                [(STARTED, ASCENDING), ("_id", ASCENDING)],
                 name="builds_in_progress",
                 partialFilterExpression={**IN_PROGRESS, **self.only},
             ),
             IndexModel(
-                [("thumbnail_reset_count", DESCENDING)],
+                [(RESET_COUNT, DESCENDING), ("_id", DESCENDING)],
                 name="reset_in_a_row",
-                partialFilterExpression={"thumbnail_reset_count": {"$gt": 0}},
+                partialFilterExpression={RESET_COUNT: {"$gt": 0}},
             ),
         ]
 
@@ -149,10 +200,14 @@ INSTASITES = Sites(name="instasites", only={"status": "PUBLISHED"})
 ALL = {sites.name: sites for sites in (AGENCY_WEBSITES, INSTASITES)}
 
 
-def record_outcome(token: str, sites: str, site_id: str, outcome: Outcome, *, now: datetime) -> None:
+def record_outcome(
+    token: str, sites: str, site_id: str, outcome: Outcome, *, now: datetime, error: str | None = None
+) -> None:
     """Keep what became of one item. A second delivery changes nothing: the first one did it."""
     run = token.partition("-")[0]
     fields = {"run": run, "collection": sites, "site_id": site_id, "outcome": outcome, "at": now}
+    if error is not None:
+        fields["error"] = error
     collection(RESETS).update_one({"_id": token}, {"$setOnInsert": fields}, upsert=True)
 
 
@@ -171,8 +226,20 @@ def resets_since(moment: datetime) -> int:
     return collection(RESETS).count_documents({"outcome": "reset", "at": {"$gte": moment}})
 
 
+def list_failed(*, after: Position | None, is_descending: bool) -> Iterator[Document]:
+    """Yield the resets that failed in the last day, by time and token."""
+    return listing.walk(
+        collection(RESETS), FAILED, index="failed", order=("at", "_id"), after=after, is_descending=is_descending
+    )
+
+
+def count_failed() -> int:
+    return collection(RESETS).count_documents(FAILED, hint="failed")
+
+
 def reset_indexes() -> list[IndexModel]:
     return [
+        IndexModel([("at", ASCENDING), ("_id", ASCENDING)], name="failed", partialFilterExpression=FAILED),
         IndexModel([("run", ASCENDING)], name="items_of_a_run"),
         IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(KEPT.total_seconds())),
     ]

@@ -14,12 +14,14 @@ from datetime import datetime
 from typing import Any
 
 import pymongo
-from pymongo import ASCENDING, IndexModel
+from bson import ObjectId
+from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 
 from models import account, pulse
 from models.claimable import A_DATE
 from models.database import Document, collection
+from models.listing import NoPosition
 from queue_manager.core.clock import truncate
 from queue_manager.core.settings import settings
 
@@ -46,6 +48,7 @@ _STARTED: Document = {
     }
 }
 """The start as a date, worked out from the index alone; null where `_READABLE` is not met."""
+AT_ONCE = 500  # subscriptions whose accounts a list looks at together
 LONGEST_SCAN = 120.0  # seconds; grouping a million subscriptions takes a tenth of it
 
 
@@ -63,15 +66,18 @@ class Agency:
     oldest_subscription: datetime
 
 
-def eligible(product_types: Sequence[str], *, until: datetime, asked_since: datetime) -> Iterator[Agency]:
+def eligible(
+    product_types: Sequence[str], *, until: datetime, asked_since: datetime, accounts: Sequence[Any] | None = None
+) -> Iterator[Agency]:
     """Yield the agencies whose oldest subscription began by `until` and that no pulse blocks: one aggregation.
 
     Args:
         product_types: what counts as managed.
         asked_since: a request created or completed after that still blocks, see `pulse.blocking`.
+        accounts: only the agencies of these parent accounts; `None`: all.
     """
     stages = [
-        {"$match": _managed(product_types)},
+        {"$match": _managed(product_types) | ({} if accounts is None else {"account": {"$in": list(accounts)}})},
         {"$project": {"account": 1, "account_id": "$metadata.account_id", "started": _STARTED}},
         {"$match": {"started": {"$ne": None}}},
         {
@@ -95,6 +101,44 @@ def eligible(product_types: Sequence[str], *, until: datetime, asked_since: date
             subscription_ids=group["subscription_ids"],
             oldest_subscription=truncate(group["oldest"]["started"]),
         )
+
+
+def accounts(product_types: Sequence[str], *, after: Any, is_descending: bool) -> Iterator[list[Any]]:
+    """Yield the parent accounts with managed subscriptions, in their order beyond `after`, some at a time.
+
+    Only those that are a text or an ObjectId: texts come first, or last when `is_descending`.
+
+    Raises:
+        NoPosition: `after` is neither.
+    """
+    direction, further = (DESCENDING, "$lt") if is_descending else (ASCENDING, "$gt")
+    kinds = {str: "string", ObjectId: "objectId"}
+    in_order = list(kinds)[::direction]
+    if after is not None and type(after) not in kinds:
+        raise NoPosition(f"{after!r:.100} is no account")
+    for kind in in_order[in_order.index(type(after)) :] if after is not None else in_order:
+        beyond = {further: after} if isinstance(after, kind) else {}
+        while some := _some_accounts(product_types, {"$type": kinds[kind], **beyond}, direction):
+            yield some
+            beyond = {further: some[-1]}
+
+
+def _some_accounts(product_types: Sequence[str], account: Document, direction: int) -> list[Any]:
+    """Return the first accounts that meet a condition, in their order."""
+    found = subscriptions().find(
+        _managed(product_types) | {"account": account},
+        {"account": 1, "_id": 0},
+        hint="managed_by_account",
+        sort=[("account", direction)],
+        limit=AT_ONCE,
+    )
+    return list(dict.fromkeys(one["account"] for one in found))
+
+
+def has_managed(product_types: Sequence[str], accounts: Sequence[Any]) -> bool:
+    """Tell whether one of these parent accounts has a managed subscription."""
+    where = _managed(product_types) | {"account": {"$in": list(accounts)}}
+    return subscriptions().find_one(where, {"_id": 1}, hint="managed_by_account") is not None
 
 
 def unreadable(product_types: Sequence[str], *, limit: int) -> tuple[int, list[Any]]:

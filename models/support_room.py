@@ -10,7 +10,7 @@ A room is due when `snooze_time.time` has come. Everything of ours belongs to on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from bson import ObjectId
 from pymongo import ASCENDING, IndexModel, ReturnDocument
@@ -20,12 +20,15 @@ from models.claimable import A_DATE, Claimable
 from models.claims import Claims, doubled
 from models.database import Document, collection
 from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 
 NAME = "support_rooms"
 DUE = "snooze_time.time"
 COOL_OFF, LONGEST_COOL_OFF = minutes(1), hours(1)
 SHOWN_IDS = 20
+SHOWN = ("account_id", "unsnooze_error", "unsnooze_failures")
+"""What a list of rooms shows beside their claim."""
 
 _SCALARS = ["string", "double", "int", "long", "decimal", "bool", "array", "timestamp", "objectId"]
 MALFORMED: Document = {
@@ -133,6 +136,11 @@ def cool_off(
         return_document=ReturnDocument.AFTER,
         hint="_id_",
     )
+
+
+def pause_after(failures: int) -> timedelta:
+    """Return how long a room rests that failed so often, as `cool_off` works it out."""
+    return doubling(COOL_OFF, failures - 1, cap=LONGEST_COOL_OFF)
 
 
 def _ended(snoozed_until: datetime | None, now: datetime) -> Document:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from importlib import import_module
 from typing import Any
 
@@ -89,12 +90,19 @@ def _look_at_mongodb(state: Health, chosen: Settings) -> None:
 def _look_at_system(state: Health, scan: Scan, chosen: Settings) -> None:
     run = scan_run.last(scan.task)
     state.scans[scan.name] = None if run is None else {**run, "at": to_iso(run["at"])}
-    if run is None or server_now() - run["at"] > MISSED_TICKS * scan.period(chosen):
-        last = "never in the last 24 hours" if run is None else f"last at {to_iso(run['at'])}"
-        state.problems.append(f"the scan {scan.name} is late ({last}): is a worker on the queue `scans`?")
-    elif run["errors"]:
-        state.problems.append(f"the last scan {scan.name} met {run['errors']} errors: {run.get('error')}")
+    if (remark := remark_on(scan, run, chosen, now=server_now())) is not None:
+        state.problems.append(remark)
     figures = FIGURES[scan.name]()
     state.systems[scan.name] = figures.numbers
     state.details += [f"{scan.name}: {detail}" for detail in figures.details]
     state.problems += figures.problems
+
+
+def remark_on(scan: Scan, run: database.Document | None, chosen: Settings, *, now: datetime) -> str | None:
+    """Return what is wrong with the last run of a scan that is switched on, `None` when nothing is."""
+    if run is None or now - run["at"] > MISSED_TICKS * scan.period(chosen):
+        last = "never in the last 24 hours" if run is None else f"last at {to_iso(run['at'])}"
+        return f"the scan {scan.name} is late ({last}): is a worker on the queue `scans`?"
+    if run["errors"]:
+        return f"the last scan {scan.name} met {run['errors']} errors: {run.get('error')}"
+    return None

@@ -24,7 +24,6 @@ from services.message_queue import Filter, InvalidMessage, Place
 from services.message_queue.contents import LARGEST_PAGE, PLACES, Outcome
 from services.message_queue.messages import LONGEST_TYPE, checked_text
 
-PAGE = 100  # dead letters read at a time when many are replayed: each may be 1 MiB
 BATCH = 100  # dead letters replayed by one call
 TRIGGERED_BY = "command line"
 SWEEP_BUDGET = minutes(5)
@@ -64,7 +63,7 @@ def list_messages(
 ) -> None:
     """List the messages in a place, the newest first, and count what is where.
 
-    With a filter one page looks at 5,000 messages at most and says where to go on.
+    With a filter one page looks for a moment and says where to go on.
 
     Examples: `queue-manager queue list dead --type send_mail`, `queue-manager queue list processing --json`
     """
@@ -163,15 +162,7 @@ def _filter(type: str | None, priority: int | None, attempts: int | None, search
 
 def _dead_letters(wanted: Filter) -> list[str]:
     """Return the ids of those that match, the oldest first: in the order in which they are to be delivered again."""
-    contents = message_queue.contents()
-    ids: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = contents.list("dead", limit=PAGE, cursor=cursor, wanted=wanted)
-        ids += [message.id for message in page.messages]
-        cursor = page.cursor
-        if cursor is None:
-            return list(dict.fromkeys(reversed(ids)))
+    return list(dict.fromkeys(id for some in message_queue.contents().dead_letters(wanted) for id in some))
 
 
 def _batches(ids: Sequence[str]) -> Iterator[list[str]]:

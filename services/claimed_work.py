@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
-from models import database
+from models import database, listing
 from models.claimable import Selection
 from models.claims import Batch, Claimed, Claims
+from models.listing import Position
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import PermanentError
 from services.due_work import DueBatch, DueItem, DueWork, Limits
+from services.items import Item, Listed, State, merged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,3 +92,70 @@ class ClaimedWork(DueWork):
             with suppress(PermanentError):
                 tokens[self.read_id(next(iter(item.args), None))] = item.token
         return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedItems(ClaimedWork, Listed):
+    """Claimed work whose documents people look at."""
+
+    shown: ClassVar[Sequence[str]]
+    """Fields that `describe` reads beside those of the claim."""
+
+    def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
+        """Yield what is in a state. Due ones come by their due time, the others by the end of their claim."""
+        lists = [
+            self._list(selection, state, after=after, newest_first=newest_first)
+            for selection in self._selections(self.clock())[state]
+        ]
+        return merged(lists, newest_first=newest_first)
+
+    def _list(
+        self, selection: Selection, state: State, *, after: Position | None, newest_first: bool
+    ) -> Iterator[Item]:
+        fields = (*self.shown, "claim", self.claims.of.due_field)
+        for document in self.claims.walk(selection, fields, after=after, is_descending=newest_first):
+            yield self.describe(document, state, listing.position(document, selection.order))
+
+    def describe(self, document: dict[str, Any], state: State, position: Position) -> Item:
+        """Return the item that a document is, by its claim alone."""
+        due_at = database.value_at(document, self.claims.of.due_field)
+        claim = document.get("claim", {}) if state != "due" else {}
+        ends_at = claim.get("claimed_until")
+        return Item(
+            id=str(document["_id"]),
+            title="",
+            state=state,
+            position=position,
+            due_at=due_at,
+            since={"due": due_at, "stuck": ends_at}.get(state),
+            attempts=claim.get("losses", 0),
+            next_at=ends_at if state in ("in-progress", "failed") else None,
+        )
+
+    def take(self, ids: Sequence[str]) -> list[DueItem]:
+        """Claim those of `ids` that are due, stuck or at rest: for scans they are in progress from then on."""
+        now = self.clock()
+        selections = self._selections(now)
+        taken = [
+            self.claims.claim(selection.among(list(self._keys(ids))), limit=len(ids), now=now)
+            for state in ("due", "stuck", "failed")
+            for selection in selections[state]
+        ]
+        return [self._item(claimed, now) for batch in taken for claimed in batch.won]
+
+    def has(self, id: str) -> bool:
+        return any(self.claims.has(key) for key in self._keys([id]))
+
+    def _keys(self, ids: Sequence[str]) -> Iterator[Any]:
+        for id in ids:
+            with suppress(PermanentError):
+                yield self.read_id(id)
+
+    def _selections(self, now: datetime) -> dict[State, list[Selection]]:
+        of = self.claims.of
+        return {
+            "due": [of.unclaimed(now), of.hindered_by_nothing(now)],
+            "in-progress": [of.live(now)],
+            "stuck": [of.lost(now)],
+            "failed": [of.cooling_off(now)],
+        }

@@ -61,7 +61,7 @@ class ReviewRequests(DueWork):
             without = len(some) - len(named)
             yield DueBatch(
                 found=len(some),
-                items=[_item(agency) for agency in named],
+                items=[sent_to(agency) for agency in named],
                 noted={"without_account": without} if without else {},
             )
 
@@ -135,7 +135,8 @@ def figures() -> Figures:
     )
 
 
-def _item(agency: Agency) -> DueItem:
+def sent_to(agency: Agency) -> DueItem:
+    """Return the item that asks an agency."""
     parent = None if agency.parent_account is None else str(agency.parent_account)
     ids = [str(one) for one in agency.subscription_ids]
     args = (str(agency.account_id), ids, parent, to_iso(agency.oldest_subscription))

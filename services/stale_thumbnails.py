@@ -78,7 +78,7 @@ class StaleThumbnails(DueWork):
     def give_up(self, item: DueItem, *, error: str) -> None:
         sites, site_id, _ = item.args
         if sites in site.ALL:
-            site.record_outcome(item.token, sites, site_id, "failed", now=self.clock())
+            site.record_outcome(item.token, sites, site_id, "failed", now=self.clock(), error=error)
 
     def reset(self, collection: str, site_id: str, started_at: str, *, token: str) -> Result:
         """Reset one site if the build that began at `started_at` is still said to run.
@@ -164,19 +164,27 @@ def threshold() -> timedelta:
 
 
 def figures() -> Figures:
-    """Return what hangs per collection, the longest of it, the resets of a day, and sites that were reset often."""
+    """Return what hangs per collection, the longest of it, the resets of a day, and sites that were reset often.
+
+    `due` is what the next scan resets, `lag_seconds` since when the oldest of it is, `failed` the resets that failed in
+    a day, and `stuck` the sites that hang again after each reset.
+    """
     now = database.server_now()
     before = now - threshold()
     numbers: dict[str, float] = {"resets_last_day": site.resets_since(now - hours(24))}
     oldest: list[tuple[datetime, str]] = []
     problems = []
+    numbers["failed"], numbers["stuck"] = site.count_failed(), 0
     for name, sites in site.ALL.items():
         numbers[f"stuck_{name}"] = sites.stuck(before)
         numbers[f"finished_{name}"] = sites.finished(before)
+        numbers["stuck"] += sites.count_reset_often()
         oldest += [(one.started_at, f"{name} {one.id}") for one in islice(sites.stale(before), SHOWN)]
         problems += [
             f"{name} {often['_id']} was reset {often['thumbnail_reset_count']} times in a row"
             for often in sites.reset_often()
         ]
+    numbers["due"] = sum(numbers[f"{state}_{name}"] for name in site.ALL for state in ("stuck", "finished"))
+    numbers["lag_seconds"] = max([(before - began).total_seconds() for began, _ in oldest], default=0.0)
     details = [f"{name}: {(now - began) / hours(1):.1f} h" for began, name in sorted(oldest)[:SHOWN]]
     return Figures(numbers=numbers, details=details, problems=problems)

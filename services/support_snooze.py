@@ -8,19 +8,21 @@ Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "uns
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from bson import ObjectId
 
 from models import database, support_room
+from models.listing import Position
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from services.claimed_work import ClaimedWork
+from services.claimed_work import ClaimedItems
 from services.due_work import DueItem, Figures, Limits
+from services.items import Item, State
 from services.realtime import EmitFailed, Events, events
 
 INITIATOR = "QM/conversations/support-snooze"
@@ -32,10 +34,11 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupportSnooze(ClaimedWork):
-    """The snooze of support rooms: `ClaimedWork` for the scan, `unsnooze` for the item."""
+class SupportSnooze(ClaimedItems):
+    """The snooze of support rooms: `ClaimedItems` for the scan and for people, `unsnooze` for the item."""
 
     events: Events
+    shown = support_room.SHOWN
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         room_id, meant = _arguments(*item.args)
@@ -78,6 +81,15 @@ class SupportSnooze(ClaimedWork):
             raise
         log.info("Unsnoozed 1 rooms", room_id=room_id, account_id=str(woken.get("account_id")))
         return self._announce(woken)
+
+    def describe(self, room: dict[str, Any], state: State, position: Position) -> Item:
+        claimed = super().describe(room, state, position)
+        failures = room.get("unsnooze_failures", 0)
+        since = claimed.since
+        if state == "failed" and claimed.next_at is not None and failures:
+            since = claimed.next_at - support_room.pause_after(failures)
+        error, attempts = room.get("unsnooze_error"), claimed.attempts + failures
+        return replace(claimed, title=str(room.get("account_id")), reason=error, attempts=attempts, since=since)
 
     def _not_woken(self, room_key: ObjectId, meant: datetime | None, token: str, now: datetime) -> Result:
         """Tell why the write did not apply; give the room back if we hold it for a snooze that is gone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -170,8 +170,14 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
 def _publish(task: ItemTask, items: list[DueItem]) -> None:
     if not items:
         return
-    # One round trip for the batch. `retry` and the guessed representations cost more than the message itself.
-    with app.producer_pool.acquire(block=True, timeout=10) as producer, producer.batch(len(items)):
+    with app.producer_pool.acquire(block=True, timeout=10) as producer:
+        publish(task, items, producer)
+
+
+def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
+    """Send one `task` an item, in one round trip. Raises what kombu raises."""
+    # `retry` and the guessed representations cost more than the message itself.
+    with producer.batch(len(items)):
         for item in items:
             task.apply_async(
                 item.args,
@@ -215,15 +221,15 @@ class ItemTask(Task):
             raise self.retry(exc=error, countdown=wait.total_seconds(), throw=False) from error
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        counters.add(self.queue_name, {"done": 1})
+        counters.items(self.queue_name, {"done": 1})
 
     def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        counters.add(self.queue_name, {"retried": 1})
+        counters.items(self.queue_name, {"retried": 1})
 
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """The last attempt failed, or it can never succeed: the item's system is told."""
         log.error(f"Item failed for good: {reason(exc)}", task=self.name, task_id=task_id)
-        counters.add(self.queue_name, {"failed": 1})
+        counters.items(self.queue_name, {"failed": 1})
         try:
             self.work().give_up(self._item(task_id, args, kwargs), error=reason(exc))
         except PermanentError:

@@ -1,4 +1,4 @@
-"""What a Celery process does when it starts and stops: log, checks of its servers, leases of what it holds."""
+"""What a Celery process does when it starts and stops: log, checks of its servers, leases, presence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
-from queue_manager.transport import server
+from queue_manager.transport import presence, server
 from services import job_queues, message_queue
 from tasks.heartbeat import Heartbeat
 
@@ -58,13 +58,21 @@ def check_beat(**_: Any) -> None:
 
 
 @signals.worker_ready.connect
-def start_heartbeat(**_: Any) -> None:
+def start_heartbeat(sender: Any, **_: Any) -> None:
     _heartbeat.start()
+    presence.show(sender.hostname)
+
+
+@signals.heartbeat_sent.connect
+def show_presence(sender: Any, **_: Any) -> None:
+    """Show that this worker is there: from its main loop, so that one that hangs is not. It comes also without -E."""
+    presence.show(sender.eventer.hostname)
 
 
 @signals.worker_shutdown.connect
-def stop_heartbeat(**_: Any) -> None:
+def stop_heartbeat(sender: Any, **_: Any) -> None:
     _heartbeat.stop()
+    presence.leave(sender.hostname)
 
 
 def _compare_clocks() -> None:

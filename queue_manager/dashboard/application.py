@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from models import database
 from queue_manager.core.settings import Settings
-from queue_manager.dashboard import access, docs, jobs, metrics, pages, probes, problems, queue, triggers
+from queue_manager.dashboard import access, docs, jobs, metrics, pages, probes, problems, queue, systems, triggers
 from queue_manager.dashboard.boundary import Boundary
 from queue_manager.dashboard.live import Live
 
@@ -35,6 +35,8 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     credentials = access.Credentials(chosen)
     live = Live(chosen, credentials)
     beside = queue.Beside(ending) if chosen.qm_message_queue else None
+    job_feed = jobs.Feed(ending) if chosen.runs_jobs else None
+    board = systems.Board(systems.look, ending)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -44,18 +46,22 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
             stack.push_async_callback(live.stop)
             if beside is not None:
                 await stack.enter_async_context(beside)
+            if job_feed is not None:
+                await stack.enter_async_context(job_feed)
+            await stack.enter_async_context(board)
             yield
 
     api = FastAPI(title="Queue Manager", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     api.state.live = live
     problems.install(api)
     access.install(api, credentials)
-    _install(api, chosen, beside)
+    systems.install(api, board)
+    _install(api, chosen, beside, job_feed)
     list(access.rules(api))  # every route has one
     return api
 
 
-def _install(api: FastAPI, chosen: Settings, beside: queue.Beside | None) -> None:
+def _install(api: FastAPI, chosen: Settings, beside: queue.Beside | None, job_feed: jobs.Feed | None) -> None:
     docs.install(api)
     api.include_router(probes.router, dependencies=[access.public])
     api.include_router(metrics.router, dependencies=[access.viewer])
@@ -63,6 +69,6 @@ def _install(api: FastAPI, chosen: Settings, beside: queue.Beside | None) -> Non
         api.include_router(triggers.router, dependencies=[access.operator])
     if beside is not None:
         queue.install(api, beside)
-    if chosen.runs_jobs:
-        jobs.install(api)
+    if job_feed is not None:
+        jobs.install(api, job_feed)
     pages.install(api)

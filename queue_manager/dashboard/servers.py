@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pymongo
 import redis
+from pymongo.errors import OperationFailure
 
 from models import database
 from queue_manager.core.errors import AppError, reason
@@ -34,9 +35,17 @@ def mongodb() -> Iterator[None]:
     try:
         with pymongo.timeout(MONGO_PATIENCE):
             yield
+    except OperationFailure as error:
+        raise Unavailable(_refused(error)) from error
     except database.Error as error:
         url = masked(settings().mongo_db_url)
         raise Unavailable(f"MongoDB at {url} does not answer ({reason(error)})") from error
+
+
+def _refused(error: OperationFailure) -> str:
+    if "hint provided does not correspond to an existing index" in str(error):
+        return "An index is missing in MongoDB: run `queue-manager migrate`"
+    return f"MongoDB refused what it was asked ({reason(error):.300})"
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Totals that only grow, kept in Redis for all processes together: what `/metrics` shows.
 
+How items end is also counted by the minute, by the clock of Redis, for a day: see `transport.history`.
+
 Guarantee: counting never fails and hardly waits. While Redis is away nothing is counted, which is logged once, and
 asked again every few seconds. A Redis that lost its data starts from zero, which Prometheus understands.
 """
@@ -7,8 +9,8 @@ asked again every few seconds. A Redis that lost its data starts from zero, whic
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate, chain
 from threading import Lock
 
 import redis
@@ -17,6 +19,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
+from queue_manager.transport import history
 from queue_manager.transport.server import CLIENT_OPTIONS
 
 Totals = dict[str, int]
@@ -32,6 +35,11 @@ log = get_logger("QM/counters")
 def add(name: str, amounts: Mapping[str, int]) -> None:
     """Add `amounts` to the totals of `name`, in one round trip. Best effort: never raises an error of Redis."""
     _counters().add(name, amounts)
+
+
+def items(name: str, outcomes: Mapping[str, int]) -> None:
+    """Count how items ended, `{done, failed, retried}`: in the totals of `name` and in its history. Like `add`."""
+    _counters().items(name, outcomes)
 
 
 def scan(name: str, run: Mapping[str, int]) -> None:
@@ -67,19 +75,31 @@ class _Counters:
     def __init__(self, url: str) -> None:
         options = {**CLIENT_OPTIONS, "socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
         self._client = redis.Redis.from_url(url, **options)
+        self._count_items = self._client.register_script(history.COUNT)
         self._url = url
         self._is_away = False
         self._try_again_at = 0.0
         self._lock = Lock()
 
     def add(self, name: str, amounts: Mapping[str, int]) -> None:
-        if time.monotonic() < self._try_again_at:
-            return
-        try:
+        def count() -> None:
             with self._client.pipeline(transaction=False) as pipe:
                 for field, amount in amounts.items():
                     pipe.hincrby(_key(name), field, amount)
                 pipe.execute()
+
+        self._try(count)
+
+    def items(self, name: str, outcomes: Mapping[str, int]) -> None:
+        keys = (_key(name), history.key(name))
+        pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
+        self._try(lambda: self._count_items(keys=keys, args=[history.KEPT_SECONDS, *pairs]))
+
+    def _try(self, count: Callable[[], object]) -> None:
+        if time.monotonic() < self._try_again_at:
+            return
+        try:
+            count()
         except redis.RedisError as error:
             self._try_again_at = time.monotonic() + PAUSE
             self._say(is_away=True, error=error)

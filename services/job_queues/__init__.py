@@ -21,10 +21,12 @@ from models import job as model
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue
 from queue_manager.core.settings import settings
+from queue_manager.transport import counters
 from services.due_work import Figures, Limits
 from services.job_queues.dispatch import Dispatch
 from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
-from services.job_queues.jobs import Jobs, as_json
+from services.job_queues.jobs import Jobs
+from services.job_queues.plain import as_json
 from services.job_queues.registry import Registry, job, registry
 from services.job_queues.runner import Run, Runner, RunReport
 
@@ -86,6 +88,7 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
         epoch=epoch,
     )
     report = runner.run()
+    counters.items(INITIATOR, {"done": report.succeeded, "failed": report.failed})
     due = None if report.stopped else model.next_due(name)
     remaining = None if due is None else due - database.server_now()
     if remaining is None or remaining > _period():

@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from math import isfinite
 from typing import Any
 
 import bson
 from bson import ObjectId, json_util
 from bson.errors import BSONError
 
-from models import job, job_leader, job_queue
+from models import job, job_leader, job_pages, job_queue
 from models.database import Document
 from models.job import AlreadyThere, State
-from queue_manager.core.clock import to_iso, truncate
+from models.job_pages import Asked
+from queue_manager.core.clock import truncate
 from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
+from services.job_queues.paging import JobPage, cursor_of, field_of, place_of
 from services.job_queues.registry import ACCEPTED_NAME, NAME, Registry
+from services.job_queues.searching import pattern_of, text_of
 
 HIGHEST_PRIORITY = 100
 LARGEST = 1024 * 1024  # bytes of the arguments of one job
@@ -85,6 +87,7 @@ class Jobs:
             "updated": now,
             "attempts": 0,
             "key": key_of(name, arguments),
+            "text": text_of(arguments),
             "history": [{"at": now, "state": State.PENDING}],
         }
         # First the queue: a crash before the job is stored costs a look for nothing.
@@ -136,19 +139,49 @@ class Jobs:
         self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
     ) -> list[Document]:
         """Return jobs, newest first, from behind the job `before`."""
-        query: Document = {} if name is None else {"name": checked_name(name)}
-        if state is not None:
-            query["state"] = checked_state(state)
-        if before is not None:
-            query["_id"] = {"$lt": _id(before)}
-        return job.listed(query, limit=limit)
+        return self.page(name=name, state=state, before=before, limit=limit).jobs
 
-    def clear(self, states: Iterable[str], name: str | None = None) -> int:
-        """Delete jobs in these states, of one name or of all; return how many. A job that runs cannot be deleted."""
+    def page(
+        self,
+        *,
+        name: str | None = None,
+        state: str | None = None,
+        search: str | None = None,
+        sort: str = "created",
+        is_descending: bool = True,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> JobPage:
+        """Return the jobs after `before`, the cursor of an earlier page that was asked for in the same words.
+
+        Args:
+            search: a text that they have in their arguments, name or last error; A to Z are the same as a to z.
+            sort: `created`, `due`, `updated`, `priority` or `attempts`; what is equal comes in the order of the ids.
+
+        Raises:
+            InvalidJob: names the argument.
+        """
+        asked = Asked(
+            name=None if name is None else checked_name(name),
+            state=None if state is None else checked_state(state),
+            text=pattern_of(search) if search else None,
+            by=field_of(sort),
+            is_descending=is_descending,
+            after=None if before is None else place_of(before, sort),
+        )
+        found = job_pages.page(asked, limit=limit)
+        cursor = None if found.end is None else cursor_of(found.end, sort)
+        return JobPage(jobs=found.jobs, cursor=cursor, is_partial=found.is_partial)
+
+    def clear(self, states: Iterable[str], name: str | None = None, *, most: int | None = None) -> int:
+        """Delete jobs in these states, of one name or of all, no more than `most`; return how many.
+
+        Raises `InvalidJob`: a job that runs cannot be deleted.
+        """
         wanted = [checked_state(state) for state in states]
         if State.EXECUTING in wanted:
             raise InvalidJob("states", "a job that is executing cannot be deleted; accepted are the other states")
-        return job.clear(wanted, None if name is None else checked_name(name))
+        return job.clear(wanted, None if name is None else checked_name(name), most=most)
 
     def pause(self, names: Sequence[str]) -> None:
         """Start no more jobs of these names, in the whole system; one that runs ends."""
@@ -212,28 +245,6 @@ def checked_state(state: Any) -> State:
     except (ValueError, TypeError):
         states = ", ".join(State)
         raise InvalidJob("state", f"{state!r:.40} is no state; accepted are {states}") from None
-
-
-def as_json(document: Document) -> dict[str, Any]:
-    """Return a job as JSON can say it: ids and moments as texts, what BSON knows besides in its extended form."""
-    plain: dict[str, Any] = {
-        name: value for name, value in document.items() if name not in ("key", "unique_key", "singular_key", "first")
-    }
-    return {name: _plain(value) for name, value in plain.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return to_iso(value)
-    if isinstance(value, ObjectId):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and isfinite(value)):
-        return value
-    return json_util.default(value, json_options=json_util.CANONICAL_JSON_OPTIONS)
 
 
 def _checked(arguments: Sequence[Any]) -> list[Any]:

@@ -6,12 +6,15 @@ Guarantee: each answer is per message; one that has gone meanwhile is reported, 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Literal
 
+from queue_manager.core.clock import seconds
 from services.message_queue.errors import InvalidMessage, MessageHeld, UnknownMessage
+from services.message_queue.looking import Looking
 from services.message_queue.messages import (
     ALIASES,
     LONGEST_TYPE,
@@ -23,70 +26,33 @@ from services.message_queue.messages import (
     checked_text,
     cut,
 )
+from services.message_queue.places import EVERYTHING, PLACES, SORTABLE, Counted, Filter, Page, Place
 from services.message_queue.scripts import Scripts
 
-Place = Literal["main", "processing", "dead", "acknowledged", "archived"]
-PLACES: tuple[Place, ...] = get_args(Place)
-SORTABLE = (
-    "id",
-    "type",
-    "priority",
-    "attempt_count",
-    "created_at",
-    "dequeued_at",
-    "processing_started_at",
-    "deadline_at",
-    "failed_at",
-    "acknowledged_at",
-)
+__all__ = [
+    "LARGEST_PAGE",
+    "MOST_IDS",
+    "PLACES",
+    "SORTABLE",
+    "Contents",
+    "Counted",
+    "Counts",
+    "Filter",
+    "Outcome",
+    "Page",
+    "Place",
+    "Replayed",
+    "checked_ids",
+]
+
 LARGEST_PAGE = 1_000
 MOST_IDS = 1_000
 """Messages that one call moves, deletes or replays."""
+MOVED_AT_ONCE = 200
+"""Messages that one of several calls moves: about 10 ms."""
+COUNT_FOR = seconds(2)
+REPLAY_FOR = seconds(10)
 BY_HAND = "Moved by hand"
-_CURSOR = re.compile(r"\d{1,20}-\d{1,20}/\d{1,3}|\d{1,9}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filter:
-    """Which messages are meant; what is `None` says nothing. Times are seconds."""
-
-    type: str | None = None
-    priority: int | None = None
-    attempts: int | None = None
-    since: float | None = None
-    until: float | None = None
-    search: str | None = None
-    """Somewhere in the payload, the id, the type or the last error, whatever the case of its letters from A to Z."""
-
-    def to_json(self) -> str:
-        """Return it as `list.lua` takes it. Raises `InvalidMessage` for a text that cannot be anywhere."""
-        wanted = {
-            "type": self.type,
-            "priority": self.priority,
-            "attempts": self.attempts,
-            "from": self.since,
-            "until": self.until,
-            "search": self.search or None,
-        }
-        text = json.dumps({name: value for name, value in wanted.items() if value is not None}, ensure_ascii=False)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidMessage("search", "a text without halves of characters") from None
-        return text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """`cursor` is where the next page begins; `None` at the end.
-
-    `matched` counts what was found on the way; `is_partial` says that the search stopped at its limit before the end.
-    """
-
-    messages: list[Message]
-    cursor: str | None
-    matched: int
-    is_partial: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +84,28 @@ class Counts:
 Outcome = Literal["MOVED", "DELETED", "NOT_FOUND", "UNDECODABLE"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What became of dead letters. `outcomes` has each of them, and is `None` when they are more than 1,000."""
+
+    moved: int = 0
+    failed: int = 0
+    is_complete: bool = True
+    outcomes: Mapping[str, Outcome] | None = field(default_factory=dict)
+
+    def with_more(self, outcomes: Mapping[str, Outcome]) -> Replayed:
+        done = sum(outcome == "MOVED" for outcome in outcomes.values())
+        moved, failed = self.moved + done, self.failed + len(outcomes) - done
+        told = {**(self.outcomes or {}), **outcomes} if moved + failed <= MOST_IDS else None
+        return replace(self, moved=moved, failed=failed, outcomes=told)
+
+
 class Contents:
     """What is in one queue. Any number of threads may use it. Every method raises QueueUnavailable."""
 
     def __init__(self, scripts: Scripts, *, bounds: Bounds) -> None:
         self._scripts, self._bounds = scripts, bounds
+        self._looking = Looking(scripts, levels=bounds.levels)
 
     def counts(self) -> Counts:
         """Count what is where."""
@@ -155,35 +138,41 @@ class Contents:
     ) -> Page:
         """Read a page, the newest first unless it says otherwise.
 
-        With a filter or a field to sort by, one page looks at 5,000 entries at most, and always at 16 MiB at most;
-        `cursor` goes on from there. Raises `InvalidMessage`, which names the argument.
+        What is processed is listed by deadline, the latest first. With a filter it looks for about 80 ms; sorted by a
+        field by which entries have no order (`has_order`), it looks at 5,000 entries: `is_partial` says that there
+        are more, and `cursor` goes on behind what was looked at. A page has 16 MiB at most.
+
+        Raises `InvalidMessage`, which names the argument.
         """
-        if cursor is not None and not _CURSOR.fullmatch(cursor):
-            raise InvalidMessage("cursor", "the cursor of an earlier page")
-        if sort_by is not None and sort_by not in SORTABLE:
-            raise InvalidMessage("sortBy", f"one of {', '.join(SORTABLE)}")
-        rows, ended, matched, stopped = self._scripts.run(
-            "list",
+        return self._looking.page(
             place,
-            self._bounds.levels,
-            limit,
-            skip,
-            cursor or "",
-            (wanted or Filter()).to_json(),
-            sort_by or "",
-            "1" if ascending else "0",
+            limit=limit,
+            skip=skip,
+            cursor=cursor,
+            wanted=wanted or EVERYTHING,
+            sort_by=sort_by,
+            ascending=ascending,
         )
-        return Page(
-            messages=[Message.read(id, data, record) for id, data, record, _, _ in rows],
-            cursor=ended.decode() or None,
-            matched=matched,
-            is_partial=stopped == b"1",
-        )
+
+    def count(self, place: Place, wanted: Filter = EVERYTHING, *, within: timedelta = COUNT_FOR) -> Counted:
+        """Count the messages in a place that match: all of them, or as many as `within` is enough for."""
+        if wanted == EVERYTHING:
+            return Counted(count=self.counts().of(place), is_complete=True)
+        return self._looking.count(place, wanted, within=within)
+
+    def dead_letters(self, wanted: Filter = EVERYTHING) -> Iterator[Sequence[str]]:
+        """Yield the ids of the dead letters that match and are there by now, in parts, the oldest failure first."""
+        return self._looking.dead_letters(wanted)
 
     def find(self, id: str) -> Message | None:
         """Return the message wherever it is, or `None`."""
-        answer = self._scripts.run("find", checked_id(id))
-        return Message.read(*answer) if answer else None
+        found = self.locate([checked_id(id)])
+        return found[0][1] if found else None
+
+    def locate(self, ids: Sequence[str]) -> Sequence[tuple[Place, Message]]:
+        """Return those of the messages that are anywhere, with where they are."""
+        rows = self._scripts.run("locate", *ids) if ids else []
+        return [(place.decode(), Message.read(id, data, record)) for id, data, record, place in rows]
 
     def move(
         self, ids: Sequence[str], *, to: Place, source: Place | None = None, reason: str | None = None
@@ -201,10 +190,16 @@ class Contents:
         """Send dead letters to the main queue again: with all their attempts, and their history kept."""
         return self.move(ids, to="main", source="dead")
 
-    def replay_matching(self, wanted: Filter, *, limit: int = MOST_IDS) -> dict[str, Outcome]:
-        """Replay up to `limit` dead letters that match, the newest of them, in the order in which they failed."""
-        page = self.list("dead", limit=limit, wanted=wanted)
-        return self.replay([message.id for message in reversed(page.messages)])
+    def replay_matching(self, wanted: Filter, *, within: timedelta = REPLAY_FOR) -> Replayed:
+        """Replay the dead letters that match and are there by now, the oldest failure first; stop after `within`."""
+        ends = time.monotonic() + within.total_seconds()
+        replayed = Replayed()
+        for ids in self.dead_letters(wanted):
+            for begin in range(0, len(ids), MOVED_AT_ONCE):
+                if time.monotonic() >= ends:
+                    return replace(replayed, is_complete=False)
+                replayed = replayed.with_more(self.replay(ids[begin : begin + MOVED_AT_ONCE]))
+        return replayed
 
     def delete(self, ids: Sequence[str], *, source: Place | None = None) -> dict[str, Outcome]:
         """Delete messages from `source` or wherever they are, whoever holds them."""

@@ -132,7 +132,7 @@ def as_json(value: Any, *, field: str = "payload") -> Json:
 
 def checked_text(value: Any, field: str, *, longest: int) -> str:
     """Return `value` if it is a text of printable characters. Raises `InvalidMessage`."""
-    if not isinstance(value, str) or not _PRINTABLE.fullmatch(value) or len(value.encode()) > longest:
+    if not isinstance(value, str) or not _is_printable(value, longest):
         raise InvalidMessage(field, f"a text of 1 to {longest} bytes without control characters")
     return value
 
@@ -140,6 +140,15 @@ def checked_text(value: Any, field: str, *, longest: int) -> str:
 def checked_id(value: Any, field: str = "id") -> str:
     """Return the id of a message that may exist. Raises `InvalidMessage`."""
     return checked_text(value, field, longest=LONGEST_ID)
+
+
+def is_id(text: str) -> bool:
+    """Tell whether it is an id that a message may have and people can name."""
+    return _is_printable(text, LONGEST_ID)
+
+
+def _is_printable(text: str, longest: int) -> bool:
+    return _PRINTABLE.fullmatch(text) is not None and len(text.encode()) <= longest
 
 
 def checked_number(value: Any, field: str, *, least: float, most: float) -> float:

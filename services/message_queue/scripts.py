@@ -20,12 +20,19 @@ from services.message_queue.errors import QueueFull, QueueUnavailable
 
 _FOLDER = files("services.message_queue") / "lua"
 _SHARED = "shared"
+_READING = "reading"
+_READERS = ("list", "survey", "read")
 
 
 def source(name: str) -> str:
-    """Return the whole text of a script: its first line, what all share, and its own."""
-    first, _, own = (_FOLDER / f"{name}.lua").read_text().partition("\n")
-    return "\n".join([first, (_FOLDER / f"{_SHARED}.lua").read_text(), own])
+    """Return the whole text of a script: its first line, what all share, what those that read share, and its own."""
+    first, _, own = _text(name).partition("\n")
+    shared = [_SHARED, _READING] if name in _READERS else [_SHARED]
+    return "\n".join([first, *(_text(part) for part in shared), own])
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / f"{name}.lua").read_text()
 
 
 class Scripts:

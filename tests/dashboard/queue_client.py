@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,15 +99,18 @@ def empty_queue(servers: Servers, directories: pytest.TempPathFactory, **env: st
 class Stream:
     """A client of the event stream, on a socket of its own."""
 
-    def __init__(self, web: Web, *, last: str | None = None, query: str = "", **headers: str) -> None:
+    def __init__(
+        self, web: Web, path: str = "/api/queue/events", *, last: str | None = None, query: str = "", **headers: str
+    ) -> None:
         self._socket = socket.create_connection(("127.0.0.1", web.port), timeout=20)
         sent = headers | ({"Last_Event_ID": last} if last is not None else {})
         header = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in sent.items())
-        self._socket.sendall(f"GET /api/queue/events{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}\r\n".encode())
+        self._socket.sendall(f"GET {path}{query} HTTP/1.1\r\nHost: 127.0.0.1:{web.port}\r\n{header}\r\n".encode())
         self._file = self._socket.makefile("rb")
         self.status = int(self._file.readline().split()[1])
         self.headers = dict(self._header_lines())
         self.last = last
+        self._blocks: deque[str] = deque()
 
     def _header_lines(self) -> Iterator[tuple[str, str]]:
         while line := self._file.readline().decode().strip():
@@ -114,12 +118,16 @@ class Stream:
             yield name.lower(), value
 
     def blocks(self) -> Iterator[dict[str, str]]:
-        """Give each block of lines, until the stream ends."""
-        while size := int(self._file.readline() or b"0", 16):
-            text = self._file.read(size).decode()
-            self._file.readline()
-            for block in text.strip("\r\n").split("\r\n\r\n"):
-                yield dict(line.partition(": ")[::2] for line in block.split("\r\n"))
+        """Give each block of lines that nobody was given yet, until the stream ends."""
+        while self._blocks or self._read():
+            yield dict(line.partition(": ")[::2] for line in self._blocks.popleft().split("\r\n"))
+
+    def _read(self) -> bool:
+        """Read what was sent at once; tell whether it was anything but the end."""
+        size = int(self._file.readline() or b"0", 16)
+        self._blocks += self._file.read(size).decode().strip("\r\n").split("\r\n\r\n") if size else []
+        self._file.readline()
+        return size > 0
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """Give the name and the data of each event that a browser would hear, and keep the id as it would."""

@@ -18,7 +18,7 @@ from schemathesis.checks import not_a_server_error
 from web_process import Web
 
 WAITS = {"timeout"}  # parameters that only make an answer late
-ENDLESS = "/api/queue/events"
+ENDLESS = {"/api/queue/events", "/api/jobs/events", "/api/overview/events"}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_the_page_shows_every_operation_and_loads_nothing_from_elsewhere(guarded
     page = guarded.get("/docs", X_API_KEY=VIEWER)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     for method, path, _ in operations(schema):
-        assert f"<h2><code>{method.upper()} {path}</code></h2>" in page.text
+        assert f"<code>{method.upper()}</code> <code>{path}</code>" in page.text
     assert not re.search(r"<script|\son\w+=|style=|<style|https?://", page.text)
 
 
@@ -73,7 +73,7 @@ def test_nothing_that_the_description_allows_is_an_internal_error(
     )
     for operation in described.get_all_operations():
         described_operation = operation.ok()
-        if described_operation.path == ENDLESS:
+        if described_operation.path in ENDLESS:
             continue
 
         @few

@@ -80,6 +80,13 @@ def end(job: dict[str, Any], state: State) -> None:
         assert model.finish(document, Outcome(state=state), token="worker", now=server_now())
 
 
+def through(api: Api, query: str) -> list[str]:
+    """Return the ids on this page and all that follow."""
+    page = api.get(query).body
+    ids = [job["_id"] for job in page["jobs"]]
+    return ids + (through(api, f"{query.partition('&before')[0]}&before={page['cursor']}") if page["cursor"] else [])
+
+
 class TestRun:
     def test_it_is_stored_and_returned(self, api: Api) -> None:
         answer = api.post("", {"name": INVOICE, "arguments": [42, {"a": [None, 1.5]}], "priority": 3})
@@ -219,9 +226,72 @@ class TestLooking:
         assert api.ids("?state=cancelled") == api.ids(f"?name={INVOICE}&state=canceled") == [invoice["_id"]]
         assert len(api.ids("?name=&state=&before=")) == 2
 
+    @pytest.mark.parametrize("sort", ["created", "due", "updated", "priority", "attempts"])
+    @pytest.mark.parametrize("order", ["asc", "desc"])
+    def test_every_order_can_be_paged_through(self, sort: str, order: str, api: Api) -> None:
+        for number in range(12):
+            job = api.run(INVOICE, number, priority=number % 3, delay_seconds=number * 7 % 5 * 100)
+            if number % 4 == 0:
+                api.post(f"/{job['_id']}/cancel")
+            if number % 4 == 1:
+                api.post(f"/{job['_id']}/retry")
+                end(job, State.SUCCESS)
+        every = api.get("").body["jobs"]
+        field = "_id" if sort == "created" else sort
+        in_order = sorted(every, key=lambda job: (job[field], job["_id"]), reverse=order == "desc")
+        for narrow in ("", f"&name={INVOICE}", "&state=pending", f"&name={INVOICE}&state=canceled", "&search=INVOICE"):
+            wanted = [job["_id"] for job in in_order if "state=" not in narrow or job["state"] in narrow]
+            assert through(api, f"?sort={sort}&order={order}&limit=2{narrow}") == wanted
+
+    def test_search_looks_into_arguments_names_and_errors(self, api: Api) -> None:
+        nested = api.run(INVOICE, "order", {"to": ["Ada@Example.com", {"n": 4711}]})["_id"]
+        text = api.run(INVOICE, 'a "quoted"\ttext, .* and (a+)+$', "ÄÖ")["_id"]
+        failed = api.run(REPORT, 2026)
+        document = model.get(ObjectId(failed["_id"]))
+        assert document is not None
+        model.start(document, token="t", now=server_now(), until=server_now() + seconds(30))
+        outcome = Outcome(state=State.FAILURE, error="ValueError: Too Late")
+        model.finish(document, outcome, token="t", now=server_now())
+        for search, found in (
+            ("ada@example.COM", [nested]),
+            ('{"n":4711}', [nested]),
+            ("4711", [nested]),
+            ('"quoted"\t', [text]),
+            ("(A+)+$", [text]),
+            (".*", [text]),
+            ("ÄÖ", [text]),
+            ("äö", []),
+            ("too late", [failed["_id"]]),
+            (REPORT.upper(), [failed["_id"]]),
+            (INVOICE[1:-1], [text, nested]),
+            ("^", []),
+            ("\0", []),
+            ("pending", []),
+            ("", [failed["_id"], text, nested]),
+        ):
+            answer = api.get(f"?search={quote(search)}").body
+            assert ([job["_id"] for job in answer["jobs"]], answer["is_partial"]) == (found, False), search
+        assert api.ids(f"?search=a&name={REPORT}&state=failure") == [failed["_id"]]
+        assert api.ids(f"?search=a&name={REPORT}&state=pending") == []
+
+    def test_what_is_kept_for_searches_is_not_shown(self, api: Api) -> None:
+        api.run(INVOICE, "text")
+        (job,) = api.get().body["jobs"]
+        assert not job.keys() & {"text", "key"}
+        assert api.get(f"/{job['_id']}").body["job"] == job
+
     @pytest.mark.parametrize(
         ("query", "field"),
         [
+            ("?sort=name", "sort"),
+            ("?sort=_id", "sort"),
+            ("?order=down", "order"),
+            (f"?search={'x' * 257}", "search"),
+            (f"?sort=due&before={'0' * 24}", "before"),
+            (f"?sort=due&before=updated.1.{'0' * 24}", "before"),
+            (f"?sort=due&before=due.999999999999999.{'0' * 24}", "before"),
+            (f"?sort=priority&before=priority.x.{'0' * 24}", "before"),
+            (f"?before=created.1.{'0' * 24}", "before"),
             ("?name=a%20b", "name"),
             ("?state=done", "state"),
             ("?before=x", "before"),
@@ -434,7 +504,7 @@ class TestAnything:
         assert api.ask("POST" if act else "GET", path).status in (200, 307, 404, 422)  # 307: it ends with a slash
 
     @fuzz
-    @given(st.sampled_from(["name", "state", "before", "limit"]), st.binary(max_size=20))
+    @given(st.sampled_from(["name", "state", "search", "sort", "order", "before", "limit"]), st.binary(max_size=20))
     def test_no_query_makes_it_fail(self, api: Api, name: str, value: bytes) -> None:
         assert api.get(f"?{name}={quote(value)}").status in (200, 422)
 

@@ -154,6 +154,19 @@ def test_what_matches_a_filter_is_replayed(queue: Queue) -> None:
     assert queue.post("/queue/replay", {"filter": {}}).body["moved"] == 1
 
 
+def test_all_that_match_are_replayed_and_only_few_have_each_a_result(queue: Queue) -> None:
+    for part in range(3):
+        ids = [f"{part}-{number}" for number in range(700)]
+        queue.post("/queue/batch", [{"type": "mail", "id": id} for id in ids])
+        queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
+    answer = queue.post("/queue/replay", {"filter": {"type": "mail"}})
+    assert answer.body == {"message": "2100 of 2100 messages moved", "moved": 2_100, "failed": 0, "is_complete": True}
+    queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
+    few = queue.post("/queue/replay", {"filter": {"type": "mail"}}).body
+    assert (few["moved"], few["is_complete"]) == (700, True)
+    assert [result["id"] for result in few["results"]] == ids
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -51,13 +51,48 @@ def test_each_operation_is_told_once(queue: Queue) -> None:
     assert all(event["timestamp"] > 0 and event["payload"]["ids"] == [id] for event in events)
 
 
-def test_events_of_the_stream_are_those_of_the_server_byte_for_byte(queue: Queue) -> None:
+def test_events_of_the_stream_are_those_of_the_server_byte_for_byte_and_then_more(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         queue.add()
         block = next(block for block in stream.blocks() if "data" in block)
     with queue.redis() as client:
         ((id, fields),) = client.xrange("tested:events")
-    assert (block["id"], block["event"], block["data"]) == (id.decode(), "queue-update", fields[b"event"].decode())
+    assert (block["id"], block["event"]) == (id.decode(), "queue-update")
+    assert block["data"].startswith(f'{fields[b"event"].decode()[:-1]},"messages":')
+
+
+def test_an_event_brings_the_messages_it_is_about_and_how_many_are_where(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        next(stream.blocks())
+        id = queue.add(payload={"digits": 12345678901234567890})
+        (added,) = stream.until(is_about(id, "enqueue"))
+        queue.take()
+        taken = stream.until(is_about(id, "dequeue"))[-1]
+        queue.delete(f"/queue/message/{id}")
+        deleted = stream.until(is_about(id, "delete"))[-1]
+    (message,) = added["messages"]
+    assert message.pop("place") == "main"
+    assert (message["id"], message["payload"], message["attempt_count"]) == (id, {"digits": 12345678901234567890}, 0)
+    assert [one["place"] for one in taken["messages"]] == ["processing"]
+    assert deleted["messages"] == []
+    counts = {"main": 0, "processing": 0, "dead": 0, "acknowledged": 0, "archived": 0}
+    assert [event["counts"] for event in (added, taken, deleted)] == [
+        counts | {"main": 1},
+        counts | {"processing": 1},
+        counts,
+    ]
+
+
+def test_an_event_about_many_or_large_messages_does_not_bring_them(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        next(stream.blocks())
+        queue.post("/queue/batch", [{"type": "mail"}] * 101)
+        many = next(block for block in stream.blocks() if "data" in block)
+        large = queue.add(payload="x" * 70_000)
+        (added,) = stream.until(is_about(large, "enqueue"))
+    assert "messages" not in json.loads(many["data"])
+    assert "messages" not in added
+    assert added["counts"]["main"] == 102
 
 
 def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(queue: Queue) -> None:

@@ -127,17 +127,66 @@ def test_ascending_alone_is_the_oldest_first(queue: Queue) -> None:
 
 
 def test_sorted_pages_show_everything_once_before_a_cursor_leads_on(queue: Queue) -> None:
-    for _ in range(6):
+    for _ in range(7):
         queue.post("/queue/batch", [{"type": "a"}] * 1_000)
     seen: list[str] = []
-    for page_number in range(1, 6):
-        page = queue.page("main", f"sortBy=priority&limit=1000&page={page_number}")
+    number, cursor = 0, None
+    while cursor is None:
+        number += 1
+        page = queue.page("main", f"sortBy=id&limit=1000&page={number}")
         seen += [message["id"] for message in page["messages"]]
+        cursor = page["pagination"]["cursor"]
         assert page["pagination"]["is_partial"]
-        assert (page["pagination"]["cursor"] is None) == (page_number < 5)
-    rest = queue.page("main", f"sortBy=priority&limit=1000&cursor={page['pagination']['cursor']}")
-    seen += [message["id"] for message in rest["messages"]]
-    assert len(set(seen)) == len(seen) == 6_000
+    assert 5 <= number < 7
+    rest = queue.page("main", f"sortBy=id&limit=1000&cursor={cursor}")
+    more = queue.page("main", f"sortBy=id&limit=1000&cursor={cursor}&page=2")
+    seen += [message["id"] for page in (rest, more) for message in page["messages"]]
+    assert len(set(seen)) == len(seen) == 7_000
+    assert not rest["pagination"]["is_partial"]
+
+
+def test_pages_in_an_order_of_their_own_each_lead_to_the_next(queue: Queue) -> None:
+    queue.post("/queue/batch", [{"type": "a", "priority": number % 10} for number in range(100)])
+    for query in ("sortBy=priority", "sortBy=priority&sortOrder=asc", "sortOrder=asc"):
+        seen: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = queue.page("main", f"{query}&limit=30&cursor={cursor}")
+            seen += [message["id"] for message in page["messages"]]
+            assert not page["pagination"]["is_partial"]
+            cursor = page["pagination"]["cursor"]
+        assert seen == queue.ids("main", f"{query}&limit=1000")
+        assert len(set(seen)) == 100
+
+
+# Counting
+
+
+def test_what_matches_is_counted_over_everything(queue: Queue) -> None:
+    queue.dead(type="b")
+    for _ in range(3):
+        queue.post("/queue/batch", [{"type": "a" if n % 4 else "b", "priority": n % 10} for n in range(1_000)])
+    for place, query, expected in (
+        ("main", "", 3_000),
+        ("main", "filterType=b", 750),
+        ("main", "filterPriority=2&filterType=b", 150),
+        ("main", "search=nowhere", 0),
+        ("dead", "filterAttempts=1", 1),
+        ("acknowledged", "", 0),
+    ):
+        found = queue.get(f"/queue/{place}/count?{query}")
+        assert (found.status, found.body["count"], found.body["is_complete"]) == (200, expected, True)
+        assert abs(found.body["server_time"] - time.time()) < 5
+
+
+def test_a_bad_count_is_refused_with_the_field(queue: Queue) -> None:
+    for path, status, field in (
+        ("/queue/mine/count", 404, "queueType"),
+        ("/queue/main/count?filterPriority=x", 422, "filterPriority"),
+        ("/queue/dead/count?startDate=soon", 422, "startDate"),
+    ):
+        answer = queue.get(path)
+        assert (answer.status, answer.body["field"]) == (status, field)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +227,9 @@ def test_a_bad_parameter_is_422_with_its_name(place: str, query: str, field: str
 
 
 @pytest.mark.parametrize("place", ["main", "processing", "dead"])
-@pytest.mark.parametrize("cursor", ["0", "999999999", "0-0/0", "99999999999999999999-99999999999999999999/999"])
+@pytest.mark.parametrize(
+    "cursor", ["0", "999999999", "0-0/0", f"{'9' * 20}-{'9' * 20}/999", f"1-{'9' * 20}/0", f"{'9' * 20}-0/0"]
+)
 def test_any_cursor_is_answered(place: str, cursor: str, queue: Queue) -> None:
     queue.dead()
     queue.add()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -15,14 +16,22 @@ from pymongo import MongoClient, monitoring
 from real_servers import Servers
 from rooms import T0
 
-from models import database, job
+from models import database, job, job_pages
 from models.database import Document
 from models.job import State
+from models.job_pages import Asked
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.per_process import PerProcess
 
 NAMES, EXECUTING, DUE, PAGE = 20, 5, 12, 32
 STATES = [State.SUCCESS] * 6 + [State.PENDING] * 3 + [State.FAILURE, State.CANCELED]
+
+
+@pytest.fixture(autouse=True)
+def emptied(clean: Servers) -> Iterator[None]:
+    """Drop what a test stored: to delete it, document by document, takes the next one long."""
+    yield
+    job.jobs().drop()
 
 
 def fill(count: int) -> Iterator[Document]:
@@ -147,7 +156,25 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         assert len(recorder.sent) == 2
 
 
-@pytest.mark.usefixtures("clean")
+def test_a_page_reads_itself_whatever_is_asked_for(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = fill(60_000)
+    while some := list(islice(documents, 20_000)):
+        job.jobs().insert_many(some, ordered=False)
+    middle = job_pages.Place(id=ObjectId(), value=None)
+    with recorded(servers, monkeypatch) as recorder:
+        for by in ("_id", *job.SORTED_BY):
+            value = {"_id": None, "due": T0 + hours(1), "updated": T0}.get(by, 1)
+            for name, state in product((None, "n03"), (None, State.SUCCESS, State.EXECUTING)):
+                for after, is_descending in product((None, replace(middle, value=value)), (True, False)):
+                    asked = Asked(name=name, state=state, by=by, is_descending=is_descending, after=after)
+                    job_pages.page(asked, limit=PAGE)
+                    while recorder.sent:
+                        stages, keys, read, _ = explained(recorder.sent.pop()[1])
+                        assert not stages & {"COLLSCAN", "SORT"}, asked
+                        assert read <= PAGE + 2 + len(State), asked
+                        assert keys <= PAGE + 30, asked
+
+
 def test_dispatch_and_runs_read_what_they_need_and_nothing_else(
     servers: Servers, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +183,6 @@ def test_dispatch_and_runs_read_what_they_need_and_nothing_else(
 
 @pytest.mark.stress
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("clean")
 def test_dispatch_and_runs_read_no_more_among_a_million(
     servers: Servers, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,11 @@ from fastapi.responses import JSONResponse
 
 from queue_manager.dashboard.access import operator, viewer
 from queue_manager.dashboard.errors import answer
-from queue_manager.dashboard.jobs import acting, looking
+from queue_manager.dashboard.jobs import acting, events, looking
+from queue_manager.dashboard.jobs.feed import Feed
 from services.job_queues import InvalidJob, NotTheOnly, UnknownJob, WrongState, registry
 
-__all__ = ["install"]
+__all__ = ["Feed", "install"]
 
 STATUSES: dict[type[Exception], tuple[HTTPStatus, str]] = {
     InvalidJob: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
@@ -25,12 +26,13 @@ STATUSES: dict[type[Exception], tuple[HTTPStatus, str]] = {
 }
 
 
-def install(api: FastAPI) -> None:
+def install(api: FastAPI, feed: Feed) -> None:
     """Add the routes. Raises `ConfigurationError`: a module of `JOBS_IMPORTS` cannot be imported."""
     registry.load()
+    api.state.job_feed = feed
     for kind in STATUSES:
         api.add_exception_handler(kind, _refuse)
-    for part, rule in ((looking, viewer), (acting, operator)):
+    for part, rule in ((events, viewer), (looking, viewer), (acting, operator)):
         api.include_router(part.router, prefix="/api", dependencies=[rule])
 
 

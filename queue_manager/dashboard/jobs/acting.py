@@ -27,6 +27,8 @@ from queue_manager.dashboard.jobs.given import (
 from queue_manager.dashboard.servers import mongodb
 from services.job_queues import as_json, jobs
 
+AT_ONCE = 5_000  # jobs deleted in one question to the server, which takes less than its patience
+
 log = get_logger("QM/jobs")
 JOB = thing(
     "name",
@@ -80,8 +82,11 @@ def clear(body: Body) -> JSONResponse:
     """Delete the jobs in some states, of one name or of all."""
     given = members(body, "states", "name")
     states = names_of(given, "states")
-    with mongodb(), naming(state="states"):
-        deleted = jobs.clear(states, given.get("name"))
+    deleted, some = 0, AT_ONCE
+    while some == AT_ONCE:
+        with mongodb(), naming(state="states"):
+            some = jobs.clear(states, given.get("name"), most=AT_ONCE)
+        deleted += some
     log.info("Jobs deleted by hand", states=", ".join(states), name=given.get("name"), jobs=deleted)
     return JSONResponse({"deleted": deleted})
 

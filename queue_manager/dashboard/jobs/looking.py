@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
 from models.database import server_now
 from queue_manager.core.clock import to_iso
-from queue_manager.dashboard.jobs.given import naming
 from queue_manager.dashboard.servers import mongodb
 from services.job_queues import as_json, jobs
+from services.job_queues.paging import BY_ID
 
 USUAL_PAGE, LARGEST_PAGE = 50, 200
+
+Text = Annotated[str | None, Query()]
 
 router = APIRouter()
 
 
 @router.get("/jobs")
 def page(
-    name: Annotated[str | None, Query()] = None,
-    state: Annotated[str | None, Query()] = None,
-    before: Annotated[str | None, Query()] = None,
+    name: Text = None,
+    state: Text = None,
+    search: Text = None,
+    sort: Text = None,
+    order: Annotated[Literal["asc", "desc", ""], Query()] = "",
+    before: Text = None,
     limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = USUAL_PAGE,
 ) -> JSONResponse:
-    """List jobs, the newest first. `cursor` is the next page's `before`; null on the last."""
-    with mongodb(), naming(id="before"):
-        found = jobs.list(name=name or None, state=state or None, before=before or None, limit=limit + 1)
+    """List jobs, the newest first unless it is asked otherwise.
+
+    `search` looks into the arguments, the name and the last error. `sort` is created, due, updated, priority or
+    attempts. `cursor` is the next page's `before`; null on the last. With `is_partial` a search
+    stopped before the page was full, and goes on at the cursor.
+    """
+    asked: dict[str, Any] = {
+        "name": name or None,
+        "state": state or None,
+        "search": search or None,
+        "sort": sort or BY_ID,
+        "is_descending": order != "asc",
+    }
+    with mongodb():
+        found = jobs.page(**asked, before=before or None, limit=limit)
         now = server_now()
-    shown = [as_json(job) for job in found[:limit]]
     return _answer(
-        {"jobs": shown, "cursor": shown[-1]["_id"] if len(found) > limit else None, "server_time": to_iso(now)}
+        {
+            "jobs": [as_json(job) for job in found.jobs],
+            "cursor": found.cursor,
+            "is_partial": found.is_partial,
+            "server_time": to_iso(now),
+        }
     )
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.queue.feed import Feed
 from queue_manager.dashboard.queue.sweeping import Sweeping
-from services.message_queue import server_url
+from services.message_queue import contents, server_url
 
 
 class Beside:
@@ -25,7 +25,7 @@ class Beside:
     def __init__(self, ending: asyncio.Event) -> None:
         self._ending = ending
         self._stack = AsyncExitStack()
-        self.feed = Feed(server_url(), f"{settings().queue_name}:events")
+        self.feed = Feed(server_url(), f"{settings().queue_name}:events", contents())
 
     async def __aenter__(self) -> Beside:
         self.end = asyncio.create_task(self._end_of_process())

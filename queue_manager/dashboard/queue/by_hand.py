@@ -79,17 +79,22 @@ def move(body: bodies.OfMany) -> dict[str, Any]:
 
 @router.post("/queue/replay", openapi_extra=body(thing(messageIds=IDS, filter=FILTER_FORM)))
 def replay(body: bodies.OfMany) -> dict[str, Any]:
-    """Replay the dead letters that are named, or up to 1,000 that match a filter, the newest first."""
+    """Replay the dead letters that are named, or all that match a filter and are there by now, the oldest first.
+
+    Those of a filter are given each a result if they are 1,000 at most. What takes longer than about 10 s is left for
+    the next request: then `is_complete` is false.
+    """
     raw = bodies.object_of(body)
     bodies.refuse_others(raw, "messageIds", "filter")
     given = bodies.values_of(raw, "messageIds", "filter")
     if (given["messageIds"] is None) == (given["filter"] is None):
         raise InvalidMessage("messageIds", "either messageIds or filter")
     if given["filter"] is None:
-        outcomes = contents().replay(_ids(given["messageIds"], "messageIds"))
-    else:
-        outcomes = contents().replay_matching(_filter(given["filter"]))
-    return _told("moved", "MOVED", outcomes)
+        return _told("moved", "MOVED", contents().replay(_ids(given["messageIds"], "messageIds")))
+    replayed = contents().replay_matching(_filter(given["filter"]))
+    if replayed.outcomes is not None:
+        return _told("moved", "MOVED", replayed.outcomes) | {"is_complete": replayed.is_complete}
+    return _said("moved", replayed.moved, replayed.failed) | {"is_complete": replayed.is_complete}
 
 
 @router.delete("/queue/clear")
@@ -131,10 +136,10 @@ def _filter(given: Any) -> Filter:
 
 def _told(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, Any]:
     done = sum(outcome == success for outcome in outcomes.values())
-    log.info("Messages changed by hand", done=verb, messages=done, of=len(outcomes))
-    return {
-        "message": f"{done} of {len(outcomes)} messages {verb}",
-        verb: done,
-        "failed": len(outcomes) - done,
-        "results": [{"id": id, "result": outcome} for id, outcome in outcomes.items()],
-    }
+    results = [{"id": id, "result": outcome} for id, outcome in outcomes.items()]
+    return _said(verb, done, len(outcomes) - done) | {"results": results}
+
+
+def _said(verb: str, done: int, failed: int) -> dict[str, Any]:
+    log.info("Messages changed by hand", done=verb, messages=done, of=done + failed)
+    return {"message": f"{done} of {done + failed} messages {verb}", verb: done, "failed": failed}

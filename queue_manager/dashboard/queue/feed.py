@@ -1,14 +1,13 @@
 """The queue's events, read once for the whole process and passed on to all who listen here.
 
-Guarantee: a listener gets every event after the one it begins with, in order, once; also over outages of the server,
-which keeps about 10,000 events. One that does not keep up is ended, so that it delays nobody and its buffer is bounded.
+Guarantee: that of `streams`, also over outages of the server, which keeps about 10,000 events.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -21,14 +20,15 @@ from redis.exceptions import RedisError, ResponseError
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import masked
-from queue_manager.dashboard.access.watch import ending
-from services.message_queue import InvalidMessage, QueueUnavailable
+from queue_manager.dashboard import streams
+from queue_manager.dashboard.queue.rows import with_rows
+from services.message_queue import Contents, InvalidMessage, QueueUnavailable
 
 BLOCK = 2.0  # seconds that one XREAD waits
 PAUSE = 0.5  # seconds between two tries
 PATIENCE = 2.0  # seconds that a listener waits for the reader's first connection
 AT_ONCE = 500  # events
-LARGEST_BUFFER = 4 * 1024 * 1024  # bytes that wait for one listener
+NAME = "queue-update"
 OPTIONS: dict[str, Any] = {
     "socket_timeout": BLOCK + 3,
     "socket_connect_timeout": 2,
@@ -44,60 +44,24 @@ LARGEST_PART = 2**64 - 1
 log = get_logger("QM/queue-events")
 
 
-@dataclass(frozen=True)
-class Event:
-    position: Position
-    text: bytes
-    """JSON, as the queue wrote it."""
+Event = streams.Event[Position]
+Beginning = streams.Beginning[Position]
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """The position after which a listener begins. `is_gap`: what it asked for is not kept (any more)."""
+class Feed(streams.Feed[Position]):
+    """The one reader of the events of one queue. It runs while it is entered, and reconnects by itself.
 
-    after: Position
-    is_gap: bool = False
+    `contents` tells what events are about, once for all who watch them.
+    """
 
+    outages = (RedisError, OSError)
 
-class Listener:
-    """The events that wait for one who listens."""
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-        self._size = 0
-        self._news = asyncio.Event()
-        self.is_over = False
-
-    def offer(self, events: Sequence[Event]) -> None:
-        self._events += events
-        self._size += sum(len(event.text) for event in events)
-        self._news.set()
-        if self._size > LARGEST_BUFFER:
-            self.end()
-
-    def end(self) -> None:
-        self.is_over = True
-        self._events, self._size = [], 0
-        self._news.set()
-
-    async def next(self) -> list[Event]:
-        """Return what has come, or wait for it; nothing when the listener was ended."""
-        while not self._events and not self.is_over:
-            self._news.clear()
-            await self._news.wait()
-        events, self._events, self._size = self._events, [], 0
-        return events
-
-
-class Feed:
-    """The one reader of the events of one queue. It runs while it is entered, and reconnects by itself."""
-
-    def __init__(self, url: str, stream: str) -> None:
-        self._url, self._stream = url, stream
-        self._listeners: set[Listener] = set()
+    def __init__(self, url: str, stream: str, contents: Contents) -> None:
+        super().__init__()
+        self._url, self._stream, self._contents = url, stream, contents
         self._position: Position | None = None
         self._has_position = asyncio.Event()
-        self._is_ending = self._is_away = False
+        self._is_away = False
 
     async def __aenter__(self) -> Feed:
         self._client = Redis.from_url(self._url, **OPTIONS)
@@ -112,23 +76,6 @@ class Feed:
             await self._reader
         await self._client.aclose()
 
-    def end_listeners(self) -> None:
-        """End all who listen, now and from now on."""
-        self._is_ending = True
-        self._let_go()
-
-    @contextmanager
-    def listening(self) -> Iterator[Listener]:
-        """Give what hears every event that the reader reads from this moment on."""
-        listener = Listener()
-        self._listeners.add(listener)
-        if self._is_ending:
-            listener.end()
-        try:
-            yield listener
-        finally:
-            self._listeners.discard(listener)
-
     async def beginning(self, last: Position | None) -> Beginning:
         """Return where to begin for one who has seen everything up to `last`, or wants what comes from now on.
 
@@ -139,39 +86,18 @@ class Feed:
         if self._position is None:
             raise QueueUnavailable("The queue's server does not answer, so there are no events yet")
         if last is None:
-            return Beginning(after=self._position)
+            return _begins(self._position)
         try:
             return _beginning(last, await _kept(self._client, self._stream))
         except (RedisError, OSError) as error:
             raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error
 
-    async def since(self, after: Position, is_over: Callable[[], bool]) -> AsyncIterator[Event]:
-        """Give every event after a position, each once.
-
-        It ends when the listener cannot keep up, the server goes away, or soon after `is_over`.
-        """
-        with self.listening() as listener:
-            async with ending(listener.end, when=is_over):
-                async for event in self._heard(after, listener):
-                    yield event
-
-    async def _heard(self, after: Position, listener: Listener) -> AsyncIterator[Event]:
-        with suppress(RedisError, OSError):  # who listened resumes where it was
-            async for event in self._history(after):
-                after = event.position
-                yield event
-            while events := await listener.next():
-                for event in events:
-                    if event.position > after:
-                        after = event.position
-                        yield event
-
-    async def _history(self, after: Position) -> AsyncIterator[Event]:
+    async def _history(self, after: Position) -> AsyncGenerator[list[Event], None]:
         while True:
             entries: Any = await self._client.xrange(self._stream, min=f"({written(after)}", count=AT_ONCE)
-            for event in map(_event, entries):
-                after = event.position
-                yield event
+            if events := [_event(entry) for entry in entries]:
+                after = events[-1].position
+                yield events
             if len(entries) < AT_ONCE:
                 return
 
@@ -198,9 +124,10 @@ class Feed:
             answer: Any = await client.xread({self._stream: written(position)}, count=AT_ONCE, block=int(BLOCK * 1000))
             for _, entries in answer or []:
                 events = [_event(entry) for entry in entries]
+                if self.is_watched:
+                    events = await asyncio.to_thread(with_rows, events, self._contents)
                 self._position = position = events[-1].position
-                for listener in list(self._listeners):
-                    listener.offer(events)
+                self._pass_on(events)
 
     async def _resume(self, client: Redis) -> Position:
         """Return where to read on. A server that came back with less than it had ends all listeners."""
@@ -211,10 +138,6 @@ class Feed:
             self._position = end
         self._has_position.set()
         return self._position
-
-    def _let_go(self) -> None:
-        for listener in self._listeners:
-            listener.end()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,11 +164,15 @@ async def _kept(client: Redis, stream: str) -> _Kept:
 
 def _beginning(last: Position, kept: _Kept) -> Beginning:
     if last > kept.end:  # of a server that has lost its data since
-        return Beginning(after=kept.end, is_gap=True)
+        return _begins(kept.end, is_gap=True)
     is_older = kept.first is not None and last < kept.first
     if is_older and (kept.is_cut or last > START):
-        return Beginning(after=START, is_gap=True)
-    return Beginning(after=last)
+        return _begins(START, is_gap=True)
+    return _begins(last)
+
+
+def _begins(after: Position, *, is_gap: bool = False) -> Beginning:
+    return Beginning(after, written(after), is_gap)
 
 
 def checked_position(text: str, field: str) -> Position:
@@ -269,4 +196,4 @@ def written(at: Position) -> str:
 
 def _event(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:
     id, fields = entry
-    return Event(position(id), fields.get(b"event", b"{}"))
+    return Event(position(id), id.decode(), NAME, fields.get(b"event", b"{}"))

@@ -1,4 +1,4 @@
-"""`GET /api/queue/{queueType}/messages`: a page of the messages in one place."""
+"""`GET /api/queue/{queueType}/messages` and `/count`: a page of the messages in one place, and how many match."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from queue_manager.dashboard.queue.places import named_place
 from queue_manager.dashboard.queue.queries import Text, Whole, moment
 from services.message_queue import Counts, Filter, InvalidMessage, Page, Place, contents
 from services.message_queue.contents import LARGEST_PAGE, SORTABLE
+from services.message_queue.looking import has_order
 from services.message_queue.messages import LONGEST_TYPE, checked_text, checked_whole
 
 USUAL_PAGE = 50
 LONGEST_SEARCH = 1_024
 MOST = 10**9  # of a page's number, a priority, a number of attempts
-STREAM_ORDER = None
-HOP = 5_000  # entries that one step to a page far behind skips, since everybody else waits meanwhile
 NOTHING = Page(messages=[], cursor=None, matched=0, is_partial=False)
 FIELDS = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORTABLE}
 FIELDS |= {name: name for name in SORTABLE}
@@ -94,23 +93,23 @@ def _asked(
 ) -> Asked:
     if sort_by is not None and sort_by not in FIELDS:
         raise InvalidMessage("sortBy", ", ".join(FIELDS))
-    ascending = sort_order == "asc"
     return Asked(
         page=checked_whole(page if page is not None else 1, "page", least=1, most=MOST),
         limit=checked_whole(limit if limit is not None else USUAL_PAGE, "limit", least=1, most=LARGEST_PAGE),
         cursor=cursor,
-        sort_by=FIELDS[sort_by] if sort_by else "created_at" if ascending else STREAM_ORDER,
-        ascending=ascending,
+        sort_by=FIELDS[sort_by] if sort_by else None,
+        ascending=sort_order == "asc",
         wanted=wanted,
     )
 
 
 @router.get("/queue/{queueType}/messages")
 def messages(place: Annotated[Place, Depends(named_place)], asked: Annotated[Asked, Depends(_asked)]) -> Response:
-    """Give one page, the newest first unless it is asked otherwise.
+    """Give one page, the newest first unless it is asked otherwise; what is processed by deadline, the latest first.
 
-    With a filter or a field to sort by, 5,000 entries are looked at; `cursor`, given once they are all shown, goes on
-    behind them. `is_partial` says that `total` counts only what was found so far.
+    With a filter it looks for about 80 ms; sorted by a field by which entries have no order, it sorts the nearest
+    5,000, and `cursor`, given once they are all shown, goes on behind them. `is_partial` says that there is more than
+    was looked at: then `total` counts what was found so far, and `/count` counts all.
     """
     counts = contents().counts()
     found = _read(place, asked, counts)
@@ -119,19 +118,21 @@ def messages(place: Annotated[Place, Depends(named_place)], asked: Annotated[Ask
     return Response(f'{{"messages":[{listed}],{about[1:]}', media_type="application/json")
 
 
+@router.get("/queue/{queueType}/count")
+def count(place: Annotated[Place, Depends(named_place)], wanted: Annotated[Filter, Depends(_filter)]) -> dict[str, Any]:
+    """Count what matches: all of it, unless that takes longer than about 2 s; then `is_complete` is false."""
+    found = contents().count(place, wanted)
+    return {"count": found.count, "is_complete": found.is_complete, "server_time": contents().counts().now}
+
+
 def _read(place: Place, asked: Asked, counts: Counts) -> Page:
     if asked.skip > counts.of(place):  # a page behind the end costs nothing
         return NOTHING
-    skip, cursor = asked.skip, asked.cursor
-    while skip > HOP and asked.sort_by is STREAM_ORDER and not asked.is_filtered:
-        cursor, skip = contents().list(place, limit=1, skip=HOP - 1, cursor=cursor).cursor, skip - HOP
-        if cursor is None:
-            return NOTHING
     return contents().list(
         place,
         limit=asked.limit,
-        skip=skip,
-        cursor=cursor,
+        skip=asked.skip,
+        cursor=asked.cursor,
         wanted=asked.wanted,
         sort_by=asked.sort_by,
         ascending=asked.ascending,
@@ -141,7 +142,7 @@ def _read(place: Place, asked: Asked, counts: Counts) -> Page:
 def _pagination(place: Place, asked: Asked, found: Page, counts: Counts) -> dict[str, Any]:
     total = found.matched if asked.is_filtered else counts.of(place)
     # Sorting is within what was looked at: its cursor leads behind all of that, so the pages before come first.
-    is_shown = asked.sort_by is STREAM_ORDER or asked.skip + asked.limit >= found.matched
+    is_shown = has_order(place, asked.sort_by) or asked.skip + asked.limit >= found.matched
     return {
         "page": asked.page,
         "limit": asked.limit,

@@ -341,7 +341,11 @@ class QueueMachine(RuleBasedStateMachine):
             id = json.loads(members(text)["id"])
             expected, record = self.model.messages[id], records[id]
             end = text.partition(f'"payload":{expected.payload}')[2]
-            assert end == "}" if "added" not in record else end.startswith(',"') and len(end) == record["added"] + 1
+            if "added" in record:
+                assert end.startswith(',"')
+                assert len(end.encode()) == record["added"] + 1
+            else:
+                assert end == "}"
             assert (record["stream"], record["sid"]) == (stream, sid.decode())
             self.compare_record(record, expected)
             entries.append((sid.decode(), id))

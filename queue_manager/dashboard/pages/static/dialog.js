@@ -9,7 +9,7 @@ function open(...content) {
   dialog.addEventListener("close", () => {
     dialog.remove();
     if (from?.isConnected) from.focus();
-    else byId("main").focus();
+    if (document.activeElement !== from) byId("main").focus(); // it is gone, or hidden by now
   });
   document.body.append(dialog);
   dialog.showModal();

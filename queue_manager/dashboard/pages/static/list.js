@@ -6,10 +6,11 @@ import { number } from "./clock.js";
 
 const TYPING = 250; // ms without a key, until a filter counts
 const AGAIN = 250; // ms between two readings, however much happens
+const FILL = 1000; // ms, and up to as many more, so that not all open pages ask at once
 
 export class List {
-  // `on` has: load(values, options) → {rows, cursor, total?, isPartial?}, id(row), cells(row) → td elements, and maybe
-  // picked(ids), which hears what is picked.
+  // `on` has: load(values, options) → {rows, cursor, total?, isPartial?}, id(row), cells(row) → td elements, and
+  // size, the rows of a page, if rows are put into it.
   constructor(on) {
     this.on = on;
     this.form = byId("filter");
@@ -117,10 +118,11 @@ export class List {
   }
 
   async read(reading) {
-    this.isStale = false;
+    this.isStale = this.isAhead = false;
     try {
       const page = await this.on.load(this.values, { signal: reading.controller.signal });
       if (this.reading === reading) this.show(page);
+      if (this.isAhead) this.isStale = true; // what was read may be older than what events said meanwhile
     } catch (error) {
       if (error.name === "AbortError") return;
       this.fail(error);
@@ -147,12 +149,13 @@ export class List {
     this.isPartial = isPartial;
     const body = byId("rows");
     const old = this.shown;
+    const ids = new Set(rows.map(this.on.id));
+    for (const [id, { tr }] of old) if (!ids.has(id)) tr.remove(); // first: a row that is moved would lose the focus
     this.shown = new Map();
     rows.forEach((row, index) => {
       const tr = this.rowOf(row, old);
       if (body.children[index] !== tr) body.insertBefore(tr, body.children[index] ?? null);
     });
-    while (body.children.length > rows.length) body.lastChild.remove();
     this.showWhere();
   }
 
@@ -169,7 +172,7 @@ export class List {
     const isSame = known?.said === said;
     const tr = isSame ? known.tr : this.make(id, row);
     if (!known && old.size) tr.className = "new";
-    if (known && !isSame) keepFocus(known.tr, tr);
+    if (known && !isSame) replace(known.tr, tr);
     this.shown.set(id, { tr, said, row });
     return tr;
   }
@@ -184,18 +187,39 @@ export class List {
 
   // Show a row as it is known to be now, before the list is read again.
   change(row) {
-    const known = this.shown.get(this.on.id(row));
-    const tr = known && this.rowOf(row, this.shown);
-    if (tr !== known?.tr) known.tr.replaceWith(tr);
+    if (this.shown.has(this.on.id(row))) this.rowOf(row, this.shown);
+  }
+
+  // Show a row that has come to the top of the list, or has changed. Only for a list in its usual order.
+  put(row) {
+    this.isAhead = true;
+    if (this.shown.has(this.on.id(row))) return this.change(row);
+    byId("rows").prepend(this.rowOf(row, this.shown));
+    if (this.total !== undefined) this.total += 1;
+    const last = byId("rows").lastChild;
+    if (this.shown.size > this.on.size) this.shown.delete(last.dataset.id), last.remove();
+    this.showWhere();
+  }
+
+  // Whether the newest are shown, in their usual order, whatever they are.
+  get isUsual() {
+    return location.search === "";
   }
 
   // Take out rows that are known to be gone, before they are read again.
   remove(ids) {
+    this.isAhead = true;
     for (const id of ids) {
       this.shown.get(id)?.tr.remove();
       if (this.shown.delete(id) && this.total) this.total -= 1;
     }
     this.showWhere();
+  }
+
+  // Read again before long, if rows that went away have left room for others.
+  fill() {
+    if (this.shown.size >= Math.min(this.total ?? 0, this.on.size)) return;
+    this.filling ??= setTimeout(() => ((this.filling = undefined), this.refresh()), FILL + Math.random() * FILL);
   }
 
   // A hidden field of the form is a place, which an emptied filter keeps.
@@ -239,16 +263,18 @@ export class List {
     if (!all) return;
     all.checked = this.shown.size > 0 && this.picked.size === this.shown.size;
     all.indeterminate = this.picked.size > 0 && !all.checked;
+    if (!this.picked.size && byId("picked").contains(document.activeElement)) byId("main").focus(); // what has it goes away
     byId("picked").hidden = this.picked.size === 0;
     byId("picked-count").textContent = `${number(this.picked.size)} selected`;
   }
 }
 
 // A row that changed is made anew: whoever is in it by keyboard stays there.
-function keepFocus(before, after) {
-  if (!before.contains(document.activeElement)) return;
-  const index = [...before.querySelectorAll("button, a, input")].indexOf(document.activeElement);
-  setTimeout(() => after.querySelectorAll("button, a, input")[index]?.focus());
+function replace(before, after) {
+  const controls = "button, a, input";
+  const index = [...before.querySelectorAll(controls)].indexOf(document.activeElement);
+  before.replaceWith(after);
+  after.querySelectorAll(controls)[index]?.focus();
 }
 
 // Fill `body` with a row that `make` makes for each of `all`; those that say the same as before stay.
@@ -259,8 +285,7 @@ export function fill(body, all, make) {
     if (old?.said === said) return;
     const tr = Object.assign(make(one), { said });
     if (!old) return body.append(tr);
-    keepFocus(old, tr);
-    old.replaceWith(tr);
+    replace(old, tr);
   });
   while (body.children.length > all.length) body.lastChild.remove();
 }

@@ -38,11 +38,6 @@ function exactly(text) {
   return answer;
 }
 
-async function count() {
-  const counts = await get("/queue/status");
-  for (const shown of document.querySelectorAll("[data-count]")) shown.textContent = number(counts[shown.dataset.count]);
-}
-
 // Showing
 
 const timeoutOf = (message) => message.custom_ack_timeout ?? config?.ack_timeout_seconds;
@@ -205,32 +200,33 @@ function done(answer) {
 
 // Living
 
-const LEAVING = {
-  main: ["dequeue", "move_to_dlq"],
-  processing: ["acknowledge", "nack", "requeue", "move_to_dlq"],
-  dead: [],
-  acknowledged: [],
-  archived: [],
-};
-
-function happened({ type, payload }) {
-  const gone = [...(payload.ids ?? []), ...(payload.dlq_ids ?? [])];
-  if (type === "delete" || LEAVING[place].includes(type)) list.remove(gone);
-  list.refresh();
-  recount();
+// An event has the messages it is about, where they are few, and how many are where.
+function happened({ payload, messages, counts }) {
+  if (counts) showCounts(counts);
+  if (!messages) return list.refresh();
+  const here = messages.filter((message) => message.place === place);
+  const staying = new Set(here.map((message) => message.id));
+  list.remove([...(payload.ids ?? []), ...(payload.dlq_ids ?? [])].filter((id) => !staying.has(id)));
+  if (!list.isUsual) return list.refresh();
+  for (const message of here) list.put(message);
+  list.fill();
 }
 
-let counting;
-function recount() {
-  counting ??= setTimeout(() => {
-    counting = undefined;
-    count().catch(() => {}); // the list says what is wrong
-  }, 300);
+async function count() {
+  try {
+    showCounts(await get("/queue/status"));
+  } catch {
+    setTimeout(count, 2000); // the list says what is wrong
+  }
+}
+
+function showCounts(counts) {
+  for (const shown of document.querySelectorAll("[data-count]")) shown.textContent = number(counts[shown.dataset.count]);
 }
 
 function begin() {
-  list = new List({ load, cells, id: (message) => message.id });
-  new Events("/queue/events", ["queue-update"], { event: happened, again: () => (list.refresh(), recount()) });
+  list = new List({ load, cells, id: (message) => message.id, size: PAGE });
+  new Events("/queue/events", ["queue-update"], { event: happened, again: () => (list.refresh(), count()) });
   for (const [id, act] of [["create", create], ["clear", clear], ["replay-all", replayAll]]) byId(id)?.addEventListener("click", act);
   for (const [id, act] of [["replay", replay], ["move", move], ["delete", remove]]) byId(id)?.addEventListener("click", () => act([...list.picked]));
   configure();

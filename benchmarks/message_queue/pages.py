@@ -1,0 +1,217 @@
+"""First pages of a place with 100,000 messages, as a browser asks for them: lists, filters, sorting and searches."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection
+from itertools import islice
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import redis
+
+from benchmarks.harness import Bench, Figure, Result, Way, WrongResult, expect
+from benchmarks.message_queue.queues import LEVELS, Queue, connect, server_clock
+from queue_manager.core.settings import settings
+from queue_manager.devstack.children import spawn
+from queue_manager.devstack.ports import LOOPBACK, free_port, is_answering
+from services.message_queue import Contents, NewMessage, Place, server_url
+from services.message_queue.messages import Bounds
+from services.message_queue.scripts import Scripts
+
+MESSAGES = 100_000
+TYPES = 7
+AT_ONCE = 500
+PAGE = 50
+REQUESTS = 10  # of one way in one round
+ONE_HOUR = 3600
+STARTS_WITHIN = 30.0  # seconds
+SLOW_MICROSECONDS = 100  # scripts that take longer are asked for their time
+WEB = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is asked for, which messages that are, and by what they are sorted, descending unless it says otherwise."""
+
+    name: str
+    query: str
+    is_meant: Callable[[Message], bool] = lambda message: True
+    sorted_by: str | None = None
+    ascending: bool = False
+    found: int = PAGE
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a round of requests brought."""
+
+    pages: list[list[Message]]
+    seconds: list[float]
+    longest_script: float
+    """Milliseconds of the server."""
+
+    def percentile(self, percent: int) -> float:
+        return quantiles(self.seconds, n=100, method="inclusive")[percent - 1] * 1e3
+
+
+def main(bench: Bench) -> Result:
+    return _run(bench, "main")
+
+
+def processing(bench: Bench) -> Result:
+    return _run(bench, "processing")
+
+
+def dead(bench: Bench) -> Result:
+    return _run(bench, "dead")
+
+
+def _run(bench: Bench, place: Place) -> Result:
+    count = bench.sized(MESSAGES)
+    queue = Queue(settings().queue_name, connect())
+    queue.client.flushall()
+    _fill(queue, place, count)
+    queue.client.config_set("slowlog-log-slower-than", SLOW_MICROSECONDS)
+    queue.client.config_set("slowlog-max-len", 10_000)
+    with _web() as port:
+        browser = _Browser(port, place, queue.client)
+        return bench.compare(
+            f"message queue, pages of {place}",
+            f"{count:,} messages of {LEVELS} priorities and {TYPES} types, in {place}; "
+            f"{REQUESTS} requests a round over HTTP, one after the other",
+            [
+                Way(name=look.name, run=partial(browser.ask, look), check=partial(_check, look))
+                for look in _looks(place, count)
+            ],
+            figures=[
+                Figure(heading="p95, ms", of=lambda run: run.result.percentile(95)),
+                Figure(heading="p50, ms", of=lambda run: run.result.percentile(50)),
+                Figure(heading="most, ms", of=lambda run: max(run.result.seconds) * 1e3),
+                Figure(heading="server ms each", of=lambda run: run.server_seconds / REQUESTS * 1e3),
+                Figure(heading="longest script, ms", of=lambda run: run.result.longest_script),
+            ],
+            compared="times a list",
+            server_clock=partial(server_clock, queue.client),
+            notes=[
+                f"A page has {PAGE} messages. A search that finds nothing ends after about 80 ms and says that it is",
+                "partial; what is sorted by a field by which entries have no order is sorted among 5,000.",
+            ],
+        )
+
+
+def _looks(place: Place, count: int) -> Iterator[Look]:
+    now = time.time()
+    held = 1 if place == "processing" else 0
+    yield Look("list", "")
+    yield Look("list, the oldest first", "sortOrder=asc")
+    yield Look("filter by type", "filterType=type-3", lambda message: message["type"] == "type-3")
+    yield Look("filter by type, none", "filterType=none", found=0)
+    yield Look("filter by priority", "filterPriority=3", lambda message: message["priority"] == 3)
+    yield Look("filter by attempts", f"filterAttempts={held}", lambda message: message["attempt_count"] == held)
+    yield Look("filter by attempts, none", "filterAttempts=9", found=0)
+    yield Look("filter by date", f"startDate={now - ONE_HOUR}&endDate={now}")
+    yield Look("filter by date, none", "endDate=2001-01-01", found=0)
+    wanted = f"user{count - 7}@"  # among the newest, but the search goes on for more
+    yield Look("search, one", f"search={wanted}", lambda message: wanted in message["payload"]["to"], found=1)
+    yield Look("search, all", "search=WELCOME")
+    yield Look("search, none", "search=nobody", found=0)
+    yield Look("search, none, of a priority", "search=nobody&filterPriority=3", found=0)
+    for field in ("id", "type", "priority", "attempt_count", "created_at", *_own_fields(place)):
+        for order in ("desc", "asc"):
+            query = f"sortBy={field}&sortOrder={order}"
+            yield Look(f"sort by {field}, {order}", query, sorted_by=field, ascending=order == "asc")
+
+
+def _own_fields(place: Place) -> Sequence[str]:
+    own = {"processing": ["processing_started_at", "deadline_at"], "dead": ["failed_at"]}
+    return own.get(place, [])
+
+
+def _check(look: Look, asked: Asked) -> None:
+    for page in asked.pages:
+        expect(f"messages of {look.name}, each once", len({message["id"] for message in page}), look.found)
+        expect(f"messages that {look.name} does not mean", [one for one in page if not look.is_meant(one)], [])
+        if look.sorted_by:
+            values = [message[look.sorted_by] for message in page]
+            expect(f"order of {look.name}", values, sorted(values, reverse=not look.ascending))
+
+
+class _Browser:
+    """Asks a web process for pages, on one connection."""
+
+    def __init__(self, port: int, place: Place, client: redis.Redis) -> None:
+        self._connection = HTTPConnection(LOOPBACK, port, timeout=60)
+        self._path, self._client = f"/api/queue/{place}/messages", client
+
+    def ask(self, look: Look) -> Asked:
+        pages, seconds = [], []
+        self._client.slowlog_reset()
+        for _ in range(REQUESTS):
+            began = time.perf_counter()
+            self._connection.request("GET", f"{self._path}?limit={PAGE}&{look.query}")
+            answer = self._connection.getresponse()
+            text = answer.read()
+            seconds.append(time.perf_counter() - began)
+            expect(f"status of {look.name}", answer.status, 200)
+            pages.append(json.loads(text)["messages"])
+        slow: Any = self._client.slowlog_get(10_000)
+        longest = max((one["duration"] for one in slow if one["command"].startswith(b"EVALSHA")), default=0)
+        return Asked(pages=pages, seconds=seconds, longest_script=longest / 1e3)
+
+
+def _fill(queue: Queue, place: Place, count: int) -> None:
+    rest = _messages(count)
+    people = Contents(
+        Scripts(queue.client, queue=queue.name),
+        bounds=Bounds(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
+    )
+    while batch := list(islice(rest, AT_ONCE)):
+        added = queue.messages.enqueue_batch(batch)
+        if place == "dead":
+            people.move([one.id for one in added], to="dead", reason="no such user")
+        elif place == "processing":
+            for _ in added:
+                queue.messages.take()
+    expect(f"messages in {place}", people.counts().of(place), count)
+
+
+def _messages(count: int) -> Iterator[NewMessage]:
+    for number in range(count):
+        yield NewMessage(
+            type=f"type-{number % TYPES}",
+            payload={"to": f"user{number}@example.org", "template": "welcome", "number": number},
+            priority=number * 7 // 3 % LEVELS,
+            ack_timeout=ONE_HOUR,
+            id=f"message-{number}",
+        )
+
+
+@contextmanager
+def _web() -> Iterator[int]:
+    """Start a web process on the benchmark's server; yield its port."""
+    port = free_port()
+    env = {**os.environ, "QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": server_url()}
+    with tempfile.TemporaryFile() as log:
+        child = spawn([*WEB, "--port", str(port)], env=env, cwd=Path.cwd(), stdout=log, stderr=log)
+        try:
+            ends = time.monotonic() + STARTS_WITHIN
+            while not is_answering(port):
+                if child.poll() is not None or time.monotonic() > ends:
+                    log.seek(0)
+                    raise WrongResult(f"no web process: {log.read().decode()[-500:]}")
+                time.sleep(0.05)
+            yield port
+        finally:
+            child.kill()

@@ -1,0 +1,62 @@
+"""What events are about, sent along: looked up once for all pages, which then need not ask.
+
+An event has `"messages"`, those that it is about by now, as in a list and with `"place"`; one that is nowhere any more
+has none. The last of several has `"counts"`, how many are where. Events about many messages, or large ones, have no
+`"messages"`: a page reads its list again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from queue_manager.dashboard import streams
+from services.message_queue import Contents, Place, QueueUnavailable
+from services.message_queue.messages import Message
+from services.message_queue.places import PLACES
+
+MOST = 100  # messages of all events that were read together
+LARGEST = 64 * 1024  # bytes of what is sent along
+
+Event = TypeVar("Event", bound=streams.Event[Any])
+
+
+def with_rows(events: Sequence[Event], contents: Contents) -> list[Event]:
+    """Return the events with their messages and counts, as those are by now."""
+    try:
+        counts = contents.counts()
+        rows = _rows(events, contents)
+    except QueueUnavailable:
+        return list(events)
+    added = [{} if rows is None else {"messages": _listed(event, rows)} for event in events]
+    added[-1]["counts"] = json.dumps({place: counts.of(place) for place in PLACES})
+    return [_with(event, members) for event, members in zip(events, added, strict=True)]
+
+
+def _rows(events: Sequence[Event], contents: Contents) -> dict[str, str] | None:
+    """Return the messages that the events are about, by id; `None`: they are too many, or too large."""
+    ids = list(dict.fromkeys(id for event in events for id in _ids(event)))
+    if len(ids) > MOST:
+        return None
+    rows = {message.id: _written(place, message) for place, message in contents.locate(ids)}
+    return rows if sum(map(len, rows.values())) <= LARGEST else None
+
+
+def _listed(event: Event, rows: Mapping[str, str]) -> str:
+    return f"[{','.join(rows[id] for id in _ids(event) if id in rows)}]"
+
+
+def _ids(event: streams.Event[Any]) -> list[str]:
+    payload = json.loads(event.text).get("payload", {})
+    return [*payload.get("ids", []), *payload.get("dlq_ids", [])]
+
+
+def _written(place: Place, message: Message) -> str:
+    return f'{{"place":"{place}",{message.to_json()[1:]}'
+
+
+def _with(event: Event, members: Mapping[str, str]) -> Event:
+    added = "".join(f',"{name}":{value}' for name, value in members.items())
+    return replace(event, text=f"{event.text.decode()[:-1]}{added}}}".encode())

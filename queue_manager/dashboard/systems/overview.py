@@ -1,0 +1,246 @@
+"""One look at everything: who leads, which workers are online, how each system stands.
+
+Guarantee: it never fails and takes about 3 s at the most. What a server did not tell is null, and `servers` says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from anyio import to_thread
+
+from models import scan_mark, scan_run
+from models.claims import COUNTED
+from models.database import server_now
+from queue_manager.core.clock import hours, to_iso
+from queue_manager.core.errors import AppError, reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.dashboard.access.keys import now as own_now
+from queue_manager.dashboard.servers import mongodb, redis_server
+from queue_manager.dashboard.systems.named import SYSTEMS, System
+from queue_manager.dashboard.systems.remembered import Remembered
+from queue_manager.health import FIGURES, remark_on
+from queue_manager.transport import history, planned, presence
+from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadership
+from services.due_work import Figures
+from services.eligible_agencies import standing
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+PATIENCE = 3.0  # seconds for each of the looks, which run at once
+AGENCIES = "review-requests"
+"""The system whose due items are counted only now and then: it takes long where there are many subscriptions."""
+QUEUE = "overdue-messages"
+"""The system whose figures are on the message queue's own server."""
+FIELDS = {
+    "due": ("due", "pending"),
+    "in_progress": ("in_progress",),
+    "stuck": ("stuck", "overdue"),
+    "failed": ("failed", "cooling_off", "dead"),
+    "lag_seconds": ("lag_seconds",),
+}
+"""What the overview calls a figure, and its names in the systems."""
+
+log = get_logger("QM/overview")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InRedis:
+    leader: Leadership | None
+    workers: list[presence.Worker]
+    last_minute: dict[str, dict[str, int]]
+    next_runs: dict[str, datetime]
+
+
+@dataclass(kw_only=True)
+class InMongoDB:
+    now: datetime
+    last_runs: dict[str, Json | None]
+    errors: dict[str, int]
+    running: set[str]
+    figures: dict[str, Figures] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    """Of systems whose figures could not be read."""
+
+
+async def look() -> Json:
+    """Return the body of `GET /api/overview`. Threads ask at once: a server that hangs holds up no other."""
+    redis, mongo, agencies, queue = await asyncio.gather(
+        _bounded(_redis, "Redis"),
+        _bounded(_mongodb, "MongoDB"),
+        _bounded(_agencies, "MongoDB"),
+        _bounded(_queue, "The queue's server"),
+    )
+    told = mongo if isinstance(mongo, InMongoDB) else None
+    if told is not None:
+        _add(told, agencies, queue)
+    kept = redis if isinstance(redis, InRedis) else None
+    now = told.now if told is not None else own_now()
+    return {
+        "server_time": to_iso(now),
+        "servers": {"mongodb": _why(mongo), "redis": _why(redis)},
+        "leader": None if kept is None else shown_leader(kept.leader),
+        "workers": None if kept is None else [_worker(worker) for worker in kept.workers],
+        "counted_to": COUNTED,
+        "systems": [_system(system, kept, told) for system in SYSTEMS.values()],
+    }
+
+
+async def _bounded(ask: Callable[[], T], server: str) -> T | str:
+    """Return what `ask` does, or why not."""
+    try:
+        # A thread that hangs is left alone, also when the process ends.
+        return await asyncio.wait_for(to_thread.run_sync(ask, abandon_on_cancel=True), PATIENCE)
+    except TimeoutError:
+        return f"{server} did not answer within {PATIENCE:g} s"
+    except AppError as error:
+        return str(error)
+    except Exception as error:
+        log.error("A part of the overview failed", server=server, error=reason(error))
+        return f"{server}: {reason(error)}"
+
+
+def _why(answer: object) -> str | None:
+    return answer if isinstance(answer, str) else None
+
+
+# Asking
+
+
+def _redis() -> InRedis:
+    with redis_server() as client:
+        return InRedis(
+            leader=leadership(client, LEADER_LOCK),
+            workers=presence.online(client),
+            last_minute=history.last_minute(client, counted()),
+            next_runs=planned.next_runs(client, list(SYSTEMS)),
+        )
+
+
+def counted() -> list[str]:
+    return [system.counted_as for system in SYSTEMS.values() if system.counted_as is not None]
+
+
+def _mongodb() -> InMongoDB:
+    with mongodb():
+        now = server_now()
+        told = InMongoDB(
+            now=now,
+            last_runs={name: scan_run.last(system.scan.task) for name, system in SYSTEMS.items()},
+            errors=scan_run.errors(now - hours(24)),
+            running=scan_mark.running(now=now),
+        )
+        for name, system in SYSTEMS.items():
+            if system.is_on and name != QUEUE:
+                _read(name, told)
+        return told
+
+
+def _read(name: str, told: InMongoDB) -> None:
+    try:
+        told.figures[name] = FIGURES[name]()
+    except AppError as error:
+        told.problems[name] = str(error)
+
+
+def _count_agencies() -> dict[str, float]:
+    with mongodb():
+        return standing()
+
+
+_counted_agencies = Remembered(_count_agencies)
+
+
+def _agencies() -> dict[str, float] | None:
+    return _counted_agencies() if SYSTEMS[AGENCIES].is_on else None
+
+
+def _queue() -> Figures | None:
+    return FIGURES[QUEUE]() if SYSTEMS[QUEUE].is_on else None
+
+
+def _add(told: InMongoDB, agencies: dict[str, float] | str | None, queue: Figures | str | None) -> None:
+    if isinstance(agencies, dict) and AGENCIES in told.figures:
+        told.figures[AGENCIES].numbers.update(agencies)
+    if isinstance(queue, str):
+        told.problems[QUEUE] = queue
+    elif queue is not None:
+        told.figures[QUEUE] = queue
+
+
+# Telling
+
+
+def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> Json:
+    numbers = mongo.figures[system.name].numbers if mongo is not None and system.name in mongo.figures else {}
+    return {
+        "name": system.name,
+        "title": system.title,
+        "page": system.page,
+        "is_on": system.is_on,
+        **{field: _first(numbers, names) for field, names in FIELDS.items()},
+        "done_per_minute": _per_minute(system, redis, "done"),
+        "failed_per_minute": _per_minute(system, redis, "failed"),
+        "errors": None if mongo is None else mongo.errors.get(system.scan.task, 0),
+        "last_scan": None if mongo is None else shown_run(mongo.last_runs[system.name]),
+        "next_scan_at": _next_run(system, redis),
+        "is_running": mongo is not None and system.scan.task in mongo.running,
+        "problems": [] if mongo is None else list(_problems(system, mongo)),
+        "numbers": numbers,
+    }
+
+
+def _first(numbers: Mapping[str, float], names: tuple[str, ...]) -> float | None:
+    return next((round(numbers[name], 3) for name in names if name in numbers), None)
+
+
+def _per_minute(system: System, redis: InRedis | None, outcome: str) -> int | None:
+    if redis is None or system.counted_as is None:
+        return None
+    return redis.last_minute[system.counted_as][outcome]
+
+
+def _next_run(system: System, redis: InRedis | None) -> str | None:
+    """Return when it is scanned next; nobody knows while no beat leads."""
+    if redis is None or redis.leader is None or not system.is_on:
+        return None
+    at = redis.next_runs.get(system.name)
+    return None if at is None else to_iso(at)
+
+
+def _problems(system: System, mongo: InMongoDB) -> list[str]:
+    if not system.is_on:
+        return []
+    remark = remark_on(system.scan, mongo.last_runs[system.name], settings(), now=mongo.now)
+    figures = mongo.figures.get(system.name)
+    said = [remark, mongo.problems.get(system.name), *(figures.problems if figures is not None else ())]
+    return [text for text in said if text is not None]
+
+
+def shown_leader(leader: Leadership | None) -> Json | None:
+    if leader is None:
+        return None
+    return {
+        "holder": f"{leader.host}:{leader.pid}",
+        "since": to_iso(leader.since),
+        "lease_left_seconds": round(leader.lease_left.total_seconds(), 1),
+        "epoch": leader.epoch,
+    }
+
+
+def _worker(worker: presence.Worker) -> Json:
+    return {**asdict(worker), "seen_at": to_iso(worker.seen_at)}
+
+
+def shown_run(run: Json | None) -> Json | None:
+    """Return what a scan did, without what it noted besides."""
+    if run is None:
+        return None
+    figures = {name: run.get(name, 0) for name in ("found", "claimed", "enqueued", "errors", "duration_ms")}
+    return {"at": to_iso(run["at"]), **figures} | ({"error": run["error"]} if "error" in run else {})

@@ -1,0 +1,359 @@
+-- Put behind shared.lua in the scripts that look through a place: what is there, in order, slice by slice.
+--
+-- Everybody else waits while a script runs, so one call looks at a bounded number of entries and bytes; where it ended
+-- is where the next call begins. Entries are read in blocks, their records in bulk, and of a record only what was asked
+-- for. Scripts that read carry allow-oom: messages of other producers get their record, so that what is seen can be
+-- acted on.
+
+local SLICE = 1000 -- entries of one call: about 12 ms
+local SLICE_BYTES = 4 * 1024 * 1024
+local ODD = 5 -- entries that one without a record of ours is worth
+local SHOWN = 3 -- entries that one is worth which is given back whole
+local FIRST_READ, LONGEST_READ = 4, 128 -- entries of one stream: few at first, since each may be a mebibyte
+local HOUR_MS = 3600 * 1000
+local KEPT = { dead = DEAD, acknowledged = ACKNOWLEDGED, archived = ARCHIVED }
+
+local spent, read_bytes, read_entries, shown_bytes = 0, 0, 0, 0
+
+local function is_spent()
+  return spent >= SLICE or read_bytes >= SLICE_BYTES
+end
+
+-- Tells whether no more is to be given back, even of what has been read.
+local function is_full()
+  return spent >= SLICE or shown_bytes >= SLICE_BYTES
+end
+
+-- What a record says, whoever wrote it
+
+local function number_in(name)
+  return function(record)
+    return finite(record[name])
+  end
+end
+
+local SAID = {
+  type = function(record) return text(record.type) or '' end,
+  priority = function(record) return math.floor(positive(record.priority) or 0) end,
+  attempt_count = function(record) return positive(record.attempt_count) or 0 end,
+  created_at = function(record) return finite(record.created_at) or NOW end,
+  dequeued_at = number_in('dequeued_at'),
+  processing_started_at = number_in('processing_started_at'),
+  deadline_at = number_in('deadline_at'),
+  failed_at = number_in('failed_at'),
+  acknowledged_at = number_in('acknowledged_at'),
+}
+
+-- Order: by entry id, then by the rank of the stream
+
+local function is_later_id(one, other)
+  local ms, other_ms = string.sub(one, 1, 14), string.sub(other, 1, 14)
+  if string.byte(ms, 14) ~= 45 or string.byte(other_ms, 14) ~= 45 then -- not 13 digits and a dash: not of our time
+    return sortable(one) > sortable(other)
+  end
+  if ms ~= other_ms then
+    return ms > other_ms
+  end
+  return #one > #other or #one == #other and one > other
+end
+
+local function is_later(one, other)
+  if one.sid == other.sid then
+    return one.rank > other.rank
+  end
+  return is_later_id(one.sid, other.sid)
+end
+
+local function is_earlier(one, other)
+  return is_later(other, one)
+end
+
+-- Sources: each reads items {sid, stream, rank, data, id} of one stream, or of what is held
+
+local function items_of(source, entries)
+  local items = {}
+  for i, entry in ipairs(entries) do
+    local data, id = data_of(entry[2])
+    items[i] = { sid = entry[1], stream = source.stream, rank = source.rank, data = data, id = identity(data, id) }
+    read_bytes = read_bytes + (data and #data or 0)
+  end
+  read_entries = read_entries + #entries
+  return items
+end
+
+local function stream_source(stream, rank, is_up, from, to)
+  local source = { stream = stream, rank = rank, items = {}, position = 1 }
+  function source.read(count)
+    local answer = redis.pcall(is_up and 'XRANGE' or 'XREVRANGE', stream, from, to, 'COUNT', count)
+    local entries = answer.err and {} or answer -- a key of another kind holds no messages
+    if #entries > 0 then
+      from = '(' .. entries[#entries][1]
+    end
+    return items_of(source, entries)
+  end
+  return source
+end
+
+-- What is being processed: by deadline. The items of one deadline are told apart by how many came before.
+local function held_source(is_up, cursor)
+  local source = { rank = 0, items = {}, position = 1 }
+  local deadline, passed = string.match(cursor, '^(%d+)%-(%d+)/0$')
+  passed = math.min(tonumber(passed) or 0, MOST)
+  local range = is_up and { 'BYSCORE' } or { 'BYSCORE', 'REV' }
+  function source.read(count)
+    local from = deadline or (is_up and '-inf' or '+inf')
+    local command = { 'ZRANGE', DEADLINES, from, is_up and '+inf' or '-inf', unpack(range) }
+    for _, word in ipairs({ 'LIMIT', passed, count, 'WITHSCORES' }) do
+      command[#command + 1] = word
+    end
+    local answer, items = redis.call(unpack(command)), {}
+    for i = 1, #answer, 2 do
+      local score = answer[i + 1]
+      passed = score == deadline and passed + 1 or 1
+      deadline = score
+      items[#items + 1] = { id = answer[i], rank = 0, ended = string.format('%.0f-%d/0', math.max(score, 0), passed) }
+    end
+    read_entries = read_entries + #items
+    return items
+  end
+  return source
+end
+
+-- Returns the id before which an entry cannot lie if its message was created at `since` seconds or later: a message is
+-- put into a stream after it was created. Clocks of other producers may be off by an hour.
+local function id_before(since)
+  local ms = since and since * 1000 - HOUR_MS or 0
+  return string.format('%.0f-0', math.max(math.min(ms, 1e18), 0))
+end
+
+local function later_id(one, other)
+  return is_later_id(one, other) and one or other
+end
+
+-- Returns the source of a stream behind `bound`, as far as an earlier slice left something of it.
+local function part_of(stream, rank, order, cursor, bound)
+  local sid, ended_rank = string.match(cursor, '^(%d+-%d+)/(%d+)$')
+  sid, ended_rank = sid and sortable(sid) and sid, tonumber(ended_rank)
+  if not sid then
+    return order == 'oldest' and stream_source(stream, rank, true, '(' .. bound, '+')
+      or stream_source(stream, rank, false, '+', '(' .. bound)
+  elseif order == 'oldest' then
+    local is_left = rank > ended_rank and is_later_id(sid, bound)
+    local from = is_left and sid or '(' .. later_id(sid, bound)
+    return stream_source(stream, rank, true, from, '+')
+  elseif order == 'newest' then
+    return stream_source(stream, rank, false, rank < ended_rank and sid or '(' .. sid, '(' .. bound)
+  end
+  local is_over = order == 'highest' and rank > ended_rank or order == 'lowest' and rank < ended_rank
+  if is_over then
+    return nil
+  end
+  return stream_source(stream, rank, false, rank == ended_rank and '(' .. sid or '+', '(' .. bound)
+end
+
+-- Returns groups of sources: one group is read after the other, the sources of a group side by side.
+local function sources_of(place, levels, order, cursor, filter)
+  local since = id_before(filter.from)
+  if place == 'processing' then
+    return { { held_source(order == 'oldest', cursor) } }
+  elseif KEPT[place] then
+    return { { part_of(KEPT[place], 0, order, cursor, since) } }
+  end
+  local sources = {}
+  for priority = 0, levels - 1 do
+    if not filter.priority or filter.priority == priority then
+      local stream = stream_of(priority)
+      sources[#sources + 1] = part_of(stream, priority, order, cursor, later_id((last_delivered(stream)), since))
+    end
+  end
+  if order == 'newest' or order == 'oldest' then
+    return { sources }
+  end
+  local groups = {}
+  for i = 1, #sources do
+    groups[i] = { sources[order == 'lowest' and i or #sources + 1 - i] }
+  end
+  return groups
+end
+
+-- Blocks: what comes next, from whichever source
+
+local function refill(source, most)
+  local average = read_entries > 0 and math.max(read_bytes / read_entries, 1) or 1
+  local fitting = math.floor((SLICE_BYTES - read_bytes) / average)
+  local count = math.max(1, math.min(source.count or FIRST_READ, most, fitting))
+  source.items, source.position = source.read(count), 1
+  source.is_done = #source.items < count
+  source.count = math.min(count * 2, LONGEST_READ)
+end
+
+-- Takes from a source what comes no later than the horizon: behind it another source may have something that comes first.
+local function take(source, horizon, comes_first, block)
+  local items, position = source.items, source.position
+  while position <= #items and (not horizon or items[position] == horizon or comes_first(items[position], horizon)) do
+    block[#block + 1] = items[position]
+    position = position + 1
+  end
+  source.position = position
+end
+
+-- Returns what comes next, in order, and the item that ends it; behind the last there is none.
+local function block_of(sources, comes_first)
+  local most, horizon = math.max(16, math.floor(SLICE / 4 / #sources)), nil
+  for _, source in ipairs(sources) do
+    if source.position > #source.items and not source.is_done then
+      refill(source, most)
+    end
+    local reached = not source.is_done and source.items[#source.items]
+    if reached and (not horizon or comes_first(reached, horizon)) then
+      horizon = reached
+    end
+  end
+  if #sources == 1 then
+    sources[1].position = #sources[1].items + 1
+    return sources[1].items, horizon
+  end
+  local block = {}
+  for _, source in ipairs(sources) do
+    take(source, horizon, comes_first, block)
+  end
+  table.sort(block, comes_first)
+  return block, horizon
+end
+
+local function cursor_at(item)
+  return item.ended or item.sid .. '/' .. item.rank
+end
+
+-- Returns a function that gives the next block, in order, and where to go on behind it or '' at the end.
+local function blocks(place, levels, order, cursor, filter)
+  local groups, number = sources_of(place, levels, order, cursor, filter), 1
+  local comes_first = order == 'oldest' and is_earlier or is_later
+  return function()
+    while groups[number] do
+      local sources = groups[number]
+      local block, horizon = block_of(sources, comes_first)
+      if not horizon then
+        number = number + 1
+      end
+      if #block > 0 then
+        local next_group = groups[number]
+        spent = spent + #block
+        return block, horizon and cursor_at(horizon) or next_group and '0-0/' .. sources[1].rank or ''
+      end
+    end
+    return {}, ''
+  end
+end
+
+-- Reads the records of items in bulk.
+local function read_records(items)
+  for first = 1, #items, 500 do
+    local ids = {}
+    for i = first, math.min(first + 499, #items) do
+      ids[#ids + 1] = items[i].id or ''
+    end
+    for i, text in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
+      items[first + i - 1].text = ids[i] ~= '' and text
+    end
+  end
+end
+
+local function find_entry(item, record)
+  local data = record.sid and entry_at(record.stream, record.sid)
+  item.stream, item.sid, item.data = record.stream, record.sid, data
+  read_bytes = read_bytes + (data and #data or 0)
+  return data
+end
+
+-- Returns {id, record, data, sid, stream} of an item whose record was read; nothing when its entry has gone.
+local function row_of(item, place)
+  local record = item.text and decoded(item.text)
+  record = record and normal(record)
+  if place == 'processing' and not item.data and record then
+    find_entry(item, record)
+  end
+  local id, data = item.id, item.data
+  if not data then
+    return nil
+  end
+  if not record or record.sid ~= item.sid then
+    spent = spent + ODD
+    id, record = adopt(item.stream, item.sid, data)
+    if id then
+      save(id, record)
+      if place == 'main' then
+        index(id, record)
+      end
+    else
+      id = item.sid -- no message: a dead letter as soon as a consumer comes upon it
+      record = normal({ stream = item.stream, sid = item.sid, priority = priority_of(item.stream) })
+      record.undecodable = true
+    end
+  end
+  return { id = id, record = record, data = data, sid = item.sid, stream = item.stream }
+end
+
+local function shown(row)
+  spent, shown_bytes = spent + SHOWN, shown_bytes + #row.data
+  return { row.id, row.data, cjson.encode(row.record), row.sid, row.stream }
+end
+
+-- Filters
+
+local function is_within(text, wanted)
+  return string.find(string.lower(text), wanted, 1, true)
+end
+
+-- Tells whether the texts as they are stored already say that an item does not match. They say nothing where a sign may
+-- be written in two ways, or where the record may be that of another entry.
+local function is_surely_other(item, filter)
+  if not item.text or string.find(item.text, '\\', 1, true) or not string.find(item.text, item.sid or '', 1, true) then
+    return false
+  end
+  if filter.type and not string.find(item.text, '"' .. filter.type .. '"', 1, true) then
+    return true
+  end
+  return filter.search and item.data and not is_within(item.text, filter.search) and not is_within(item.data, filter.search)
+    and not is_within(item.id, filter.search)
+end
+
+-- People search the payload, without the names around it.
+local function is_found(id, record, data, wanted)
+  data = string.sub(data, 1, #data - (positive(record.added) or 0))
+  local _, before = string.find(data, '"payload":', 1, true)
+  return string.find(string.lower(data), wanted, (before or 0) + 1, true) or is_within(id, wanted)
+    or is_within(SAID.type(record), wanted) or is_within(text(record.last_error) or '', wanted)
+end
+
+local function matches(id, record, data, filter)
+  return (not filter.type or SAID.type(record) == filter.type)
+    and (not filter.priority or SAID.priority(record) == filter.priority)
+    and (not filter.attempts or SAID.attempt_count(record) == filter.attempts)
+    and (not filter.from or SAID.created_at(record) >= filter.from)
+    and (not filter['until'] or SAID.created_at(record) <= filter['until'])
+    and (not filter.search or is_found(id, record, data, filter.search))
+end
+
+-- Tells whether an item whose record was read matches, and gives it the record, as it was written or in whole.
+local function is_wanted(item, filter, place)
+  if is_surely_other(item, filter) then
+    return false
+  end
+  local record = item.text and decoded(item.text)
+  if record and not item.stream then
+    if not is_place(record.stream, record.sid) or filter.search and not find_entry(item, record) then
+      return false
+    end
+    item.stream, item.sid = record.stream, record.sid
+  end
+  if not record or record.sid ~= item.sid or record.stream ~= item.stream then
+    local row = row_of(item, place)
+    if not row then
+      return false
+    end
+    item.id, record, item.row = row.id, row.record, row
+  end
+  item.record = record
+  return matches(item.id, record, item.data or '', filter)
+end

@@ -1,0 +1,155 @@
+"""The overview live: told when it changes, looked at once for all, and only while somebody listens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from credentials import EYE, HAND, OPERATOR, VIEWER, cookie, rewrite
+from eventually import eventually
+from queue_client import Stream
+from real_servers import Servers
+from rooms import make_room
+from web_process import Web, shared_web, web
+
+from models.database import client, server_now
+from queue_manager.core.clock import seconds
+from queue_manager.devstack.servers import Valkey
+
+PATH = "/api/overview/events"
+LOOK = "scan_marks"  # each look asks once which scans run
+
+
+@pytest.fixture(scope="session")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory)
+
+
+class States(Stream):
+    def __init__(self, web: Web, **headers: str) -> None:
+        super().__init__(web, PATH, **headers)
+
+    def states(self) -> Iterator[Any]:
+        for name, data in self.events():
+            assert name == "overview"
+            yield data
+
+
+def due(state: Any) -> Any:
+    return state["systems"][0]["due"]
+
+
+def test_the_state_comes_at_once_and_whenever_it_changes(clean: Servers, process: Web) -> None:
+    began = time.monotonic()
+    with States(process) as stream:
+        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        states = stream.states()
+        assert next(states).keys() == {"server_time", "servers", "leader", "workers", "counted_to", "systems"}
+        assert time.monotonic() - began < 1.5
+        for _ in range(3):
+            make_room(server_now() - seconds(1))
+            began = time.monotonic()
+            seen = next(states)
+            while due(seen) == 0:
+                seen = next(states)
+        assert time.monotonic() - began < 3
+
+
+def test_a_state_that_stays_is_told_every_five_seconds(clean: Servers, process: Web) -> None:
+    with States(process) as stream:
+        states = stream.states()
+        seen = [(next(states), time.monotonic()) for _ in range(4)]
+    gaps = [later - earlier for (_, earlier), (_, later) in pairwise(seen)]
+    assert all(4 < gap < 7 for gap in gaps), gaps
+    assert seen[-1][0]["server_time"] > seen[-2][0]["server_time"]
+
+
+def test_fifty_listeners_cost_one_look_a_second_and_none_costs_none(clean: Servers, tmp_path: Path) -> None:
+    with web(tmp_path) as process:
+        with ExitStack() as stack:
+            streams = [stack.enter_context(States(process)).states() for _ in range(50)]
+            for states in streams:
+                next(states)
+            looks, began = looked(), time.monotonic()
+            for states in streams:
+                next(states)
+                next(states)
+            assert looked() - looks <= time.monotonic() - began + 2
+        eventually(lambda: nobody_looks_for(1.5), within=6)
+
+
+def looked() -> int:
+    """Return how often the marks were asked for, whoever did."""
+    top = client().admin.command("top")["totals"]
+    return sum(of["queries"]["count"] for name, of in top.items() if name.endswith(f".{LOOK}"))
+
+
+def nobody_looks_for(duration: float) -> bool:
+    before = looked()
+    time.sleep(duration)
+    return looked() == before
+
+
+def test_a_listener_whose_key_ends_is_cut_off(servers: Servers, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    rewrite(keys, EYE, HAND)
+    with web(tmp_path, QM_API_KEYS_FILE=str(keys)) as process:
+        with States(process) as stream:
+            assert stream.status == 401
+        with (
+            States(process, X_API_KEY=VIEWER) as by_key,
+            States(process, Cookie=cookie(process, VIEWER)) as by_session,
+            States(process, X_API_KEY=OPERATOR) as other,
+        ):
+            for stream in (by_key, by_session, other):
+                next(stream.states())
+            rewrite(keys, HAND)
+            began = time.monotonic()
+            for stream in (by_key, by_session):
+                list(stream.states())  # it ends
+                assert time.monotonic() - began < 3
+            next(other.states())
+
+
+def test_it_ends_at_once_when_the_process_does(servers: Servers, tmp_path: Path) -> None:
+    with web(tmp_path) as process, States(process) as stream:
+        states = stream.states()
+        next(states)
+        began = time.monotonic()
+        os.kill(process.child.pid, signal.SIGTERM)
+        list(states)
+        assert time.monotonic() - began < 1
+        eventually(lambda: process.child.poll() is not None, within=3)
+
+
+def test_it_ends_at_once_also_while_a_server_hangs(servers: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as valkey, web(tmp_path, REDIS_URL=valkey.url) as process:
+        with States(process) as stream:
+            next(stream.states())
+            os.kill(valkey.pid, signal.SIGSTOP)
+            time.sleep(1.5)  # a look is under way
+            began = time.monotonic()
+            os.kill(process.child.pid, signal.SIGTERM)
+            eventually(lambda: process.child.poll() is not None, within=5)
+            os.kill(valkey.pid, signal.SIGCONT)
+            assert time.monotonic() - began < 3
+
+
+def test_one_that_reads_nothing_slows_nobody_and_gets_the_latest(clean: Servers, process: Web) -> None:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", process.port))
+    slow.sendall(f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    with slow, States(process) as quick:
+        states = quick.states()
+        for _ in range(3):
+            next(states)
+            assert process.get("/healthz").took < 0.5

@@ -1,0 +1,65 @@
+"""Workers show that they are online, and are gone soon after they are killed, at once after they end in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from celery_processes import worker
+from eventually import eventually
+from real_servers import Servers
+
+from queue_manager.transport import presence
+from queue_manager.transport.server import connect
+
+
+def online(servers: Servers) -> list[str]:
+    with connect(servers.valkey.url) as client:
+        return [seen.name for seen in presence.online(client)]
+
+
+def test_a_worker_without_events_is_online_until_it_ends(clean: Servers, tmp_path: Path) -> None:
+    with worker(tmp_path / "worker.log", "--hostname", "one@here") as process:
+        eventually(lambda: online(clean) == ["one@here"], within=3)
+        time.sleep(presence.GONE_AFTER.total_seconds() + 1)
+        assert online(clean) == ["one@here"]
+        process.stop()
+        assert online(clean) == []
+
+
+def test_a_killed_worker_is_gone_within_15_seconds(
+    clean: Servers, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(worker(tmp_path / f"{name}.log", "--hostname", "same@here")) for name in ("1", "2")
+        )
+        eventually(lambda: online(clean) == ["same@here", "same@here"], within=5)
+        second.stop()
+        assert online(clean) == ["same@here"]
+        first.kill()
+        began = time.monotonic()
+        eventually(lambda: online(clean) == [], within=15)
+        figure(f"presence: a killed worker was gone after {time.monotonic() - began:.1f} s")
+
+
+def test_a_worker_that_hangs_is_not_online(clean: Servers, tmp_path: Path) -> None:
+    with worker(tmp_path / "worker.log") as process:
+        eventually(lambda: len(online(clean)) == 1, within=3)
+        os.kill(process.pid, signal.SIGSTOP)
+        eventually(lambda: online(clean) == [], within=15)
+        os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: len(online(clean)) == 1, within=5)
+
+
+def test_a_worker_comes_back_after_an_outage_of_redis(clean: Servers, tmp_path: Path) -> None:
+    with worker(tmp_path / "worker.log") as process:
+        eventually(lambda: len(online(clean)) == 1, within=3)
+        with connect(clean.valkey.url) as client:
+            client.flushall()  # it lost its data
+        eventually(lambda: len(online(clean)) == 1, within=5)
+        assert process.is_alive()

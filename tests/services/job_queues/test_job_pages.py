@@ -1,0 +1,108 @@
+"""Pages of jobs: every order, filter and search finds the same as looking at all of them; a search stops in time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from job_lab import Lab
+from real_servers import Servers
+from rooms import T0
+
+from models import job, job_pages
+from models.job import SORTED_BY, State
+from queue_manager.core.clock import seconds
+from services.job_queues import InvalidJob
+from services.job_queues.searching import LONGEST_TEXT, text_of
+
+WORDS = ["alpha", "Beta", "GAMMA", "d.e", "1.5"]
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab()
+
+
+def fill(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Store jobs of three names, in all states, with few different values in each field."""
+    chance = random.Random(seed)
+    stored = []
+    for number in range(count):
+        arguments = [chance.choice(WORDS), {"number": number}]
+        due = T0 + seconds(chance.randrange(5))
+        one: dict[str, Any] = {"_id": ObjectId(), "name": chance.choice(["mail", "report", "sms"])}
+        one |= {"arguments": arguments, "text": text_of(arguments), "state": chance.choice([*State]).value, "due": due}
+        one |= {"created": T0, "updated": T0 + seconds(chance.randrange(5)), "priority": chance.randrange(-2, 3)}
+        one |= {"attempts": chance.randrange(4), "key": str(number), "history": []}
+        if one["state"] == State.EXECUTING:
+            one["name"] = f"n{number}"  # one of a name
+        stored.append(one)
+    job.jobs().insert_many(stored)
+    return stored
+
+
+def walked(lab: Lab, limit: int, **asked: Any) -> list[ObjectId]:
+    """Return the ids on all pages, each of which is full but the last, or is partial."""
+    ids: list[ObjectId] = []
+    before = None
+    while True:
+        page = lab.jobs.page(before=before, limit=limit, **asked)
+        assert len(page.jobs) == limit or page.is_partial or page.cursor is None
+        ids += [found["_id"] for found in page.jobs]
+        if page.cursor is None:
+            return ids
+        before = page.cursor
+
+
+@pytest.mark.parametrize("sort", ["created", *SORTED_BY])
+@pytest.mark.parametrize("is_descending", [True, False])
+def test_pages_are_all_that_matches_in_order(sort: str, is_descending: bool, lab: Lab) -> None:
+    every = fill(200)
+    field = "_id" if sort == "created" else sort
+    every.sort(key=lambda one: (one[field], one["_id"]), reverse=is_descending)
+    for name in (None, "mail", "none"):
+        for state in (None, "pending", "success"):
+            for search in (None, "BETA", "E", "nothing"):
+                wanted = [
+                    one["_id"]
+                    for one in every
+                    if name in (None, one["name"])
+                    and state in (None, one["state"])
+                    and (search is None or search.lower() in f"{one['text']} {one['name']}".lower())
+                ]
+                asked = {"name": name, "state": state, "search": search, "sort": sort, "is_descending": is_descending}
+                assert walked(lab, 7, **asked) == wanted, asked
+
+
+@pytest.mark.parametrize("sort", ["created", *SORTED_BY])
+def test_a_search_that_stops_in_time_goes_on_where_it_was(sort: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(300)
+    monkeypatch.setattr(job_pages, "AT_ONCE", 7)
+    monkeypatch.setattr(job_pages, "MOST_LOOKED_AT", 20)
+    page = lab.jobs.page(search="nothing", sort=sort)
+    assert (page.jobs, page.is_partial) == ([], True)
+    assert page.cursor is not None
+    whole = [one["_id"] for one in lab.jobs.page(sort=sort, limit=300).jobs]
+    hits = [id for id in whole if "beta" in (job.get(id) or {})["text"].lower()]
+    assert walked(lab, 5, search="beta", sort=sort) == hits
+
+
+def test_jobs_that_were_stored_without_their_text_are_found_by_texts_and_names(lab: Lab) -> None:
+    id = ObjectId(lab.run("mail", "An Address", {"city": "Ulm"}))
+    job.jobs().update_one({"_id": id}, {"$unset": {"text": ""}})
+    for search, found in (("an addr", [id]), ("MAIL", [id]), ("ulm", [])):
+        assert [one["_id"] for one in lab.jobs.page(search=search).jobs] == found
+
+
+def test_the_beginning_of_the_arguments_is_searched(lab: Lab) -> None:
+    lab.run("mail", "x" * (LONGEST_TEXT - 100) + "early" + "x" * 200 + "late")
+    assert len(lab.jobs.page(search="early").jobs) == 1
+    assert lab.jobs.page(search="late").jobs == []
+
+
+@pytest.mark.parametrize("search", ["\ud800", "x" * 257])
+def test_a_search_that_is_not_accepted(search: str, lab: Lab) -> None:
+    with pytest.raises(InvalidJob, match="search"):
+        lab.jobs.page(search=search)

@@ -1,0 +1,405 @@
+"""Looking through a place with much in it: in slices, in order, over everything, as a plain reading would find it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from message_lab import Lab
+
+from queue_manager.core.clock import seconds
+from queue_manager.devstack.servers import Valkey
+from services.message_queue import Filter, Message, NewMessage, Place, looking
+from services.message_queue.places import PLACES, SORTABLE
+
+SLICE = 1_000  # entries of one call, see reading.lua
+BLOCK = 256  # by which the last block of a slice may pass it
+ONE_BY_ONE = """
+for _, id in ipairs(redis.call('HKEYS', KEYS[1])) do
+  cjson.decode(redis.call('HGET', KEYS[1], id))
+end
+"""
+
+
+def fill(lab: Lab, count: int, *, type: str = "job", **options: Any) -> list[str]:
+    """Enqueue messages, over all priorities unless one is given; return their ids in that order."""
+    random_ = random.Random(11)
+    ids = [f"{type}-{number:06}" for number in range(count)]
+    for begin in range(0, count, 500):
+        lab.queue.enqueue_batch(
+            [
+                NewMessage(type=type, payload=id, id=id, **{"priority": random_.randrange(lab.levels), **options})
+                for id in ids[begin : begin + 500]
+            ]
+        )
+    return ids
+
+
+def bury(lab: Lab, ids: Sequence[str]) -> None:
+    for begin in range(0, len(ids), 500):
+        lab.contents.move(ids[begin : begin + 500], to="dead", reason="boom")
+
+
+def ids_of(messages: Sequence[Message]) -> list[str]:
+    return [message.id for message in messages]
+
+
+# Orders that entries have
+
+
+@pytest.mark.parametrize("limit", [7, 1000])
+@pytest.mark.parametrize("ascending", [True, False])
+def test_priority_orders_everything_and_of_each_the_newest_is_first(lab: Lab, ascending: bool, limit: int) -> None:
+    fill(lab, 400)
+    newest_first = lab.everything("main")
+
+    first = lab.contents.list("main", limit=limit, sort_by="priority", ascending=ascending)
+    found = lab.everything("main", limit=limit, sort_by="priority", ascending=ascending)
+
+    assert ids_of(found) == ids_of(sorted(newest_first, key=lambda m: m.priority, reverse=not ascending))
+    assert (first.is_partial, first.cursor is None) == (False, limit == 1000)
+
+
+@pytest.mark.parametrize("limit", [7, 1000])
+def test_ascending_alone_is_the_opposite_order(lab: Lab, limit: int) -> None:
+    fill(lab, 400)
+    for _ in range(50):
+        lab.take()
+    bury(lab, lab.ids("main")[::3])
+
+    for place in ("main", "dead"):
+        newest_first = lab.ids(place)  # type: ignore[arg-type]
+        found = lab.everything(place, limit=limit, ascending=True)  # type: ignore[arg-type]
+        assert ids_of(found) == newest_first[::-1]
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_held_messages_are_in_the_order_of_their_deadlines_however_many_share_one(lab: Lab, ascending: bool) -> None:
+    fill(lab, 60)
+    held = [lab.take(ack_timeout=100).id for _ in range(60)]
+    deadlines = {id: 5_000_000_000_000 + number // 20 for number, id in enumerate(held)}
+    lab.client.zadd("q:deadlines", deadlines)
+
+    for limit in (7, 20, 1000):
+        found = ids_of(lab.everything("processing", limit=limit, sort_by="deadline_at", ascending=ascending))
+        assert sorted(found) == sorted(held)
+        at = [deadlines[id] for id in found]
+        assert at == sorted(at, reverse=not ascending)
+
+
+def test_a_message_that_is_acknowledged_between_pages_hides_no_other(lab: Lab) -> None:
+    fill(lab, 30)
+    held = {message.id: message for message in (lab.take(ack_timeout=100 + number) for number in range(30))}
+    first = lab.contents.list("processing", limit=10)
+    for message in first.messages[:5]:
+        lab.queue.ack(message.id, held[message.id].lock_token)
+
+    rest = lab.everything("processing", limit=10, cursor=first.cursor)
+
+    assert sorted(ids_of([*first.messages, *rest])) == sorted(held)
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_dead_letters_are_in_the_order_in_which_they_failed(lab: Lab, ascending: bool) -> None:
+    ids = fill(lab, 90)
+    random.Random(3).shuffle(ids)
+    bury(lab, ids)
+
+    found = lab.everything("dead", limit=7, sort_by="failed_at", ascending=ascending)
+
+    assert ids_of(found) == (ids if ascending else ids[::-1])
+
+
+def test_priority_filter_finds_few_behind_many(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "SEARCH_FOR", seconds(0))
+    few = fill(lab, 3, type="urgent", priority=3)
+    fill(lab, 3_000, priority=0)
+
+    page = lab.contents.list("main", wanted=Filter(priority=3))
+
+    assert (ids_of(page.messages), page.is_partial) == (few[::-1], False)
+
+
+# Sorting
+
+
+def test_latest_created_are_found_among_everything(lab: Lab) -> None:
+    """What was given back is at the head of its stream, and was created before all others there."""
+    ids = fill(lab, 4_000)
+    for _ in range(30):
+        message = lab.take()
+        lab.queue.nack(message.id, message.lock_token)
+
+    page = lab.contents.list("main", limit=50, sort_by="created_at")
+    second = lab.contents.list("main", limit=50, skip=50, sort_by="created_at")
+
+    found = [*page.messages, *second.messages]
+    everything = sorted((m.fields["created_at"] for m in lab.everything("main")), reverse=True)
+    assert [message.fields["created_at"] for message in found] == everything[:100]
+    assert set(ids_of(found)) <= set(ids[-1000:])
+    assert (page.is_partial, second.is_partial) == (False, False)
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_sorted_pages_have_everything_once_before_the_cursor_leads_on(
+    lab: Lab, ascending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "SORTED", 1_500)
+    ids = fill(lab, 4_000)
+    found: list[str] = []
+    cursor, parts = None, 0
+    while cursor is not None or parts == 0:
+        parts, skip, at = parts + 1, 0, cursor
+        of_part: list[str] = []
+        while True:
+            page = lab.contents.list("main", limit=1000, skip=skip, cursor=at, sort_by="id", ascending=ascending)
+            of_part += ids_of(page.messages)
+            skip += 1000
+            cursor = page.cursor
+            assert page.is_partial == (cursor is not None)
+            if skip >= page.matched:
+                break
+        assert of_part == sorted(of_part, reverse=not ascending)
+        found += of_part
+
+    assert sorted(found) == ids
+    assert parts > 1
+
+
+def test_page_that_was_sorted_leaves_out_what_has_gone_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(lab, 20, priority=0)
+    run = lab.scripts.run
+
+    def taken_meanwhile(name: str, *arguments: Any) -> Any:
+        if name == "read":
+            lab.take()
+        return run(name, *arguments)
+
+    monkeypatch.setattr(lab.scripts, "run", taken_meanwhile)
+    page = lab.contents.list("main", sort_by="id")
+
+    assert len(page.messages) == 19
+
+
+# The same as a plain reading
+
+
+def mixed(lab: Lab) -> None:
+    """Messages of all kinds and in all places: given back, of other producers, twice, and no messages at all."""
+    random_ = random.Random(5)
+    now = lab.now_ms() / 1000
+    for number in range(240):
+        lab.queue.enqueue(
+            random_.choice(["mail", "sms", "a/b", 'q"t']),
+            {"to": random_.choice(["Ada", "Böb", "a\\b", "x" * 300]), "n": number},
+            priority=random_.randrange(lab.levels),
+            max_attempts=random_.choice([None, 1, 2]),
+            id=f"own-{number}",
+        )
+    for number in range(90):
+        theirs: dict[str, Any] = {"id": f"their/{number}", "type": random_.choice(["mail", "ü"])}
+        if number % 2:
+            theirs["created_at"] = now - random_.choice([0, 3000, 90_000]) + random_.choice([0, 600])
+        theirs["payload"] = {"to": "Ada"}
+        stream = random_.choice(["q", "q_p2", "q_dlq", "q_archived"])
+        lab.client.xadd(stream, {"data": json.dumps(theirs, indent=random_.choice([None, 1]))})
+    for stream, data in (("q", "garbage"), ("q_p1", '{"id":"own-1"}'), ("q_dlq", b"\xff\xfe"), ("q_p3", "[1]")):
+        lab.client.xadd(stream, {"data": data})
+    for number in range(70):
+        message = lab.take(type="mail" if number % 7 == 0 else None)
+        match number % 4:
+            case 0:
+                lab.queue.ack(message.id, message.lock_token)
+            case 1 | 2:
+                lab.queue.nack(message.id, message.lock_token, random_.choice(["No user Ada", 'said "no" \\o/', "ü"]))
+    lab.contents.move(lab.ids("main")[10:40], to="archived")
+    lab.contents.replay(lab.ids("dead")[:5])
+    for place in PLACES:
+        lab.ids(place)  # every message has its record
+
+
+def is_meant(message: Message, wanted: Filter) -> bool:
+    said = message.fields
+    in_texts = f"{message.payload_json}\n{message.id}\n{message.type}\n{said.get('last_error', '')}".lower()
+    return (
+        wanted.type in (None, message.type)
+        and wanted.priority in (None, message.priority)
+        and wanted.attempts in (None, message.attempt)
+        and (wanted.since is None or said["created_at"] >= wanted.since)
+        and (wanted.until is None or said["created_at"] <= wanted.until)
+        and (wanted.search is None or wanted.search.lower() in in_texts)
+    )
+
+
+def filters(now: float) -> Iterator[Filter]:
+    yield from (Filter(type=type) for type in ("mail", "a/b", 'q"t', "ü", "none", ""))
+    yield from (Filter(priority=priority) for priority in (0, 2, 9))
+    yield from (Filter(attempts=attempts) for attempts in (0, 1, 2))
+    yield from (Filter(since=now - ago) for ago in (86_400, 1_000, 5, -700))
+    yield from (Filter(until=now - ago) for ago in (86_400, 1_000, -700))
+    searched = ("ADA", "own-1", "their/3", "said", "xxx", "mail", "no user", "payload", "attempt_count", "garbage")
+    yield from (Filter(search=text) for text in searched)
+    yield Filter(type="mail", priority=2, search="ada", since=now - 1_000)
+
+
+def test_what_is_found_and_counted_is_what_a_plain_reading_finds(lab: Lab) -> None:
+    mixed(lab)
+    now = lab.now_ms() / 1000
+    for place in PLACES:
+        everything = lab.everything(place)
+        assert len(everything) == lab.contents.count(place).count
+        for wanted in filters(now):
+            expected = [message.id for message in everything if is_meant(message, wanted)]
+            for limit in (1000, 9):
+                assert ids_of(lab.everything(place, wanted=wanted, limit=limit)) == expected, (place, wanted)
+            counted = lab.contents.count(place, wanted)
+            assert (counted.count, counted.is_complete) == (len(expected), True), (place, wanted)
+
+
+@pytest.mark.parametrize("sort_by", SORTABLE)
+def test_everything_is_sorted_as_a_plain_reading_would_sort_it(lab: Lab, sort_by: str) -> None:
+    mixed(lab)
+    for place in PLACES:
+        everything = lab.everything(place)
+        for ascending in (True, False):
+            page = lab.contents.list(place, limit=1000, sort_by=sort_by, ascending=ascending)
+            assert sorted(ids_of(page.messages)) == sorted(ids_of(everything)), place
+            values = [value_of(message, sort_by) for message in page.messages]
+            if looking.has_order(place, sort_by):
+                values = [value for value in values if value is not None]
+            given = [value for value in values if value is not None]
+            assert given == sorted(given, reverse=not ascending), (place, ascending)
+            assert values[: len(given)] == given  # those without the field come last
+
+
+def value_of(message: Message, sort_by: str) -> Any:
+    return message.id if sort_by == "id" else message.fields.get(sort_by)
+
+
+# Counting and replaying
+
+
+def test_count_says_when_its_time_was_too_short(lab: Lab) -> None:
+    fill(lab, 3 * SLICE)
+
+    counted = lab.contents.count("main", Filter(type="job"), within=seconds(0))
+
+    assert not counted.is_complete
+    assert SLICE <= counted.count <= SLICE + BLOCK
+    assert lab.contents.count("main", Filter(type="job")).count == 3 * SLICE
+
+
+def test_all_that_match_are_replayed_in_the_order_in_which_they_failed(lab: Lab) -> None:
+    ids = fill(lab, 2_500, priority=0)
+    others = fill(lab, 300, type="other", priority=0)
+    dead = [*ids, *others]
+    random.Random(8).shuffle(dead)
+    bury(lab, dead)
+
+    replayed = lab.contents.replay_matching(Filter(type="job"))
+
+    assert (replayed.moved, replayed.failed, replayed.is_complete, replayed.outcomes) == (2_500, 0, True, None)
+    assert ids_of(lab.everything("main", ascending=True)) == [id for id in dead if id.startswith("job")]
+    assert lab.contents.counts().dead == 300
+
+
+def test_what_fails_again_while_all_are_replayed_is_replayed_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = fill(lab, 2_500)
+    bury(lab, ids)
+    run = lab.scripts.run
+
+    def fail_again(name: str, *arguments: Any) -> Any:
+        answer = run(name, *arguments)
+        if name == "move":
+            run("move", "main", "dead", "again", *arguments[3:])
+        return answer
+
+    monkeypatch.setattr(lab.scripts, "run", fail_again)
+    replayed = lab.contents.replay_matching(Filter(type="job"))
+
+    assert (replayed.moved, replayed.failed, replayed.is_complete) == (2_500, 0, True)
+    letters = lab.everything("dead", ascending=True)
+    assert ids_of(letters) == ids
+    assert {len(message.fields["history"]) for message in letters} == {1}
+
+
+def test_replay_stops_when_its_time_is_over_and_goes_on_the_next_time(lab: Lab) -> None:
+    bury(lab, fill(lab, 300))
+
+    stopped = lab.contents.replay_matching(Filter(), within=seconds(0))
+    assert (stopped.moved, stopped.is_complete) == (0, False)
+    assert lab.contents.replay_matching(Filter()).moved == 300
+
+
+# What it costs
+
+
+@pytest.fixture(scope="module")
+def count() -> int:
+    return 4_500
+
+
+@dataclass(frozen=True)
+class Cost:
+    scripts: int
+    commands: int
+    """Of those that the scripts gave."""
+    spent: float
+    """Microseconds of the server."""
+
+
+def cost(lab: Lab, look: Callable[[], object], *, script: str = "evalsha") -> Cost:
+    lab.client.config_resetstat()
+    look()
+    stats = lab.client.info("commandstats")
+    calls = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
+    scripts = calls.pop(script, 0)
+    return Cost(scripts, sum(calls.values()), stats[f"cmdstat_{script}"]["usec"])
+
+
+def one_by_one(lab: Lab) -> None:
+    """Read every record by itself, and do nothing else."""
+    lab.client.eval(ONE_BY_ONE, 1, "q_metadata")
+
+
+@pytest.mark.parametrize("place", ["main", "processing", "dead"])
+def test_looking_through_everything_costs_little_more_than_reading_the_records(
+    server: Valkey, kind: str, place: Place, count: int, figure: Callable[[str], None]
+) -> None:
+    with Lab(server.url, levels=10) as lab:
+        ids = fill(lab, count)
+        if place == "processing":
+            while lab.queue.dequeue() is not None:
+                pass
+        elif place == "dead":
+            bury(lab, ids)
+        looks: dict[str, Callable[[], object]] = {
+            "count by type": lambda: lab.contents.count(place, Filter(type="other")),
+            "count by attempts": lambda: lab.contents.count(place, Filter(attempts=9)),
+            "search": lambda: lab.contents.count(place, Filter(search="nobody at all")),
+            "sort": lambda: lab.contents.list(place, sort_by="id"),
+        }
+        for name, look in looks.items():
+            found = [cost(lab, look) for _ in range(4)][1:]  # the first loads the scripts
+            plain = min(cost(lab, lambda: one_by_one(lab), script="eval").spent for _ in range(3))
+            times = min(one.spent for one in found) / plain
+            if kind == "valkey":
+                figure(f"message queue: {name}, {place}: {times:.1f} times as long as reading each record by itself")
+            assert times < 8, (name, place)
+            assert count // (SLICE + BLOCK) <= found[0].scripts <= count // SLICE + 2
+            needs_entries = (name, place) == ("search", "processing")  # of what is held only the ids are in a row
+            assert found[0].commands < count * (1.2 if needs_entries else 0.2), (name, place)
+
+
+def test_first_pages_read_little(server: Valkey, count: int) -> None:
+    with Lab(server.url, levels=10) as lab:
+        fill(lab, count)
+        for options in ({}, {"sort_by": "priority"}, {"ascending": True}, {"wanted": Filter(type="job")}):
+            lab.contents.list("main", **options)  # loads the script
+            found = cost(lab, lambda: lab.contents.list("main", **options))  # noqa: B023 - called at once
+            assert found.scripts == 1
+            assert found.commands < 100, options

@@ -1,0 +1,62 @@
+"""How items and jobs end is counted, in the totals and by the minute: where it happens, in one round trip."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from hand_worker import run, take
+from job_lab import Lab
+from real_servers import Servers
+from rooms import make_room
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.transport import counters, history
+from queue_manager.transport.server import connect
+from services import job_queues
+from tasks.job_queues import QUEUE, dispatch_due_jobs
+from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+
+
+def counted(servers: Servers, name: str) -> dict[str, int]:
+    """Return what the last bucket has; a bucket that began meanwhile would make it less."""
+    with connect(servers.valkey.url) as client:
+        of_name = history.day(client, [name]).counts[name]
+    return {outcome: sum(of_name[outcome][-2:]) for outcome in history.OUTCOMES}
+
+
+def test_items_are_counted_by_how_they_end(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        make_room(server_now() - seconds(1))
+    scan_expired_snoozes()
+    run(take(clean.valkey.url, "support-snooze"))
+    run(take(clean.valkey.url, "support-snooze"))
+    unsnooze_room.apply_async(["no id"])
+    run(take(clean.valkey.url, "support-snooze"))
+    assert counted(clean, "support-snooze") == {"done": 2, "failed": 1, "retried": 0}
+
+
+def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(server_now)
+    monkeypatch.setattr(job_queues, "registry", lab.registry)
+    for _ in range(3):
+        lab.run("mail")
+    dispatch_due_jobs()
+    run(take(clean.valkey.url, QUEUE))
+    assert counted(clean, job_queues.INITIATOR) == {"done": 3, "failed": 0, "retried": 0}
+
+
+def test_counting_an_item_is_one_command(clean: Servers) -> None:
+    counters.items("items", {"done": 1})  # the script is known from now on
+    with redis.Redis.from_url(clean.valkey.url) as client:
+        before = client.info("commandstats")
+        for _ in range(10):
+            counters.items("items", {"done": 1})
+        after = client.info("commandstats")
+    sent = {
+        name: after[name]["calls"] - before.get(name, {"calls": 0})["calls"]
+        for name in after
+        if name in ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_script|load", "cmdstat_time")
+    }
+    assert sent["cmdstat_evalsha"] == 10
+    assert sent.get("cmdstat_script|load", 0) == 0
