@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from bson import ObjectId
-from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument, UpdateOne
+from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
-from queue_manager.core.clock import truncate
 
 NAME = "jobs_data"
 HISTORY = 50
@@ -165,123 +164,7 @@ def executing() -> list[Executing]:
     return [Executing(id=job["_id"], name=job["name"], claimed_until=job["claim"]["claimed_until"]) for job in found]
 
 
-# Executing
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How an attempt ended: the new state, and how long the job must rest before it may be started again, if it may."""
-
-    state: State
-    rest: timedelta | None = None
-    error: str | None = None
-    took_ms: int = 0
-
-
-def start(job: Document, *, token: str, now: datetime, until: datetime) -> bool:
-    """Claim one job for execution; tell whether it was still waiting. Raises `Busy`."""
-    try:
-        return jobs().update_one(*_start(job, token, now, until), hint="_id_").modified_count == 1
-    except DuplicateKeyError:
-        raise Busy from None
-
-
-def finish(job: Document, outcome: Outcome, *, token: str, now: datetime) -> bool:
-    """Write how the attempt ended; tell whether it is written. Harmless when repeated.
-
-    It is not when `token` does not hold the job any more: then nothing is written.
-    """
-    written = jobs().update_one(*_finish(job, outcome, token, now), hint="_id_").modified_count == 1
-    return written or _has_ended(job, token)
-
-
-def finish_and_start(
-    job: Document, outcome: Outcome, following: Document, *, token: str, now: datetime, until: datetime
-) -> tuple[bool, bool]:
-    """Do both in one round trip, in this order; tell of each whether it was done."""
-    writes = [
-        UpdateOne(*_finish(job, outcome, token, now), hint="_id_"),
-        UpdateOne(*_start(following, token, now, until), hint="_id_"),
-    ]
-    try:
-        if jobs().bulk_write(writes).modified_count == len(writes):
-            return True, True
-    except BulkWriteError:
-        pass  # another executes, because our lease was lost: what was written is looked up
-    return _has_ended(job, token), is_held(following, token)
-
-
-def is_held(job: Document, token: str) -> bool:
-    """Tell whether `token` holds the job."""
-    return jobs().find_one(_held(job, token), {"_id": 1}) is not None
-
-
-def _has_ended(job: Document, token: str) -> bool:
-    entry = {"$elemMatch": {"run": token, "attempt": job["attempts"] + 1}}
-    return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
-
-
-def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[Document, Document]:
-    still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
-    change = {
-        "$set": {"state": State.EXECUTING, "claim": {"token": token, "claimed_until": until}, "updated": now},
-        "$unset": {"waiting": "", "first": "", "progress": ""},
-        "$inc": {"attempts": 1},
-    }
-    return still_waiting, change
-
-
-def _finish(job: Document, outcome: Outcome, token: str, now: datetime) -> tuple[Document, Document]:
-    entry: Document = {"at": now, "state": outcome.state, "attempt": job["attempts"] + 1, "run": token}
-    entry["took_ms"] = outcome.took_ms
-    changed: Document = {"state": outcome.state, "updated": now}
-    removed: Document = {"claim": "", "losses": ""}
-    if outcome.error is not None:
-        entry["error"] = changed["last_error"] = outcome.error
-    if outcome.rest is not None:
-        waiting = truncate(now + outcome.rest)
-        changed |= {"waiting": waiting, "due": waiting}
-    if outcome.state is State.SUCCESS:
-        removed["singular_key"] = ""
-    return _held(job, token), {"$set": changed, "$unset": removed, "$push": _remember(entry)}
-
-
-def _held(job: Document, token: str) -> Document:
-    """Return the condition that this very attempt is still ours: a run has one token for all that it starts."""
-    return {"_id": job["_id"], "claim.token": token, "attempts": job["attempts"] + 1}
-
-
-def _remember(entry: Document) -> Document:
-    return {"history": {"$each": [entry], "$slice": -HISTORY}}
-
-
-def renew(job_id: ObjectId, *, token: str, until: datetime) -> bool:
-    """Prolong the lease of an executing job; tell whether `token` still holds it."""
-    held = {"_id": job_id, "claim.token": token}
-    return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
-
-
-def note_progress(job_id: ObjectId, progress: Document, *, token: str) -> None:
-    """Show how far an executing job is. Does nothing when `token` does not hold it any more."""
-    jobs().update_one({"_id": job_id, "claim.token": token}, {"$set": {"progress": progress}}, hint="_id_")
-
-
-def reap(lost: Executing, *, waiting: datetime, now: datetime, error: str) -> bool:
-    """Make a job due again whose lease ran out; tell whether it still had run out. The attempt stays counted."""
-    entry = {"at": now, "state": State.FAILURE, "error": error}
-    change = {
-        "$set": {"state": State.FAILURE, "updated": now, "waiting": waiting, "due": waiting, "last_error": error},
-        "$unset": {"claim": ""},
-        "$inc": {"losses": 1},
-        "$push": _remember(entry),
-    }
-    is_lost = {"_id": lost.id, "state": State.EXECUTING, "claim.claimed_until": {"$lte": now}}
-    return jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
-
-
-def losses(job_id: ObjectId) -> int:
-    """Return how many workers in a row were lost with this job."""
-    return int((jobs().find_one({"_id": job_id}, {"losses": 1}) or {}).get("losses", 0))
+# Acting for a new leader, or by hand
 
 
 def take_over(now: datetime) -> int:
@@ -294,9 +177,6 @@ def take_over(now: datetime) -> int:
     )
 
 
-# Acting by hand
-
-
 def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
     """Cancel a job that waits; return it as it is then, or `None` when it does not wait."""
     return _change(
@@ -305,7 +185,7 @@ def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
         {
             "$set": {"state": State.CANCELED, "updated": now},
             "$unset": {"waiting": "", "first": "", "singular_key": ""},
-            "$push": _remember({"at": now, "state": State.CANCELED}),
+            "$push": pushed({"at": now, "state": State.CANCELED}),
         },
     )
 
@@ -331,6 +211,11 @@ def make_due(
         return _change(job_id, states, [{"$set": changed}, {"$unset": ["first"]}])
     except DuplicateKeyError:
         raise AlreadyThere from None
+
+
+def pushed(entry: Document) -> Document:
+    """Return what `$push` adds to the history of a job, which keeps the last `HISTORY` entries."""
+    return {"history": {"$each": [entry], "$slice": -HISTORY}}
 
 
 def _change(job_id: ObjectId, states: Iterable[State], change: Any) -> Document | None:

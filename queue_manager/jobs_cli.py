@@ -23,7 +23,7 @@ from queue_manager.jobs_display import print_job, print_status, table_of
 from queue_manager.queue_display import console, print_json, printable
 from services import job_queues
 from services.job_queues import InvalidJob, as_json
-from services.job_queues.jobs import FARTHEST
+from services.job_queues.checks import FARTHEST
 
 LARGEST_PAGE = 1_000
 

@@ -40,7 +40,7 @@ class EligibleAgencies(Listed):
         due_at = agency.oldest_subscription + self.requests.after
         return Item(
             id=str(agency.parent_account),
-            title=str(agency.account_id),
+            title="" if agency.account_id is None else str(agency.account_id),
             state="due",
             position=(agency.parent_account,),
             due_at=due_at,

@@ -89,7 +89,7 @@ class SupportSnooze(ClaimedItems):
         if state == "failed" and claimed.next_at is not None and failures:
             since = claimed.next_at - support_room.pause_after(failures)
         error, attempts = room.get("unsnooze_error"), claimed.attempts + failures
-        return replace(claimed, title=str(room.get("account_id")), reason=error, attempts=attempts, since=since)
+        return replace(claimed, title=str(room.get("account_id", "")), reason=error, attempts=attempts, since=since)
 
     def _not_woken(self, room_key: ObjectId, meant: datetime | None, token: str, now: datetime) -> Result:
         """Tell why the write did not apply; give the room back if we hold it for a snooze that is gone."""

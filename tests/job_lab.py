@@ -10,7 +10,7 @@ from typing import Any
 from bson import ObjectId
 from rooms import T0, HandClock
 
-from models import job, job_queue
+from models import job, job_attempt, job_queue
 from models.database import Document
 from queue_manager.core.clock import seconds
 from services.due_work import DueItem, Limits
@@ -64,7 +64,7 @@ class Lab:
         """Start the job as a worker elsewhere would; return it as that worker knows it."""
         found = self.jobs.get(id)
         now = self.clock()
-        assert job.start(found, token=token, now=now, until=now + lease)
+        assert job_attempt.start(found, token=token, now=now, until=now + lease)
         return found
 
     def dispatching(self, epoch: int | None = None) -> Dispatch:

@@ -9,8 +9,7 @@ from typing import Any
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-# A page says who looks at it and which systems there are, so no cache may show it to the next one.
-HEADERS = {"cache-control": "no-store"}
+from queue_manager.dashboard.answers import NOT_KEPT
 
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "pages" / "templates"),
@@ -22,5 +21,5 @@ _templates = Environment(
 
 
 def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
-    """Return the page that `template` makes of `values`."""
-    return HTMLResponse(_templates.get_template(template).render(values), status_code=status, headers=HEADERS)
+    """Return the page that `template` makes of `values`. It says who looks, so no cache may show it to the next one."""
+    return HTMLResponse(_templates.get_template(template).render(values), status_code=status, headers=NOT_KEPT)

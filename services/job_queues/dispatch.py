@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from models import job, job_leader, job_queue
+from models import job, job_attempt, job_leader, job_queue
 from models.claims import Claimed
 from models.job import Executing
 from queue_manager.core.clock import minutes, seconds, truncate
@@ -82,9 +82,9 @@ class Dispatch(ClaimedWork):
 
     def _reap(self, lost: Executing, now: datetime) -> bool:
         """Make a lost job due again: at once the first time, later when its workers keep dying."""
-        before = job.losses(lost.id)
+        before = job_attempt.losses(lost.id)
         rest = doubling(FIRST_REST, before - 1, cap=LONGEST_REST) if before else seconds(0)
-        is_reaped = job.reap(lost, waiting=truncate(now + rest), now=now, error=LOST)
+        is_reaped = job_attempt.reap(lost, waiting=truncate(now + rest), now=now, error=LOST)
         if is_reaped:
             log.warning(LOST, job=str(lost.id), name=lost.name)
         return is_reaped

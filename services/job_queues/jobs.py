@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
-from hashlib import sha256
+from datetime import datetime, timedelta
 from typing import Any
 
-import bson
-from bson import ObjectId, json_util
-from bson.errors import BSONError
+from bson import ObjectId
 
 from models import job, job_leader, job_pages, job_queue
 from models.database import Document
 from models.job import AlreadyThere, State
 from models.job_pages import Asked
-from queue_manager.core.clock import truncate
+from services.job_queues.checks import (
+    checked_arguments,
+    checked_due,
+    checked_id,
+    checked_name,
+    checked_priority,
+    checked_state,
+    key_of,
+)
 from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
 from services.job_queues.paging import JobPage, cursor_of, field_of, place_of
-from services.job_queues.registry import ACCEPTED_NAME, NAME, Registry
+from services.job_queues.registry import Registry
 from services.job_queues.searching import pattern_of, text_of
 
-HIGHEST_PRIORITY = 100
-LARGEST = 1024 * 1024  # bytes of the arguments of one job
-DEEPEST = 64  # levels of an argument: MongoDB refuses a document of 200
-FARTHEST = timedelta(days=3650)
 RETRIED = (State.PENDING, State.FAILURE, State.CANCELED, State.SUCCESS)
 RESCHEDULED = (State.PENDING, State.FAILURE, State.CANCELED)
-SPELLINGS = {"cancelled": State.CANCELED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,10 @@ class Jobs:
         document = {
             "_id": ObjectId(),
             "name": name,
-            "arguments": _checked(arguments),
+            "arguments": checked_arguments(arguments),
             "state": State.PENDING,
-            "priority": _checked_priority(priority),
-            "due": (due := _due(at, delay, now)),
+            "priority": checked_priority(priority),
+            "due": (due := checked_due(at, delay, now)),
             "waiting": due,
             "created": now,
             "updated": now,
@@ -100,7 +100,7 @@ class Jobs:
 
     def cancel(self, id: str) -> Document:
         """Cancel a job that is pending or failed. Raises `WrongState`: it runs or is over; `UnknownJob`."""
-        canceled = job.cancel(_id(id), now=self._clock())
+        canceled = job.cancel(checked_id(id), now=self._clock())
         return canceled or self._refuse(id, "be canceled")
 
     def reschedule(
@@ -116,8 +116,8 @@ class Jobs:
         now = self._clock()
         if at is None and delay is None and priority is None:
             raise InvalidJob("at", "accepted is a new time, `at` or `delay`, or a new priority")
-        checked = None if priority is None else _checked_priority(priority)
-        due = None if at is None and delay is None else _due(at, delay, now)
+        checked = None if priority is None else checked_priority(priority)
+        due = None if at is None and delay is None else checked_due(at, delay, now)
         return self._make_due(id, RESCHEDULED, due, checked, "be rescheduled")
 
     def retry(self, id: str) -> Document:
@@ -126,14 +126,14 @@ class Jobs:
 
     def get(self, id: str) -> Document:
         """Return a job. Raises `UnknownJob`."""
-        found = job.get(_id(id))
+        found = job.get(checked_id(id))
         if found is None:
             raise UnknownJob(f"There is no job {id}")
         return found
 
     def find(self, name: str, *arguments: Any) -> list[Document]:
         """Return the jobs with this name and these arguments, newest first."""
-        return job.find(key_of(name, _checked(arguments)))
+        return job.find(key_of(name, checked_arguments(arguments)))
 
     def list(
         self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
@@ -211,11 +211,11 @@ class Jobs:
     def _make_due(
         self, id: str, states: Sequence[State], due: datetime | None, priority: int | None, what: str
     ) -> Document:
-        found = job.get(_id(id))
+        found = job.get(checked_id(id))
         if found is not None:
             job_queue.refresh([found["name"]], due_at=due or found["due"])
         try:
-            changed = job.make_due(_id(id), states, due=due, priority=priority, now=self._clock())
+            changed = job.make_due(checked_id(id), states, due=due, priority=priority, now=self._clock())
         except AlreadyThere:
             raise NotTheOnly(f"The job {id} is singular, and another with its name and arguments is live") from None
         return changed or self._refuse(id, what)
@@ -223,83 +223,6 @@ class Jobs:
     def _refuse(self, id: str, what: str) -> Document:
         state = self.get(id)["state"]
         raise WrongState(f"The job {id} is {state} and cannot {what}")
-
-
-def key_of(name: str, arguments: Sequence[Any]) -> str:
-    """Return what is equal for jobs of the same name and arguments."""
-    said = json_util.dumps([name, list(arguments)], sort_keys=True, json_options=json_util.CANONICAL_JSON_OPTIONS)
-    return sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def checked_name(name: Any) -> str:
-    """Return a name that jobs may have. Raises `InvalidJob`."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidJob("name", f"{name!r:.80} names no job; {ACCEPTED_NAME}")
-    return name
-
-
-def checked_state(state: Any) -> State:
-    """Return a state; `cancelled` is understood. Raises `InvalidJob`."""
-    try:
-        return SPELLINGS.get(state) or State(state)
-    except (ValueError, TypeError):
-        states = ", ".join(State)
-        raise InvalidJob("state", f"{state!r:.40} is no state; accepted are {states}") from None
-
-
-def _checked(arguments: Sequence[Any]) -> list[Any]:
-    """Return arguments that the database can keep. Raises `InvalidJob`, which names the first that it cannot."""
-    size = 0
-    for number, argument in enumerate(arguments, start=1):
-        if not _is_flat(argument, DEEPEST):
-            raise InvalidJob("arguments", f"argument {number} is too deep; accepted are {DEEPEST} levels at most")
-        try:
-            size += len(bson.encode({"argument": argument}))
-        except (BSONError, OverflowError, RecursionError, ValueError, TypeError) as error:
-            raise InvalidJob("arguments", f"MongoDB cannot store argument {number} ({error!s:.200})") from None
-    if size > LARGEST:
-        raise InvalidJob("arguments", f"they have {size} bytes; accepted are {LARGEST} at most")
-    return list(arguments)
-
-
-def _is_flat(value: Any, levels: int) -> bool:
-    """Tell whether lists and documents are within one another no more than `levels` deep."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
-    return inner is None or (levels > 0 and all(_is_flat(one, levels - 1) for one in inner))
-
-
-def _checked_priority(priority: Any) -> int:
-    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > HIGHEST_PRIORITY:
-        raise InvalidJob("priority", f"accepted is a whole number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
-    return priority
-
-
-def _due(at: Any, delay: Any, now: datetime) -> datetime:
-    if at is not None and delay is not None:
-        raise InvalidJob("at", "`at` and `delay` both say when; accepted is one of them")
-    if delay is not None:
-        if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= FARTHEST:
-            raise InvalidJob("delay", f"accepted is a timedelta from 0 to {FARTHEST.days} days")
-        return truncate(now + delay)
-    if at is None:
-        return now
-    if not isinstance(at, datetime) or at.tzinfo is None:
-        raise InvalidJob(
-            "at", "accepted is a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1)"
-        )
-    try:
-        moment = truncate(at.astimezone(UTC))
-    except OverflowError:  # of the first or last day that there is
-        moment = None
-    if moment is None or not job.EPOCH <= moment <= now + FARTHEST:
-        raise InvalidJob("at", f"accepted is a moment within {FARTHEST.days} days")
-    return moment
-
-
-def _id(id: Any) -> ObjectId:
-    if not isinstance(id, str | ObjectId) or not ObjectId.is_valid(id):
-        raise InvalidJob("id", f"{id!r:.60} is no id of a job; accepted are 24 hexadecimal digits")
-    return ObjectId(id)
 
 
 def _shown(executing: job.Executing | None) -> Document | None:

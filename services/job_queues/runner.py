@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from threading import Event, Thread
 
-from models import job, job_leader, job_queue
+from models import job, job_attempt, job_leader, job_queue
 from models.database import OUTAGES, Document, Error
-from models.job import Busy, Outcome, State
+from models.job import Busy, State
+from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
@@ -119,7 +120,7 @@ class Runner:
     def _start(self, following: Document) -> Document | None:
         now = self.clock()
         try:
-            is_started = job.start(following, token=self.token, now=now, until=now + self.lease)
+            is_started = job_attempt.start(following, token=self.token, now=now, until=now + self.lease)
         except Busy:
             self._page.clear()
             self.report.stopped = "another run executes a job of this name"
@@ -139,7 +140,7 @@ class Runner:
             time.sleep(AGAIN)
             try:
                 is_written, _ = self._write(done, outcome, None)
-                return is_written, following is not None and job.is_held(following, self.token)
+                return is_written, following is not None and job_attempt.is_held(following, self.token)
             except OUTAGES:
                 if time.monotonic() > end:
                     raise
@@ -147,9 +148,9 @@ class Runner:
     def _write(self, done: Document, outcome: Outcome, following: Document | None) -> tuple[bool, bool]:
         now = self.clock()
         if following is None:
-            return job.finish(done, outcome, token=self.token, now=now), False
+            return job_attempt.finish(done, outcome, token=self.token, now=now), False
         until = now + self.lease
-        return job.finish_and_start(done, outcome, following, token=self.token, now=now, until=until)
+        return job_attempt.finish_and_start(done, outcome, following, token=self.token, now=now, until=until)
 
     def _execute(self, current: Document, heart: _Heart) -> Outcome:
         began = time.monotonic()
@@ -195,7 +196,7 @@ class Run:
         self._shown_at = time.monotonic()
         shown = {"percent": min(max(float(percent), 0.0), 100.0), "note": _text(note)}
         try:
-            job.note_progress(self._document["_id"], shown, token=self._token)
+            job_attempt.note_progress(self._document["_id"], shown, token=self._token)
         except Error as error:
             log.warning("Progress could not be written", job=self.id, error=reason(error))  # it is for people
 
@@ -233,7 +234,8 @@ class _Heart:
     def _renew(self, current: Document) -> None:
         try:
             until = self._runner.clock() + self._runner.lease
-            if not job.renew(current["_id"], token=self._runner.token, until=until) and self._beating_for is current:
+            is_held = job_attempt.renew(current["_id"], token=self._runner.token, until=until)
+            if not is_held and self._beating_for is current:
                 log.warning("The claim of an executing job was lost", job=str(current["_id"]), name=current["name"])
         except Error as error:
             log.warning("A lease could not be renewed", job=str(current["_id"]), error=reason(error))

@@ -24,9 +24,10 @@ from real_servers import Servers
 from replica_set import replica_set
 from web_process import Web, say, shared_web, web
 
-from models import database
+from models import database, job_attempt
 from models import job as model
-from models.job import Outcome, State
+from models.job import State
+from models.job_attempt import Outcome
 from queue_manager.core.clock import parse_utc, seconds
 from queue_manager.devstack.demo_jobs import INVOICE, MODULE
 from queue_manager.devstack.ports import free_port
@@ -104,9 +105,9 @@ def test_each_change_is_told_with_the_job_as_the_list_shows_it(process: Web) -> 
             assert abs((database.server_now() - sent).total_seconds()) < 2
         job = model.get(ObjectId(id))
         assert job is not None
-        assert model.start(job, token="t", now=database.server_now(), until=database.server_now() + seconds(30))
+        assert job_attempt.start(job, token="t", now=database.server_now(), until=database.server_now() + seconds(30))
         assert next(updates)["job"]["state"] == "executing"
-        assert model.finish(job, Outcome(state=State.SUCCESS), token="t", now=database.server_now())
+        assert job_attempt.finish(job, Outcome(state=State.SUCCESS), token="t", now=database.server_now())
         assert next(updates)["job"]["state"] == "success"
         model.clear([State.SUCCESS], None)
         update = next(updates)

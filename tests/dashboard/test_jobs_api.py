@@ -21,9 +21,10 @@ from real_servers import Servers
 from web_process import COMMAND, SECRET, Answer, Web, say, shared_web, web
 
 from models import job as model
-from models import job_leader, job_queue
+from models import job_attempt, job_leader, job_queue
 from models.database import server_now
-from models.job import Outcome, State
+from models.job import State
+from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.devstack.demo_jobs import INVOICE, MODULE, REPORT
 from queue_manager.devstack.ports import free_port
@@ -75,9 +76,9 @@ def end(job: dict[str, Any], state: State) -> None:
     """Let a job that is due end in `state`."""
     document = model.get(ObjectId(job["_id"]))
     assert document is not None
-    assert model.start(document, token="worker", now=server_now(), until=server_now() + seconds(30))
+    assert job_attempt.start(document, token="worker", now=server_now(), until=server_now() + seconds(30))
     if state is not State.EXECUTING:
-        assert model.finish(document, Outcome(state=state), token="worker", now=server_now())
+        assert job_attempt.finish(document, Outcome(state=state), token="worker", now=server_now())
 
 
 def through(api: Api, query: str) -> list[str]:
@@ -249,9 +250,9 @@ class TestLooking:
         failed = api.run(REPORT, 2026)
         document = model.get(ObjectId(failed["_id"]))
         assert document is not None
-        model.start(document, token="t", now=server_now(), until=server_now() + seconds(30))
+        job_attempt.start(document, token="t", now=server_now(), until=server_now() + seconds(30))
         outcome = Outcome(state=State.FAILURE, error="ValueError: Too Late")
-        model.finish(document, outcome, token="t", now=server_now())
+        job_attempt.finish(document, outcome, token="t", now=server_now())
         for search, found in (
             ("ada@example.COM", [nested]),
             ('{"n":4711}', [nested]),

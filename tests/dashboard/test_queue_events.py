@@ -95,6 +95,18 @@ def test_an_event_about_many_or_large_messages_does_not_bring_them(queue: Queue)
     assert added["counts"]["main"] == 102
 
 
+def test_an_event_that_somebody_put_there_by_hand_holds_up_no_other(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        blocks = stream.blocks()
+        next(blocks)
+        with queue.redis() as client:
+            client.xadd("tested:events", {"event": "by hand"})
+        id = queue.add()
+        told = [next(block["data"] for block in blocks if "data" in block) for _ in range(2)]
+    assert told[0] == "by hand"
+    assert id in told[1]
+
+
 def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(queue: Queue) -> None:
     last = heard(queue)
     missed = [queue.add() for _ in range(20)]

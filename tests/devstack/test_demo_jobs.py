@@ -15,8 +15,10 @@ from eventually import eventually
 from real_servers import Servers
 
 from models import job as model
+from models import job_attempt
 from models.database import Document, server_now
-from models.job import Outcome, State
+from models.job import State
+from models.job_attempt import Outcome
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import HandOn, NotYetDue
 from queue_manager.core.settings import Settings
@@ -71,7 +73,7 @@ class TestJobs:
 
     def test_a_report_shows_how_far_it_is(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         shown: list[float] = []
-        monkeypatch.setattr(model, "note_progress", lambda _, progress, **__: shown.append(progress["percent"]))
+        monkeypatch.setattr(job_attempt, "note_progress", lambda _, progress, **__: shown.append(progress["percent"]))
         jobs.run(REPORT, 2026)
         assert run_once_more(REPORT)["state"] == "success"
         assert shown[0] == 0
@@ -144,9 +146,9 @@ class TestSummary:
         )
         begun = service.run(REPORT, 2026)
         assert begun is not None
-        model.start(begun, token="t", now=server_now(), until=server_now() + seconds(9))
+        job_attempt.start(begun, token="t", now=server_now(), until=server_now() + seconds(9))
         assert summary.describe_jobs(server_now()).endswith(f"executing {REPORT}")
-        model.finish(begun, Outcome(state=State.SUCCESS), token="t", now=server_now())
+        job_attempt.finish(begun, Outcome(state=State.SUCCESS), token="t", now=server_now())
 
     def test_only_where_jobs_run(self) -> None:
         for is_only, has_line in ((False, True), (True, False)):

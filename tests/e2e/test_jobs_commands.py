@@ -14,7 +14,7 @@ from commands import environment, said_on_a_terminal
 from real_servers import Servers
 
 from models import job as model
-from models import job_leader, job_queue
+from models import job_attempt, job_leader, job_queue
 from models.database import Document, server_now
 from models.job import State
 from queue_manager.core.clock import minutes, seconds, to_iso
@@ -53,7 +53,7 @@ def made(name: str = INVOICE, *arguments: Any, **options: Any) -> Document:
 
 
 def begin(job: Document) -> None:
-    assert model.start(job, token="worker", now=server_now(), until=server_now() + seconds(30))
+    assert job_attempt.start(job, token="worker", now=server_now(), until=server_now() + seconds(30))
 
 
 class TestRun:

@@ -16,9 +16,10 @@ from pymongo import MongoClient, monitoring
 from real_servers import Servers
 from rooms import T0
 
-from models import database, job, job_pages
+from models import database, job, job_attempt, job_pages
 from models.database import Document
 from models.job import State
+from models.job_attempt import Outcome
 from models.job_pages import Asked
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.per_process import PerProcess
@@ -136,8 +137,8 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
 
         free = job.next_jobs("n07", now=T0, limit=1)[0]
         recorder.sent.clear()
-        assert job.start(free, token="t", now=T0, until=T0 + LEASE)
-        assert job.finish(free, job.Outcome(state=State.SUCCESS), token="t", now=T0)
+        assert job_attempt.start(free, token="t", now=T0, until=T0 + LEASE)
+        assert job_attempt.finish(free, Outcome(state=State.SUCCESS), token="t", now=T0)
         for _, command in recorder.sent:
             stages, keys, read, _ = explained(command)
             assert stages & {"IDHACK", "IXSCAN"}

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from queue_manager.dashboard.access import session
 from queue_manager.dashboard.access.asked import LoginFirst, prefers_page
 from queue_manager.dashboard.access.credentials import Credentials
+from queue_manager.dashboard.answers import NOT_KEPT
 from queue_manager.dashboard.bodies import read
 from queue_manager.dashboard.errors import Refused
 from queue_manager.dashboard.rendering import rendered
@@ -78,7 +79,7 @@ def _form(next: str, *, problem: str = "") -> Response:
 
 
 def _onwards(next: str) -> RedirectResponse:
-    return RedirectResponse(_own(next), status_code=HTTPStatus.SEE_OTHER, headers={"cache-control": "no-store"})
+    return RedirectResponse(_own(next), status_code=HTTPStatus.SEE_OTHER, headers=NOT_KEPT)
 
 
 def _own(next: str) -> str:

@@ -17,7 +17,7 @@ from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError
 from queue_manager.dashboard.bodies import malformed, read
 from services.job_queues import InvalidJob
-from services.job_queues.jobs import FARTHEST, LARGEST
+from services.job_queues.checks import FARTHEST, LARGEST
 
 LARGEST_BODY = LARGEST * 11 // 10
 LONGEST_FIELD = 64  # characters of a name that is quoted

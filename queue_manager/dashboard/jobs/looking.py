@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from models.database import server_now
 from queue_manager.core.clock import to_iso
+from queue_manager.dashboard.answers import fresh
 from queue_manager.dashboard.servers import mongodb
 from services.job_queues import as_json, jobs
 from services.job_queues.paging import BY_ID
@@ -46,7 +47,7 @@ def page(
     with mongodb():
         found = jobs.page(**asked, before=before or None, limit=limit)
         now = server_now()
-    return _answer(
+    return fresh(
         {
             "jobs": [as_json(job) for job in found.jobs],
             "cursor": found.cursor,
@@ -60,14 +61,10 @@ def page(
 def status() -> JSONResponse:
     """Say of each name how many jobs are in which state and what comes next; and who leads."""
     with mongodb():
-        return _answer({**as_json(jobs.status()), "server_time": to_iso(server_now())})
+        return fresh({**as_json(jobs.status()), "server_time": to_iso(server_now())})
 
 
 @router.get("/jobs/{id}")
 def show(id: str) -> JSONResponse:
     with mongodb():
-        return _answer({"job": as_json(jobs.get(id))})
-
-
-def _answer(content: dict[str, Any]) -> JSONResponse:
-    return JSONResponse(content, headers={"cache-control": "no-store"})
+        return fresh({"job": as_json(jobs.get(id))})

@@ -27,5 +27,5 @@ PAGES = (
 
 def around(request: Request, who: Who | None) -> dict[str, Any]:
     """Return what `page.html` asks for."""
-    first = f"/{request.url.path.split('/')[1]}"
+    first = f"/{request.url.path.strip('/').partition('/')[0]}"
     return {"nav": PAGES, "here": first, "who": who}

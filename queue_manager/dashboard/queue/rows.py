@@ -23,12 +23,16 @@ LARGEST = 64 * 1024  # bytes of what is sent along
 Event = TypeVar("Event", bound=streams.Event[Any])
 
 
+class NotOurs(Exception):
+    """An event that somebody put into the stream by hand. It is passed on as it is, and holds up no other."""
+
+
 def with_rows(events: Sequence[Event], contents: Contents) -> list[Event]:
     """Return the events with their messages and counts, as those are by now."""
     try:
         counts = contents.counts()
         rows = _rows(events, contents)
-    except QueueUnavailable:
+    except (QueueUnavailable, NotOurs):
         return list(events)
     added = [{} if rows is None else {"messages": _listed(event, rows)} for event in events]
     added[-1]["counts"] = json.dumps({place: counts.of(place) for place in PLACES})
@@ -49,8 +53,12 @@ def _listed(event: Event, rows: Mapping[str, str]) -> str:
 
 
 def _ids(event: streams.Event[Any]) -> list[str]:
-    payload = json.loads(event.text).get("payload", {})
-    return [*payload.get("ids", []), *payload.get("dlq_ids", [])]
+    try:
+        payload = json.loads(event.text)["payload"]
+        ids = [*payload.get("ids", []), *payload.get("dlq_ids", [])]
+        return [id for id in ids if isinstance(id, str)]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NotOurs from error
 
 
 def _written(place: Place, message: Message) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -123,22 +123,19 @@ class Board:
         """Look every second for those who listen, and tell them what changed."""
         told, told_at = "", 0.0
         while True:
-            with suppress(Exception):  # it was logged; the next look may do better
-                state = await self._logged(self.state)
+            try:
+                state = await self.state()
                 essence, now = _essence(state), time.monotonic()
                 if essence != told or now - told_at >= AT_LEAST_EVERY:
                     told, told_at = essence, now
-                    text = json.dumps(state)
-                    for listener in self._listeners:
-                        listener.offer(text)
+                    self._tell(json.dumps(state))
+            except Exception as error:  # whatever it is, all who listen depend on this one; the next look may do better
+                log.error("The overview could not be made", error=reason(error))
             await asyncio.sleep(EVERY)
 
-    async def _logged(self, look: Callable[[], Awaitable[Json]]) -> Json:
-        try:
-            return await look()
-        except Exception as error:
-            log.error("The overview could not be made", error=reason(error))
-            raise
+    def _tell(self, state: str) -> None:
+        for listener in self._listeners:
+            listener.offer(state)
 
     async def _end_of_process(self) -> None:
         await self._ending.wait()

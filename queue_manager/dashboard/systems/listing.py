@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 from models.database import server_now
 from queue_manager.core.clock import to_iso
+from queue_manager.dashboard.answers import fresh
 from queue_manager.dashboard.servers import mongodb
 from queue_manager.dashboard.systems import cursors
 from queue_manager.dashboard.systems.named import WithItems
@@ -51,7 +52,7 @@ def page(
         shown, last = _page(walk, search, limit)
         now = server_now()
     cursor = None if last is None else cursors.written(last.position, of=of)
-    return _answer({"items": [_shown(item) for item in shown], "cursor": cursor, "server_time": to_iso(now)})
+    return fresh({"items": [_shown(item) for item in shown], "cursor": cursor, "server_time": to_iso(now)})
 
 
 def _page(walk: Iterator[Item], search: str | None, limit: int) -> tuple[list[Item], Item | None]:
@@ -72,7 +73,7 @@ def count(found: WithItems, state: InState = "due", search: Search = None) -> JS
     """Count the items in a state. `is_complete` says that all of them were looked at: there may be more than 20,000."""
     with mongodb():
         matching, is_complete = counted(found[1].listed(), state, search)
-    return _answer({"count": matching, "is_complete": is_complete})
+    return fresh({"count": matching, "is_complete": is_complete})
 
 
 def counted(listed: Listed, state: State, search: str | None) -> tuple[int, bool]:
@@ -97,7 +98,3 @@ def _shown(item: Item) -> dict[str, Any]:
     fields = asdict(item)
     del fields["position"]
     return {**fields, **{name: None if at is None else to_iso(at) for name, at in moments.items()}}
-
-
-def _answer(content: dict[str, Any]) -> JSONResponse:
-    return JSONResponse(content, headers={"cache-control": "no-store"})

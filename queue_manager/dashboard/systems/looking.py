@@ -13,6 +13,7 @@ from queue_manager.core.clock import to_iso
 from queue_manager.core.schedule import Scan
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.access.keys import now as own_now
+from queue_manager.dashboard.answers import fresh
 from queue_manager.dashboard.servers import mongodb, redis_server
 from queue_manager.dashboard.systems import cursors
 from queue_manager.dashboard.systems.board import Board
@@ -32,7 +33,7 @@ router = APIRouter()
 async def overview(request: Request) -> JSONResponse:
     """Tell who leads, which workers are online, and how each system stands. A server that is away is said, not 503."""
     board: Board = request.app.state.board
-    return _answer(await board.state())
+    return fresh(await board.state())
 
 
 @router.get("/overview/history")
@@ -43,7 +44,7 @@ def last_day() -> JSONResponse:
     of_systems = {
         name: None if system.counted_as is None else day.counts[system.counted_as] for name, system in SYSTEMS.items()
     }
-    return _answer(
+    return fresh(
         {
             "server_time": to_iso(own_now()),
             "bucket_seconds": history.BUCKET_SECONDS,
@@ -61,7 +62,7 @@ async def one(system: Named, request: Request) -> JSONResponse:
     (found,) = [of_one for of_one in state["systems"] if of_one["name"] == system.name]
     hooks = settings().qm_hooks
     about = {"hooks": hooks, "trigger": system.trigger if hooks else None}
-    return _answer({**found, **about, "servers": state["servers"], "server_time": state["server_time"]})
+    return fresh({**found, **about, "servers": state["servers"], "server_time": state["server_time"]})
 
 
 @router.get("/systems/{name}/scans")
@@ -79,7 +80,7 @@ def scans(
     cursor = (
         cursors.written(listing.position(shown[-1], scan_run.ORDER), of=system.name) if len(found) > limit else None
     )
-    return _answer({"scans": [_run(run) for run in shown], "cursor": cursor, "server_time": to_iso(now)})
+    return fresh({"scans": [_run(run) for run in shown], "cursor": cursor, "server_time": to_iso(now)})
 
 
 @router.get("/schedule")
@@ -111,7 +112,7 @@ def schedule() -> JSONResponse:
                 }
             )
     shown = {"server_time": to_iso(now), "leader": shown_leader(leader), "hooks": settings().qm_hooks}
-    return _answer({**shown, "entries": entries})
+    return fresh({**shown, "entries": entries})
 
 
 def _run(run: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +127,3 @@ def _cron(scan: Scan) -> str | None:
     at: Any = scan.at
     parts = (at._orig_minute, at._orig_hour, at._orig_day_of_month, at._orig_month_of_year, at._orig_day_of_week)
     return " ".join(map(str, parts))
-
-
-def _answer(content: dict[str, Any]) -> JSONResponse:
-    return JSONResponse(content, headers={"cache-control": "no-store"})

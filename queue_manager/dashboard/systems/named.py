@@ -61,7 +61,7 @@ class System:
 _ROOMS = Items(listed=support_snooze, task=unsnooze_room)
 _AGENCIES = Items(listed=eligible_agencies, task=create_review_request)
 _SITES = Items(listed=hung_sites, task=reset_stale_thumbnail)
-_SHOWN: dict[str, tuple[str, str, str | None, Items | None]] = {
+_PAGES: dict[str, tuple[str, str, str | None, Items | None]] = {
     "support-snooze": ("Rooms", "/rooms", "support-snooze", _ROOMS),
     "review-requests": ("Reviews", "/reviews", "review-request-pulse", _AGENCIES),
     "stale-thumbnails": ("Thumbnails", "/thumbnails", "stale-thumbnails", _SITES),
@@ -69,11 +69,16 @@ _SHOWN: dict[str, tuple[str, str, str | None, Items | None]] = {
     "overdue-messages": ("Messages", "/messages", None, None),
     "job-queues": ("Jobs", "/jobs", JOBS_THAT_RAN, None),
 }
-SYSTEMS = {
-    scan.name: System(scan=scan, title=title, page=page, counted_as=counted_as, items=items)
-    for scan in SCHEDULE
-    for title, page, counted_as, items in [_SHOWN[scan.name]]
-}
+
+
+def system_of(scan: Scan) -> System:
+    """Return the system of a scan. One without a page of its own is shown by its name, and leads to the schedule."""
+    plain = (scan.name.replace("-", " ").capitalize(), "/schedule", scan.queue, None)
+    title, page, counted_as, items = _PAGES.get(scan.name, plain)
+    return System(scan=scan, title=title, page=page, counted_as=counted_as, items=items)
+
+
+SYSTEMS = {scan.name: system_of(scan) for scan in SCHEDULE}
 
 
 def _named(name: Annotated[str, Path()]) -> System:

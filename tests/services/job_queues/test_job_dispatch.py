@@ -11,7 +11,7 @@ from pymongo.errors import AutoReconnect
 from real_servers import Servers
 from rooms import T0
 
-from models import job, job_leader, job_queue
+from models import job, job_attempt, job_leader, job_queue
 from queue_manager.core.clock import minutes, seconds
 from services.job_queues.runner import FRESH
 
@@ -117,8 +117,8 @@ def test_lease_that_was_renewed_meanwhile_is_not_reaped(lab: Lab) -> None:
     lab.executing(id, token="alive")
     lab.hand.advance(LEASE)
     [seen] = job.executing()
-    assert job.renew(seen.id, token="alive", until=lab.clock() + LEASE)
-    assert not job.reap(seen, waiting=lab.clock(), now=lab.clock(), error="lost")
+    assert job_attempt.renew(seen.id, token="alive", until=lab.clock() + LEASE)
+    assert not job_attempt.reap(seen, waiting=lab.clock(), now=lab.clock(), error="lost")
     assert lab.state(id) == "executing"
 
 
@@ -126,9 +126,9 @@ def test_lease_is_never_shortened(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id, token="alive")
     found = lab.jobs.get(id)["_id"]
-    assert job.renew(found, token="alive", until=T0)
+    assert job_attempt.renew(found, token="alive", until=T0)
     assert lab.jobs.get(id)["claim"]["claimed_until"] == T0 + LEASE
-    assert not job.renew(found, token="another", until=T0 + LEASE * 2)
+    assert not job_attempt.renew(found, token="another", until=T0 + LEASE * 2)
 
 
 # Who leads

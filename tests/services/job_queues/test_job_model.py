@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from job_lab import LEASE, Lab
 from job_model import Attempt, JobModel, Modelled
 
-from models import job, job_leader, job_queue
+from models import job, job_attempt, job_leader, job_queue
 from models.database import Document
-from models.job import Busy, Outcome, State
+from models.job import Busy, State
+from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds
 from services.job_queues import NotTheOnly, WrongState
 
@@ -127,7 +128,7 @@ class JobMachine(RuleBasedStateMachine):
         id, now = str(found["_id"]), self.lab.clock()
         expected = self.model.start(id, attempts=found["attempts"], token=token, now=now, lease=LEASE)
         try:
-            answer = "started" if job.start(found, token=token, now=now, until=now + LEASE) else "gone"
+            answer = "started" if job_attempt.start(found, token=token, now=now, until=now + LEASE) else "gone"
         except Busy:
             answer = "busy"
         assert answer == expected
@@ -158,7 +159,7 @@ class JobMachine(RuleBasedStateMachine):
         was_written = self.has_ended(attempt)
         expected = self.model.finish(attempt, state=state, rest=rest, now=now)
         outcome = Outcome(state=State(state), rest=rest)
-        assert job.finish(document, outcome, token=attempt.token, now=now) == (expected or was_written)
+        assert job_attempt.finish(document, outcome, token=attempt.token, now=now) == (expected or was_written)
 
     @precondition(lambda self: self.attempts and self.seen)
     @rule(number=picks, next_number=picks, end=ends)
@@ -174,7 +175,7 @@ class JobMachine(RuleBasedStateMachine):
         held = Attempt(id=id, token=attempt.token, number=following["attempts"] + 1)
         was_held = self.model.holds(held)
         started = self.model.start(id, attempts=following["attempts"], token=attempt.token, now=now, lease=LEASE)
-        answer = job.finish_and_start(
+        answer = job_attempt.finish_and_start(
             document, Outcome(state=State(state), rest=rest), following, token=attempt.token, now=now, until=now + LEASE
         )
         assert answer == (is_finished or was_written, started == "started" or was_held)
@@ -192,7 +193,7 @@ class JobMachine(RuleBasedStateMachine):
         one = self.model.jobs.get(attempt.id)
         is_held = one is not None and one.token == attempt.token
         until = self.lab.clock() + LEASE
-        assert job.renew(ObjectId(attempt.id), token=attempt.token, until=until) == is_held
+        assert job_attempt.renew(ObjectId(attempt.id), token=attempt.token, until=until) == is_held
         if one is not None and one.claimed_until is not None and is_held:
             one.claimed_until = max(one.claimed_until, until)
 

@@ -13,9 +13,10 @@ from bson import ObjectId
 from job_lab import LEASE, Lab, lost_lease, successes
 from real_servers import Servers
 
-from models import job
+from models import job, job_attempt
 from models.database import Document
-from models.job import Busy, Outcome, State
+from models.job import Busy, State
+from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds
 from services.job_queues import WrongState
 
@@ -55,7 +56,7 @@ def try_to_cancel(lab: Lab, id: str) -> bool:
 
 def try_to_start(lab: Lab, found: Document, token: str = "t") -> bool:
     try:
-        return job.start(found, token=token, now=lab.clock(), until=lab.clock() + LEASE)
+        return job_attempt.start(found, token=token, now=lab.clock(), until=lab.clock() + LEASE)
     except Busy:
         return False
 
@@ -94,8 +95,8 @@ def test_reap_racing_with_finish_one_wins_and_the_job_is_done_once(lab: Lab, rac
         lost_lease(id)
         [seen] = job.executing()
         reaped, finished = racing(
-            lambda seen=seen: job.reap(seen, waiting=lab.clock(), now=lab.clock(), error="lost"),
-            lambda mine=mine: job.finish(mine, DONE, token="mine", now=lab.clock()),
+            lambda seen=seen: job_attempt.reap(seen, waiting=lab.clock(), now=lab.clock(), error="lost"),
+            lambda mine=mine: job_attempt.finish(mine, DONE, token="mine", now=lab.clock()),
         )
         assert reaped != finished
         assert lab.state(id) == ("failure" if reaped else "success")

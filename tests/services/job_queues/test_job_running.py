@@ -18,8 +18,9 @@ from pymongo.errors import AutoReconnect
 from real_servers import Servers
 from rooms import T0
 
-from models import database, job
-from models.job import HISTORY, Outcome, State
+from models import database, job, job_attempt
+from models.job import HISTORY, State
+from models.job_attempt import Outcome
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, PermanentError
 from queue_manager.core.settings import settings
@@ -313,10 +314,10 @@ def test_late_result_is_refused_though_the_overtaker_is_the_same_task_delivered_
     lab.dispatch()
     current = lab.executing(id, token="twice")
     done = Outcome(state=State.SUCCESS)
-    assert not job.finish(late, done, token="twice", now=lab.clock())
+    assert not job_attempt.finish(late, done, token="twice", now=lab.clock())
     assert lab.state(id) == "executing"
-    assert job.finish(current, done, token="twice", now=lab.clock())
-    assert job.finish(current, done, token="twice", now=lab.clock())  # harmless when repeated
+    assert job_attempt.finish(current, done, token="twice", now=lab.clock())
+    assert job_attempt.finish(current, done, token="twice", now=lab.clock())  # harmless when repeated
     assert successes(id) == 1
 
 
@@ -326,7 +327,7 @@ def test_job_is_not_started_by_a_look_that_is_out_of_date(lab: Lab) -> None:
     lab.works["mail"] = fails_with(ValueError())
     lab.run_through()
     lab.hand.advance(minutes(1))
-    assert not job.start(seen, token="late", now=lab.clock(), until=lab.clock() + LEASE)
+    assert not job_attempt.start(seen, token="late", now=lab.clock(), until=lab.clock() + LEASE)
     assert lab.state(id) == "failure"
 
 
@@ -439,7 +440,7 @@ def test_outage_that_outlasts_the_lease_is_an_error_and_the_job_comes_back(lab: 
 
 def test_lost_reply_of_a_write_that_was_made_counts_as_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [lab.run("mail", number) for number in range(3)]
-    finish_and_start, arrives = job.finish_and_start, iter([False, True])
+    finish_and_start, arrives = job_attempt.finish_and_start, iter([False, True])
 
     def losing_the_reply(*args: Any, **kwargs: Any) -> Any:
         written = finish_and_start(*args, **kwargs)
@@ -447,7 +448,7 @@ def test_lost_reply_of_a_write_that_was_made_counts_as_written(lab: Lab, monkeyp
             return written
         raise AutoReconnect("connection closed")
 
-    monkeypatch.setattr(job, "finish_and_start", losing_the_reply)
+    monkeypatch.setattr(job_attempt, "finish_and_start", losing_the_reply)
     report = lab.run_through()
     assert (report.succeeded, report.lost) == (3, 0)
     assert [successes(id) for id in ids] == [1, 1, 1]

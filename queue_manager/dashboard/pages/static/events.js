@@ -4,16 +4,18 @@ import { byId, toast } from "./dom.js";
 
 const PAUSE = 1000;
 
-// `on` has: event(data, name), and again(), which reads anew what events cannot tell: at first, and after a gap.
+// `on` has: event(data, name), again(), which reads anew what events cannot tell: at first, and after a gap; and maybe
+// parse(text), which reads an event's data.
 export class Events {
   constructor(path, names, on) {
     Object.assign(this, { path, names, on });
     this.open();
-    addEventListener("pagehide", () => this.source.close());
+    addEventListener("pagehide", () => this.close());
     addEventListener("pageshow", (event) => event.persisted && this.open());
   }
 
   open() {
+    this.close();
     this.source = new EventSource(`/api${this.path}${this.last ? `?lastEventId=${encodeURIComponent(this.last)}` : ""}`);
     this.source.onopen = () => this.opened();
     this.source.onerror = () => this.failed();
@@ -25,6 +27,11 @@ export class Events {
     });
   }
 
+  close() {
+    clearTimeout(this.retry);
+    this.source?.close();
+  }
+
   opened() {
     say("Live", "live");
     if (!this.last) this.on.again();
@@ -32,13 +39,14 @@ export class Events {
 
   heard(event, name) {
     this.last = event.lastEventId || this.last;
-    this.on.event(JSON.parse(event.data), name);
+    this.on.event((this.on.parse ?? JSON.parse)(event.data), name);
   }
 
   failed() {
     say("Reconnecting …", "off");
-    if (!this.last) this.on.again();
-    if (this.source.readyState === EventSource.CLOSED) setTimeout(() => this.open(), PAUSE);
+    const isRefused = this.source.readyState === EventSource.CLOSED;
+    if (isRefused || !this.last) this.on.again(); // reading says why, and leads to the log-in when the session is over
+    if (isRefused) this.retry = setTimeout(() => this.open(), PAUSE);
   }
 }
 

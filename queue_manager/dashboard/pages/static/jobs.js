@@ -1,12 +1,13 @@
 // The jobs of every name, and what people do with them.
 
-import { Problem, get, post, query } from "./api.js";
+import { Problem, attempt, get, post, query } from "./api.js";
 import { at, moment, now, number, span } from "./clock.js";
 import { countdown, until } from "./countdown.js";
 import { askFor, show } from "./dialog.js";
 import { byId, button, element, facts, mayAct, pill, toast } from "./dom.js";
 import { Events } from "./events.js";
-import { List, cell, fill, grid } from "./list.js";
+import { grid } from "./grid.js";
+import { List, cell, fill } from "./list.js";
 
 const STATES = { pending: "", executing: "warn", failure: "bad", success: "good", canceled: "" };
 const CLEARED = ["pending", "failure", "success", "canceled"];
@@ -105,15 +106,13 @@ function describe(job) {
   ].flat().filter(Boolean);
 }
 
-async function look(id) {
-  try {
-    const { job } = await get(`/jobs/${id}`, { parse: exact });
-    looked = { id, body: element("div", { class: "stack" }, describe(job)) };
-    show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), looked.body], actionsOf(job));
-  } catch (error) {
-    toast(error.message);
-  }
-}
+const complaint = ({ message }) => toast(message);
+
+const look = (id) => attempt(async () => {
+  const { job } = await get(`/jobs/${id}`, { parse: exact });
+  looked = { id, body: element("div", { class: "stack" }, describe(job)) };
+  show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), looked.body], actionsOf(job));
+}, complaint);
 
 // Acting
 
@@ -126,14 +125,10 @@ function actionsOf({ _id: id, state, name, priority }) {
   ].filter(Boolean);
 }
 
-async function act(path, body, said) {
-  try {
-    await post(`/jobs/${path}`, body);
-    toast(done(said));
-  } catch (error) {
-    toast(error.message);
-  }
-}
+const act = (path, body, said) => attempt(async () => {
+  await post(`/jobs/${path}`, body);
+  toast(done(said));
+}, complaint);
 
 const turn = (name, what) => act(what, { names: [name] }, `${name}: ${what}d`);
 

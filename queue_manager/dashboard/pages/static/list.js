@@ -290,10 +290,5 @@ export function fill(body, all, make) {
   while (body.children.length > all.length) body.lastChild.remove();
 }
 
-// A table of `rows`, each with a value for each of `titles`; the last may be long.
-export const grid = (titles, rows) => element("div", { class: "sheet" }, element("table", {},
-  element("thead", {}, element("tr", {}, titles.map((title) => element("th", { scope: "col" }, title)))),
-  element("tbody", {}, rows.map((row) => element("tr", {}, row.map((value, index) => cell(titles[index], value, index < row.length - 1 && "nowrap")))))));
-
 // A cell; on a narrow screen its label stands before it.
 export const cell = (label, content, kind = "") => element("td", { "data-label": label, class: kind }, content);

@@ -1,6 +1,6 @@
 // The messages of one place, and what people do with them.
 
-import { Problem, ask, get, post, query } from "./api.js";
+import { Problem, ask, attempt, get, post, query } from "./api.js";
 import { at, moment, number } from "./clock.js";
 import { countdown } from "./countdown.js";
 import { askFor, show } from "./dialog.js";
@@ -34,7 +34,7 @@ const placeOf = (cursor) => (cursor?.startsWith("page-") ? { page: cursor.slice(
 function exactly(text) {
   const answer = JSON.parse(text);
   const exact = JSON.rawJSON && JSON.parse(text, (_, value, { source } = {}) => (typeof value === "number" && String(value) !== source ? JSON.rawJSON(source) : value));
-  answer.messages.forEach((message, index) => (message.payload = (exact ?? answer).messages[index].payload));
+  answer.messages?.forEach((message, index) => (message.payload = (exact ?? answer).messages[index].payload));
   return answer;
 }
 
@@ -62,7 +62,7 @@ const CELLS = {
   attempts: (message) => cell("Attempts", `${message.attempt_count} / ${mostOf(message)}`, "number nowrap"),
   timeout: (message) => cell("Ack timeout", timeoutOf(message) === undefined ? "..." : `${timeoutOf(message)} s`, "number nowrap"),
   consumer: (message) => cell("Consumer", message.consumer_id ?? "—"),
-  token: (message) => cell("Token", element("code", {}, message.lock_token?.slice(0, 8) ?? "—")),
+  token: (message) => cell("Token", element("code", {}, message.lock_token?.slice(0, 8) ?? "—"), "nowrap"),
   left: (message) => cell("Time remaining", countdown(deadlineOf(message)), "number"),
   reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ?? "—")),
 };
@@ -161,17 +161,14 @@ function remove(ids) {
   });
 }
 
-async function replay(ids) {
-  try {
-    toast(done(await post("/queue/replay", { messageIds: ids })));
-  } catch (error) {
-    toast(error.message);
-  }
-}
+const complaint = ({ message }) => toast(message);
+
+const replay = (ids) => attempt(async () => toast(done(await post("/queue/replay", { messageIds: ids }))), complaint);
 
 async function replayAll() {
   const filter = filterOf(list.values);
-  const { count, is_complete: isAll } = await get(`/queue/dead/count${query(list.values)}`);
+  const { sort, order, cursor, ...shown } = list.values;
+  const { count, is_complete: isAll } = await get(`/queue/dead/count${query(shown)}`);
   const what = `${number(count)}${isAll ? "" : " or more"} failed message${count === 1 ? "" : "s"}`;
   askFor({
     title: `Replay ${what}?`, verb: "Replay", text: "They go back to the end of their queue, with all their attempts.",
@@ -179,9 +176,9 @@ async function replayAll() {
   });
 }
 
-function filterOf({ filterType, filterPriority, filterAttempts, search }) {
+function filterOf({ filterType, filterPriority, filterAttempts, startDate, endDate, search }) {
   const whole = (text) => (text ? Number(text) : undefined);
-  return { type: filterType, priority: whole(filterPriority), attempts: whole(filterAttempts), search };
+  return { type: filterType, priority: whole(filterPriority), attempts: whole(filterAttempts), startDate, endDate, search };
 }
 
 function clear() {
@@ -226,8 +223,8 @@ function showCounts(counts) {
 
 function begin() {
   list = new List({ load, cells, id: (message) => message.id, size: PAGE });
-  new Events("/queue/events", ["queue-update"], { event: happened, again: () => (list.refresh(), count()) });
-  for (const [id, act] of [["create", create], ["clear", clear], ["replay-all", replayAll]]) byId(id)?.addEventListener("click", act);
+  new Events("/queue/events", ["queue-update"], { event: happened, parse: exactly, again: () => (list.refresh(), count()) });
+  for (const [id, act] of [["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll, complaint)]]) byId(id)?.addEventListener("click", act);
   for (const [id, act] of [["replay", replay], ["move", move], ["delete", remove]]) byId(id)?.addEventListener("click", () => act([...list.picked]));
   configure();
 }

@@ -1,29 +1,28 @@
 // What runs when, how the last runs ended, who leads; and a run by hand.
 
-import { get, post } from "./api.js";
+import { attempt, get, post } from "./api.js";
 import { at, moment, now, number, span } from "./clock.js";
 import { countdown, until } from "./countdown.js";
 import { show } from "./dialog.js";
 import { button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
 import { Events } from "./events.js";
-import { cell, fill, grid } from "./list.js";
+import { grid } from "./grid.js";
+import { cell, fill } from "./list.js";
 
 let seen; // what was true of the schedule when it was last read
 let away; // why a server does not answer
 
-async function read() {
-  try {
-    const { entries, leader } = await get("/schedule");
-    complain(away);
-    lead(leader);
-    fill(byId("entries"), entries, row);
-    byId("schedule").hidden = false;
-    byId("all-off").hidden = entries.some((entry) => entry.is_on);
-  } catch (error) {
-    complain(error.message);
-    seen = undefined; // the next event makes it read again
-  }
-}
+const read = () => attempt(async () => {
+  const { entries, leader } = await get("/schedule");
+  complain(away);
+  lead(leader);
+  fill(byId("entries"), entries, row);
+  byId("schedule").hidden = false;
+  byId("all-off").hidden = entries.some((entry) => entry.is_on);
+}, ({ message }) => {
+  complain(message);
+  seen = undefined; // the next event makes it read again
+});
 
 function heard({ systems, leader, servers }) {
   away = Object.values(servers).filter(Boolean).join(" · ");
@@ -87,13 +86,10 @@ function trigger({ title, trigger: path }) {
   return made;
 }
 
-async function start(path) {
-  try {
-    const { task_id: id } = await post(path.replace("/api", ""));
-    toast(`Sent: task ${id}`);
-  } catch (error) {
-    toast(error.message); // also: it is running already
-  }
-}
+// A refusal says, among others, that it is running already.
+const start = (path) => attempt(async () => {
+  const { task_id: id } = await post(path.replace("/api", ""));
+  toast(`Sent: task ${id}`);
+}, ({ message }) => toast(message));
 
 new Events("/overview/events", ["overview"], { event: heard, again: read });

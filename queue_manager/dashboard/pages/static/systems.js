@@ -42,7 +42,10 @@ export function standing(system) {
   return system.is_running || system.in_progress ? pill("Working", "good") : pill("OK", "good");
 }
 
-export const howToTurnOn = ({ name }) => ["Off. To turn it on, set ", element("code", {}, `${FLAGS[name]}=true`), " and start the processes again."];
+export function howToTurnOn({ name }) {
+  const flag = FLAGS[name];
+  return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and start the processes again."] : ["Off, by its flag in ", element("code", {}, "beat_schedule.py"), "."];
+}
 
 export function figures(system) {
   const figure = (value, kind = "", text = number(value)) => element("span", { class: value ? kind : "soft" }, text);

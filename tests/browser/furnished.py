@@ -1,0 +1,136 @@
+"""Something of everything for pages to show: items in every state, messages in every place, jobs, scans, a leader."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from bson import ObjectId
+from queue_client import Queue
+from rooms import make_room, make_service
+
+from models import job, job_attempt, scan_run, site, subscription, support_room
+from models.database import collection, server_now
+from models.job import State
+from models.job_attempt import Outcome
+from queue_manager.core.clock import hours, seconds
+from queue_manager.devstack.demo_jobs import INVOICE, PARCEL, REPORT
+from queue_manager.transport.server import connect
+from services.due_work import DueItem
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+ROOM_SCAN = "tasks.support_snooze.scan_expired_snoozes"
+REASON = "Boom: the socket broke while it told its listeners of it. " * 6
+
+
+def rooms(reason: str = REASON) -> dict[str, str]:
+    """Return the ids of a room in each state."""
+    service, now = make_service(server_now), server_now()
+
+    def claimed(ago: float) -> DueItem:
+        make_room(now - seconds(ago))
+        (item,) = [item for batch in service.claim_due(0) for item in batch.items]
+        return item
+
+    stuck, failed, held = claimed(400), claimed(300), claimed(200)
+    support_room.rooms().update_one(
+        {"_id": ObjectId(stuck.args[0])}, {"$set": {"claim.claimed_until": now - seconds(30)}}
+    )
+    service.give_up(failed, error=reason)
+    due = make_room(now - seconds(100))
+    return {"due": str(due), "in-progress": held.args[0], "stuck": stuck.args[0], "failed": failed.args[0]}
+
+
+def sites() -> list[str]:
+    """Return the ids of two sites whose thumbnails hang, the newer first: one failed before."""
+    now = server_now()
+    made = []
+    for ago in (hours(4), hours(5)):
+        building = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": now - ago}
+        made.append(collection("instasites").insert_one({"status": "PUBLISHED", **building}).inserted_id)
+    site.record_outcome("run", "instasites", str(made[1]), "failed", now=now, error=REASON)
+    return [f"instasites:{one}" for one in made]
+
+
+def agencies() -> list[str]:
+    """Return the ids of two agencies that are to be asked, in the order of their list."""
+    parents = [ObjectId(), ObjectId()]
+    for parent in parents:
+        plan = {"metadata": {"product_type": "seo"}}
+        given: dict[str, Any] = {"account": parent, "status": "active", "created_at": LONG_AGO, "plan": plan}
+        subscription.subscriptions().insert_one({**given, "metadata": {"account_id": ObjectId()}})
+    return sorted(map(str, parents), reverse=True)
+
+
+def messages(queue: Queue) -> dict[str, str]:
+    """Return the ids of a message in each place."""
+    payload = {"to": "ada@example.org", "text": "word " * 60}
+    dead = queue.dead(payload=payload)
+    acknowledged, archived = queue.add(payload=payload), queue.add(payload=payload)
+    taken = queue.take()
+    queue.post("/queue/ack", {"id": taken["id"], "lock_token": taken["lock_token"]})
+    queue.post("/queue/move", {"messages": [archived], "toQueue": "archived"})
+    processing = queue.add(payload=payload, ackTimeout=900)
+    assert queue.take("consumer_id=a-consumer")["id"] == processing
+    main = queue.add(type="letter", payload=payload)
+    return {
+        "main": main,
+        "processing": processing,
+        "dead": dead,
+        "acknowledged": acknowledged,
+        "archived": archived,
+    }
+
+
+def make_job(queue: Queue, name: str = INVOICE, *arguments: Any, state: State = State.PENDING, **options: Any) -> str:
+    """Store a job, let it end in `state`, and return its id."""
+    answer = queue.post("/jobs", {"name": name, "arguments": list(arguments), **options})
+    assert answer.status == 201, answer.text
+    id = str(answer.body["job"]["_id"])
+    if state is not State.PENDING:
+        document = job.get(ObjectId(id))
+        assert document is not None
+        now = max(server_now(), document["due"])  # two processes know the server's clock to within a round trip
+        assert job_attempt.start(document, token="worker", now=now, until=now + seconds(900))
+        if state is not State.EXECUTING:
+            outcome = Outcome(state=state, rest=hours(1) if state is State.FAILURE else None, error=REASON)
+            assert job_attempt.finish(document, outcome, token="worker", now=now)
+    return id
+
+
+def jobs(queue: Queue) -> dict[State, str]:
+    """Return the ids of a job in each state."""
+    names = (INVOICE, REPORT, PARCEL, INVOICE, INVOICE)
+    return {
+        state: make_job(queue, name, 7, "word " * 60, state=state) for state, name in zip(State, names, strict=True)
+    }
+
+
+def scans(error: str = REASON) -> None:
+    """Note runs of the scan of rooms, the latest with an error."""
+    run = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40, "requeued": 1}
+    for ago, failed in ((30, None), (20, None), (10, error)):
+        scan_run.record(
+            ROOM_SCAN, {**run, "errors": int(failed is not None)}, error=failed, now=server_now() - seconds(ago)
+        )
+
+
+def lead(redis_url: str) -> None:
+    """Do what a beat does that leads."""
+    with connect(redis_url) as client:
+        since = {"since_ms": "1767225600000", "epoch": "7"}
+        client.hset("redbeat::lock", mapping={"token": "t", "host": "a-host", "pid": "1", **since})
+        client.pexpire("redbeat::lock", 600_000)
+        at = client.time()[0] + 300
+        client.zadd("redbeat::schedule", {"redbeat:support-snooze": at})
+
+
+def everything(queue: Queue, redis_url: str) -> dict[str, str]:
+    """Furnish every page; return the ids of the messages by their places."""
+    rooms()
+    sites()
+    agencies()
+    jobs(queue)
+    scans()
+    lead(redis_url)
+    return messages(queue)

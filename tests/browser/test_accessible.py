@@ -1,0 +1,146 @@
+"""Every page and dialog: nothing that axe finds, in light and dark, wide and narrow; nothing wider than a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import furnished
+import pytest
+from credentials import OPERATOR, UNKNOWN
+from playwright.sync_api import Page, expect
+from queue_client import Queue
+from real_servers import Servers
+from visit import Visit, Visiting
+
+SIZES = """Object.fromEntries(performance.getEntriesByType("resource")
+  .filter(({ name }) => /[.](js|css)$/.test(name)).map(({ name, decodedBodySize }) => [name, decodedBodySize]))"""
+PAGES = {
+    "/": "#systems article",
+    "/rooms?state=failed": "#rows > tr",
+    "/reviews": "#rows > tr",
+    "/thumbnails": "#rows > tr",
+    "/messages": "#rows > tr",
+    "/messages/processing": "#rows > tr",
+    "/messages/failed": "#rows > tr",
+    "/messages/acknowledged": "#rows > tr",
+    "/messages/archived": "#rows > tr",
+    "/jobs": "#rows > tr",
+    "/schedule": "#entries > tr",
+    "/docs": ".operation",
+    "/nothing": ".empty",
+}
+
+
+def test_pages_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
+    furnished.everything(queue, clean.valkey.url)
+    visit.expect_status(404)
+    wrongs = []
+    for path, content in PAGES.items():
+        expect(visit.open(path).locator(content).first).to_be_visible()
+        wrongs += visit.wrongs(path)
+    assert not wrongs
+
+
+@pytest.mark.usefixtures("clean")
+def test_pages_without_anything_to_show_have_no_violations(visit: Visit) -> None:
+    wrongs = []
+    for path in PAGES.keys() - {"/docs", "/nothing", "/messages/archived", "/messages/acknowledged"}:
+        visit.open(path)
+        if path not in ("/", "/schedule"):
+            expect(visit.page.locator("#empty")).to_be_visible()
+        wrongs += visit.wrongs(path)
+    assert not wrongs
+
+
+def test_the_log_in_has_no_violations(visiting: Visiting, guarded: Queue) -> None:
+    visit = visiting(guarded.web)
+    visit.expect_status(401)
+    visit.open("/login")
+    wrongs = visit.wrongs("log in")
+    visit.log_in(UNKNOWN)
+    expect(visit.page.get_by_role("alert")).to_be_visible()
+    wrongs += visit.wrongs("wrong key")
+    visit.log_in(OPERATOR)
+    expect(visit.page.locator(".who")).to_be_visible()
+    wrongs += visit.wrongs("logged in")
+    assert not wrongs
+
+
+def dialogs(visit: Visit) -> Iterator[tuple[str, Callable[[Page], None]]]:
+    """Give each page with what opens a dialog there."""
+
+    def first_row(page: Page) -> None:
+        page.locator("#rows th button").first.click()
+
+    def button(name: str) -> Callable[[Page], None]:
+        return lambda _: visit.press(name)
+
+    def button_of_first_row(page: Page) -> None:
+        first_row(page)
+        visit.press("Move …", visit.dialog)
+
+    yield "/messages", first_row
+    yield "/messages", button("Add message")
+    yield "/messages", add_wrongly
+    yield "/messages", button("Clear")
+    yield "/messages", button_of_first_row
+    yield "/messages/failed", button("Replay all that match")
+    yield "/messages/failed", first_row
+    yield "/rooms?state=failed", first_row
+    yield "/rooms?state=failed", button("Retry all that match")
+    yield "/jobs", first_row
+    yield "/jobs", button("Run a job")
+    yield "/jobs", button("Clear …")
+    yield "/schedule", lambda page: page.get_by_role("button", name="Last 3 runs").click()
+
+
+def add_wrongly(page: Page) -> None:
+    page.get_by_role("button", name="Add message").click()
+    page.get_by_role("dialog").get_by_label("Payload").fill("{")
+    page.get_by_role("button", name="Add", exact=True).click()
+    expect(page.get_by_role("dialog").locator("[aria-invalid]")).to_have_count(1)
+
+
+def test_dialogs_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
+    furnished.everything(queue, clean.valkey.url)
+    wrongs = []
+    for number, (path, act) in enumerate(dialogs(visit)):
+        act(visit.open(path))
+        expect(visit.dialog).to_be_visible()
+        wrongs += visit.wrongs(f"dialog {number} of {path}")
+    assert not wrongs
+
+
+def test_what_is_selected_and_what_went_wrong_have_no_violations(visit: Visit, queue: Queue) -> None:
+    furnished.messages(queue)
+    visit.expect_status(422)
+    page = visit.open("/messages/failed")
+    page.get_by_label("Select all on this page").check()
+    visit.press("Replay")
+    expect(page.locator("#toasts p")).to_be_visible()
+    wrongs = visit.wrongs("replayed")
+    page.goto(f"{visit.origin}/messages")
+    page.get_by_label("Select all on this page").check()
+    page.get_by_label("Priority").fill("-1")
+    expect(page.locator("#problem")).not_to_be_empty()
+    wrongs += visit.wrongs("selected, and a wrong filter")
+    assert not wrongs
+
+
+def test_what_is_hard_to_read_is_found(visit: Visit) -> None:
+    """Or the tests above would prove nothing."""
+    page = visit.open("/messages/archived")
+    expect(page.locator("#empty")).to_be_visible()
+    page.evaluate("document.querySelector('.lead').style.color = '#777'")
+    page.evaluate("document.querySelector('#filter-search').labels[0].remove()")
+    wrongs = visit.wrongs("page")
+    assert {one.split(": ")[1] for one in wrongs} == {"color-contrast", "label"}
+    assert len(wrongs) == 6
+
+
+def test_no_page_loads_more_than_60_kb_of_script_and_style(visit: Visit) -> None:
+    visit.expect_status(404)
+    for path in PAGES:
+        sizes = visit.open(path).evaluate(SIZES)
+        assert sizes
+        assert sum(sizes.values()) <= 60_000, sizes

@@ -1,0 +1,198 @@
+"""The jobs, as people see and change them: each action once, with its effect as the API tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import furnished
+import pytest
+from playwright.sync_api import Locator, expect
+from queue_client import Queue
+from visit import Visit
+
+from models.job import State
+from queue_manager.devstack.demo_jobs import INVOICE, REPORT
+
+pytestmark = pytest.mark.usefixtures("clean")
+SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+def job(queue: Queue, id: str) -> Any:
+    return queue.get(f"/jobs/{id}").body["job"]
+
+
+def ids(queue: Queue) -> list[str]:
+    return [one["_id"] for one in queue.get("/jobs").body["jobs"]]
+
+
+def of_name(visit: Visit, name: str) -> Locator:
+    return visit.page.locator("#queues > tr").filter(has_text=name)
+
+
+def open_job(visit: Visit, id: str) -> None:
+    visit.row(id).get_by_role("button").first.click()
+    expect(visit.dialog).to_contain_text(id)
+
+
+# Finding
+
+
+def test_each_name_has_its_counts_and_what_runs(visit: Visit, queue: Queue) -> None:
+    jobs = furnished.jobs(queue)
+    page = visit.open("/jobs")
+    visit.wait_for(list(jobs.values())[::-1])
+    expect(of_name(visit, REPORT)).to_contain_text(jobs[State.EXECUTING][-6:])
+    of_name(visit, INVOICE).get_by_role("link", name="1 canceled").click()
+    visit.wait_for([jobs[State.CANCELED]])
+    assert visit.path == f"/jobs?name={INVOICE}&state=canceled"
+    page.reload()
+    visit.wait_for([jobs[State.CANCELED]])
+    page.get_by_label("State").select_option("pending")
+    visit.wait_for([jobs[State.PENDING]])
+    page.go_back()
+    visit.wait_for([jobs[State.CANCELED]])
+
+
+def test_arguments_are_searched_and_columns_sort(visit: Visit, queue: Queue) -> None:
+    ada, bob = furnished.make_job(queue, INVOICE, "ada", priority=1), furnished.make_job(queue, INVOICE, "bob")
+    page = visit.open("/jobs")
+    visit.wait_for([bob, ada])
+    visit.press("Priority")
+    visit.wait_for([ada, bob])
+    page.get_by_label("Search").fill("bob")
+    visit.wait_for([bob])
+
+
+def test_pages_follow_each_other_both_ways(visit: Visit, queue: Queue) -> None:
+    made = [furnished.make_job(queue, INVOICE, number) for number in range(60)][::-1]
+    visit.open("/jobs")
+    visit.wait_for(made[:50])
+    visit.press("Older")
+    visit.wait_for(made[50:])
+    expect(visit.page.get_by_role("button", name="Older")).to_be_disabled()
+    visit.press("Newer")
+    visit.wait_for(made[:50])
+
+
+# Acting
+
+
+def test_a_job_is_stored(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/jobs")
+    expect(page.locator("#queues > tr").first).to_be_visible()
+    visit.press("Run a job")
+    visit.dialog.get_by_label("Name", exact=True).select_option(REPORT)
+    visit.dialog.get_by_label("Arguments").fill("[2026, 12345678901234567]")
+    visit.dialog.get_by_label("Or after so many seconds").fill("3600")
+    visit.dialog.get_by_label("Priority").fill("5")
+    visit.press("Run", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    (id,) = ids(queue)
+    stored = job(queue, id)
+    assert (stored["name"], stored["arguments"], stored["priority"]) == (REPORT, [2026, 12345678901234567], 5)
+    assert (stored["state"], stored["due"] > stored["created"]) == ("pending", True)
+    visit.wait_for([id])
+    expect(visit.row(id)).to_contain_text("12345678901234567")
+
+
+def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/jobs")
+    expect(page.locator("#queues > tr").first).to_be_visible()
+    visit.press("Run a job")
+    visit.expect_status(422)
+    for label, wrong, right in (
+        ("Arguments, as a JSON list", "[", "[1]"),
+        ("Arguments, as a JSON list", "{}", "[1]"),
+        ("Or after so many seconds", "soon", "1"),
+        ("Priority", "1000", "1"),
+    ):
+        field = visit.dialog.get_by_label(label)
+        field.fill(wrong)
+        visit.press("Run", visit.dialog)
+        expect(field).to_have_attribute("aria-invalid", "true")
+        expect(page.locator(f"#{field.get_attribute('aria-describedby')}")).to_contain_text("ccepted")
+        field.fill(right)
+    assert ids(queue) == []
+    visit.press("Run", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    assert len(ids(queue)) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "button", "after"),
+    [
+        (State.PENDING, "Cancel the job", "canceled"),
+        (State.FAILURE, "Retry now", "pending"),
+        (State.SUCCESS, "Run again", "pending"),
+    ],
+)
+def test_a_job_is_canceled_or_tried_again(visit: Visit, queue: Queue, state: State, button: str, after: str) -> None:
+    id = furnished.make_job(queue, INVOICE, 1, state=state)
+    visit.open("/jobs")
+    open_job(visit, id)
+    visit.press(button, visit.dialog)
+    expect(visit.row(id)).to_contain_text(after)
+    assert job(queue, id)["state"] == after
+
+
+def test_a_job_is_rescheduled(visit: Visit, queue: Queue) -> None:
+    id = furnished.make_job(queue, INVOICE, 1)
+    visit.open("/jobs")
+    open_job(visit, id)
+    visit.press("Reschedule …", visit.dialog)
+    visit.dialog.get_by_label("At, in UTC").fill("2035-01-31T09:30:00")
+    visit.dialog.get_by_label("Priority").fill("-7")
+    visit.press("Reschedule", visit.dialog)
+    expect(visit.row(id)).to_contain_text("-7")
+    assert (job(queue, id)["due"], job(queue, id)["priority"]) == ("2035-01-31T09:30:00.000Z", -7)
+
+
+def test_a_name_is_paused_and_resumed(visit: Visit, queue: Queue) -> None:
+    visit.open("/jobs")
+    for button, is_paused in (("Pause", True), ("Resume", False)):
+        visit.press(button, of_name(visit, REPORT))
+        expect(of_name(visit, REPORT).get_by_text("paused")).to_have_count(int(is_paused))
+        (about,) = [one for one in queue.get("/jobs/status").body["queues"] if one["name"] == REPORT]
+        assert about["is_paused"] is is_paused
+
+
+def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue: Queue) -> None:
+    for _ in range(2):
+        furnished.make_job(queue, INVOICE, 1, state=State.SUCCESS)
+    left = [furnished.make_job(queue, REPORT, 1, state=State.SUCCESS), furnished.make_job(queue, INVOICE, 1)]
+    visit.open("/jobs")
+    visit.wait_for(ids(queue))
+    visit.press("Clear …")
+    visit.dialog.get_by_label("Name", exact=True).select_option(INVOICE)
+    visit.dialog.get_by_label("success").check()
+    visit.press("Go on …", visit.dialog)
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Delete 2 jobs?")
+    visit.press("Delete", visit.dialog)
+    visit.wait_for(left[::-1])
+    assert ids(queue) == left[::-1]
+
+
+# Living
+
+
+def test_what_workers_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/jobs")
+    page.evaluate("globalThis.isSamePage = true")
+    expect(page.locator("#state")).to_have_text("Live")
+    id = furnished.make_job(queue, REPORT, 1, state=State.EXECUTING)
+    expect(visit.row(id)).to_contain_text("executing")
+    expect(of_name(visit, REPORT)).to_contain_text(id[-6:])
+    queue.post("/jobs", {"name": INVOICE, "arguments": []})
+    expect(page.locator("#rows > tr")).to_have_count(2)
+    queue.post("/jobs/clear", {"states": ["pending"]})
+    expect(page.locator("#rows > tr")).to_have_count(1)
+    assert page.evaluate("isSamePage")
+
+
+def test_script_stays_text(visit: Visit, queue: Queue) -> None:
+    id = furnished.make_job(queue, INVOICE, SCRIPT, {SCRIPT: SCRIPT})
+    page = visit.open("/jobs")
+    expect(visit.row(id)).to_contain_text(SCRIPT)
+    open_job(visit, id)
+    expect(visit.dialog).to_contain_text(SCRIPT)
+    assert page.locator("main img, main script, dialog img, dialog script").count() == 0

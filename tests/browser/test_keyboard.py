@@ -1,0 +1,200 @@
+"""Everything by keyboard alone: what is reached, what acts, and where the focus is afterwards."""
+
+from __future__ import annotations
+
+import furnished
+import pytest
+from credentials import OPERATOR
+from hand_worker import waiting_messages
+from playwright.sync_api import Locator, expect
+from queue_client import Queue
+from real_servers import Servers
+from visit import Visit, Visiting
+
+from models.job import State
+from queue_manager.devstack.demo_jobs import INVOICE
+
+MOST = 120  # presses of Tab until something is reached
+
+
+def tab_to(visit: Visit, wanted: Locator) -> None:
+    """Press Tab until it has the focus, which must be seen."""
+    expect(wanted).to_be_visible()
+    for _ in range(MOST):
+        visit.page.keyboard.press("Tab")
+        if wanted.evaluate("one => one === document.activeElement"):
+            assert wanted.evaluate("one => getComputedStyle(one).outlineStyle") != "none"
+            return
+    raise AssertionError(f"{wanted} is not reached by Tab")
+
+
+def press(visit: Visit, *keys: str) -> None:
+    for key in keys:
+        visit.page.keyboard.press(key)
+
+
+def test_the_first_tab_leads_past_the_navigation(visit: Visit) -> None:
+    for path in ("/", "/messages", "/jobs", "/docs"):
+        page = visit.open(path)
+        press(visit, "Tab")
+        skip = page.get_by_role("link", name="Skip to content")
+        expect(skip).to_be_focused()
+        expect(skip).to_be_in_viewport()
+        press(visit, "Enter")
+        expect(page.locator("#main")).to_be_focused()
+
+
+def test_a_page_is_chosen(visit: Visit) -> None:
+    page = visit.open("/")
+    tab_to(visit, page.get_by_role("navigation", name="Pages").get_by_role("link", name="Messages"))
+    press(visit, "Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Messages")
+
+
+def test_somebody_logs_in_and_out(visiting: Visiting, guarded: Queue) -> None:
+    visit = visiting(guarded.web)
+    page = visit.open("/docs")
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.keyboard.type(OPERATOR)
+    press(visit, "Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("API")
+    tab_to(visit, page.get_by_role("button", name="Log out"))
+    press(visit, "Enter")
+    expect(page.get_by_label("API key")).to_be_focused()
+
+
+def test_a_message_is_added_and_the_focus_returns(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/messages")
+    add = page.get_by_role("button", name="Add message")
+    tab_to(visit, add)
+    press(visit, "Enter")
+    expect(visit.dialog.get_by_label("Type", exact=True)).to_be_focused()
+    press(visit, "Escape")
+    expect(visit.dialog).to_have_count(0)
+    expect(add).to_be_focused()
+    press(visit, "Enter")
+    page.keyboard.type("mail")
+    tab_to(visit, visit.dialog.get_by_role("button", name="Add", exact=True))
+    press(visit, "Enter")
+    expect(visit.dialog).to_have_count(0)
+    expect(add).to_be_focused()
+    expect(page.locator("#rows > tr")).to_have_count(1)
+    assert [one["type"] for one in queue.page("main")["messages"]] == ["mail"]
+
+
+def test_a_dialog_keeps_the_focus_until_it_closes(visit: Visit, queue: Queue) -> None:
+    visit.open("/messages")
+    visit.press("Add message")
+    for _ in range(12):
+        press(visit, "Tab")
+        assert visit.page.evaluate(
+            "document.activeElement === document.body || !!document.activeElement.closest('dialog')"
+        )
+
+
+def test_messages_are_found_selected_and_deleted(visit: Visit, queue: Queue) -> None:
+    mail, letter = queue.add(), queue.add(type="letter")
+    page = visit.open("/messages")
+    expect(visit.row(mail)).to_be_visible()
+    press(visit, "/")
+    expect(page.get_by_label("Search")).to_be_focused()
+    page.keyboard.type("letter")
+    press(visit, "Enter")
+    visit.wait_for([letter])
+    tab_to(visit, page.get_by_label(f"Select {letter}"))
+    press(visit, "Space")
+    tab_to(visit, page.get_by_role("button", name="Delete …"))
+    press(visit, "Enter")
+    tab_to(visit, visit.dialog.get_by_role("button", name="Delete", exact=True))
+    press(visit, "Enter")
+    expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
+    assert queue.ids("main") == [mail]
+    expect(page.locator("#main")).to_be_focused()
+
+
+def test_a_column_is_sorted_and_a_row_opened(visit: Visit, queue: Queue) -> None:
+    low, high = queue.add(priority=1), queue.add(priority=2)
+    page = visit.open("/messages")
+    head = page.get_by_role("columnheader", name="Priority").get_by_role("button")
+    tab_to(visit, head)
+    press(visit, "Enter", "Enter")
+    visit.wait_for([low, high])
+    row = page.get_by_role("button", name=high)
+    tab_to(visit, row)
+    press(visit, "Enter")
+    expect(visit.dialog.get_by_role("heading")).to_have_text(high)
+    press(visit, "Escape")
+    expect(row).to_be_focused()
+
+
+def test_a_row_that_changes_keeps_the_focus(visit: Visit, queue: Queue) -> None:
+    id = queue.add()
+    page = visit.open("/messages")
+    row = page.get_by_role("button", name=id)
+    tab_to(visit, row)
+    queue.put(f"/queue/message/{id}", {"type": "letter"})
+    expect(visit.row(id)).to_contain_text("letter")
+    expect(row).to_be_focused()
+
+
+def test_a_row_keeps_the_focus_while_others_come_and_go(visit: Visit, queue: Queue) -> None:
+    first, second = queue.add(), queue.add()
+    page = visit.open("/messages")
+    row = page.get_by_role("button", name=first)
+    tab_to(visit, row)
+    third = queue.add()
+    expect(visit.row(third)).to_be_visible()
+    queue.delete(f"/queue/message/{second}")
+    expect(visit.row(second)).to_have_count(0)
+    expect(row).to_be_focused()
+
+
+def test_an_item_is_retried(visit: Visit, clean: Servers) -> None:
+    stuck = furnished.rooms()["stuck"]
+    page = visit.open("/rooms")
+    tab_to(visit, page.get_by_role("navigation", name="Rooms by state").get_by_role("link", name="Stuck"))
+    press(visit, "Enter")
+    tab_to(visit, visit.row(stuck).get_by_role("button", name="Retry"))
+    press(visit, "Enter")
+    expect(visit.row(stuck)).to_have_count(0)
+    (message,) = waiting_messages(clean.valkey.url, "support-snooze")
+    assert message.args[0] == stuck
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_job_is_canceled(visit: Visit, queue: Queue) -> None:
+    id = furnished.make_job(queue, INVOICE, 1)
+    page = visit.open("/jobs")
+    row = visit.row(id).get_by_role("button").first
+    tab_to(visit, row)
+    press(visit, "Enter")
+    tab_to(visit, visit.dialog.get_by_role("button", name="Cancel the job"))
+    press(visit, "Enter")
+    expect(visit.row(id)).to_contain_text(State.CANCELED)
+    expect(row).to_be_focused()
+    tab_to(visit, page.get_by_role("button", name="Run a job"))
+
+
+def test_a_scan_is_triggered_and_the_focus_stays(visit: Visit, clean: Servers) -> None:
+    page = visit.open("/schedule")
+    trigger = page.get_by_role("button", name="Trigger now").first
+    tab_to(visit, trigger)
+    press(visit, "Enter")
+    expect(page.locator("#toasts p")).to_be_visible()
+    assert len(waiting_messages(clean.valkey.url, "scans")) == 1
+    expect(trigger).to_be_focused()
+
+
+def test_what_a_system_of_the_overview_is_about_is_opened(visit: Visit) -> None:
+    page = visit.open("/")
+    tab_to(visit, page.get_by_role("article", name="Reviews").get_by_role("link").first)
+    press(visit, "Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Reviews")
+
+
+def test_a_part_of_the_api_is_unfolded(visit: Visit) -> None:
+    page = visit.open("/docs")
+    summary = page.locator("summary").first
+    tab_to(visit, summary)
+    press(visit, "Enter")
+    expect(page.locator("details").first).to_have_attribute("open", "")

@@ -1,0 +1,203 @@
+"""Messages are seen as they move: by the server's clock, without a reload, without a gap over broken connections."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from eventually import eventually
+from line import Line
+from playwright.sync_api import Page, Route, expect
+from queue_client import Queue
+from visit import BROKEN_OFF, Visit, Visiting
+
+HOUR = 3_600
+RED = "rgb(179, 38, 30)"  # --bad, in the light scheme
+LOCK = "browser:overdue_requeue_lock"  # held by sweepers of an older service: nobody else sweeps meanwhile
+
+WRONG_CLOCK = """{
+  const Right = Date;
+  globalThis.Date = class extends Right {
+    constructor(...given) { super(...(given.length ? given : [Right.now() + SECONDS * 1000])); }
+    static now() { return Right.now() + SECONDS * 1000; }
+  };
+}"""
+HEARD = """{
+  globalThis.heard = [];
+  globalThis.opened = 0;
+  globalThis.EventSource = class extends EventSource {
+    constructor(...given) {
+      super(...given);
+      this.addEventListener("open", () => opened++);
+      this.addEventListener("queue-update", (event) => heard.push(event.lastEventId));
+    }
+  };
+}"""
+
+
+def left(queue: Queue) -> int:
+    """Return the seconds that the only message in processing has left, by the server's own clock."""
+    page = queue.page("processing")
+    return math.ceil(float(page["messages"][0]["deadline_at"] - page["server_time"]))
+
+
+def shown(page: Page) -> str:
+    return page.locator(".countdown").inner_text()
+
+
+def is_beyond(page: Page, what: str, least: int) -> bool:
+    return int(page.evaluate(what)) > least
+
+
+def events(queue: Queue) -> list[str]:
+    """Return the ids of all events, as the server of the queue keeps them."""
+    with queue.redis() as client:
+        kept: Any = client.xrange("browser:events")
+    return [id.decode() for id, _ in kept]
+
+
+# The countdown
+
+
+@pytest.mark.parametrize("wrong", [0, HOUR, -HOUR])
+def test_the_countdown_is_true_whatever_the_browsers_clock_says(visiting: Visiting, queue: Queue, wrong: int) -> None:
+    queue.add(ackTimeout=900)
+    queue.take()
+    visit = visiting(queue.web, script=WRONG_CLOCK.replace("SECONDS", str(wrong)))
+    page = visit.open("/messages/processing")
+    assert abs(page.evaluate("Date.now() - performance.timeOrigin - performance.now()") / 1000 - wrong) < 60
+
+    def is_true() -> bool:
+        before, text, after = left(queue), shown(page), left(queue)
+        return text.endswith(" s") and before + 1 >= int(text[:-2]) >= after - 1
+
+    eventually(is_true, within=20)
+    first = shown(page)
+    eventually(lambda: shown(page) != first, within=20)
+    eventually(is_true, within=20)
+
+
+def test_an_overdue_message_is_red_and_leaves_when_it_is_requeued(visit: Visit, queue: Queue) -> None:
+    id = queue.add(ackTimeout=1)
+    with queue.redis() as client:
+        client.set(LOCK, "1")
+        queue.take()
+        countdown = visit.open("/messages/processing").locator(".countdown")
+        expect(countdown).to_have_text("Overdue")
+        expect(countdown).to_have_css("color", RED)
+        assert visit.ids == [id]
+        client.delete(LOCK)
+    expect(visit.row(id)).to_have_count(0)
+    expect(visit.page.locator("#empty")).to_be_visible()
+    assert queue.ids("main") == [id]
+
+
+def test_there_is_nothing_to_count_without_a_start_or_until_the_configuration_is_known(
+    visit: Visit, queue: Queue
+) -> None:
+    queue.add(ackTimeout=900)
+    queue.take()
+    visit.expect(BROKEN_OFF)
+    for path, missing in (("config", []), ("processing/messages", ["deadline_at", "custom_ack_timeout"])):
+        visit.page.route(f"**/api/queue/{path}*", without(*missing) if missing else lambda route: route.abort())
+    page = visit.open("/messages/processing")
+    expect(page.locator(".countdown")).to_have_text("...")
+    page.unroute("**/api/queue/config*")
+    expect(page.locator(".countdown")).to_have_text(re.compile(r"\d+ s"))
+    page.route("**/api/queue/processing/messages*", without("deadline_at", "processing_started_at", "dequeued_at"))
+    page.reload()
+    expect(page.locator(".countdown")).to_have_text("—")
+
+
+def without(*fields: str) -> Callable[[Route], None]:
+    """Answer as the process does, of a message that was taken by an older consumer: it lacks some fields."""
+
+    def answer(route: Route) -> None:
+        response = route.fetch()
+        body = response.json()
+        for message in body["messages"]:
+            message.update(dict.fromkeys(fields))
+        route.fulfill(response=response, json=body)
+
+    return answer
+
+
+# Others at work
+
+
+def test_what_others_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/messages")
+    page.evaluate("globalThis.isSamePage = true")
+    expect(page.locator("#state")).to_have_text("Live")
+    first, second = queue.add(), queue.add()
+    expect(visit.row(second)).to_be_visible()
+    expect(page.locator('[data-count="main"]')).to_have_text("2")
+    assert queue.take()["id"] == first
+    expect(visit.row(first)).to_have_count(0)
+    expect(page.locator('[data-count="processing"]')).to_have_text("1")
+    queue.put(f"/queue/message/{second}", {"type": "letter"})
+    expect(visit.row(second)).to_contain_text("letter")
+    queue.delete(f"/queue/message/{second}")
+    expect(page.locator("#empty")).to_be_visible()
+    assert page.evaluate("isSamePage")
+
+
+def test_a_hundred_broken_connections_leave_no_gap(visiting: Visiting, queue: Queue) -> None:
+    """The browser is told to come back after 10 ms instead of a second; everything else is as it is."""
+    faster = {b"retry: 1000\r\n": b"retry: 0010\r\n"}
+    with Line(queue.web.port, replacing=faster) as line:
+        visit = visiting(f"http://127.0.0.1:{line.port}", script=HEARD)
+        visit.expect(BROKEN_OFF)
+        page = visit.open("/messages")
+        expect(page.locator("#state")).to_have_text("Live")
+        ids = [queue.add()]
+        eventually(partial(is_beyond, page, "heard.length", 0), within=20)
+        for at in range(100):
+            opened = page.evaluate("opened")
+            line.cut()
+            ids.append(queue.add(payload=at))
+            eventually(partial(is_beyond, page, "opened", opened), within=20, every=0.005)
+        expect(page.locator("#state")).to_have_text("Live")
+        told = events(queue)
+        assert len(told) == 101
+        eventually(partial(is_beyond, page, "heard.length", 100), within=20)
+        assert page.evaluate("heard") == told
+        assert queue.ids("main") == ids[:-51:-1]
+        visit.wait_for(ids[:-51:-1])
+        expect(page.locator("#where")).to_have_text("50 of 101")
+        expect(page.locator("#problem")).to_be_empty()
+
+
+def test_a_page_that_is_cut_off_says_so_and_catches_up(visiting: Visiting, queue: Queue) -> None:
+    with Line(queue.web.port) as line:
+        visit = visiting(f"http://127.0.0.1:{line.port}")
+        visit.expect(BROKEN_OFF)
+        page = visit.open("/messages")
+        expect(page.locator("#state")).to_have_text("Live")
+        line.close()
+        expect(page.locator("#state")).to_have_text("Reconnecting …")
+        id = queue.add()
+        line.open()
+        expect(page.locator("#state")).to_have_text("Live")
+        expect(visit.row(id)).to_be_visible()
+
+
+def test_a_page_that_missed_what_is_no_longer_kept_reads_anew(visiting: Visiting, queue: Queue) -> None:
+    with Line(queue.web.port) as line:
+        visit = visiting(f"http://127.0.0.1:{line.port}")
+        visit.expect(BROKEN_OFF)
+        page = visit.open("/messages")
+        expect(page.locator("#state")).to_have_text("Live")
+        queue.add()
+        expect(page.locator("#rows > tr")).to_have_count(1)
+        line.close()
+        queue.add(), queue.add()
+        with queue.redis() as client:
+            client.xtrim("browser:events", maxlen=1, approximate=False)
+        line.open()
+        expect(page.locator("#toasts")).to_contain_text("not kept any more")
+        expect(page.locator("#rows > tr")).to_have_count(3)

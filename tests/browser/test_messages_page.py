@@ -1,0 +1,289 @@
+"""The messages, as people see and change them: each action once, with its effect as the API tells it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+from queue_client import Queue
+from visit import Visit
+
+TABS = {
+    "/messages": "Waiting",
+    "/messages/processing": "Processing",
+    "/messages/failed": "Failed",
+    "/messages/acknowledged": "Acknowledged",
+    "/messages/archived": "Archived",
+}
+
+
+def message(queue: Queue, place: str, id: str) -> Any:
+    return next(message for message in queue.page(place)["messages"] if message["id"] == id)
+
+
+def toast(page: Page) -> Locator:
+    return page.locator("#toasts")
+
+
+def pick(page: Page, *ids: str) -> None:
+    for id in ids:
+        page.get_by_label(f"Select {id}").check()
+
+
+# Where messages are
+
+
+def test_each_tab_shows_its_messages_and_all_counts(visit: Visit, queue: Queue) -> None:
+    places = dict(zip(TABS, ("main", "processing", "dead", "acknowledged", "archived"), strict=True))
+    failed = queue.dead()
+    acknowledged, archived = queue.add(), queue.add()
+    taken = queue.take()
+    queue.post("/queue/ack", {"id": taken["id"], "lock_token": taken["lock_token"]})
+    queue.post("/queue/move", {"messages": [archived], "toQueue": "archived"})
+    queue.add(ackTimeout=600)
+    processing = queue.take()["id"]
+    ids = [queue.add(), processing, failed, acknowledged, archived]
+    page = visit.open("/messages")
+    for (path, title), id in zip(TABS.items(), ids, strict=True):
+        page.get_by_role("navigation", name="Messages by state").get_by_role("link", name=title).click()
+        visit.wait_for([id])
+        assert visit.path == path
+        for place in places.values():
+            expect(page.locator(f'[data-count="{place}"]')).to_have_text("1")
+
+
+def test_empty_places_say_what_to_do_next(visit: Visit) -> None:
+    for path in TABS:
+        expect(visit.open(path).locator("#empty")).to_be_visible()
+    visit.open("/messages?search=nothing")
+    expect(visit.page.get_by_role("heading", name="Nothing matches")).to_be_visible()
+    visit.press("Clear the filter")
+    expect(visit.page.get_by_role("heading", name="Nothing is waiting")).to_be_visible()
+
+
+def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> None:
+    id = queue.dead(type="mail", payload={"to": ["ada"], "n": 1})
+    visit.open("/messages/failed")
+    visit.press(id)
+    expect(visit.dialog.get_by_role("heading")).to_have_text(id)
+    assert json.loads(visit.dialog.get_by_label("Payload").inner_text()) == {"to": ["ada"], "n": 1}
+    expect(visit.dialog).to_contain_text("broken")
+
+
+# Adding and editing
+
+
+def test_a_message_is_added(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/messages")
+    visit.press("Add message")
+    page.get_by_label("Type").last.fill("mail")
+    page.get_by_label("Payload, as JSON").fill('{"to": "ada", "big": 12345678901234567890}')
+    visit.dialog.get_by_label("Priority").fill("4")
+    page.get_by_label("Ack timeout, in seconds").fill("12.5")
+    page.get_by_label("Most attempts").fill("7")
+    visit.press("Add", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    (added,) = queue.page("main")["messages"]
+    expect(toast(page)).to_contain_text(added["id"])
+    visit.wait_for([added["id"]])
+    said = (
+        added["type"],
+        added["payload"],
+        added["priority"],
+        added["custom_ack_timeout"],
+        added["custom_max_attempts"],
+    )
+    assert said == ("mail", {"to": "ada", "big": 12345678901234567890}, 4, 12.5, 7)
+    expect(visit.row(added["id"])).to_contain_text("12345678901234567890")
+
+
+def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/messages")
+    visit.press("Add message")
+    visit.expect_status(422)
+    for label, wrong, said, right in (
+        ("Type", "", "type", "mail"),
+        ("Payload, as JSON", "{", "JSON", "[]"),
+        ("Priority", "99", "0 to 9", "9"),
+        ("Ack timeout, in seconds", "soon", "number", ""),
+        ("Most attempts", "0", "maxAttempts", ""),
+    ):
+        field = visit.dialog.get_by_label(label, exact=True)
+        field.fill(wrong)
+        visit.press("Add", visit.dialog)
+        expect(field).to_have_attribute("aria-invalid", "true")
+        expect(page.locator(f"#{field.get_attribute('aria-describedby')}")).to_contain_text(said)
+        expect(field).to_be_focused()
+        assert visit.dialog.locator("[aria-invalid]").count() == 1
+        field.fill(right)
+    assert queue.ids("main") == []
+    visit.press("Add", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    assert len(queue.ids("main")) == 1
+
+
+def test_a_message_is_edited_without_touching_what_was_not(visit: Visit, queue: Queue) -> None:
+    big = {"exact": 12345678901234567890}
+    id = queue.add(payload=big, priority=2, ackTimeout=60)
+    visit.open("/messages")
+    visit.press(id)
+    visit.press("Edit …")
+    visit.dialog.get_by_label("Type", exact=True).fill("letter")
+    visit.press("Save")
+    expect(visit.row(id)).to_contain_text("letter")
+    changed = message(queue, "main", id)
+    assert (changed["type"], changed["payload"], changed["priority"], changed["custom_ack_timeout"]) == (
+        "letter",
+        big,
+        2,
+        60,
+    )
+
+
+def test_what_was_taken_while_it_is_edited_is_refused_in_words(visit: Visit, queue: Queue) -> None:
+    id = queue.add()
+    visit.open("/messages")
+    visit.press(id)
+    visit.press("Edit …")
+    assert queue.take()["id"] == id
+    visit.expect_status(404)
+    visit.expect_status(409)
+    visit.press("Save")
+    expect(visit.dialog.get_by_role("alert").filter(has_text=id)).to_be_visible()
+    visit.press("Cancel")
+    expect(visit.dialog).to_have_count(0)
+
+
+# Moving and deleting
+
+
+def test_one_message_is_moved_with_a_reason(visit: Visit, queue: Queue) -> None:
+    id, other = queue.add(), queue.add()
+    visit.open("/messages")
+    visit.press(id)
+    visit.press("Move …", visit.dialog)
+    visit.dialog.get_by_label("To", exact=True).select_option("Failed")
+    visit.dialog.get_by_label("Why").fill("not wanted")
+    visit.press("Move", visit.dialog)
+    visit.wait_for([other])
+    assert message(queue, "dead", id)["last_error"] == "not wanted"
+
+
+def test_a_selection_is_moved(visit: Visit, queue: Queue) -> None:
+    ids = [queue.add() for _ in range(3)]
+    page = visit.open("/messages")
+    pick(page, ids[0], ids[2])
+    expect(page.get_by_role("region", name="Selected messages")).to_contain_text("2 selected")
+    visit.press("Move …")
+    visit.dialog.get_by_label("To", exact=True).select_option("Archived")
+    visit.press("Move", visit.dialog)
+    visit.wait_for([ids[1]])
+    expect(toast(page)).to_contain_text("2 of 2 messages moved")
+    assert sorted(queue.ids("archived")) == sorted([ids[0], ids[2]])
+    expect(page.get_by_role("region", name="Selected messages")).to_be_hidden()
+
+
+def test_one_message_is_deleted_after_a_question(visit: Visit, queue: Queue) -> None:
+    id, other = queue.add(), queue.add()
+    visit.open("/messages")
+    for answer, left in (("Cancel", [other, id]), ("Delete", [other])):
+        visit.press(id)
+        visit.press("Delete …", visit.dialog)
+        expect(visit.dialog).to_contain_text("cannot be undone")
+        visit.press(answer, visit.dialog)
+        visit.wait_for(left)
+        assert queue.ids("main") == left
+
+
+def test_a_selection_is_deleted(visit: Visit, queue: Queue) -> None:
+    ids = [queue.add() for _ in range(3)]
+    page = visit.open("/messages")
+    visit.wait_for(ids[::-1])
+    page.get_by_label("Select all on this page").check()
+    page.get_by_label(f"Select {ids[1]}").uncheck()
+    visit.press("Delete …")
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Delete 2 messages?")
+    visit.press("Delete", visit.dialog)
+    visit.wait_for([ids[1]])
+    assert queue.ids("main") == [ids[1]]
+
+
+def test_a_place_is_cleared_whatever_the_filter_says(visit: Visit, queue: Queue) -> None:
+    queue.add()
+    queue.add(type="other")
+    left = queue.dead()
+    page = visit.open("/messages?filterType=mail")
+    expect(page.locator('[data-count="main"]')).to_have_text("2")
+    visit.press("Clear")
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Delete all 2 messages in Waiting?")
+    expect(visit.dialog).to_contain_text("Filters do not count")
+    visit.press("Delete all")
+    visit.wait_for([])
+    assert (queue.sizes(), queue.ids("dead")) == ((0, 0, 1, 0, 0), [left])
+
+
+# Replaying
+
+
+def test_one_dead_letter_is_replayed(visit: Visit, queue: Queue) -> None:
+    id, other = queue.dead(), queue.dead()
+    visit.open("/messages/failed")
+    visit.press(id)
+    visit.press("Replay", visit.dialog)
+    visit.wait_for([other])
+    assert (queue.ids("main"), queue.ids("dead")) == ([id], [other])
+
+
+def test_a_selection_of_dead_letters_is_replayed(visit: Visit, queue: Queue) -> None:
+    ids = [queue.dead() for _ in range(3)]
+    page = visit.open("/messages/failed")
+    pick(page, ids[0], ids[2])
+    visit.press("Replay")
+    visit.wait_for([ids[1]])
+    expect(toast(page)).to_contain_text("2 of 2 messages moved")
+    assert sorted(queue.ids("main")) == sorted([ids[0], ids[2]])
+
+
+def test_all_dead_letters_that_match_are_replayed_after_a_count(visit: Visit, queue: Queue) -> None:
+    ids = [queue.dead(type="mail", payload={"to": f"ada {at}"}) for at in range(3)]
+    others = [queue.dead(type="other", payload="ada"), queue.dead(payload="bob")]
+    page = visit.open("/messages/failed")
+    page.get_by_label("Type").fill("mail")
+    page.get_by_label("Search").fill("ada")
+    visit.wait_for(ids[::-1])
+    visit.press("Replay all that match")
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Replay 3 failed messages?")
+    visit.press("Cancel")
+    assert len(queue.ids("dead")) == 5
+    visit.press("Replay all that match")
+    visit.press("Replay", visit.dialog)
+    visit.wait_for([])
+    assert sorted(queue.ids("main")) == sorted(ids)
+    assert sorted(queue.ids("dead")) == sorted(others)
+
+
+# What others wrote
+
+
+def test_script_stays_text(visit: Visit, queue: Queue) -> None:
+    script = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    id = f"<b onmouseover=alert(3)>{script}"[:64]
+    added = queue.post("/queue/message", {"id": id, "type": script, "payload": {script: [script, "</script>"]}})
+    id = added.body["id"] if added.status == 201 else queue.add(type=script, payload={script: [script, "</script>"]})
+    queue.post("/queue/move", {"messages": [id], "toQueue": "dead", "errorReason": script})
+    page = visit.open("/messages/failed")
+    expect(visit.row(id)).to_contain_text(script)
+    page.get_by_role("button", name=id).first.click()
+    expect(visit.dialog).to_contain_text(script)
+    visit.press("Edit …")
+    expect(visit.dialog.get_by_label("Type", exact=True)).to_have_value(script)
+    visit.expect_status(422)
+    visit.dialog.get_by_label("Priority").fill("<i>9</i>")
+    visit.press("Save")
+    visit.press("Cancel")
+    page.get_by_label("Search").fill(script)
+    visit.wait_for([id])
+    page.goto(f"{visit.origin}/messages/<img src=x onerror=alert(4)>")
+    visit.expect_status(404)
+    assert page.locator("main img, main script, main b, dialog img").count() == 0

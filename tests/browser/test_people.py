@@ -1,0 +1,100 @@
+"""Logging in and out in a browser, and what somebody sees who may only read."""
+
+from __future__ import annotations
+
+import pytest
+from credentials import OPERATOR, UNKNOWN, VIEWER
+from playwright.sync_api import expect
+from queue_client import Queue
+from visit import Visit, Visiting
+
+PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/jobs", "/schedule", "/docs")
+READING = {"Log out", "Newer", "Older", "Close", "Clear the filter"}
+
+
+@pytest.fixture
+def keys(guarded: Queue) -> Queue:
+    """Messages behind keys; what the test adds needs one, too."""
+    for type in ("mail", "letter"):
+        answer = guarded.post("/queue/message", {"type": type, "payload": {}}, X_API_KEY=OPERATOR)
+        assert answer.status == 201
+    return guarded
+
+
+def ids(keys: Queue, place: str = "main") -> list[str]:
+    return [one["id"] for one in keys.get(f"/queue/{place}/messages", X_API_KEY=VIEWER).body["messages"]]
+
+
+def test_people_log_in_go_on_where_they_wanted_to_and_log_out(visiting: Visiting, keys: Queue) -> None:
+    visit = visiting(keys.web)
+    page = visit.open("/messages?filterType=mail")
+    assert visit.path == "/login?next=%2Fmessages%3FfilterType%3Dmail"
+    field = page.get_by_label("API key")
+    expect(field).to_be_focused()
+    visit.expect_status(401)
+    field.fill(UNKNOWN)
+    visit.press("Log in")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_role("alert")).to_contain_text("unknown or has expired")
+    field.fill(OPERATOR)
+    field.press("Enter")
+    expect(page.locator("#rows > tr")).to_have_count(1)
+    assert visit.path == "/messages?filterType=mail"
+    expect(page.locator(".who")).to_contain_text("hand operator")
+    assert page.evaluate("document.cookie") == ""
+    visit.press("Log out")
+    expect(field).to_be_visible()
+    visit.open("/messages")
+    assert visit.path == "/login?next=%2Fmessages"
+
+
+def test_an_operator_acts(visiting: Visiting, keys: Queue) -> None:
+    first, second = ids(keys)
+    visit = visiting(keys.web)
+    visit.log_in(OPERATOR)
+    page = visit.open("/messages")
+    page.get_by_label(f"Select {first}").check()
+    visit.press("Delete …")
+    visit.press("Delete", visit.dialog)
+    expect(page.locator("#rows > tr")).to_have_count(1)
+    assert ids(keys) == [second]
+
+
+def test_a_viewer_sees_everything_and_no_button_that_acts(visiting: Visiting, keys: Queue) -> None:
+    visit = visiting(keys.web)
+    visit.log_in(VIEWER)
+    expect(visit.page.locator(".who")).to_contain_text("eye viewer")
+    for path in PAGES:
+        page = visit.open(path)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        page.wait_for_load_state("load")
+        assert not buttons(visit), path
+    page = visit.open("/messages")
+    expect(page.locator("#rows > tr")).to_have_count(2)
+    assert page.get_by_role("checkbox").count() == 0
+    visit.press(ids(keys)[0])
+    expect(visit.dialog).to_be_visible()
+    assert not buttons(visit)
+
+
+def buttons(visit: Visit) -> set[str]:
+    """Return the names of the buttons that do more than show something."""
+    names = visit.page.get_by_role("button").evaluate_all(
+        "all => all.filter((one) => !one.matches('th *, .link')).map((one) => one.textContent.trim())"
+    )
+    return set(names) - READING
+
+
+def test_a_session_that_ends_leads_to_the_log_in_and_back(visiting: Visiting, keys: Queue) -> None:
+    visit = visiting(keys.web)
+    visit.log_in(VIEWER)
+    page = visit.open("/messages")
+    expect(page.locator("#rows > tr")).to_have_count(2)
+    visit.expect_status(401)
+    visit.context.clear_cookies()
+    keys.post("/queue/message", {"type": "more"}, X_API_KEY=OPERATOR)
+    expect(page.get_by_label("API key")).to_be_visible()
+    page.get_by_label("API key").fill(VIEWER)
+    visit.press("Log in")
+    expect(page.locator("#rows > tr")).to_have_count(3)
+    assert visit.path == "/messages"

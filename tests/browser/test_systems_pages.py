@@ -1,0 +1,209 @@
+"""The overview, the systems with their items, and the schedule: what they show, and each action once."""
+
+from __future__ import annotations
+
+import furnished
+import pytest
+from eventually import eventually
+from hand_worker import Message, waiting_messages
+from playwright.sync_api import Locator, Page, expect
+from queue_client import Queue
+from real_servers import Servers
+from rooms import make_room
+from visit import Visit
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.transport import presence
+from services.realtime import RedisEvents
+
+pytestmark = pytest.mark.usefixtures("clean")
+SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+def sent(servers: Servers, name: str) -> list[Message]:
+    return waiting_messages(servers.valkey.url, name)
+
+
+def figure(card: Locator, name: str) -> Locator:
+    """Return where a figure stands."""
+    return card.locator("dl.facts > div").filter(has=card.page.locator(f"dt:text-is('{name}')")).locator("dd")
+
+
+def card(page: Page, title: str) -> Locator:
+    return page.get_by_role("article", name=title)
+
+
+# The overview
+
+
+def test_the_overview_shows_what_needs_somebody(visit: Visit, clean: Servers) -> None:
+    furnished.rooms()
+    page = visit.open("/")
+    attention = page.get_by_role("region", name="Needs attention")
+    for said in ("No workers", "No leader", "1 stuck", "1 failed"):
+        expect(attention).to_contain_text(said)
+    for name, value in (("Due now", "1"), ("In progress", "1"), ("Stuck", "1"), ("Failed", "1")):
+        expect(figure(card(page, "Rooms"), name)).to_have_text(value)
+    attention.get_by_role("link", name="Rooms").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Rooms")
+
+
+def test_the_overview_follows_what_happens_without_a_reload(visit: Visit, clean: Servers) -> None:
+    page = visit.open("/")
+    page.evaluate("globalThis.isSamePage = true")
+    expect(figure(card(page, "Rooms"), "Due now")).to_have_text("0")
+    expect(page.get_by_text("No workers").first).to_be_visible()
+    make_room(server_now() - seconds(60))
+    presence.show("worker@here")
+    furnished.lead(clean.valkey.url)
+    furnished.scans()
+    expect(figure(card(page, "Rooms"), "Due now")).to_have_text("1")
+    expect(page.get_by_text("worker@here")).to_be_visible()
+    expect(page.get_by_text("a-host:1")).to_be_visible()
+    expect(figure(card(page, "Rooms"), "Last scan")).to_contain_text("found 3, sent 2")
+    assert page.evaluate("isSamePage")
+
+
+# A system
+
+
+def test_each_state_lists_its_items_and_is_in_the_url(visit: Visit) -> None:
+    rooms = furnished.rooms()
+    page = visit.open("/rooms")
+    tabs = page.get_by_role("navigation", name="Rooms by state")
+    for title, state in (("Stuck", "stuck"), ("In progress", "in-progress"), ("Due", "due"), ("Failed", "failed")):
+        tabs.get_by_role("link", name=title).click()
+        expect(tabs.get_by_role("link", name=title)).to_contain_text("1")
+        visit.wait_for([rooms[state]])
+        assert visit.path == f"/rooms?state={state}"
+    expect(visit.row(rooms["failed"])).to_contain_text("Boom: the socket broke")
+    page.reload()
+    visit.wait_for([rooms["failed"]])
+    page.go_back()
+    visit.wait_for([rooms["due"]])
+    page.get_by_label("Search").fill("nothing")
+    expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
+
+
+def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
+    rooms = furnished.rooms()
+    page = visit.open("/rooms?state=failed")
+    visit.press("Retry", visit.row(rooms["failed"]))
+    expect(page.locator("#empty")).to_be_visible()
+    expect(page.locator("#toasts")).to_contain_text(f"Sent {rooms['failed']}")
+    (message,) = sent(clean, "support-snooze")
+    assert message.args[0] == rooms["failed"]
+
+
+def test_what_was_retried_by_somebody_else_meanwhile_is_said(visit: Visit, queue: Queue, clean: Servers) -> None:
+    rooms = furnished.rooms()
+    visit.expect_status(409)
+    page = visit.open("/rooms?state=stuck")
+    visit.press(rooms["stuck"])
+    assert queue.post(f"/systems/support-snooze/items/{rooms['stuck']}/retry", {}).status == 202
+    visit.press("Retry", visit.dialog)
+    expect(page.locator("#toasts p")).not_to_be_empty()
+    assert len(sent(clean, "support-snooze")) == 1
+
+
+def test_all_items_that_match_are_retried_after_a_count(visit: Visit, clean: Servers) -> None:
+    loud = {str(make_room(server_now() - seconds(9), account_id=f"loud-{number}")) for number in range(3)}
+    quiet = str(make_room(server_now() - seconds(9), account_id="quiet"))
+    page = visit.open("/rooms?search=loud")
+    eventually(lambda: set(visit.ids) == loud, within=20)
+    visit.press("Send all that match")
+    expect(visit.dialog.get_by_role("heading")).to_contain_text("3 rooms")
+    visit.press("Send now", visit.dialog)
+    expect(page.locator("#toasts")).to_contain_text("Sent 3 of 3")
+    assert {message.args[0] for message in sent(clean, "support-snooze")} == loud
+    visit.press("Clear the filter")
+    visit.wait_for([quiet])
+
+
+@pytest.mark.parametrize("page", ["reviews", "thumbnails"])
+def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page: str) -> None:
+    first, second = furnished.agencies() if page == "reviews" else furnished.sites()
+    name = "review-request-pulse" if page == "reviews" else "stale-thumbnails"
+    visit.open(f"/{page}")
+    eventually(lambda: sorted(visit.ids) == sorted([first, second]), within=20)
+    visit.press("Send now", visit.row(first))
+    expect(visit.page.locator("#toasts")).to_contain_text(f"Sent {first}")
+    (message,) = sent(clean, name)
+    assert first.split(":")[-1] in message.args
+
+
+def test_a_scan_is_started_once(visit: Visit, clean: Servers) -> None:
+    page = visit.open("/rooms")
+    visit.press("Scan now")
+    expect(page.locator("#toasts")).to_contain_text("sent to a worker")
+    visit.expect_status(409)
+    visit.press("Scan now")
+    expect(page.locator("#toasts")).to_contain_text("is running")
+    assert [message.task for message in sent(clean, "scans")] == [furnished.ROOM_SCAN]
+
+
+def test_scans_appear_as_they_end(visit: Visit) -> None:
+    page = visit.open("/rooms")
+    expect(page.get_by_text("No scan ran in the last 24 hours")).to_be_visible()
+    furnished.scans()
+    expect(page.locator("#scans > tr")).to_have_count(3)
+    expect(page.locator("#scans > tr").first).to_contain_text("Boom: the socket broke")
+
+
+def test_rooms_are_seen_as_they_wake(visit: Visit, clean: Servers) -> None:
+    account = "a1"
+    page = visit.open(f"/rooms?account={account}")
+    expect(page.locator("#waking-accounts")).to_contain_text("Listening to 1 account")
+    woken = {"room_id": SCRIPT, "action": "unsnoozed", "timestamp": "2026-01-31T09:30:00.000Z"}
+    RedisEvents(clean.valkey.url, channel="socketio").emit("support_room_updated", woken, room=f"support-{account}")
+    expect(page.get_by_role("list", name="Rooms, newest first")).to_contain_text(SCRIPT)
+
+
+def test_what_others_wrote_stays_text(visit: Visit, clean: Servers) -> None:
+    rooms = furnished.rooms(reason=SCRIPT)
+    make_room(server_now() - seconds(5), account_id=SCRIPT)
+    furnished.scans(error=SCRIPT)
+    presence.show(SCRIPT)
+    page = visit.open("/rooms?state=failed")
+    expect(visit.row(rooms["failed"])).to_contain_text(SCRIPT)
+    expect(page.locator("#scans")).to_contain_text(SCRIPT)
+    visit.press(rooms["failed"])
+    expect(visit.dialog).to_contain_text(SCRIPT)
+    page.goto(f"{visit.origin}/rooms?state=due")
+    expect(page.locator("#rows")).to_contain_text(SCRIPT)
+    expect(visit.open("/").locator("#strip")).to_contain_text(SCRIPT)
+    expect(visit.open("/schedule").locator("#entries")).to_contain_text(SCRIPT)
+    assert page.locator("main img, main script").count() == 0
+
+
+# The schedule
+
+
+def test_the_schedule_shows_each_scan_and_who_leads(visit: Visit, clean: Servers) -> None:
+    page = visit.open("/schedule")
+    rows = page.locator("#entries > tr")
+    expect(rows).to_have_count(5)
+    expect(page.locator("#leader")).to_contain_text("no leader")
+    furnished.lead(clean.valkey.url)
+    furnished.scans()
+    expect(page.locator("#leader")).to_contain_text("a-host:1")
+    room = rows.filter(has_text=furnished.ROOM_SCAN)
+    expect(room).to_contain_text("1 error")
+    room.get_by_role("button", name="Last 3 runs").click()
+    expect(visit.dialog.locator("tbody tr")).to_have_count(3)
+    expect(visit.dialog).to_contain_text("Boom: the socket broke")
+
+
+def test_each_scan_is_triggered_once(visit: Visit, clean: Servers) -> None:
+    page = visit.open("/schedule")
+    buttons = page.get_by_role("button", name="Trigger now")
+    expect(buttons).to_have_count(5)
+    for at in range(5):
+        buttons.nth(at).click()
+        expect(page.locator("#toasts p")).to_have_count(at + 1)
+    tasks = {message.task for message in sent(clean, "scans")}
+    assert len(tasks) == 5
+    visit.expect_status(409)
+    buttons.first.click()
+    expect(page.locator("#toasts")).to_contain_text("is running")

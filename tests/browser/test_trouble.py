@@ -1,0 +1,158 @@
+"""Pages that do not exist, and servers that are away: said in words, with a way on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import furnished
+import pytest
+from line import Line
+from playwright.sync_api import expect
+from queue_client import Queue, environment
+from real_servers import Servers
+from rooms import make_room
+from visit import DATABASE, Visit, Visiting
+from web_process import Web, web
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+
+PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/jobs", "/schedule")
+AWAY = "does not answer"
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/messages/nothing", "/rooms/nothing", "/<b>nothing</b>"])
+def test_a_page_that_does_not_exist_leads_back(visit: Visit, path: str) -> None:
+    visit.expect_status(404)
+    page = visit.open(path)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not Found")
+    assert page.locator("main b").count() == 0
+    page.get_by_role("link", name="Go to the overview").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    assert visit.path == "/"
+
+
+def test_every_page_leads_to_every_other(visit: Visit) -> None:
+    page = visit.open("/")
+    names = page.get_by_role("navigation", name="Pages").get_by_role("link").all_inner_texts()
+    assert names == ["Overview", "Rooms", "Reviews", "Thumbnails", "Messages", "Jobs", "Schedule", "API"]
+    for name in [*names[1:], names[0]]:
+        page.get_by_role("link", name=name, exact=True).first.click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+        expect(page.locator("nav[aria-label=Pages] [aria-current=page]")).to_have_text(name)
+
+
+def test_the_api_is_described(visit: Visit) -> None:
+    page = visit.open("/docs")
+    expect(page.get_by_text("/api/queue/replay").first).to_be_visible()
+    page.locator("summary").first.click()
+    expect(page.locator("details pre").first).to_be_visible()
+
+
+# Servers that are away
+
+
+class Fragile:
+    """A web process whose lines to its servers can be cut."""
+
+    def __init__(self, web: Web, mongodb: Line, redis: Line) -> None:
+        self.web, self.mongodb, self.redis = web, mongodb, redis
+
+
+@pytest.fixture(scope="module")
+def lasting(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fragile]:
+    with ExitStack() as stack:
+        mongodb, redis = (stack.enter_context(Line(port)) for port in (indexed.mongo.port, indexed.valkey.port))
+        url = f"redis://127.0.0.1:{redis.port}"
+        chosen = environment(
+            f"{url}/{DATABASE}",
+            QUEUE_NAME="browser",
+            QM_JOBS="true",
+            REDIS_URL=f"{url}/0",
+            MONGO_DB_URL=f"mongodb://127.0.0.1:{mongodb.port}/queue_manager?directConnection=true",
+        )
+        yield Fragile(stack.enter_context(web(tmp_path_factory.mktemp("fragile"), **chosen)), mongodb, redis)
+
+
+@pytest.fixture
+def fragile(clean: Servers, lasting: Fragile) -> Iterator[Fragile]:
+    """Everything answers at first, and again at the end."""
+    yield lasting
+    for line in (lasting.mongodb, lasting.redis):
+        line.close()
+        line.open()
+
+
+def test_a_queue_server_that_is_away_is_said_and_is_back_by_itself(
+    fragile: Fragile, queue: Queue, visiting: Visiting
+) -> None:
+    first = queue.add()
+    visit = visiting(fragile.web)
+    visit.expect_status(503)
+    page = visit.open("/messages")
+    expect(visit.row(first)).to_be_visible()
+    fragile.redis.close()
+    visit.press("Add message")
+    visit.dialog.get_by_label("Type", exact=True).fill("mail")
+    visit.press("Add", visit.dialog)
+    expect(visit.dialog.get_by_role("alert").filter(has_text=AWAY)).to_be_visible()
+    visit.press("Cancel", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    page.get_by_role("searchbox", name="Type").fill("mail")
+    expect(page.locator("#problem")).to_contain_text(AWAY)
+    expect(visit.row(first)).to_be_visible()  # what was read stays
+    fragile.redis.open()
+    second = queue.add()
+    expect(page.locator("#problem")).to_be_empty()
+    expect(visit.row(second)).to_be_visible()
+
+
+def test_without_mongodb_messages_go_on_and_all_comes_back(fragile: Fragile, queue: Queue, visiting: Visiting) -> None:
+    room = str(make_room(server_now() - seconds(60)))
+    message = queue.add()
+    visit = visiting(fragile.web)
+    visit.expect_status(503)
+    overview, rooms, jobs = (visit.context.new_page() for _ in range(3))
+    for page, path in ((overview, "/"), (rooms, "/rooms"), (jobs, "/jobs")):
+        page.goto(visit.origin + path)
+    expect(rooms.locator(f'tr[data-id="{room}"]')).to_be_visible()
+    fragile.mongodb.close()
+    expect(overview.get_by_role("region", name="Needs attention")).to_contain_text("MongoDB does not answer")
+    jobs.get_by_label("State").select_option("pending")
+    rooms.get_by_label("Search").fill(room[:8])
+    for page in (rooms, jobs):
+        expect(page.locator("#problem")).to_contain_text(AWAY)
+    visit.open("/messages")
+    expect(visit.row(message)).to_be_visible()
+    visit.open("/schedule")
+    expect(visit.page.locator("#problem")).to_contain_text(AWAY)
+    fragile.mongodb.open()
+    for page in (rooms, jobs, visit.page):
+        expect(page.locator("#problem")).to_be_empty()
+    expect(rooms.locator(f'tr[data-id="{room}"]')).to_be_visible()
+    expect(overview.get_by_text("MongoDB does not answer")).to_have_count(0)
+
+
+def test_without_redis_jobs_go_on_and_all_comes_back(fragile: Fragile, queue: Queue, visiting: Visiting) -> None:
+    job = furnished.make_job(queue)
+    visit = visiting(fragile.web)
+    visit.expect_status(503)
+    fragile.redis.close()
+    page = visit.open("/")
+    expect(page.get_by_role("region", name="Needs attention")).to_contain_text("Redis does not answer")
+    visit.open("/jobs")
+    expect(visit.row(job)).to_be_visible()
+    visit.open("/schedule")
+    expect(page.locator("#problem")).to_contain_text(AWAY)
+    fragile.redis.open()
+    expect(page.locator("#problem")).to_be_empty()
+    expect(page.locator("#entries > tr")).to_have_count(5)
+
+
+def test_a_system_that_is_off_says_how_to_turn_it_on(fragile: Fragile, visiting: Visiting) -> None:
+    visit = visiting(fragile.web)
+    page = visit.open("/")
+    expect(page.get_by_role("article", name="Reviews")).to_contain_text("QM_PROJECTS=true")
+    page.get_by_role("article", name="Reviews").get_by_role("link").first.click()
+    expect(page.get_by_role("region", name="Health")).to_contain_text("QM_PROJECTS=true")
