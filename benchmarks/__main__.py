@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import eligible_agencies, job_queues, report, snooze_scan, stale_scan
+from benchmarks.dashboard import answers, browser, live
 from benchmarks.harness import Bench, Result, WrongResult
 from benchmarks.message_queue import lateness, operations, pages, queues, requeue
 from models import database
@@ -26,10 +27,13 @@ PAGE = Path(__file__).resolve().with_name("results.md")
 CACHE_GB = 1.0  # as in production the data fit into it, so that reading them all costs no disk
 # The append-only file is on, as in `make up`; it is not rewritten while something is measured.
 VALKEY_CONFIG = {"auto-aof-rewrite-percentage": "0"}
+EVERYTHING_ON = dict.fromkeys(
+    ("QM_CONVERSATIONS", "QM_PROJECTS", "QM_SITES_FIX_STALE_THUMBNAILS", "QM_MESSAGE_QUEUE", "QM_JOBS"), "true"
+)
 
 Benchmark = Callable[[Bench], Result]
 Group = tuple[str, Sequence[Benchmark]]
-"""The server's name, and what is measured on it."""
+"""The server's name, or whatever else the figures depend on, and what is measured with it."""
 MONGODB: Sequence[Benchmark] = (
     eligible_agencies.run,
     stale_scan.run,
@@ -50,11 +54,6 @@ MESSAGE_QUEUE: Sequence[Benchmark] = (
 
 def main() -> None:
     wanted, console = _arguments(), Console()
-    groups: dict[str, Callable[[Bench, Path], AbstractContextManager[Group]]] = {
-        "mongodb": partial(_mongodb, MONGODB),
-        "jobs": partial(_mongodb, JOBS),
-        "message_queue": _message_queue,
-    }
     results: list[Result] = []
     servers: list[str] = []
     with tempfile.TemporaryDirectory(prefix="queue-manager-bench-") as directory, _progress(console) as progress:
@@ -62,8 +61,8 @@ def main() -> None:
         try:
             # There is no .env: the settings, which are read later, have their defaults and the servers started here.
             with chdir(directory):
-                for group in [wanted.only] if wanted.only else groups:
-                    with groups[group](bench, Path(directory)) as (server, benchmarks):
+                for group in [wanted.only] if wanted.only else GROUPS:
+                    with GROUPS[group](bench, Path(directory)) as (server, benchmarks):
                         servers += [] if server in servers else [server]
                         results += [benchmark(bench) for benchmark in benchmarks]
         except WrongResult as wrong:
@@ -83,9 +82,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure our ways beside others.")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data; the page is not written")
-    parser.add_argument(
-        "--only", choices=["mongodb", "jobs", "message_queue"], help="one group; the page is not written"
-    )
+    parser.add_argument("--only", choices=list(GROUPS), help="one group; the page is not written")
     parser.add_argument("--ratios", type=lambda name: Path(name).resolve(), help="write the ratios by name, as JSON")
     return parser.parse_args()
 
@@ -112,6 +109,30 @@ def _message_queue(bench: Bench, directory: Path) -> Iterator[Group]:
     with Valkey(directory / "valkey", config=VALKEY_CONFIG) as valkey:
         _set_environment(REDIS_URL=valkey.url)
         yield queues.server_name(), MESSAGE_QUEUE
+
+
+@contextmanager
+def _dashboard(bench: Bench, directory: Path) -> Iterator[Group]:
+    """Measure on both servers. Without a browser the benchmark that needs one is left out, and the page says so."""
+    path = browser.find()
+    if path is None:
+        bench.progress.console.print(f"Without {browser.MISSING}", highlight=False)
+    with Mongo(directory / "mongo-dashboard", cache_gb=CACHE_GB) as mongo:
+        with Valkey(directory / "valkey-dashboard", config=VALKEY_CONFIG) as valkey:
+            _set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, **EVERYTHING_ON)
+            try:
+                name = f"without {browser.MISSING}" if path is None else browser.version(path)
+                yield name, [answers.run] if path is None else [answers.run, partial(live.run, path=path)]
+            finally:
+                database.close()
+
+
+GROUPS: dict[str, Callable[[Bench, Path], AbstractContextManager[Group]]] = {
+    "mongodb": partial(_mongodb, MONGODB),
+    "jobs": partial(_mongodb, JOBS),
+    "message_queue": _message_queue,
+    "dashboard": _dashboard,
+}
 
 
 def _set_environment(**names: str) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from pymongo.collection import Collection
@@ -195,6 +195,10 @@ def expect(what: str, found: object, expected: object) -> None:
     """Raise `WrongResult` unless `found` is `expected`."""
     if found != expected:
         raise WrongResult(f"{what}: found {_short(found)}, expected {_short(expected)}")
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def _measured(way: Way, server_clock: Callable[[], float]) -> Run:

@@ -42,11 +42,11 @@ def _compare(bench: Bench, title: str, names: Sequence[str], *, rounds: int) -> 
     total = bench.sized(JOBS)
     schema.migrate()
     each = total // len(names)
-    documents = list(_documents(names, each, database.server_now() - hours(1)))
+    filled = list(documents(names, each, database.server_now() - hours(1)))
 
     def fill() -> None:
         job.jobs().delete_many({})
-        job.jobs().insert_many(documents)
+        job.jobs().insert_many(filled)
 
     def check(ran: Ran) -> None:
         expect("jobs, each once and in order", ran, {name: list(range(each)) for name in names})
@@ -129,7 +129,7 @@ def _in_threads(names: Sequence[str], way: Callable[[str, Callable[[int], object
     return run
 
 
-def _documents(names: Sequence[str], each: int, begin: datetime) -> Iterator[Document]:
+def documents(names: Sequence[str], each: int, begin: datetime) -> Iterator[Document]:
     for name in names:
         for number in range(each):
             due = begin + seconds(number / 1000)

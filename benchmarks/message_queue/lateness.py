@@ -6,9 +6,8 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import quantiles
 
-from benchmarks.harness import Bench, Figure, Result, Way, expect
+from benchmarks.harness import Bench, Figure, Result, Way, expect, percentile
 from benchmarks.message_queue.queues import PERIOD, Queue, connect, ids, messages
 
 MESSAGES = 1_000
@@ -26,8 +25,8 @@ def run(bench: Bench) -> Result:
             Way(name="polling every 5 s", run=trial.poll, check=trial.check, prepare=trial.take),
         ],
         figures=[
-            Figure(heading="p99, ms", of=lambda run: _percentile(run.result, 99)),
-            Figure(heading="p50, ms", of=lambda run: _percentile(run.result, 50)),
+            Figure(heading="p99, ms", of=lambda run: percentile(run.result, 99)),
+            Figure(heading="p50, ms", of=lambda run: percentile(run.result, 50)),
             Figure(heading="most, ms", of=lambda run: max(run.result)),
         ],
         rounds=1 if bench.is_quick else 2,
@@ -83,7 +82,3 @@ class _Trial:
     def check(self, lateness: list[float]) -> None:
         self._queue.expect_waiting(ids(self.count))
         expect("messages requeued before their deadline", [late for late in lateness if late < -1], [])
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[percent - 1]

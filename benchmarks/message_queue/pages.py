@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPConnection
 from itertools import islice
-from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 import redis
 
-from benchmarks.harness import Bench, Figure, Result, Way, WrongResult, expect
+from benchmarks.harness import Bench, Figure, Result, Way, expect, percentile
 from benchmarks.message_queue.queues import LEVELS, Queue, connect, server_clock
+from benchmarks.web import Client, web
 from queue_manager.core.settings import settings
-from queue_manager.devstack.children import spawn
-from queue_manager.devstack.ports import LOOPBACK, free_port, is_answering
 from services.message_queue import Contents, NewMessage, Place, server_url
 from services.message_queue.messages import Bounds
 from services.message_queue.scripts import Scripts
@@ -34,9 +26,7 @@ AT_ONCE = 500
 PAGE = 50
 REQUESTS = 10  # of one way in one round
 ONE_HOUR = 3600
-STARTS_WITHIN = 30.0  # seconds
 SLOW_MICROSECONDS = 100  # scripts that take longer are asked for their time
-WEB = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
 
 Message = dict[str, Any]
 
@@ -62,9 +52,6 @@ class Asked:
     longest_script: float
     """Milliseconds of the server."""
 
-    def percentile(self, percent: int) -> float:
-        return quantiles(self.seconds, n=100, method="inclusive")[percent - 1] * 1e3
-
 
 def main(bench: Bench) -> Result:
     return _run(bench, "main")
@@ -85,8 +72,8 @@ def _run(bench: Bench, place: Place) -> Result:
     _fill(queue, place, count)
     queue.client.config_set("slowlog-log-slower-than", SLOW_MICROSECONDS)
     queue.client.config_set("slowlog-max-len", 10_000)
-    with _web() as port:
-        browser = _Browser(port, place, queue.client)
+    with web(QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=server_url()) as process:
+        browser = _Browser(Client(process.port), place, queue.client)
         return bench.compare(
             f"message queue, pages of {place}",
             f"{count:,} messages of {LEVELS} priorities and {TYPES} types, in {place}; "
@@ -96,8 +83,8 @@ def _run(bench: Bench, place: Place) -> Result:
                 for look in _looks(place, count)
             ],
             figures=[
-                Figure(heading="p95, ms", of=lambda run: run.result.percentile(95)),
-                Figure(heading="p50, ms", of=lambda run: run.result.percentile(50)),
+                Figure(heading="p95, ms", of=lambda run: percentile(run.result.seconds, 95) * 1e3),
+                Figure(heading="p50, ms", of=lambda run: percentile(run.result.seconds, 50) * 1e3),
                 Figure(heading="most, ms", of=lambda run: max(run.result.seconds) * 1e3),
                 Figure(heading="server ms each", of=lambda run: run.server_seconds / REQUESTS * 1e3),
                 Figure(heading="longest script, ms", of=lambda run: run.result.longest_script),
@@ -149,23 +136,18 @@ def _check(look: Look, asked: Asked) -> None:
 
 
 class _Browser:
-    """Asks a web process for pages, on one connection."""
+    """Asks a web process for pages, one after the other."""
 
-    def __init__(self, port: int, place: Place, client: redis.Redis) -> None:
-        self._connection = HTTPConnection(LOOPBACK, port, timeout=60)
-        self._path, self._client = f"/api/queue/{place}/messages", client
+    def __init__(self, web: Client, place: Place, client: redis.Redis) -> None:
+        self._path, self._web, self._client = f"/api/queue/{place}/messages", web, client
 
     def ask(self, look: Look) -> Asked:
         pages, seconds = [], []
         self._client.slowlog_reset()
         for _ in range(REQUESTS):
-            began = time.perf_counter()
-            self._connection.request("GET", f"{self._path}?limit={PAGE}&{look.query}")
-            answer = self._connection.getresponse()
-            text = answer.read()
-            seconds.append(time.perf_counter() - began)
-            expect(f"status of {look.name}", answer.status, 200)
-            pages.append(json.loads(text)["messages"])
+            answer = self._web.get(f"{self._path}?limit={PAGE}&{look.query}")
+            seconds.append(answer.seconds)
+            pages.append(json.loads(answer.body)["messages"])
         slow: Any = self._client.slowlog_get(10_000)
         longest = max((one["duration"] for one in slow if one["command"].startswith(b"EVALSHA")), default=0)
         return Asked(pages=pages, seconds=seconds, longest_script=longest / 1e3)
@@ -196,22 +178,3 @@ def _messages(count: int) -> Iterator[NewMessage]:
             ack_timeout=ONE_HOUR,
             id=f"message-{number}",
         )
-
-
-@contextmanager
-def _web() -> Iterator[int]:
-    """Start a web process on the benchmark's server; yield its port."""
-    port = free_port()
-    env = {**os.environ, "QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": server_url()}
-    with tempfile.TemporaryFile() as log:
-        child = spawn([*WEB, "--port", str(port)], env=env, cwd=Path.cwd(), stdout=log, stderr=log)
-        try:
-            ends = time.monotonic() + STARTS_WITHIN
-            while not is_answering(port):
-                if child.poll() is not None or time.monotonic() > ends:
-                    log.seek(0)
-                    raise WrongResult(f"no web process: {log.read().decode()[-500:]}")
-                time.sleep(0.05)
-            yield port
-        finally:
-            child.kill()

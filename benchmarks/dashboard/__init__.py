@@ -1,0 +1,1 @@
+"""The dashboard: how soon a change is on the screens that are open, and what pages and scrapes cost."""
