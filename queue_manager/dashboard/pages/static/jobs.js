@@ -28,12 +28,18 @@ const load = async ({ cursor, ...filters }, options) => {
 const exact = (text) => JSON.parse(text, JSON.rawJSON && ((_, value, { source }) => (Number.isInteger(value) && !Number.isSafeInteger(value) ? JSON.rawJSON(source) : value)));
 
 let soon, later;
+let isCounting = false;
+let isStale = false; // something happened while the counts were read: they may be older
 function recount(after = 300) {
   soon ??= setTimeout(count, after);
 }
 
 async function count() {
+  soon = undefined;
+  if (isCounting) return void (isStale = true);
   clearTimeout(later);
+  isCounting = true;
+  isStale = false;
   let again = 2000; // after a failure; the list says what is wrong
   try {
     const { queues: all, leader } = await get("/jobs/status");
@@ -46,8 +52,9 @@ async function count() {
   } catch (error) {
     if (error.status === undefined) throw error; // a mistake of ours
   } finally {
-    soon = undefined;
-    if (again) later = setTimeout(recount, again);
+    isCounting = false;
+    if (isStale) recount();
+    else if (again) later = setTimeout(recount, again);
   }
 }
 
