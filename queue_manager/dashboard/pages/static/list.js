@@ -235,6 +235,7 @@ export class List {
     byId("rows").closest(".sheet").hidden = isEmpty;
     byId("empty").hidden = !isEmpty || isFiltered || Boolean(cursor);
     byId("nothing").hidden = !isEmpty || !(isFiltered || cursor);
+    byId("nothing").querySelector("h2").textContent = this.cursor ? "Nothing found so far" : "Nothing matches";
     byId("more").hidden = !(isEmpty && this.cursor);
     const found = this.total === undefined ? "" : ` of ${number(this.total)}${this.isPartial ? " or more" : ""}`;
     byId("where").textContent = isEmpty ? "" : `${number(this.shown.size)}${found}`;
