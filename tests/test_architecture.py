@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     [
         "queue_manager.cli",
+        "queue_manager.dead_letters_cli",
         "queue_manager.queue_cli",
         "queue_manager.queue_display",
         "queue_manager.jobs_cli",

@@ -9,7 +9,9 @@ asked again every few seconds. A Redis that lost its data starts from zero, whic
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate, chain
 from threading import Lock
 
@@ -40,6 +42,13 @@ def add(name: str, amounts: Mapping[str, int]) -> None:
 def items(name: str, outcomes: Mapping[str, int]) -> None:
     """Count how items ended, `{done, failed, retried}`: in the totals of `name` and in its history. Like `add`."""
     _counters().items(name, outcomes)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Count the items of within at its end: one round trip for each name."""
+    with _counters().together():
+        yield
 
 
 def scan(name: str, run: Mapping[str, int]) -> None:
@@ -80,6 +89,7 @@ class _Counters:
         self._is_away = False
         self._try_again_at = 0.0
         self._lock = Lock()
+        self._collected: dict[str, Counter[str]] | None = None
 
     def add(self, name: str, amounts: Mapping[str, int]) -> None:
         def count() -> None:
@@ -90,7 +100,21 @@ class _Counters:
 
         self._try(count)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        collected: dict[str, Counter[str]] = defaultdict(Counter)
+        self._collected = collected
+        try:
+            yield
+        finally:
+            self._collected = None
+            for name, outcomes in collected.items():
+                self.items(name, outcomes)
+
     def items(self, name: str, outcomes: Mapping[str, int]) -> None:
+        if self._collected is not None:
+            self._collected[name].update(outcomes)
+            return
         keys = (_key(name), history.key(name))
         pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
         self._try(lambda: self._count_items(keys=keys, args=[history.KEPT_SECONDS, *pairs]))

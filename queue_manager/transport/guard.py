@@ -7,10 +7,6 @@ stops every worker. Here a channel that lost its connection raises a connection 
 
 Guarantee: the worker stays up, reconnects and takes new messages. What it held stays registered as unacked
 and comes back after `visibility_timeout`; a running task finishes, cannot ack, and is delivered again.
-
-`broker_url` stays the stock URL, which Flower and others read; the setting `broker_transport` selects us:
-
-    app.conf.broker_transport = install(broker_url)
 """
 
 from __future__ import annotations
@@ -19,31 +15,27 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
-import kombu.connection
-import kombu.transport
 from kombu.transport import redis as stock
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError
-
-from queue_manager.core.errors import ConfigurationError
+from redis.exceptions import ResponseError
 
 
 class ConnectionLost(RedisConnectionError):
     """The channel's connection is closed for good; its successor is another channel."""
 
 
-class BrokerFull(RedisConnectionError):
-    """The server has no memory left."""
+class BrokerRefuses(RedisConnectionError):
+    """The server is there and does not do it: its memory is full, it became a replica, its disk fails."""
 
 
 @contextmanager
-def _full_is_a_connection_error() -> Iterator[None]:
+def refusal_is_a_connection_error() -> Iterator[None]:
+    """Let a worker connect again, and say why, where an error of another kind would end it."""
     try:
         yield
-    except OutOfMemoryError as error:
-        raise BrokerFull(f"Redis is full and keeps no more messages: {error}") from error
+    except ResponseError as error:
+        raise BrokerRefuses(f"Redis refuses: {error}") from error
 
 
 class QoS(stock.QoS):
@@ -53,10 +45,10 @@ class QoS(stock.QoS):
         """Register a message that was just taken. A server whose memory is full refuses that and keeps nothing.
 
         Raises:
-            BrokerFull: a connection error, after which the worker connects again instead of dying. The message is
+            BrokerRefuses: a connection error, after which the worker connects again instead of dying. The message is
                 lost to the broker; what it was for is found by the next scan.
         """
-        with _full_is_a_connection_error():
+        with refusal_is_a_connection_error():
             super().append(message, delivery_tag)
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
@@ -64,7 +56,7 @@ class QoS(stock.QoS):
 
         So a worker that lost a message to a full server takes no further one until there is room again.
         """
-        with _full_is_a_connection_error():
+        with refusal_is_a_connection_error():
             super().restore_visible(*args, **kwargs)
 
     def restore_unacked(self, client: Any = None) -> None:
@@ -121,23 +113,3 @@ class SecureTransport(Transport):
         super().__init__(client, **kwargs)
         if not isinstance(client.ssl, dict):
             client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
-
-
-_TRANSPORTS = {"redis": Transport, "rediss": SecureTransport}
-
-
-def install(broker_url: str) -> str:
-    """Make the guarded transports known to kombu; return the `broker_transport` that guards `broker_url`.
-
-    Connections still call themselves by the stock scheme (`as_uri`), which is what Flower looks at.
-
-    Raises:
-        ConfigurationError: the URL is for another kind of broker.
-    """
-    scheme = urlsplit(broker_url).scheme
-    if scheme not in _TRANSPORTS:
-        raise ConfigurationError(f"{scheme}:// is no broker that we guard: accepted are {', '.join(_TRANSPORTS)}")
-    for name, transport in _TRANSPORTS.items():
-        kombu.transport.TRANSPORT_ALIASES[f"guarded-{name}"] = f"{__name__}:{transport.__name__}"
-        kombu.connection.resolve_aliases[f"guarded-{name}"] = name
-    return f"guarded-{scheme}"

@@ -15,7 +15,7 @@ from queue_manager.core.settings import masked
 OUTAGES = (redis.ConnectionError, redis.TimeoutError)
 """What redis-py raises while the server is away."""
 
-OLDEST_FOR_THE_QUEUE = (7, 0)  # the first whose scripts may say that they run when memory is full
+OLDEST = (7, 0)  # the first whose scripts may say that they run when memory is full
 
 CLIENT_OPTIONS = {
     "socket_timeout": 5,
@@ -30,28 +30,23 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, decode_responses=True, **CLIENT_OPTIONS)
 
 
-def require_no_eviction(url: str) -> None:
-    """Refuse a server that evicts keys when its memory is full, since it would drop messages, and wrong credentials.
+def require_server(url: str) -> None:
+    """Refuse a server that we cannot work with: one that evicts keys, is too old, or does not let us in.
+
+    One that evicts keys when its memory is full would drop messages; one that is too old cannot run scripts then, so
+    that nothing could be taken from it. Valkey reports the version of Redis that it is compatible with: 7.2 or more.
 
     Raises:
-        ConfigurationError: `maxmemory-policy` is not `noeviction`, or the server does not let us in.
+        ConfigurationError: it is such a server.
         redis.ConnectionError, redis.TimeoutError: the server is away.
-    """
-    _refuse_eviction(url, _info(url))
-
-
-def require_queue_server(url: str) -> None:
-    """Refuse what `require_no_eviction` refuses, and a server whose scripts cannot run when its memory is full.
-
-    Raises like it. Valkey reports the version of Redis that it is compatible with: 7.2 or more.
     """
     info = _info(url)
     _refuse_eviction(url, info)
     version = str(info.get("redis_version", "0"))
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_FOR_THE_QUEUE:
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise ConfigurationError(
-            f"Redis at {masked(url)} is version {version}, whose full memory could not be drained: accepted for the "
-            "message queue is Redis 7.0 or Valkey 7.2, or newer"
+            f"Redis at {masked(url)} is version {version}, whose full memory could not be drained: accepted is "
+            "Redis 7.0 or Valkey 7.2, or newer"
         )
 
 

@@ -16,14 +16,14 @@ HERE = Path(__file__).parent
 
 
 class CeleryProcess:
-    """Runs `celery -A guard_app <arguments>`; ends it, with all its children, when the block ends."""
+    """Runs `celery -A <app> <arguments>`; ends it, with all its children, when the block ends."""
 
-    def __init__(self, *arguments: str, log: Path, broker_url: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, log: Path, broker_url: str, app: str = "guard_app", **environment: str) -> None:
         self._log = log
         variables = {f"GUARD_APP_{name.upper()}": value for name, value in environment.items()}
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "guard_app", *arguments],
+                [sys.executable, "-m", "celery", "-A", app, *arguments],
                 cwd=HERE,
                 env={**os.environ, "GUARD_APP_BROKER_URL": broker_url, **variables},
                 stdout=output,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from celery import Celery
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from queue_manager.transport.guard import install
+from queue_manager.transport.choice import install
 
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 8,  # 600 in production; a test does not wait that long for a message to come back
@@ -48,6 +49,7 @@ def make_app(
         task_reject_on_worker_lost=False,
         task_ignore_result=True,
         result_expires=None,  # without it beat adds a task that cleans up results, which nobody keeps
+        worker_consumer="queue_manager.transport.consumer:Consumer",
         worker_prefetch_multiplier=4,
         worker_disable_rate_limits=True,
         worker_cancel_long_running_tasks_on_connection_loss=False,
@@ -91,6 +93,8 @@ app = make_app(
     },
     lock_timeout=float(os.environ.get("GUARD_APP_LOCK_TIMEOUT", "6")),
 )
+app.conf.update(json.loads(os.environ.get("GUARD_APP_SETTINGS", "{}")))
+app.conf.broker_transport_options = {**TRANSPORT_OPTIONS, **json.loads(os.environ.get("GUARD_APP_TRANSPORT", "{}"))}
 
 
 @app.task(name="guard_app.hold")
@@ -99,6 +103,12 @@ def hold(seconds: float, diary: str) -> None:
     note(diary, "started")
     time.sleep(seconds)
     note(diary, "completed")
+
+
+@app.task(name="guard_app.write")
+def write(line: str, diary: str) -> None:
+    """Write a line into the file `diary`."""
+    note(diary, line)
 
 
 def note(diary: str, line: str) -> None:

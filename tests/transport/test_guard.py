@@ -16,7 +16,8 @@ from redis import Redis
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.devstack.servers import Valkey
-from queue_manager.transport.guard import ConnectionLost, install
+from queue_manager.transport.choice import install
+from queue_manager.transport.guard import ConnectionLost
 
 
 @pytest.fixture
@@ -62,11 +63,10 @@ def test_workers_survive_the_loss_of_redis_with_work_in_hand(server: Valkey, tmp
             eventually(lambda held=held: lines(held.running) == ["started", "completed"])
         server.start()
 
-        # The countdown comes back by the visibility timeout, and so does the task that ended without an ack. A
-        # countdown whose time comes while Redis is away runs twice, as that task does: claims are for that.
+        # The countdown comes back by the visibility timeout. The task that ended meanwhile is acknowledged when Redis
+        # is back, unless it came back before: then it runs twice. Claims are for that.
         for held in (prefork, threads):
             eventually(lambda held=held: "completed" in lines(held.countdown), within=30)
-            eventually(lambda held=held: lines(held.running).count("completed") >= 2, within=30)
             assert held.worker.is_alive
             assert "Unrecoverable" not in held.worker.log
         with Redis.from_url(server.url) as client:

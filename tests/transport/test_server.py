@@ -19,7 +19,7 @@ from real_servers import Servers
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.devstack.ports import free_port
 from queue_manager.devstack.servers import Valkey
-from queue_manager.transport.server import require_queue_server
+from queue_manager.transport.server import require_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,18 +49,18 @@ def old_redis() -> Iterator[str]:
 
 
 def test_a_server_of_today_is_accepted(servers: Servers) -> None:
-    require_queue_server(servers.valkey.url)
+    require_server(servers.valkey.url)
 
 
 def test_a_server_that_evicts_is_refused(tmp_path: Path) -> None:
     with Valkey(tmp_path / "redis", config={"maxmemory-policy": "allkeys-lru"}) as server:
         with pytest.raises(ConfigurationError, match="maxmemory-policy 'allkeys-lru'"):
-            require_queue_server(server.url)
+            require_server(server.url)
 
 
 def test_an_older_server_is_refused_with_its_version() -> None:
     with old_redis() as url, pytest.raises(ConfigurationError, match=r"is version 6\.2\.14.*accepted.*Redis 7\.0"):
-        require_queue_server(url)
+        require_server(url)
 
 
 def test_a_worker_does_not_start_on_an_older_server(servers: Servers, tmp_path: Path) -> None:

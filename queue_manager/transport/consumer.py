@@ -1,0 +1,80 @@
+"""Celery's consumer, which refuses what would end the worker, and says why: the reason is kept with the dead letter.
+
+Celery reads some headers only when a task goes to the pool, where an error of any kind ends the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery.exceptions import InvalidTaskError
+from celery.utils.log import get_logger
+from celery.worker.consumer import Consumer as CeleryConsumer
+
+_TEXTS = ("id", "shadow", "eta", "expires", "root_id", "parent_id", "group", "argsrepr", "kwargsrepr", "origin")
+_ACCEPTED: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_TEXTS, (str,)),
+    **dict.fromkeys(("retries", "replaced_task_nesting", "group_index"), (int,)),
+    "timelimit": (list, tuple),
+    "stamped_headers": (list, tuple),
+    "stamps": (dict,),
+}
+_NUMBERS = (int, float, type(None))
+
+logger = get_logger(__name__)
+
+
+class Consumer(CeleryConsumer):
+    """Selected by the setting `worker_consumer`."""
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def checked(message: Any) -> Any:
+            wrong = _wrong(message.headers) or _wrong(_payload(message))
+            if wrong:
+                return self.on_invalid_task(None, message, InvalidTaskError(wrong))
+            return handle(message)
+
+        return checked
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        message.why = "It is no task: its headers name none"
+        super().on_unknown_message(body, message)
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        message.why = f"No task here has this name: {message.headers.get('task')!r:.200}"
+        super().on_unknown_task(body, message, exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        message.why = f"It is no task as Celery makes them: {exc!s:.300}"
+        super().on_invalid_task(body, message, exc)
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Keep it, where Celery acknowledges it."""
+        message.why = f"Its body cannot be read: {exc!r:.300}"
+        message.reject_log_error(logger, self.connection_errors)
+
+
+def _payload(message: Any) -> dict[str, Any]:
+    """Return what has the headers' part in Celery's first protocol: its body, if that is an object."""
+    try:
+        payload = message.payload  # Celery decodes it, too; it is kept
+    except Exception:  # it says so itself when it is handled
+        return {}
+    return payload if isinstance(payload, dict) else {}
+
+
+def _wrong(headers: dict[str, Any]) -> str | None:
+    """Return which header has a value that Celery does not expect."""
+    for name, kinds in _ACCEPTED.items():
+        value = headers.get(name)
+        if value is not None and not isinstance(value, kinds):
+            return f"header {name}: {value!r:.100}"
+    limits, stamped = headers.get("timelimit"), headers.get("stamped_headers")
+    if limits and not (len(limits) == 2 and all(isinstance(limit, _NUMBERS) for limit in limits)):
+        return f"header timelimit: {limits!r:.100}"
+    if stamped and not all(isinstance(name, str) for name in stamped):
+        return f"header stamped_headers: {stamped!r:.100}"
+    return None

@@ -1,0 +1,169 @@
+"""What the batched transport does on the server, in one step each.
+
+The keys are kombu's own: a list for each queue and priority, the hash `unacked` of tag → `[message, exchange, routing
+key]`, and the sorted set `unacked_index` of tag → when it was delivered, in seconds. So a worker on the stock transport
+may run beside ours and give back what ours held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha1
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+
+class Script:
+    """A script of the server. `sha` is its name there, once the server has seen it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    def __call__(self, client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run it on `client`. Raises what redis-py raises."""
+        try:
+            return client.evalsha(self.sha, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return client.eval(self.source, len(keys), *keys, *arguments)
+
+
+# Take messages off their lists and register them as unacknowledged.
+#
+# KEYS     unacked, unacked_index, then the lists: those of the highest priority first
+# ARGV     beginning of the new tags, most messages to take, lists of one priority; then for each list what follows a
+#          message in its entry, and its priority
+# Returns  for each message taken: number of its list, tag, message
+#
+# Atomic because a worker that dies between taking and registering would lose the messages. An error would not undo what
+# was taken, so the keys are tried first, and a list that is none counts as empty. Of lists of one priority each gives
+# its share before any gives more, so that a long one holds up no other. A message is registered as it is, whatever it
+# is. With allow-oom: a full server must still be emptied.
+TAKE = Script("""#!lua flags=allow-oom
+local most, together = tonumber(ARGV[2]), tonumber(ARGV[3])
+local clock = redis.call('TIME')
+local now = clock[1] .. '.' .. string.format('%06d', clock[2])
+local taken, index, entries, count = {}, {}, {}, 0
+redis.call('HEXISTS', KEYS[1], '')
+redis.call('ZSCORE', KEYS[2], '')
+
+local function take(list, room)
+    for _, message in ipairs(room > 0 and redis.pcall('RPOP', KEYS[list + 2], room) or {}) do
+        count = count + 1
+        local tag = ARGV[1] .. string.format('-%04d', count) .. '@' .. ARGV[2 * list + 3]
+        index[2 * count - 1], index[2 * count] = now, tag
+        entries[2 * count - 1], entries[2 * count] = tag, '[' .. message .. ARGV[2 * list + 2]
+        taken[3 * count - 2], taken[3 * count - 1], taken[3 * count] = list, tag, message
+    end
+end
+
+for first = 1, #KEYS - 2, together do
+    local share = math.max(1, math.floor((most - count) / together))
+    for list = first, first + together - 1 do
+        take(list, math.min(share, most - count))
+    end
+    for list = first, first + together - 1 do
+        take(list, most - count)
+    end
+end
+if count > 0 then
+    redis.call('ZADD', KEYS[2], unpack(index))
+    redis.call('HSET', KEYS[1], unpack(entries))
+end
+return taken
+""")
+
+# Say that messages are still being worked on.
+#
+# KEYS     unacked_index
+# ARGV     tags
+#
+# By the server's clock, which also says when they are overdue; a tag that has gone stays gone.
+RENEW = Script("""#!lua flags=allow-oom
+local clock = redis.call('TIME')
+local now = clock[1] .. '.' .. string.format('%06d', clock[2])
+local index = {}
+for i, tag in ipairs(ARGV) do
+    index[2 * i - 1], index[2 * i] = now, tag
+end
+return redis.call('ZADD', KEYS[1], 'XX', unpack(index))
+""")
+
+# Put unacknowledged messages back where they were taken from, to be delivered next, the oldest first.
+#
+# KEYS     unacked, unacked_index
+# ARGV     what stands between a queue's name and its priority, seconds after which a message is overdue, most to put
+#          back; then tags, instead of those that are overdue
+# Returns  how many it put back; then tags whose messages another transport registered: only it knows their queues
+#
+# Atomic because a message must be in one place, and because two workers look for overdue ones at the same time.
+RESTORE = Script("""#!lua flags=allow-oom
+local separator, most = ARGV[1], tonumber(ARGV[3])
+local tags = {}
+if #ARGV > 3 then
+    for i = #ARGV, 4, -1 do
+        tags[#tags + 1] = ARGV[i]
+    end
+else
+    local overdue = redis.call('TIME')[1] - tonumber(ARGV[2])
+    tags = redis.call('ZRANGE', KEYS[2], overdue, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most)
+end
+
+local function redelivered(message)
+    if string.find(message, '"redelivered": true', 1, true) then
+        return message
+    end
+    local before, behind = string.find(message, '"delivery_info": {', 1, true)
+    if not before then
+        return message
+    end
+    return string.sub(message, 1, behind) .. '"redelivered": true, ' .. string.sub(message, behind + 1)
+end
+
+local foreign = {}
+local count = 0
+for _, tag in ipairs(tags) do
+    local entry = redis.call('HGET', KEYS[1], tag)
+    local priority = string.match(tag, '@(%d+)$')
+    local message, queue = string.match(entry or '', '^%[(.*), "", "([^"]*)"%]$')
+    if entry and not (message and priority) then
+        foreign[#foreign + 1] = tag
+    else
+        if entry then
+            queue = cjson.decode('["' .. queue .. '"]')[1]
+            redis.call('RPUSH', priority == '0' and queue or queue .. separator .. priority, redelivered(message))
+        end
+        count = count + 1
+        redis.call('ZREM', KEYS[2], tag)
+        redis.call('HDEL', KEYS[1], tag)
+    end
+end
+return {count, unpack(foreign)}
+""")
+
+# Move an unacknowledged message to another list, as its newest.
+#
+# KEYS     unacked, unacked_index, the list
+# ARGV     tag, what to keep of it, length beyond which the list loses its oldest (0: none)
+#
+# Atomic because the message must be in one place: what somebody else has put back meanwhile stays where it is.
+MOVE = Script("""#!lua flags=allow-oom
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 1 then
+    redis.call('LPUSH', KEYS[3], ARGV[2])
+    if tonumber(ARGV[3]) > 0 then
+        redis.call('LTRIM', KEYS[3], 0, ARGV[3] - 1)
+    end
+end
+redis.call('ZREM', KEYS[2], ARGV[1])
+""")
+
+# Add a member to sets, however full the server is: else no worker could start that would empty it.
+#
+# KEYS     sets
+# ARGV     the member
+ADD = Script("""#!lua flags=allow-oom
+for _, key in ipairs(KEYS) do
+    redis.call('SADD', key, ARGV[1])
+end
+""")
