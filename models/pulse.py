@@ -8,21 +8,23 @@ Guarantee: of one account, and of one parent, at most one review request is open
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pymongo import ASCENDING, IndexModel, ReturnDocument
+from pymongo import ASCENDING, IndexModel, ReturnDocument, UpdateOne
 from pymongo.collection import Collection
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import account
-from models.database import Document, collection
+from models.database import Document, collection, value_at
 from queue_manager.core.settings import settings
 
 REVIEW_REQUEST = "review_request"
 OPEN = ["pending", "in_progress"]
 _KEYS = ("account_id", "metadata.parent_account")
+_DUPLICATE = 11000  # MongoDB's code for a document that a unique index refuses
 
 
 def pulses() -> Collection[Document]:
@@ -57,11 +59,74 @@ def create(request: ReviewRequest, *, since: datetime, now: datetime) -> str | N
     Returns:
         `None` when it was created, else the status of the one that blocks.
     """
+    try:
+        blocks = pulses().find_one_and_update(
+            _blocking([request], since),
+            _new(request, now),
+            projection={"status": 1},
+            upsert=True,
+            return_document=ReturnDocument.BEFORE,
+        )
+    except DuplicateKeyError:
+        return OPEN[0]  # another worker came between the look and the insert; the index decided
+    return None if blocks is None else str(blocks.get("status"))
+
+
+def create_many(requests: Sequence[ReviewRequest], *, since: datetime, now: datetime) -> list[str | None]:
+    """Create a pulse for each as `create` does, in their order: one write, and one read if some are blocked.
+
+    Returns:
+        For each what `create` returns; of several that block an open one tells.
+    """
+    if not requests:
+        return []
+    statements = [UpdateOne(_blocking([one], since), _new(one, now), upsert=True) for one in requests]
+    duplicates: set[int] = set()
+    try:
+        created = pulses().bulk_write(statements, ordered=False).upserted_ids or {}
+    except BulkWriteError as error:
+        failed = {one["index"]: one["code"] for one in error.details["writeErrors"]}
+        if set(failed.values()) != {_DUPLICATE} or error.details["writeConcernErrors"]:
+            raise
+        duplicates = set(failed)
+        created = {one["index"]: one["_id"] for one in error.details["upserted"]}
+    blocked = [number for number in range(len(requests)) if number not in created and number not in duplicates]
+    statuses = _statuses([requests[number] for number in blocked], since)
+    outcomes: list[str | None] = [OPEN[0] if number in duplicates else None for number in range(len(requests))]
+    for number, status in zip(blocked, statuses, strict=True):
+        outcomes[number] = status
+    return outcomes
+
+
+def _statuses(requests: Sequence[ReviewRequest], since: datetime) -> list[str]:
+    """Return the status of what blocks each, as found now: it may have changed or gone since."""
+    if not requests:
+        return []
+    found = list(pulses().find(_blocking(requests, since), {"status": 1, **dict.fromkeys(_KEYS, 1)}))
+    statuses = []
+    for request in requests:
+        accounts, parents = map(account.spellings, (request.account_id, request.parent_account))
+        of_this = [
+            str(one.get("status"))
+            for one in found
+            if one.get("account_id") in accounts or value_at(one, "metadata.parent_account") in parents
+        ]
+        statuses.append(next((status for status in of_this if status in OPEN), next(iter(of_this), "gone")))
+    return statuses
+
+
+def _blocking(requests: Sequence[ReviewRequest], since: datetime) -> Document:
+    """Return the condition on a pulse that blocks one of these."""
     block = blocking(since)
     same = [
-        {"account_id": {"$in": account.spellings(request.account_id)}},
-        {"metadata.parent_account": {"$in": account.spellings(request.parent_account)}},
+        {"account_id": {"$in": [one for of in requests for one in account.spellings(of.account_id)]}},
+        {"metadata.parent_account": {"$in": [one for of in requests for one in account.spellings(of.parent_account)]}},
     ]
+    return {"$and": [{"$or": same}, {"$or": block.pop("$or")}], **block}
+
+
+def _new(request: ReviewRequest, now: datetime) -> Document:
+    """Return the update that makes a pulse where none blocks."""
     pulse = {
         "account_id": account.stored(request.account_id),
         "status": "pending",
@@ -74,17 +139,7 @@ def create(request: ReviewRequest, *, since: datetime, now: datetime) -> str | N
             "request_reason": "one_month_active",
         },
     }
-    try:
-        blocks = pulses().find_one_and_update(
-            {"$and": [{"$or": same}, {"$or": block.pop("$or")}], **block},
-            {"$setOnInsert": pulse},
-            projection={"status": 1},
-            upsert=True,
-            return_document=ReturnDocument.BEFORE,
-        )
-    except DuplicateKeyError:
-        return OPEN[0]  # another worker came between the look and the insert; the index decided
-    return None if blocks is None else str(blocks.get("status"))
+    return {"$setOnInsert": pulse}
 
 
 def count_open() -> int:

@@ -9,8 +9,10 @@ A room is due when `snooze_time.time` has come. Everything of ours belongs to on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from bson import ObjectId
 from pymongo import ASCENDING, IndexModel, ReturnDocument
@@ -27,6 +29,7 @@ NAME = "support_rooms"
 DUE = "snooze_time.time"
 COOL_OFF, LONGEST_COOL_OFF = minutes(1), hours(1)
 SHOWN_IDS = 20
+WOKEN = {"account_id": 1, "status": 1, "unsnoozed_at": 1}
 SHOWN = ("account_id", "unsnooze_error", "unsnooze_failures")
 """What a list of rooms shows beside their claim."""
 
@@ -84,21 +87,41 @@ def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now
     """
     return rooms().find_one_and_update(
         {"_id": room_id, **_ended(snoozed_until, now)},
-        [
-            {
-                "$set": {
-                    "status": {"$cond": [{"$eq": ["$status", "snoozed"]}, "open", "$status"]},
-                    "snooze_queue_in_progress": False,
-                    "unsnoozed_at": now,
-                    "unsnoozed_by_task": {"$literal": task_id},
-                }
-            },
-            {"$unset": ["snooze_time", "claim", *claims().history]},
-        ],
-        projection={"account_id": 1, "status": 1, "unsnoozed_at": 1},
+        _woken({"$literal": task_id}, now),
+        projection=WOKEN,
         return_document=ReturnDocument.AFTER,
         hint="_id_",
     )
+
+
+def wake_many(room_ids: Sequence[ObjectId], tokens: Sequence[str], *, now: datetime) -> list[Document]:
+    """End the snoozes of rooms for which one of these tokens claimed them, as `wake` does: one write and one read.
+
+    Returns:
+        `{_id, account_id, status, unsnoozed_at, unsnoozed_by_task}` of each that one of these tokens has woken, now or
+        at an earlier delivery, and that was not snoozed again.
+    """
+    these = {"_id": {"$in": room_ids}}
+    is_meant = {"$expr": {"$eq": ["$claim.due_at", "$snooze_time.time"]}}
+    held = {**these, "claim.token": {"$in": tokens}, **_ended(None, now), **is_meant}
+    rooms().update_many(held, _woken("$claim.token", now), hint="_id_")
+    woken = {**these, "unsnoozed_by_task": {"$in": tokens}, "unsnoozed_at": A_DATE, "snooze_time": {"$exists": False}}
+    return list(rooms().find(woken, {**WOKEN, "unsnoozed_by_task": 1}, hint="_id_"))
+
+
+def _woken(task_id: Any, now: datetime) -> list[Document]:
+    """Return the update that opens a room; `task_id` is an expression."""
+    return [
+        {
+            "$set": {
+                "status": {"$cond": [{"$eq": ["$status", "snoozed"]}, "open", "$status"]},
+                "snooze_queue_in_progress": False,
+                "unsnoozed_at": now,
+                "unsnoozed_by_task": task_id,
+            }
+        },
+        {"$unset": ["snooze_time", "claim", *claims().history]},
+    ]
 
 
 def cool_off(

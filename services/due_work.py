@@ -6,7 +6,7 @@ A scan hands `DueItem`s to `tasks.base.fan_out`; the item task of the same syste
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -47,6 +47,16 @@ class DueWork(ABC):
     @abstractmethod
     def claim_due(self, waiting: int) -> Iterator[DueBatch]:
         """Find what is due, batch by batch, and claim it; `waiting` messages are in the broker already."""
+
+    @property
+    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+        """What does many items at once, if the system has that: its one method named `…_many`.
+
+        It returns, item by item, what the item's task returns, or `None` for one that its task shall do by itself. It
+        may raise `NotYetDue`, to be called again after the wait; whatever else it raises leaves all to their tasks.
+        """
+        name = next((name for name in dir(type(self)) if name.endswith("_many")), None)
+        return getattr(self, name) if name else None
 
     def release(self, items: Sequence[DueItem]) -> None:
         """Give back items that could not be sent."""

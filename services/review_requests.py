@@ -83,26 +83,27 @@ class ReviewRequests(DueWork):
         Raises:
             PermanentError: an argument is malformed.
         """
-        oldest = parse_utc(oldest_subscription, field="oldest_subscription")
-        if not isinstance(account_id, str) or not account_id:
-            raise PermanentError(f"account_id: {account_id!r} is no text that names an account")
-        if not isinstance(parent_account, str | None):
-            raise PermanentError(f"parent_account: {parent_account!r} is no text that names an account")
-        if not isinstance(subscription_ids, list) or not all(isinstance(one, str) for one in subscription_ids):
-            raise PermanentError(f"subscription_ids: {subscription_ids!r} is no list of texts")
-        if oldest is None:
-            raise PermanentError("oldest_subscription is missing")
+        request = _request(account_id, subscription_ids, parent_account, oldest_subscription)
         now = self.clock()
-        request = pulse.ReviewRequest(
-            account_id=account_id,
-            parent_account=parent_account,
-            subscription_ids=[account.stored(one) for one in subscription_ids],
-            oldest_subscription=oldest,
-        )
-        status = pulse.create(request, since=now - self.window, now=now)
+        return self._result(request, pulse.create(request, since=now - self.window, now=now))
+
+    def create_many(self, items: Sequence[DueItem]) -> list[Result | None]:
+        """Create the pulses of many agencies, as `create` each: one write, and one read if some are blocked.
+
+        Returns:
+            The result of each, `None` where an argument is malformed: `create` tells which.
+        """
+        asked = [_named(*item.args) for item in items]
+        requests = [request for request in asked if request is not None]
+        now = self.clock()
+        statuses = pulse.create_many(requests, since=now - self.window, now=now)
+        results = iter([self._result(*one) for one in zip(requests, statuses, strict=True)])
+        return [None if request is None else next(results) for request in asked]
+
+    def _result(self, request: pulse.ReviewRequest, status: str | None) -> Result:
         if status is None:
-            log.info("Review request created", account_id=account_id)
-            return {"success": True, "account_id": account_id}
+            log.info("Review request created", account_id=request.account_id)
+            return {"success": True, "account_id": request.account_id}
         return {"skipped": True, "reason": "Pending request exists" if status in pulse.OPEN else "Requested recently"}
 
     def give_up(self, item: DueItem, *, error: str) -> None:
@@ -141,3 +142,32 @@ def sent_to(agency: Agency) -> DueItem:
     ids = [str(one) for one in agency.subscription_ids]
     args = (str(agency.account_id), ids, parent, to_iso(agency.oldest_subscription))
     return DueItem(token=f"{uuid4().hex}-{agency.account_id}", args=args)
+
+
+def _request(
+    account_id: Any, subscription_ids: Any, parent_account: Any, oldest_subscription: Any
+) -> pulse.ReviewRequest:
+    """Read the item's arguments. Raises PermanentError, which names the one that is malformed."""
+    oldest = parse_utc(oldest_subscription, field="oldest_subscription")
+    if not isinstance(account_id, str) or not account_id:
+        raise PermanentError(f"account_id: {account_id!r} is no text that names an account")
+    if not isinstance(parent_account, str | None):
+        raise PermanentError(f"parent_account: {parent_account!r} is no text that names an account")
+    if not isinstance(subscription_ids, list) or not all(isinstance(one, str) for one in subscription_ids):
+        raise PermanentError(f"subscription_ids: {subscription_ids!r} is no list of texts")
+    if oldest is None:
+        raise PermanentError("oldest_subscription is missing")
+    return pulse.ReviewRequest(
+        account_id=account_id,
+        parent_account=parent_account,
+        subscription_ids=[account.stored(one) for one in subscription_ids],
+        oldest_subscription=oldest,
+    )
+
+
+def _named(*args: Any) -> pulse.ReviewRequest | None:
+    """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""
+    try:
+        return _request(*args)
+    except PermanentError:
+        return None

@@ -8,16 +8,18 @@ Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "uns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
 
 from models import database, support_room
+from models.database import Document
 from models.listing import Position
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
-from queue_manager.core.errors import NotYetDue, reason
+from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from services.claimed_work import ClaimedItems
@@ -27,7 +29,8 @@ from services.realtime import EmitFailed, Events, events
 
 INITIATOR = "QM/conversations/support-snooze"
 EMIT_ATTEMPTS = 3
-LONGEST_AHEAD = minutes(5)  # a worker holds what is sent ahead; the broker would send it again after 10 minutes
+A_MOMENT = seconds(0.1)  # our clock lags by a round trip, so what is sent ahead of its time comes a little early
+LONGEST_AHEAD = minutes(5)  # a worker holds what is sent ahead, until its time
 
 log = get_logger(INITIATOR)
 Result = dict[str, Any]
@@ -80,7 +83,7 @@ class SupportSnooze(ClaimedItems):
             log.error(f"Database update failed: {reason(error)}", room_id=room_id)
             raise
         log.info("Unsnoozed 1 rooms", room_id=room_id, account_id=str(woken.get("account_id")))
-        return self._announce(woken)
+        return self._announce([woken])[0]
 
     def describe(self, room: dict[str, Any], state: State, position: Position) -> Item:
         claimed = super().describe(room, state, position)
@@ -91,6 +94,30 @@ class SupportSnooze(ClaimedItems):
         error, attempts = room.get("unsnooze_error"), claimed.attempts + failures
         return replace(claimed, title=str(room.get("account_id", "")), reason=error, attempts=attempts, since=since)
 
+    def unsnooze_many(self, items: Sequence[DueItem]) -> list[Result | None]:
+        """Wake many rooms, as `unsnooze` each: one write, one read and one message to Redis for all.
+
+        Returns:
+            The result of each, `None` where a room is not as its scan left it: `unsnooze` tells what is to be done.
+
+        Raises:
+            NotYetDue: some fall due in a moment, and none was woken.
+        """
+        named = [_named(*item.args) for item in items]
+        now = self.clock()
+        early = [meant - now for _, meant in filter(None, named) if meant and timedelta(0) < meant - now <= A_MOMENT]
+        if early:
+            raise NotYetDue(max(early))
+        ids = [room_id for room_id, _ in filter(None, named)]
+        woken = support_room.wake_many(ids, [item.token for item in items], now=now)
+        if count := sum(room["unsnoozed_at"] == now for room in woken):
+            log.info(f"Unsnoozed {count} rooms")
+        whose = [(room["_id"], room["unsnoozed_by_task"]) for room in woken]
+        results = dict(zip(whose, self._announce(woken), strict=True))
+        return [
+            None if one is None else results.get((one[0], item.token)) for one, item in zip(named, items, strict=True)
+        ]
+
     def _not_woken(self, room_key: ObjectId, meant: datetime | None, token: str, now: datetime) -> Result:
         """Tell why the write did not apply; give the room back if we hold it for a snooze that is gone."""
         room = support_room.find(room_key)
@@ -98,7 +125,7 @@ class SupportSnooze(ClaimedItems):
             return _skipped("Room not found")
         snooze = room.get("snooze_time")
         if not isinstance(snooze, dict) and room.get("unsnoozed_by_task") == token:
-            return self._announce(room)
+            return self._announce([room])[0]
         ends_at = snooze.get("time") if isinstance(snooze, dict) else None
         holds = room.get("claim", {}).get("token") == token
         if isinstance(ends_at, datetime) and meant in (None, ends_at) and ends_at > now:
@@ -109,20 +136,29 @@ class SupportSnooze(ClaimedItems):
             self.claims.release({room_key: token}, now=now)
         return _skipped("Snooze changed")
 
-    def _announce(self, room: dict[str, Any]) -> Result:
-        """Emit the event of a woken room, with the timestamp that the database has; a closed room has none."""
-        timestamp = to_iso(room["unsnoozed_at"])
-        result: Result = {"success": True, "room_id": str(room["_id"]), "unsnoozed_at": timestamp}
-        if room.get("status") == "closed":
-            return {**result, "status": "closed"}
-        event = {"room_id": str(room["_id"]), "action": "unsnoozed", "timestamp": timestamp}
-        for attempt in range(1, EMIT_ATTEMPTS + 1):
+    def _announce(self, rooms: Sequence[Document]) -> list[Result]:
+        """Emit the events of woken rooms, with the timestamps that the database has; closed rooms have none."""
+        results = [_result(room) for room in rooms]
+        messages = [
+            (
+                f"support-{room.get('account_id')}",
+                {"room_id": result["room_id"], "action": "unsnoozed", "timestamp": at},
+            )
+            for room, result in zip(rooms, results, strict=True)
+            if "status" not in result and (at := result["unsnoozed_at"])
+        ]
+        for attempt in range(1, EMIT_ATTEMPTS + 1) if messages else ():
             try:
-                self.events.emit("support_room_updated", event, room=f"support-{room.get('account_id')}")
+                self.events.emit_all("support_room_updated", messages)
                 break
             except EmitFailed as error:
-                log.warning(f"Socket emit failed: {error}", room_id=str(room["_id"]), attempt=attempt)
-        return result
+                log.warning(f"Socket emit failed: {error}", rooms=len(messages), attempt=attempt)
+        return results
+
+
+def _result(room: Document) -> Result:
+    done = {"success": True, "room_id": str(room["_id"]), "unsnoozed_at": to_iso(room["unsnoozed_at"])}
+    return {**done, "status": "closed"} if room.get("status") == "closed" else done
 
 
 def support_snooze() -> SupportSnooze:
@@ -151,6 +187,14 @@ def figures() -> Figures:
 def _arguments(room_id: Any, snoozed_until: Any = None) -> tuple[ObjectId, datetime | None]:
     """Read the item's arguments. Raises PermanentError, which names the one that is malformed."""
     return database.object_id(room_id, field="room_id"), parse_utc(snoozed_until, field="snoozed_until")
+
+
+def _named(*args: Any) -> tuple[ObjectId, datetime | None] | None:
+    """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""
+    try:
+        return _arguments(*args)
+    except PermanentError:
+        return None
 
 
 def _skipped(reason: str) -> Result:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -31,8 +31,9 @@ from queue_manager.transport import counters
 from queue_manager.transport.backlog import waiting
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
+from tasks.publishing import publish
+from tasks.together import WAIT_IN_PLACE, GroupedTask
 
-WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
 FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
 
 log = get_logger("QM/tasks")
@@ -160,54 +161,30 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
 
 def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) -> None:
     try:
-        _publish(task, batch.items)
+        with app.producer_pool.acquire(block=True, timeout=10) as producer:
+            publish(task, batch.items, producer)
         report.enqueued += len(batch.items)
     except Exception as error:
         report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
         work.release(batch.items)
 
 
-def _publish(task: ItemTask, items: list[DueItem]) -> None:
-    if not items:
-        return
-    with app.producer_pool.acquire(block=True, timeout=10) as producer:
-        publish(task, items, producer)
-
-
-def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
-    """Send one `task` an item, in one round trip. Raises what kombu raises."""
-    # `retry` and the guessed representations cost more than the message itself.
-    with producer.batch(len(items)):
-        for item in items:
-            task.apply_async(
-                item.args,
-                task_id=item.token,
-                eta=item.eta,
-                producer=producer,
-                retry=False,
-                argsrepr=repr(item.args),
-                kwargsrepr="{}",
-                add_to_parent=False,
-            )
-
-
 # Items
 
 
-class ItemTask(Task):
+class ItemTask(GroupedTask):
     """Acts on one item: retried by `retry_policy`, given up by `on_failure`, early when its time has not come."""
 
     abstract = True
     queue_name: str
     retry_policy: RetryPolicy
-    work: Callable[[], DueWork]
     max_retries = None  # `retry_policy` decides
     throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.request.called_directly:
             return super().__call__(*args, **kwargs)
-        item = self._item(self.request.id, args, kwargs)
+        item = self.item(self.request.id, args, kwargs)
         try:
             return self._run_when_due(item)
         except (PermanentError, Ignore):
@@ -231,7 +208,8 @@ class ItemTask(Task):
         log.error(f"Item failed for good: {reason(exc)}", task=self.name, task_id=task_id)
         counters.items(self.queue_name, {"failed": 1})
         try:
-            self.work().give_up(self._item(task_id, args, kwargs), error=reason(exc))
+            item = self.item(task_id, args, kwargs)
+            self.ask(lambda: self.work().give_up(item, error=reason(exc)))
         except PermanentError:
             pass  # the arguments name no item, so there is nothing to give up
         except Exception as error:
@@ -241,7 +219,7 @@ class ItemTask(Task):
     def _signature(self) -> Signature:
         return signature(self.run)
 
-    def _item(self, token: str, args: Any, kwargs: Any) -> DueItem:
+    def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
         """Return the item that the arguments name, with every default filled in. Raises PermanentError."""
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -253,7 +231,7 @@ class ItemTask(Task):
     def _run_when_due(self, item: DueItem) -> Any:
         while True:
             try:
-                return self.run(*item.args)
+                return self._outcome(item)
             except NotYetDue as early:
                 # This machine's clock runs ahead of the server's, by which everything is judged.
                 if early.remaining > WAIT_IN_PLACE:
@@ -261,6 +239,10 @@ class ItemTask(Task):
                 time.sleep(early.remaining.total_seconds())
             except HandOn:
                 self._send_again(item, timedelta(0))
+
+    def _outcome(self, item: DueItem) -> Any:
+        found = self.found()
+        return self.ask(lambda: self.run(*item.args)) if found is None else found
 
     def _send_again(self, item: DueItem, wait: timedelta) -> None:
         """Come back after `wait` as the same attempt of the same task."""
@@ -271,7 +253,7 @@ class ItemTask(Task):
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:
-            self.work().postpone(item, wait=wait)
+            self.ask(lambda: self.work().postpone(item, wait=wait))
         except Exception as error:
             # A lease that runs out meanwhile costs a duplicate message, and nothing else.
             log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))

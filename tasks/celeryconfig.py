@@ -8,7 +8,7 @@ from kombu import Queue
 
 from beat_schedule import SCHEDULE
 from queue_manager.core.schedule import celery_entries, item_queues
-from queue_manager.transport.guard import install
+from queue_manager.transport.choice import install
 from queue_manager.transport.leadership import LEADER_LOCK
 from queue_manager.transport.server import CLIENT_OPTIONS
 from tasks.errors import settings_or_usage_error
@@ -22,9 +22,8 @@ broker_transport = install(broker_url)
 if broker_url.startswith("rediss:"):
     broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}  # for Flower, which does not look at the scheme
 broker_transport_options = {
-    # What a killed worker held comes back after this. A message that a worker holds for longer, until its time or
-    # its next attempt, is sent twice: so it exceeds the longest wait (256 s) and how far ahead scans send (300 s).
-    "visibility_timeout": 600,
+    # What a killed worker held comes back after this. A worker that lives renews what it holds.
+    "visibility_timeout": 30,
     "unacked_restore_interval": 5,
     "unacked_restore_throttle": 1,
     "unacked_mutex_expire": 30,
@@ -55,8 +54,9 @@ task_default_queue = "celery"  # where another application's `send_task` arrives
 task_routes = [queue_of]
 task_queues = [Queue(name, routing_key=name) for name in ("celery", "scans", *item_queues(SCHEDULE))]
 
+worker_consumer = "queue_manager.transport.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.qm_worker_concurrency
-worker_prefetch_multiplier = 4
+worker_prefetch_multiplier = 4  # of jobs none should wait long; the Procfile's worker, without them, makes large groups
 worker_disable_rate_limits = True
 worker_hijack_root_logger = False
 worker_soft_shutdown_timeout = 20

@@ -90,9 +90,9 @@ def _say_remarks() -> None:
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     mongo_url = settings().mongo_db_url
     try:
-        _check_redis(server.require_no_eviction, settings().redis_url)
+        _check_redis(server.require_server, settings().redis_url)
         if settings().qm_message_queue:
-            _check_redis(server.require_queue_server, message_queue.server_url())
+            _check_redis(server.require_server, message_queue.server_url())
         if with_mongo:
             until_reachable(
                 database.require_replica_set, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log

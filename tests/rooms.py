@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -48,10 +48,13 @@ class RecordedEvents:
         self.refusals = refusals
 
     def emit(self, event: str, data: dict[str, Any], *, room: str) -> None:
+        self.emit_all(event, [(room, data)])
+
+    def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> None:
         if self.refusals:
             self.refusals -= 1
             raise EmitFailed("Redis is away")
-        self.sent.append((event, data, room))
+        self.sent += [(event, data, room) for room, data in messages]
 
 
 class HandClock:

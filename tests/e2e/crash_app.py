@@ -34,7 +34,7 @@ app.conf.broker_transport_options["visibility_timeout"] = 4
 
 
 def goes_wrong(room_id: Any) -> None:
-    if MARK.exists():
+    if room_id is None or MARK.exists():
         return
     for action in ACTIONS:
         if action == "resnooze":
@@ -64,10 +64,11 @@ def before(owner: Any, name: str, room_of: Callable[..., Any]) -> None:
 
 
 if STEP == "claimed":
-    before(base, "_publish", lambda task, items: items[0].args[0])
+    before(base, "publish", lambda task, items, producer: items[0].args[0])
 elif STEP == "published":
     before(base.ItemTask, "__call__", lambda task, room_id, *_: room_id)
 elif STEP == "attempt":
     before(support_room, "wake", lambda room_id, **_: room_id)
+    before(support_room, "wake_many", lambda room_ids, tokens, **_: room_ids[0])
 elif STEP == "written":
-    before(SupportSnooze, "_announce", lambda service, room: room["_id"])
+    before(SupportSnooze, "_announce", lambda service, rooms: rooms[0]["_id"] if rooms else None)

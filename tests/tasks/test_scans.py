@@ -94,7 +94,7 @@ def test_batch_that_could_not_be_sent_is_given_back_and_the_rest_goes_on(
 ) -> None:
     with_settings(QM_CLAIM_BATCH="2")
     rooms = [make_room(server_now() - minutes(age)) for age in (6, 5, 4, 3, 2, 1)]
-    publish, calls = base._publish, []
+    publish, calls = base.publish, []
 
     def second_fails(*args: object) -> None:
         calls.append(args)
@@ -102,7 +102,7 @@ def test_batch_that_could_not_be_sent_is_given_back_and_the_rest_goes_on(
             raise OperationalError("connection refused")
         publish(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(base, "_publish", second_fails)
+    monkeypatch.setattr(base, "publish", second_fails)
     with pytest.raises(ScanFailed, match="2 items could not be sent: connection refused"):
         scan_expired_snoozes()
 

@@ -1,0 +1,109 @@
+"""The product's own application with one more item, which says what is done with it; `celery -A group_app worker`.
+
+GROUP_APP_LIMIT  soft time limit of the worker, in seconds
+
+In Redis: `calls` lists each call as JSON, [what, names]; `go` lets what holds a process go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from eventually import eventually
+from pymongo.errors import AutoReconnect
+
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import NotYetDue, PermanentError
+from queue_manager.core.retry import RetryPolicy
+from queue_manager.core.settings import settings
+from queue_manager.transport.server import connect
+from services.due_work import DueBatch, DueItem, DueWork
+from tasks import app
+from tasks.base import item_task
+
+__all__ = ["app"]
+
+QUEUE = "groups"
+
+# What a lost process and a lost connection leave behind is seen within seconds.
+app.conf.worker_lost_wait = 1
+app.conf.broker_transport_options["visibility_timeout"] = 8
+if "GROUP_APP_LIMIT" in os.environ:
+    app.conf.task_soft_time_limit = int(os.environ["GROUP_APP_LIMIT"])
+
+
+class Poison(Exception):
+    """Can be pickled, and not be read again."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+def say(what: str, *names: str) -> None:
+    with connect(settings().redis_url) as client:
+        client.rpush("calls", json.dumps([what, names]))
+
+
+def is_first(what: str) -> bool:
+    with connect(settings().redis_url) as client:
+        return bool(client.set(f"seen:{what}", 1, nx=True))
+
+
+def hold(sign: str = "go") -> None:
+    with connect(settings().redis_url) as client:
+        eventually(lambda: client.exists(sign), within=60)
+
+
+class Works(DueWork):
+    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+        yield from ()
+
+    def touch_many(self, items: Sequence[DueItem]) -> list[Any]:
+        names = [item.args[0] for item in items]
+        say("many", *names)
+        for name in names:
+            kind = name.partition("-")[0]
+            if kind == "die" and is_first("die"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "slow" and is_first("slow"):
+                hold("never")
+            if kind == "whole":
+                raise RuntimeError("nothing at all was done")
+            if kind == "short":
+                return [None]
+            if kind == "moment" and is_first("moment"):
+                raise NotYetDue(seconds(0.05))
+            if kind == "away":
+                raise AutoReconnect("connection closed")
+        return [f"{name} with {len(names)}" if name.startswith("ok") else None for name in names]
+
+    def touch(self, name: str, attempt: int) -> str:
+        say("one", name, str(attempt))
+        kind = name.partition("-")[0]
+        if kind == "poison":
+            raise Poison("it never", " works")
+        if kind == "away":
+            raise AutoReconnect("connection closed")
+        if kind == "permanent":
+            raise PermanentError("this is none")
+        if kind == "early" and is_first(name):
+            raise NotYetDue(seconds(1))
+        if kind == "hold":
+            hold()
+        return f"{name} by itself"
+
+    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
+        say("postpone", item.args[0])
+
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        say("give up", item.args[0], error)
+
+
+@item_task(queue=QUEUE, work=Works, retry=RetryPolicy(max_attempts=2, base=seconds(1)))
+def touch(name: str) -> str:
+    return Works().touch(name, touch.request.retries + 1)

@@ -1,0 +1,329 @@
+"""Items that wait in a worker are done as one group, and each ends as if it had been alone: real processes."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery.events.receiver import EventReceiver
+from celery_processes import CeleryProcess, worker
+from eventually import eventually
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+from real_servers import Servers
+
+from tasks import app, groups
+
+QUEUE, TASK = "groups", "group_app.touch"
+TESTS = Path(__file__).parent
+
+
+class Watched:
+    """A worker with one process, the items that it is given, and what becomes of them."""
+
+    def __init__(self, process: CeleryProcess, client: redis.Redis) -> None:
+        self.process, self.client = process, client
+        self.events: dict[str, list[str]] = defaultdict(list)
+        self.results: dict[str, str] = {}
+
+    def send(self, *names: str, **options: Any) -> None:
+        for name in names:
+            app.send_task(TASK, [name], task_id=options.pop("task_id", name), queue=QUEUE, **options)
+
+    def send_together(self, *names: str, **options: Any) -> None:
+        """Send items that wait until the last of them is in the worker."""
+        with self.held():
+            self.send(*names, **options)
+            eventually(lambda: self.client.hlen("unacked") == 1 + len(names))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the process busy within, with an item by itself."""
+        self.client.delete("go", "calls")
+        self.send("hold")
+        eventually(lambda: ["one", ["hold", "1"]] in self.calls())
+        yield
+        self.client.set("go", 1)
+
+    def calls(self) -> list[Any]:
+        return [json.loads(call) for call in self.client.lrange("calls", 0, -1)]
+
+    def groups(self) -> list[list[str]]:
+        return [names for what, names in self.calls() if what == "many"]
+
+    def is_idle(self) -> bool:
+        return self.client.llen(QUEUE) + self.client.hlen("unacked") == 0
+
+    def is_done(self) -> None:
+        """Wait until nothing waits and everything is acknowledged."""
+        eventually(self.is_idle, within=40)
+
+    def listen(self) -> None:
+        def note(event: dict[str, Any]) -> None:
+            if "uuid" in event:
+                self.events[event["uuid"]].append(event["type"].removeprefix("task-"))
+                self.results[event["uuid"]] = event.get("result", "")
+
+        def receive() -> None:
+            with app.connection_for_read() as connection:
+                receiver = EventReceiver(connection, handlers={"*": note}, app=app)
+                while not self._is_over:
+                    try:
+                        receiver.capture(limit=None, timeout=0.5, wakeup=False)
+                    except TimeoutError:
+                        continue
+
+        self._is_over = False
+        self._thread = Thread(target=receive, daemon=True)
+        self._thread.start()
+
+    def stop_listening(self) -> None:
+        self._is_over = True
+        self._thread.join(10)
+
+
+@pytest.fixture
+def start(clean: Servers, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    processes: list[CeleryProcess] = []
+
+    def start_one(*arguments: str, pool: str = "prefork", **env: str) -> Watched:
+        options = ("--queues", QUEUE, "--concurrency", "1", "--prefetch-multiplier", "512", "--pool", pool)
+        process = worker(
+            tmp_path / f"worker{len(processes)}.log",
+            *(*options, "--task-events", *arguments),
+            app="group_app",
+            env={"PYTHONPATH": f"{TESTS.parents[1]}:{TESTS.parent}:{TESTS}", **env},
+        ).start()
+        processes.append(process)
+        return Watched(process, client)
+
+    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        yield start_one
+        for process in processes:
+            process.kill()
+
+
+@pytest.fixture
+def watched(start: Callable[..., Watched]) -> Iterator[Watched]:
+    one = start()
+    one.listen()
+    yield one
+    one.stop_listening()
+
+
+def test_poisoned_item_completes_the_others_and_each_has_its_own_attempts_and_events(watched: Watched) -> None:
+    names = ["ok-1", "poison-1", "ok-2", "permanent-1", "early-1", "ok-3"]
+
+    watched.send_together(*names)
+    eventually(lambda: watched.events["poison-1"][-1:] == ["failed"], within=30)
+    watched.is_done()
+
+    assert watched.groups() == [names]
+    tried = [names for what, names in watched.calls() if what == "one"]
+    assert Counter(map(tuple, tried)) == Counter(
+        [("hold", "1"), ("poison-1", "1"), ("poison-1", "2"), ("permanent-1", "1"), ("early-1", "1"), ("early-1", "1")]
+    )
+    eventually(lambda: len(watched.events["early-1"]) == 5)
+    succeeded = ["received", "started", "succeeded"]
+    # A worker may receive what was sent again before it hears how its group ended.
+    assert {name: sorted(events) for name, events in watched.events.items() if name != "hold"} == {
+        **dict.fromkeys(("ok-1", "ok-2", "ok-3"), succeeded),
+        "poison-1": ["failed", "received", "received", "retried", "started", "started"],
+        "permanent-1": ["failed", "received", "started"],
+        "early-1": ["received", "received", "started", "started", "succeeded"],
+    }
+    assert watched.results["ok-2"] == "'ok-2 with 6'"
+    given_up = [names for what, names in watched.calls() if what == "give up"]
+    assert sorted(given_up) == [["permanent-1", "this is none"], ["poison-1", "Poison('it never works')"]]
+
+
+def test_item_alone_takes_the_ordinary_way(watched: Watched) -> None:
+    watched.send("ok-1")
+    watched.is_done()
+    assert watched.calls() == [["one", ["ok-1", "1"]]]
+
+
+@pytest.mark.parametrize("kind", ["whole", "short"])
+def test_group_that_fails_as_a_whole_is_done_one_by_one(watched: Watched, kind: str) -> None:
+    watched.send_together(f"{kind}-1", "ok-1", "ok-2")
+    watched.is_done()
+    assert len(watched.groups()) == 1
+    assert [names[0] for what, names in watched.calls() if what == "one"][1:] == [f"{kind}-1", "ok-1", "ok-2"]
+
+
+def test_items_that_come_a_moment_early_stay_together(watched: Watched) -> None:
+    watched.send_together("moment-1", "ok-1", "ok-2")
+    watched.is_done()
+    assert watched.groups() == [["moment-1", "ok-1", "ok-2"]] * 2
+
+
+def test_while_mongodb_is_away_each_is_retried_and_only_the_first_waits_for_it(watched: Watched) -> None:
+    names = [f"away-{number}" for number in range(20)]
+    watched.send_together(*names)
+    watched.is_done()
+    assert watched.groups()[0] == names
+    asked_at_first = [args for what, args in watched.calls() if what == "postpone" or args[1:] == ["1"]]
+    assert asked_at_first == [["hold", "1"]]
+    for name in names:
+        eventually(lambda name=name: "failed" in watched.events[name])
+        assert watched.events[name].count("retried") == 1
+
+
+def test_item_that_came_twice_is_done_once_and_acknowledged_twice(watched: Watched) -> None:
+    watched.send_together("ok-1", "ok-1", "ok-2")
+    watched.is_done()
+    assert watched.groups() == [["ok-1", "ok-1", "ok-2"]]
+    eventually(lambda: watched.events["ok-1"].count("succeeded") == 2)
+    assert [names for what, names in watched.calls() if what == "one"] == [["hold", "1"]]
+
+
+def test_killed_process_fails_each_of_its_group_and_gives_its_place_to_the_next(watched: Watched) -> None:
+    watched.send_together("ok-1", "die-1", "ok-2")
+    eventually(lambda: all(watched.events[name][-1:] == ["failed"] for name in ("ok-1", "die-1", "ok-2")), within=30)
+    watched.is_done()
+
+    watched.send_together("ok-3", "ok-4")
+
+    watched.is_done()
+    assert watched.groups()[-1] == ["ok-3", "ok-4"]
+
+
+def test_revoked_item_is_left_out(watched: Watched) -> None:
+    with watched.held():
+        watched.send("ok-1", "ok-2", "ok-3")
+        eventually(lambda: watched.client.hlen("unacked") == 4)
+        app.control.revoke("ok-2", reply=True, timeout=5)
+    watched.is_done()
+    assert watched.groups() == [["ok-1", "ok-3"]]
+    eventually(lambda: watched.events["ok-2"] == ["received", "revoked"])
+
+
+def test_terminated_item_takes_no_other_along(watched: Watched) -> None:
+    watched.send_together("ok-1", "slow-1", "ok-2")
+    eventually(lambda: watched.events["ok-2"][-1:] == ["started"])
+
+    app.control.revoke("slow-1", terminate=True, signal="SIGKILL")
+
+    watched.is_done()
+    assert watched.groups() == [["ok-1", "slow-1", "ok-2"], ["ok-1", "ok-2"]]
+    eventually(lambda: watched.events["ok-2"][-1] == "succeeded")
+    assert watched.events["slow-1"] == ["received", "started", "revoked"]
+
+
+def test_warm_shutdown_gives_back_what_waits(watched: Watched) -> None:
+    names = [f"ok-{number}" for number in range(300)]
+    with watched.held():
+        watched.send(*names)
+        eventually(lambda: watched.client.hlen("unacked") == 301)
+        watched.process.signal(signal.SIGTERM)
+        eventually(lambda: "Warm shutdown" in watched.process.log)
+    eventually(lambda: not watched.process.is_alive(), within=30)
+    assert watched.groups() == []
+    assert (watched.client.llen(QUEUE), watched.client.hlen("unacked")) == (300, 0)
+
+
+def test_lost_connection_loses_nothing_of_what_waits(watched: Watched, start: Callable[..., Watched]) -> None:
+    names = [f"ok-{number}" for number in range(300)]
+    with watched.held():
+        watched.send(*names)
+        eventually(lambda: watched.client.hlen("unacked") == 301)
+        watched.client.client_kill_filter(_type="normal", skipme=True)
+        eventually(lambda: "Connection to broker lost" in watched.process.log)
+    watched.is_done()
+    assert {name for names in watched.groups() for name in names} == {*names, "hold"}
+    watched.send_together("ok-a", "ok-b")
+    watched.is_done()
+    assert watched.groups() == [["ok-a", "ok-b"]]
+
+
+def test_more_than_a_group_holds_makes_several(watched: Watched) -> None:
+    names = [f"ok-{number}" for number in range(400)]
+    watched.send_together(*names)
+    watched.is_done()
+    assert list(map(len, watched.groups())) == [256, 144]
+
+
+def test_items_with_a_time_limit_are_done_one_by_one(watched: Watched) -> None:
+    watched.send_together("ok-1", "ok-2", soft_time_limit=60)
+    watched.is_done()
+    assert watched.groups() == []
+
+
+@pytest.mark.parametrize(("pool", "env"), [("solo", {}), ("threads", {}), ("prefork", {"GROUP_APP_LIMIT": "60"})])
+def test_where_groups_cannot_be_told_apart_each_item_takes_the_ordinary_way(
+    start: Callable[..., Watched], pool: str, env: dict[str, str]
+) -> None:
+    watched = start(pool=pool, **env)
+    watched.send("ok-1", "ok-2", "ok-3", "ok-4")
+    watched.is_done()
+    assert [names[0] for what, names in watched.calls() if what == "one"] == ["ok-1", "ok-2", "ok-3", "ok-4"]
+    assert watched.groups() == []
+
+
+class Pool:
+    """Takes the place of a worker's pool and event loop, with Celery's own semaphore between them."""
+
+    def __init__(self, processes: int) -> None:
+        self.free = LaxBoundedSemaphore(processes)
+        self.running: list[dict[str, Any]] = []
+        self.soon: list[Callable[[], None]] = []
+        self.started: list[str] = []
+        controller = SimpleNamespace(
+            _quick_acquire=self.free.acquire, _quick_release=self.free.release, _process_task=self._process_alone
+        )
+        hub = SimpleNamespace(call_soon=self.soon.append)
+        consumer = SimpleNamespace(controller=controller, hub=hub, pool=self)
+        self.grouping = groups._Grouping(SimpleNamespace(name=TASK), consumer)
+
+    def apply_async(self, target: Any, args: Any, **job: Any) -> None:
+        self.started += [id for id, *_ in args[1]]
+        self.running.append(job)
+
+    def _process_alone(self, request: Any) -> None:
+        self.started.append(request.id)
+        self.running.append({})
+
+    def turn(self) -> None:
+        soon, self.soon[:] = list(self.soon), []
+        for act in soon:
+            act()
+
+    def end_one(self) -> None:
+        self.running.pop(0)
+        self.free.release()
+
+
+def request(number: int, *, is_revoked: bool) -> Any:
+    id = str(number)
+    return SimpleNamespace(id=id, time_limits=[None, None], revoked=lambda: is_revoked, request_dict={}, _payload=None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_processes_are_asked_for_and_given_back_whatever_comes_when(seed: int) -> None:
+    chance = random.Random(seed)
+    pool = Pool(processes := chance.choice([1, 2, 3]))
+    meant = []
+    for number in range(5_000):  # one at a time, which asks for a process again and again
+        is_revoked = chance.random() < 0.3
+        meant += [] if is_revoked else [str(number)]
+        pool.grouping.on_task_request(request(number, is_revoked=is_revoked))
+        if chance.random() < 0.9:
+            pool.turn()
+        if pool.running and chance.random() < 0.002:
+            pool.end_one()
+    pool.turn()
+    while pool.running:
+        pool.end_one()
+        pool.turn()
+    assert pool.started == meant
+    assert pool.free.value == processes
+    assert not pool.free._waiting

@@ -1,0 +1,105 @@
+"""What a scan sends in one go is, message by message, what Celery would have sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import redis
+from celery import signals
+from celery._state import _task_stack
+from real_servers import Servers
+
+from queue_manager.core.clock import minutes
+from services.due_work import DueItem
+from tasks import app
+from tasks.publishing import publish
+from tasks.review_requests import create_review_request
+from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+
+AT = datetime(2026, 1, 31, 9, 30, 0, 250_000, tzinfo=UTC)
+ROOMS = [
+    DueItem(token="mark-1", args=("65b9f0a2c3d4e5f6a7b8c9d0", "2026-01-31T09:25:00.000Z")),
+    DueItem(token="mark-2", args=("65b9f0a2c3d4e5f6a7b8c9d1", "2026-01-31T09:30:00.250Z"), eta=AT),
+    DueItem(token="mark-ß", args=("é\u2028 \"'\\", None), eta=AT + minutes(1)),
+]
+AGENCIES = [
+    DueItem(token=f"agency-{number}", args=("a", [f"s{one}" for one in range(100 * number)], None, "2026-01-01"))
+    for number in range(3)
+]
+
+
+@pytest.fixture
+def client(clean: Servers) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(clean.valkey.url) as client:
+        yield client
+
+
+def sent(client: redis.Redis, task: Any, items: list[DueItem]) -> list[dict[str, Any]]:
+    """Send items; return the messages in the order in which they are taken."""
+    with app.producer_pool.acquire(block=True) as producer:
+        publish(task, items, producer)
+    messages = [json.loads(raw) for raw in reversed(client.lrange(task.queue_name, 0, -1))]
+    client.delete(task.queue_name)
+    tags = {message["properties"].pop("delivery_tag") for message in messages}
+    assert len(tags) == len(items)
+    return messages
+
+
+def sent_by_celery(client: redis.Redis, task: Any, items: list[DueItem]) -> list[dict[str, Any]]:
+    heard = []
+
+    def hear(headers: dict[str, Any], **_: Any) -> None:
+        heard.append(headers["id"])
+
+    signals.before_task_publish.connect(hear)
+    try:
+        return sent(client, task, items)
+    finally:
+        signals.before_task_publish.disconnect(hear)
+        assert heard == [item.token for item in items]
+
+
+@contextmanager
+def within_a_scan() -> Iterator[None]:
+    scan_expired_snoozes.push_request(id="scan-1", root_id="root-1", called_directly=False, delivery_info={})
+    _task_stack.push(scan_expired_snoozes)
+    yield
+    _task_stack.pop()
+    scan_expired_snoozes.pop_request()
+
+
+@pytest.mark.parametrize(
+    ("task", "items"),
+    [(unsnooze_room, ROOMS), (unsnooze_room, ROOMS[::-1]), (create_review_request, AGENCIES)],
+    ids=["rooms", "rooms that are due later", "agencies"],
+)
+@pytest.mark.parametrize("is_in_a_scan", [False, True])
+def test_messages_are_those_of_celery(client: redis.Redis, task: Any, items: list[DueItem], is_in_a_scan: bool) -> None:
+    if not is_in_a_scan:
+        assert sent(client, task, items) == sent_by_celery(client, task, items)
+        return
+    with within_a_scan():
+        ours, of_celery = sent(client, task, items), sent_by_celery(client, task, items)
+    assert ours == of_celery
+    assert {(one["headers"]["root_id"], one["headers"]["parent_id"]) for one in ours} == {("root-1", "scan-1")}
+
+
+def test_what_cannot_be_copied_is_sent_by_celery(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(app.conf, "task_compression", "gzip")
+    monkeypatch.setattr(app.amqp, "send_task_message", app.amqp._create_task_sender())
+    messages = sent(client, unsnooze_room, ROOMS)
+    assert [message["headers"]["id"] for message in messages] == [item.token for item in ROOMS]
+    assert messages == sent_by_celery(client, unsnooze_room, ROOMS)
+    assert messages[0]["headers"]["compression"] == "application/x-gzip"
+
+
+def test_many_are_pushed_together(client: redis.Redis) -> None:
+    items = [DueItem(token=f"mark-{number}", args=(f"{number:024x}", None)) for number in range(1_200)]
+    client.config_resetstat()
+    assert len(sent(client, unsnooze_room, items)) == len(items)
+    assert client.info("commandstats")["cmdstat_lpush"]["calls"] == 3
