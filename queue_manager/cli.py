@@ -19,6 +19,7 @@ from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.settings import settings
+from queue_manager.dead_letters_cli import dead_letters_cli
 from queue_manager.health import Health, health
 from queue_manager.jobs_cli import jobs
 from queue_manager.queue_cli import queue
@@ -31,6 +32,7 @@ cli = typer.Typer(
 )
 cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
+cli.add_typer(dead_letters_cli, name="dead-letters")
 log = logging.get_logger("QM/cli")
 NAMES = ", ".join(scan.name for scan in SCHEDULE)
 

@@ -17,8 +17,9 @@ from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.schedule import Scan
 from queue_manager.core.settings import Settings, masked, settings
+from queue_manager.transport import dead_letters
 from queue_manager.transport.leadership import LEADER_LOCK, leadership
-from queue_manager.transport.server import connect, require_no_eviction
+from queue_manager.transport.server import connect, require_server
 from services.due_work import Figures
 
 FIGURES: dict[str, Callable[[], Figures]] = {
@@ -55,14 +56,16 @@ def health() -> Health:
 
 def _look_at_redis(state: Health, chosen: Settings) -> None:
     try:
-        require_no_eviction(chosen.redis_url)
+        require_server(chosen.redis_url)
         with connect(chosen.redis_url) as client:
-            leader = leadership(client, LEADER_LOCK)
+            leader, dead = leadership(client, LEADER_LOCK), dead_letters.count(client)
     except ConfigurationError as error:
         state.problems.append(str(error))
     except redis.RedisError as error:
         state.problems.append(f"Redis at {state.redis} is unreachable ({error})")
     else:
+        if dead:
+            state.problems.append(f"{dead} broker messages could not be read or used: see `queue-manager dead-letters`")
         if leader is None:
             state.problems.append("no beat leads, so nothing is scanned: start `celery -A tasks beat`")
             return

@@ -21,7 +21,7 @@ from queue_manager.core.schedule import item_queues
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.servers import Unavailable, mongodb, ping_mongodb, redis_server
 from queue_manager.health import FIGURES
-from queue_manager.transport import counters
+from queue_manager.transport import counters, dead_letters
 from queue_manager.transport.counters import Totals
 from queue_manager.transport.leadership import LEADER_LOCK, epoch_key, leadership
 
@@ -107,6 +107,8 @@ def _queues(client: Redis) -> Iterator[Metric]:
         waiting.add_metric([queue], length)
     yield waiting
     yield GaugeMetricFamily("queue_manager_unacked_messages", "Messages that workers hold.", value=unacked)
+    dead = dead_letters.count(client)
+    yield GaugeMetricFamily("queue_manager_dead_letters", "Messages that no worker could make anything of.", value=dead)
 
 
 def _leader(client: Redis) -> Iterator[Metric]:

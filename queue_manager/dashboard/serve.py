@@ -19,7 +19,7 @@ from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import Settings, masked, settings
 from queue_manager.dashboard.application import create
 from queue_manager.dashboard.boundary import is_loopback
-from queue_manager.transport.server import OUTAGES, require_queue_server
+from queue_manager.transport.server import OUTAGES, require_server
 from services import message_queue
 
 GRACE = 1  # seconds for what is under way when it is told to end
@@ -79,7 +79,7 @@ def _refuse_open_house(host: str, chosen: Settings) -> None:
 
 def _refuse_old_server(url: str) -> None:
     try:
-        require_queue_server(url)
+        require_server(url)
     except OUTAGES as error:
         # The pages say so, and work again when it is back.
         log.warning(f"The queue's server at {masked(url)} does not answer yet", error=reason(error))

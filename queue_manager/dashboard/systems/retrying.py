@@ -28,7 +28,7 @@ from queue_manager.dashboard.systems.named import Items, WithItems
 from services.due_work import DueItem
 from services.items import Listed
 from tasks import app
-from tasks.base import publish
+from tasks.publishing import publish
 
 MOST = 1_000
 """Items that one request sends."""

@@ -1,0 +1,100 @@
+"""Broker messages that no worker could make anything of, as a user of `queue-manager` and `/metrics` sees them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import environment, said_on_a_terminal
+from real_servers import Servers
+
+from queue_manager.dashboard.metrics import metrics
+from queue_manager.transport import dead_letters
+from queue_manager.transport.server import connect
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+HOSTILE = "\x1b[31mred\x1b[0m [bold]x[/] ü"
+
+
+@pytest.fixture
+def letters(clean: Servers) -> Servers:
+    with connect(clean.valkey.url) as client:
+        for number in range(3):
+            letter = {
+                "at": 1_767_225_600.0 + number,
+                "queue": "scans",
+                "reason": f"reason {number}",
+                "message": HOSTILE,
+            }
+            client.lpush(dead_letters.NAME, json.dumps(letter))
+    return clean
+
+
+def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(**env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def gauge() -> str:
+    lines = bytes(metrics().body).decode().splitlines()
+    return next(line for line in lines if line.startswith("queue_manager_dead_letters "))
+
+
+@pytest.mark.usefixtures("letters")
+def test_they_are_listed_newest_first(tmp_path: Path) -> None:
+    shown = queue_manager("dead-letters", "--limit", "2", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    rows = [line.split()[:4] for line in shown.stdout.splitlines()[1:3]]
+    assert rows == [[f"2026-01-01T00:00:0{number}.000Z", "scans", "reason", str(number)] for number in (2, 1)]
+    assert "[bold]x[/] ü" in shown.stdout
+    assert "there are 3" in shown.stdout
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_message_says_nothing_to_a_terminal() -> None:
+    for options in ([], ["--json"]):
+        assert "\x1b[31m" not in said_on_a_terminal([*COMMAND, "dead-letters", *options])
+
+
+@pytest.mark.usefixtures("letters")
+def test_json_has_them_in_full(tmp_path: Path) -> None:
+    page = json.loads(queue_manager("dead-letters", "--json", "--limit", "1", cwd=tmp_path).stdout)
+    assert page == {
+        "count": 3,
+        "dead_letters": [
+            {"at": "2026-01-01T00:00:02.000Z", "queue": "scans", "reason": "reason 2", "message": HOSTILE}
+        ],
+    }
+
+
+@pytest.mark.usefixtures("letters")
+def test_health_and_metrics_show_them_until_they_are_cleared(tmp_path: Path) -> None:
+    problem = "3 broker messages could not be read or used: see `queue-manager dead-letters`"
+    assert problem in json.loads(queue_manager("health", "--json", cwd=tmp_path).stdout)["problems"]
+    assert gauge() == "queue_manager_dead_letters 3.0"
+
+    assert queue_manager("dead-letters", "clear", cwd=tmp_path).returncode != 0  # nobody said yes
+    assert gauge() == "queue_manager_dead_letters 3.0"
+    assert queue_manager("dead-letters", "clear", "--yes", cwd=tmp_path).stdout == "3 deleted\n"
+
+    assert gauge() == "queue_manager_dead_letters 0.0"
+    assert "dead-letters" not in queue_manager("health", "--json", cwd=tmp_path).stdout
+    assert queue_manager("dead-letters", cwd=tmp_path).stdout == "no dead letter\n"
+
+
+def test_server_that_is_away_is_one_line(tmp_path: Path) -> None:
+    away = "redis://:secret@127.0.0.1:1/0"
+    result = queue_manager("dead-letters", cwd=tmp_path, REDIS_URL=away)
+    assert result.returncode == 1
+    assert result.stderr.startswith("queue-manager: Redis at redis://")
+    assert "secret" not in result.stderr
