@@ -20,7 +20,7 @@ test: $(INSTALLED) ## run the tests, against real servers on free ports
 stress: $(INSTALLED) ## run the long storms
 	@$(BIN)/python -m pytest -m stress
 
-bench: $(INSTALLED) ## measure against the obvious ways, about fifteen minutes; QUICK=1 takes a tenth of the data
+bench: $(INSTALLED) ## measure against the obvious ways, about half an hour; QUICK=1 takes a tenth of the data
 	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
 
 lint: $(INSTALLED) ## check format, style and types

@@ -19,11 +19,13 @@ from benchmarks import eligible_agencies, job_queues, report, snooze_scan, stale
 from benchmarks.dashboard import answers, browser, live
 from benchmarks.harness import Bench, Result, WrongResult
 from benchmarks.message_queue import lateness, operations, pages, queues, requeue
+from benchmarks.rooms import promptness, waking
 from models import database
 from queue_manager.core.settings import Settings, settings
 from queue_manager.devstack.servers import Mongo, Valkey
 
 PAGE = Path(__file__).resolve().with_name("results.md")
+RATIOS = PAGE.with_name("ratios.json")  # what `tests/benchmarks` compares with
 CACHE_GB = 1.0  # as in production the data fit into it, so that reading them all costs no disk
 # The append-only file is on, as in `make up`; it is not rewritten while something is measured.
 VALKEY_CONFIG = {"auto-aof-rewrite-percentage": "0"}
@@ -76,7 +78,8 @@ def main() -> None:
         console.print("Not a whole run; the page is written by `make bench`.")
         return
     PAGE.write_text(report.page(results, servers=servers), encoding="utf-8")
-    console.print(f"Written to benchmarks/{PAGE.name}")
+    RATIOS.write_text(report.ratios(results), encoding="utf-8")
+    console.print(f"Written to benchmarks/{PAGE.name} and benchmarks/{RATIOS.name}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -112,6 +115,19 @@ def _message_queue(bench: Bench, directory: Path) -> Iterator[Group]:
 
 
 @contextmanager
+def _rooms(bench: Bench, directory: Path) -> Iterator[Group]:
+    with Mongo(directory / "mongo-rooms", cache_gb=CACHE_GB) as mongo:
+        with Valkey(directory / "valkey-rooms", config=VALKEY_CONFIG) as valkey:
+            _set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_CONVERSATIONS="true")
+            servers = {"mongod": mongo.pid, "valkey": valkey.pid}
+            benchmarks = (waking.many, waking.few, promptness.idle, promptness.ahead)
+            try:
+                yield queues.server_name(), [partial(benchmark, servers=servers) for benchmark in benchmarks]
+            finally:
+                database.close()
+
+
+@contextmanager
 def _dashboard(bench: Bench, directory: Path) -> Iterator[Group]:
     """Measure on both servers. Without a browser the benchmark that needs one is left out, and the page says so."""
     path = browser.find()
@@ -131,6 +147,7 @@ GROUPS: dict[str, Callable[[Bench, Path], AbstractContextManager[Group]]] = {
     "mongodb": partial(_mongodb, MONGODB),
     "jobs": partial(_mongodb, JOBS),
     "message_queue": _message_queue,
+    "rooms": _rooms,
     "dashboard": _dashboard,
 }
 

@@ -1,0 +1,166 @@
+"""One run: rooms that fall due, workers of one way, and what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from typing import Any
+
+from bson import ObjectId, Timestamp
+from pymongo import ASCENDING
+
+from benchmarks.harness import Document, Way, WrongResult, expect
+from benchmarks.rooms import first_attempt
+from benchmarks.rooms.listener import Listener
+from benchmarks.rooms.processes import Cost, Running, cost, forget_peak, running
+from models import database, schema, support_room
+from queue_manager.core.settings import settings
+from queue_manager.transport.server import connect
+
+PATIENCE = 400.0  # seconds until it is given up
+UNTOUCHED = {"status": "snoozed", "snooze_time.time": {"$type": "date"}, "claim": None, "unsnoozed_at": None}
+
+Moments = dict[str, float]
+"""By room, in seconds of the epoch."""
+Drive = Callable[[Running, Listener], tuple[float, Moments]]
+"""Brings about that every room wakes that is to: returns when it began, and from when on each room was waited for."""
+_channels = count(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Woken:
+    """What a run brought."""
+
+    seconds: float
+    """From the beginning to the last event."""
+    waits: list[float]
+    """How long each room was waited for, in seconds."""
+    costs: dict[str, Cost]
+
+    @property
+    def processor_seconds(self) -> float:
+        return sum(cost.seconds for cost in self.costs.values())
+
+
+class Trial:
+    """Rooms of which the first `due`, which `make` makes anew for every run, are woken by every way."""
+
+    def __init__(
+        self, *, rooms: int, due: int, make: Callable[[], Iterator[Document]], servers: dict[str, int]
+    ) -> None:
+        """`servers` are the servers' processes by name."""
+        self.rooms, self.due = rooms, due
+        self._make, self._servers = make, servers
+        self._running = ExitStack()
+
+    def fill(self, insert: Callable[[], object]) -> None:
+        schema.migrate()
+        # Every run has the indexes of both.
+        by_status = [("status", ASCENDING), ("snooze_time.time", ASCENDING)]
+        support_room.rooms().create_index(by_status, name=first_attempt.INDEX)
+        insert()
+
+    def way(self, name: str, app: str, command: Sequence[str], drive: Drive, **env: str) -> Way:
+        """Return the way that `drive` takes with two workers of `app`, started by `command`."""
+        processes: list[Running] = []
+        listeners: list[Listener] = []
+        since: list[Timestamp] = []
+
+        def prepare() -> None:
+            self._running.close()
+            self.put_back()
+            with connect(settings().redis_url) as client:
+                client.flushall()
+            channel = f"events-{next(_channels)}"
+            processes[:] = [self._running.enter_context(running(app, command, SOCKETIO_CHANNEL=channel, **env))]
+            listeners[:] = [Listener(settings().redis_url, channel)]
+            self._running.callback(listeners[0].close)
+            for pid in self._servers.values():
+                forget_peak(pid)
+            since[:] = [last_write()]
+
+        def run() -> Woken:
+            pids = {**processes[0].pids, **self._servers}
+            before = {of: cost(pid) for of, pid in pids.items()}
+            began, moments = drive(processes[0], listeners[0])
+            if not listeners[0].wait(self.due, PATIENCE):
+                raise WrongResult(f"{name}: only {listeners[0].count:,} events of {self.due:,}")
+            after = {of: cost(pid) for of, pid in pids.items()}
+            return Woken(
+                seconds=listeners[0].last_at - began,
+                waits=list(_waits(moments)),
+                costs={of: Cost(after[of].seconds - before[of].seconds, after[of].megabytes) for of in pids},
+            )
+
+        def check(woken: Woken) -> None:
+            self._running.close()  # what the workers hold they end, and nothing is done afterwards
+            due = {id_of(number) for number in range(self.due)}
+            expect("rooms that were waited for", len(woken.waits), self.due)
+            expect("rooms that are open", _opened(), due)
+            untouched = support_room.rooms().count_documents(UNTOUCHED)
+            expect("rooms that are snoozed as before", untouched, self.rooms - self.due)
+            expect("events, one of each room", listeners[0].rooms(), Counter(map(str, due)))
+            writes = wakings(since[0])
+            expect("rooms written to", set(writes), due)
+            expect("how often rooms were woken", set(writes.values()), {1})
+
+        return Way(name=name, run=run, check=check, prepare=prepare)
+
+    def put_back(self) -> None:
+        """Make the rooms that are to wake as they were, or as they are to be now."""
+        support_room.rooms().delete_many({"_id": {"$lte": id_of(self.due - 1)}})
+        support_room.rooms().insert_many(self._make(), ordered=False)
+
+    def close(self) -> None:
+        """Stop what still runs, and leave nothing behind."""
+        self._running.close()
+        support_room.rooms().drop()
+
+
+def id_of(number: int) -> ObjectId:
+    return ObjectId(f"{number + 1:024x}")
+
+
+def scan_once(running: Running, listener: Listener) -> tuple[float, Moments]:
+    """Scan; a room is waited for from the moment at which the sending of its message began."""
+    scan = running.sender.ask("scan")
+    return scan["began"], scan["sent"]
+
+
+def last_write() -> Timestamp:
+    """Return the server's own time of its last write."""
+    at: Timestamp = database.client().admin.command("hello")["lastWrite"]["opTime"]["ts"]
+    return at
+
+
+def wakings(since: Timestamp) -> Counter[Any]:
+    """Return how often each room that was written to after `since` was woken, by the server's own record."""
+    found: Counter[Any] = Counter()
+    oplog = database.client().local["oplog.rs"].with_options(codec_options=support_room.rooms().codec_options)
+    for write in oplog.find({"ts": {"$gt": since}, "ns": support_room.rooms().full_name}):
+        room = write["o2"]["_id"] if write["op"] == "u" else write["o"]["_id"]
+        found[room] += len(list(_dates(write["o"], "unsnoozed_at")))
+    return found
+
+
+def _opened() -> set[Any]:
+    opened = support_room.rooms().find({"status": "open", "snooze_time": None, "claim": None}, {"_id": 1})
+    return {room["_id"] for room in opened}
+
+
+def _waits(moments: Moments) -> Iterator[float]:
+    for room in support_room.rooms().find({"status": "open"}, {"unsnoozed_at": 1}):
+        if str(room["_id"]) in moments:
+            yield room["unsnoozed_at"].timestamp() - moments[str(room["_id"])]
+
+
+def _dates(document: Any, key: str) -> Iterator[datetime]:
+    if isinstance(document, dict):
+        if isinstance(document.get(key), datetime):
+            yield document[key]
+        for value in document.values():
+            yield from _dates(value, key)
