@@ -11,13 +11,15 @@ that dies fails each item of its group as Celery fails one; what was terminated 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 from celery import Celery
-from celery.app.trace import fast_trace_task, trace_task_ret
+from celery.app import trace
 from celery.worker import state
 from celery.worker.strategy import default
 
@@ -30,6 +32,7 @@ Wire = tuple[str, dict[str, Any], Any]
 """A task as it is sent to the pool: its id, its headers, and its decoded body: args, kwargs, what comes after it."""
 
 log = get_logger("QM/groups")
+_of_tasks = logging.getLogger(trace.__name__)
 
 
 def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
@@ -139,13 +142,31 @@ def run(name: str, group: Sequence[Wire]) -> list[Any]:
     from tasks.app import app
 
     task = app.tasks[name]
-    trace = fast_trace_task if app.use_fast_trace_task else trace_task_ret
+    run_task = trace.fast_trace_task if app.use_fast_trace_task else trace.trace_task_ret
     started = monotonic()
     ended = []
-    with task.done_together([(id, args, kwargs) for id, _, (args, kwargs, _) in group]) as outcomes:
+    with (
+        _one_line_for_all(),
+        task.done_together([(id, args, kwargs) for id, _, (args, kwargs, _) in group]) as outcomes,
+    ):
         share = (monotonic() - started) / len(group)
         for (id, headers, body), outcome in zip(group, outcomes, strict=True):
             with task.ending_with(outcome):
-                has_failed, value, runtime = trace(name, id, headers, body, None, None)
+                has_failed, value, runtime = run_task(name, id, headers, body, None, None)
             ended.append((has_failed, value, (runtime or 0.0) + share))
+    log.info("A group of tasks ended", task=name, tasks=len(group), seconds=round(monotonic() - started, 3))
     return ended
+
+
+@contextmanager
+def _one_line_for_all() -> Iterator[None]:
+    """Leave out Celery's line for each task that succeeded, which costs a third of a group's time; not the others."""
+    _of_tasks.addFilter(_is_no_success)
+    try:
+        yield
+    finally:
+        _of_tasks.removeFilter(_is_no_success)
+
+
+def _is_no_success(record: logging.LogRecord) -> bool:
+    return record.msg is not trace.LOG_SUCCESS

@@ -52,7 +52,6 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
             processors=[
                 *shared,
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,

@@ -146,6 +146,15 @@ def test_poisoned_item_completes_the_others_and_each_has_its_own_attempts_and_ev
     assert sorted(given_up) == [["permanent-1", "this is none"], ["poison-1", "Poison('it never works')"]]
 
 
+def test_log_has_one_line_for_a_group_and_one_for_each_that_failed(watched: Watched) -> None:
+    watched.send_together("ok-1", "permanent-1", "ok-2")
+    watched.is_done()
+    eventually(lambda: "A group of tasks ended" in watched.process.log)
+    assert "tasks=3" in watched.process.log
+    assert watched.process.log.count("succeeded in") == 1  # of the item that held the others up, alone
+    assert watched.process.log.count("Item failed for good: this is none") == 1
+
+
 def test_item_alone_takes_the_ordinary_way(watched: Watched) -> None:
     watched.send("ok-1")
     watched.is_done()
