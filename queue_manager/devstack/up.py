@@ -33,7 +33,7 @@ from queue_manager.devstack.servers import Mongo, Valkey
 from queue_manager.devstack.supervisor import Supervisor, describe
 
 MONGO_PORT, REDIS_PORT = 27017, 6379  # preferred: what their clients try by default
-SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Web", "QM_WEB_PORT", 6002)}
+SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Dashboard", "QM_WEB_PORT", 6002)}
 """What people open in a browser: by the name of the process, its title, the setting of its port, its usual port."""
 SITES_TIMEOUT = 15.0  # seconds; the addresses are shown then at the latest
 SUMMARY = Process("summary", "python -m queue_manager.devstack.summary")
