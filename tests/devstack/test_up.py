@@ -152,8 +152,8 @@ def test_a_busy_port_of_the_web_process_is_named_and_the_box_shows_the_one_taken
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0
     text = output.read_text()
-    [used] = re.findall(rf"Web: port {taken} is busy, using (\d+)", text)
-    assert re.search(rf"Web +http://127\.0\.0\.1:{used}\b", text)
+    [used] = re.findall(rf"Dashboard: port {taken} is busy, using (\d+)", text)
+    assert re.search(rf"Dashboard +http://127\.0\.0\.1:{used}\b", text)
     assert "Flower" not in text.partition("Queue Manager")[2]
 
 
