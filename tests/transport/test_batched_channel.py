@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,26 +15,6 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.devstack.servers import Valkey
 from queue_manager.transport import batched, dead_letters
 from queue_manager.transport.choice import install
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Valkey) -> Iterator[Redis]:
-    with Redis.from_url(server.url) as client:
-        client.config_set("maxmemory", 0)
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-def connection(server: Valkey, client: Redis) -> Iterator[Connection]:
-    with connected(server.url) as connection:
-        yield connection
 
 
 def test_messages_are_taken_in_order_and_acknowledged(connection: Connection, client: Redis) -> None:

@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from kombu import Connection
 from redis import Redis
 from taking import Taker, connected, envelope, held, send, waiting
 
 from queue_manager.devstack.servers import Valkey
 from queue_manager.transport import dead_letters
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Valkey) -> Iterator[Redis]:
-    with Redis.from_url(server.url) as client:
-        client.config_set("maxmemory", 0)
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-def connection(server: Valkey, client: Redis) -> Iterator[Connection]:
-    with connected(server.url) as connection:
-        yield connection
 
 
 def test_closing_gives_back_in_order(server: Valkey, client: Redis) -> None:

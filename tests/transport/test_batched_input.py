@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,6 @@ from queue_manager.transport import dead_letters
 
 TASK = "guard_app.write"
 ARGUMENTS = [["line", "/dev/null"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Valkey) -> Iterator[Redis]:
-    with Redis.from_url(server.url) as client:
-        client.flushall()
-        yield client
 
 
 def changed(path: str, value: Any) -> bytes:

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
-import pytest
 from eventually import eventually
 from redis import Redis
 
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.servers import Valkey
 from queue_manager.transport.leadership import LeaderLock, epoch_key, leadership
 
 KEY = "lock"
 LEASE = seconds(5)
 SHORT = seconds(0.2)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Valkey) -> Iterator[Redis]:
-    with Redis.from_url(server.url) as client:
-        client.flushall()
-        yield client
 
 
 def test_one_of_two_takes_the_lock(client: Redis) -> None:
