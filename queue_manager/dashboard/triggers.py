@@ -10,7 +10,6 @@ from http import HTTPStatus
 from uuid import uuid4
 
 from fastapi import APIRouter
-from kombu.exceptions import OperationalError
 
 from beat_schedule import SCHEDULE
 from models import scan_mark
@@ -18,9 +17,10 @@ from models.database import server_now
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.schedule import Scan
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import settings
+from queue_manager.dashboard.broker import broker
 from queue_manager.dashboard.errors import Refused
-from queue_manager.dashboard.servers import REDIS_PATIENCE, Unavailable, mongodb
+from queue_manager.dashboard.servers import Unavailable, mongodb
 from tasks import app
 
 log = get_logger("QM/triggers")
@@ -73,23 +73,13 @@ def _unmark(scan: Scan, token: str) -> None:
 
 
 def _send(scan: Scan, token: str) -> None:
-    """Send the scan's task over a connection of its own, without waiting for a broker that is away.
-
-    Raises:
-        Unavailable: it was not sent, or the reply was lost.
-    """
-    patience = {"socket_timeout": REDIS_PATIENCE, "socket_connect_timeout": REDIS_PATIENCE}
-    with app.connection_for_write(transport_options=patience) as connection:
-        try:
-            connection.ensure_connection(max_retries=0)
-            app.send_task(
-                scan.task,
-                queue="scans",
-                task_id=token,
-                expires=scan.period(settings()).total_seconds(),
-                connection=connection,
-                retry=False,
-            )
-        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
-            url = masked(settings().redis_url)
-            raise Unavailable(f"The broker at {url} takes no messages ({reason(error)})") from error
+    """Send the scan's task. Raises `Unavailable`."""
+    with broker() as connection:
+        app.send_task(
+            scan.task,
+            queue="scans",
+            task_id=token,
+            expires=scan.period(settings()).total_seconds(),
+            connection=connection,
+            retry=False,
+        )

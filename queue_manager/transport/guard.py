@@ -5,8 +5,8 @@ delivered. By then the connection is gone, the channel asks `None` for its host 
 ends the worker: with one task running that acks late, or one countdown held in memory, a restart of Redis
 stops every worker. Here a channel that lost its connection raises a connection error, which Celery handles.
 
-Guarantee: the worker stays up, reconnects and takes new messages. What it held stays registered as unacked
-and comes back after `visibility_timeout`; a running task finishes, cannot ack, and is delivered again.
+Guarantee: the worker stays up, reconnects and takes new messages. What it held stays registered as unacked; `held` says
+what becomes of it. The base of the batched transport, which is the one in use.
 """
 
 from __future__ import annotations
@@ -50,24 +50,6 @@ class QoS(stock.QoS):
         """
         with refusal_is_a_connection_error():
             super().append(message, delivery_tag)
-
-    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Put back what timed out. It is the first thing a worker does when it connects, and needs memory too.
-
-        So a worker that lost a message to a full server takes no further one until there is room again.
-        """
-        with refusal_is_a_connection_error():
-            super().restore_visible(*args, **kwargs)
-
-    def restore_unacked(self, client: Any = None) -> None:
-        """Put everything back on its queue, or leave it to the visibility timeout if the connection is gone.
-
-        It does not raise `ConnectionLost`: a channel that is closing could not finish, nor those after it.
-        """
-        try:
-            super().restore_unacked(client)
-        except ConnectionLost:
-            self._delivered.clear()
 
 
 class Channel(stock.Channel):

@@ -24,12 +24,6 @@ from queue_manager.transport.leadership import LeaderLock
 LOCK_KEY = "redbeat::lock"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
 @pytest.fixture
 def client(server: Valkey) -> Iterator[Redis]:
     with Redis.from_url(server.url, decode_responses=True) as client:

@@ -13,16 +13,16 @@ from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from kombu.exceptions import OperationalError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import settings
 from queue_manager.dashboard.bodies import malformed, read
+from queue_manager.dashboard.broker import broker
 from queue_manager.dashboard.described import TEXT, body, one_of, thing
 from queue_manager.dashboard.errors import Refused
-from queue_manager.dashboard.servers import REDIS_PATIENCE, Unavailable, mongodb
+from queue_manager.dashboard.servers import Unavailable, mongodb
 from queue_manager.dashboard.systems.listing import COUNTED, LONGEST_SEARCH, matches
 from queue_manager.dashboard.systems.named import Items, WithItems
 from services.due_work import DueItem
@@ -130,20 +130,9 @@ def _give_back(items: Items, taken: Sequence[DueItem]) -> None:
 
 
 def _send(items: Items, taken: Sequence[DueItem]) -> None:
-    """Send the items' tasks over a connection of its own, without waiting for a broker that is away.
-
-    Raises:
-        Unavailable: they were not sent, or the reply was lost.
-    """
-    patience = {"socket_timeout": REDIS_PATIENCE, "socket_connect_timeout": REDIS_PATIENCE}
-    with app.connection_for_write(transport_options=patience) as connection:
-        try:
-            connection.ensure_connection(max_retries=0)
-            with app.amqp.Producer(connection) as producer:
-                publish(items.task, taken, producer)
-        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
-            url = masked(settings().redis_url)
-            raise Unavailable(f"The broker at {url} takes no messages ({reason(error)})") from error
+    """Send the items' tasks. Raises `Unavailable`."""
+    with broker() as connection, app.amqp.Producer(connection) as producer:
+        publish(items.task, taken, producer)
 
 
 def _wanted(kind: type[T], given: bytes) -> T:
