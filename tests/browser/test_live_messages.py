@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from eventually import eventually
 from line import Line
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 from queue_client import Queue
 from visit import BROKEN_OFF, Visit, Visiting
 
@@ -144,6 +144,23 @@ def test_what_others_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> 
     queue.delete(f"/queue/message/{second}")
     expect(page.locator("#empty")).to_be_visible()
     assert page.evaluate("isSamePage")
+
+
+def test_counts_that_arrive_late_do_not_hide_what_events_said_meanwhile(visit: Visit, queue: Queue) -> None:
+    asked: list[tuple[Route, APIResponse]] = []
+    visit.page.route("**/api/queue/status*", lambda route: asked.append((route, route.fetch())))
+    page = visit.open("/messages")
+    count = page.locator('[data-count="main"]')
+    expect(page.locator("#state")).to_have_text("Live")
+    eventually(lambda: page.evaluate("true") and bool(asked))  # a call to the browser lets the route's handler run
+    queue.add()
+    expect(count).to_have_text("1")
+    for route, response in asked:
+        assert response.json()["main"] == 0
+        route.fulfill(response=response)
+    page.unroute("**/api/queue/status*")
+    page.evaluate("fetch('/api/queue/status').then((response) => response.json())")  # its answer comes after those
+    expect(count).to_have_text("1")
 
 
 def test_a_hundred_broken_connections_leave_no_gap(visiting: Visiting, queue: Queue) -> None:

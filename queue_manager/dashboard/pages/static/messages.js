@@ -199,7 +199,10 @@ function done(answer) {
 
 // An event has the messages it is about, where they are few, and how many are where.
 function happened({ payload, messages, counts }) {
-  if (counts) showCounts(counts);
+  if (counts) {
+    heard += 1;
+    showCounts(counts);
+  }
   if (!messages) return list.refresh();
   const here = messages.filter((message) => message.place === place);
   const staying = new Set(here.map((message) => message.id));
@@ -209,9 +212,13 @@ function happened({ payload, messages, counts }) {
   list.fill();
 }
 
+let heard = 0; // events that had counts
+
 async function count() {
+  const before = heard;
   try {
-    showCounts(await get("/queue/status"));
+    const counts = await get("/queue/status");
+    if (heard === before) showCounts(counts); // else they may be older than what an event said meanwhile
   } catch {
     setTimeout(count, 2000); // the list says what is wrong
   }
