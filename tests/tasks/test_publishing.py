@@ -90,6 +90,7 @@ def test_messages_are_those_of_celery(client: redis.Redis, task: Any, items: lis
 
 
 def test_what_cannot_be_copied_is_sent_by_celery(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert app.amqp.send_task_message  # is made by the settings as they are, if nobody has sent before
     monkeypatch.setitem(app.conf, "task_compression", "gzip")
     monkeypatch.setattr(app.amqp, "send_task_message", app.amqp._create_task_sender())
     messages = sent(client, unsnooze_room, ROOMS)
