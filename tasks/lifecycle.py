@@ -11,6 +11,7 @@ from celery import signals
 
 from models import database
 from queue_manager.core import log as logging
+from queue_manager.core import memory
 from queue_manager.core.clock import seconds
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import ConfigurationError
@@ -57,8 +58,14 @@ def check_beat(**_: Any) -> None:
     _refuse_wrong_servers(with_mongo=False)
 
 
+@signals.worker_process_init.connect
+def settle(**_: Any) -> None:
+    memory.collect_seldom()
+
+
 @signals.worker_ready.connect
 def start_heartbeat(sender: Any, **_: Any) -> None:
+    memory.collect_seldom()
     _heartbeat.start()
     presence.show(sender.hostname)
 
