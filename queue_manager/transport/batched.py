@@ -30,7 +30,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.transport import guard, held, scripts, sending
-from queue_manager.transport.envelope import NotAMessage, read
+from queue_manager.transport.envelope import Message, NotAMessage, read
 from queue_manager.transport.guard import refusal_is_a_connection_error
 from queue_manager.transport.held import LOST
 from queue_manager.transport.poller import Poller
@@ -51,6 +51,7 @@ class Channel(sending.Channel):
     """
 
     QoS = held.QoS
+    Message = Message
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._tags = uuid4().hex

@@ -20,6 +20,7 @@ _ACCEPTED: dict[str, tuple[type, ...]] = {
     "stamped_headers": (list, tuple),
     "stamps": (dict,),
 }
+EVENTS_AT_ONCE = 1024  # in one message to those who watch: half a megabyte
 _NUMBERS = (int, float, type(None))
 
 logger = get_logger(__name__)
@@ -28,16 +29,30 @@ logger = get_logger(__name__)
 class Consumer(CeleryConsumer):
     """Selected by the setting `worker_consumer`."""
 
+    _is_to_flush = False
+
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         handle = super().create_task_handler(*args, **kwargs)
+        self.event_dispatcher.buffer_limit = EVENTS_AT_ONCE
+        self._is_to_flush = False
 
         def checked(message: Any) -> Any:
-            wrong = _wrong(message.headers) or _wrong(_payload(message))
+            wrong = _wrong(message.headers) or _wrong_in_payload(message)
             if wrong:
                 return self.on_invalid_task(None, message, InvalidTaskError(wrong))
             return handle(message)
 
         return checked
+
+    def on_send_event_buffered(self) -> None:
+        """Have events flushed at the end of this turn of the loop; Celery orders that for each."""
+        if not self._is_to_flush:
+            self._is_to_flush = True
+            super().on_send_event_buffered()
+
+    def _flush_events(self) -> None:
+        self._is_to_flush = False
+        super()._flush_events()
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         message.why = "It is no task: its headers name none"
@@ -57,13 +72,13 @@ class Consumer(CeleryConsumer):
         message.reject_log_error(logger, self.connection_errors)
 
 
-def _payload(message: Any) -> dict[str, Any]:
-    """Return what has the headers' part in Celery's first protocol: its body, if that is an object."""
+def _wrong_in_payload(message: Any) -> str | None:
+    """Return what is wrong in that which has the headers' part in Celery's first protocol: a body that is an object."""
     try:
         payload = message.payload  # Celery decodes it, too; it is kept
     except Exception:  # it says so itself when it is handled
-        return {}
-    return payload if isinstance(payload, dict) else {}
+        return None
+    return _wrong(payload) if isinstance(payload, dict) else None
 
 
 def _wrong(headers: dict[str, Any]) -> str | None:
