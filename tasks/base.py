@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from typing import Any
 from uuid import uuid4
 
@@ -176,7 +176,6 @@ class ItemTask(GroupedTask):
     """Acts on one item: retried by `retry_policy`, given up by `on_failure`, early when its time has not come."""
 
     abstract = True
-    queue_name: str
     retry_policy: RetryPolicy
     max_retries = None  # `retry_policy` decides
     throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
@@ -197,9 +196,6 @@ class ItemTask(GroupedTask):
             self._postpone(item, wait)
             raise self.retry(exc=error, countdown=wait.total_seconds(), throw=False) from error
 
-    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        counters.items(self.queue_name, {"done": 1})
-
     def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         counters.items(self.queue_name, {"retried": 1})
 
@@ -219,8 +215,16 @@ class ItemTask(GroupedTask):
     def _signature(self) -> Signature:
         return signature(self.run)
 
+    @cached_property
+    def _arity(self) -> int:
+        """How many arguments are all of them, if they are given one by one."""
+        kinds = [one.kind for one in self._signature.parameters.values()]
+        return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else -1
+
     def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
         """Return the item that the arguments name, with every default filled in. Raises PermanentError."""
+        if len(args) == self._arity and not kwargs:
+            return DueItem(token=token, args=tuple(args))
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
