@@ -6,6 +6,7 @@ the first would not be the last, or a program wants to hear of each message, Cel
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery import signals
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 
 from services.due_work import DueItem
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from tasks.base import ItemTask
 
 SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
+EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+NONCE = uuid4().hex
+MARK = re.compile(f'"{NONCE}:([a-z]+)"')
 LONGEST_SHOWN = 1024  # characters of the arguments, as Celery's own
 Message = dict[str, Any]
 Captured = tuple[str, Message]
@@ -35,7 +39,7 @@ def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
     captured = [] if _each_is_heard(task) else _captured(task, ends, producer)
     if _can_be_copied(captured, ends):
         name, message = captured[0]
-        producer.channel.put_many(name, map(dumps, _copies(message, items)))
+        producer.channel.put_many(name, _copies(message, items))
         return
     with producer.batch(len(items)):
         for item in items:
@@ -77,25 +81,32 @@ def _can_be_copied(captured: Sequence[Captured], items: Sequence[DueItem]) -> bo
     """Tell whether the messages that Celery made of these items are copies of the first."""
     if len(captured) != len(items) or len({name for name, _ in captured}) != 1:
         return False
-    messages = [message for _, message in captured]
-    copies = [deepcopy(copy) for copy in _copies(messages[0], items)]
+    messages = [loads(dumps(message)) for _, message in captured]
+    copies = [loads(copy) for copy in _copies(messages[0], items)]
     for copy, message in zip(copies, messages, strict=True):
         copy["properties"]["delivery_tag"] = message["properties"]["delivery_tag"]
     return copies == messages
 
 
-def _copies(message: Message, items: Sequence[DueItem]) -> Iterator[Message]:
-    """Give the message of each item, made of that of the first; each before the next is made."""
+def _copies(message: Message, items: Sequence[DueItem]) -> Iterator[str]:
+    """Give the message of each item, as JSON, made of that of the first."""
     one = deepcopy(message)
     headers, properties = one["headers"], one["properties"]
-    is_root = headers["root_id"] == headers["id"]
+    if headers["root_id"] == headers["id"]:
+        headers["root_id"] = _mark("token")
+    headers["id"] = properties["correlation_id"] = _mark("token")
+    headers["argsrepr"] = properties["argsrepr"] = _mark("shown")
+    headers["eta"] = _mark("eta")
+    properties["delivery_tag"] = _mark("tag")
+    one["body"] = _mark("body")
+    parts = MARK.split(dumps(one))  # every second one is the name of a mark
     for item in items:
-        headers["id"] = properties["correlation_id"] = item.token
-        if is_root:
-            headers["root_id"] = item.token
-        headers["argsrepr"] = properties["argsrepr"] = _shown(item)
-        headers["eta"] = None if item.eta is None else item.eta.isoformat()
-        properties["delivery_tag"] = str(uuid4())
-        embed = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-        one["body"] = b64encode(dumps([item.args, {}, embed]).encode()).decode()
-        yield one
+        body = b64encode(dumps([item.args, {}, EMBED]).encode()).decode()
+        eta = item.eta and item.eta.isoformat()
+        new = {"token": item.token, "shown": _shown(item), "eta": eta, "tag": str(uuid4()), "body": body}
+        texts = {name: dumps(value) for name, value in new.items()}
+        yield "".join(texts[part] if index % 2 else part for index, part in enumerate(parts))
+
+
+def _mark(name: str) -> str:
+    return f"{NONCE}:{name}"
