@@ -1,7 +1,7 @@
 """Support snooze on Celery as one would first write it: a scan that sends a task a room, a task that reads and writes.
 
-It wakes the same documents, with an index of its own, and emits the same event. It is right as long as nothing crashes
-and each scan's rooms are done before the next: nothing tells that a room was sent already.
+It wakes the same documents and emits the same event; a flag keeps the next scan from sending a room again. It is right
+as long as nothing crashes: nobody takes back the flag of a room whose message was lost.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from celery import Celery
 from celery.utils.log import get_task_logger
 from pymongo import MongoClient
 from pymongo.collection import Collection
-
-INDEX = "status_and_snooze"
 
 logger = get_task_logger(__name__)
 
@@ -38,6 +36,10 @@ def rooms() -> Collection[dict[str, Any]]:
     return client.get_default_database()["support_rooms"]
 
 
+def migrate() -> None:
+    rooms().create_index("snooze_time.time")
+
+
 @cache
 def events() -> Any:
     return socketio.RedisManager(os.environ["REDIS_URL"], channel=os.environ["SOCKETIO_CHANNEL"], write_only=True)
@@ -46,14 +48,14 @@ def events() -> Any:
 @app.task  # type: ignore[untyped-decorator]
 def scan() -> int:
     now = datetime.now(UTC)
-    due = rooms().find({"status": "snoozed", "snooze_time.time": {"$lte": now}}, {"_id": 1}, hint=INDEX)
-    sent = 0
-    for room in due:
-        unsnooze_room.delay(str(room["_id"]))
-        sent += 1
-    if sent:
-        logger.info("Sent %d rooms", sent)
-    return sent
+    found = rooms().find({"snooze_time.time": {"$lte": now}, "snooze_queue_in_progress": {"$ne": True}}, {"_id": 1})
+    due = [room["_id"] for room in found]
+    rooms().update_many({"_id": {"$in": due}}, {"$set": {"snooze_queue_in_progress": True}})
+    for room_id in due:
+        unsnooze_room.delay(str(room_id))
+    if due:
+        logger.info("Sent %d rooms", len(due))
+    return len(due)
 
 
 @app.task(autoretry_for=(Exception,), retry_backoff=True, max_retries=9)  # type: ignore[untyped-decorator]
@@ -64,7 +66,10 @@ def unsnooze_room(room_id: str) -> dict[str, Any]:
         return {"skipped": True}
     rooms().update_one(
         {"_id": room["_id"], "status": "snoozed"},
-        {"$set": {"status": "open", "unsnoozed_at": now}, "$unset": {"snooze_time": ""}},
+        {
+            "$set": {"status": "open", "unsnoozed_at": now, "snooze_queue_in_progress": False},
+            "$unset": {"snooze_time": ""},
+        },
     )
     logger.info("Unsnoozed room %s", room_id)
     at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -90,6 +90,10 @@ class Worker:
             time.sleep(0.05)
 
     @property
+    def has_worked(self) -> bool:
+        return " succeeded in " in self._said
+
+    @property
     def _said(self) -> str:
         with self.log.open(errors="replace") as log:
             log.seek(self._from)

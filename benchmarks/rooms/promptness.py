@@ -8,9 +8,9 @@ from itertools import islice
 
 from benchmarks.harness import Bench, Document, Figure, Result, WrongResult
 from benchmarks.rooms.listener import Listener
-from benchmarks.rooms.processes import PLAIN, Running, procfile_worker
+from benchmarks.rooms.processes import Running
 from benchmarks.rooms.trial import Drive, Moments, Trial, id_of, scan_once
-from benchmarks.rooms.waking import FIRST, wait
+from benchmarks.rooms.waking import first, ours, wait
 from benchmarks.snooze_scan import documents
 from models import database, support_room
 from queue_manager.core.clock import seconds
@@ -100,10 +100,7 @@ def _compare(
         return bench.compare(
             title,
             data,
-            [
-                trial.way("ours", "tasks", procfile_worker(), drive),
-                trial.way(FIRST, "benchmarks.rooms.first_attempt", PLAIN, drive),
-            ],
+            [trial.way(contender, drive) for contender in (ours(), first())],
             figures=sorted(figures, key=lambda figure: figure.heading != compared),
             rounds=1 if bench.is_quick else 3,
             notes=notes,

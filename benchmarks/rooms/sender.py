@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from queue_manager.core import memory
 from services.due_work import DueItem
 
 
 def main(name: str) -> None:
-    import_module(name)
+    app = import_module(name).app
+    with app.producer_or_acquire() as producer:
+        producer.connection.ensure_connection()  # as a worker's that has scanned before
     sent: dict[str, float] = {}
     scan, item = _first_attempt(sent) if "first_attempt" in name else _ours(sent)
     print("ready", flush=True)
@@ -35,6 +38,7 @@ def main(name: str) -> None:
 def _ours(sent: dict[str, float]) -> tuple[Any, Any]:
     from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 
+    memory.collect_seldom()  # as our workers do
     base: Any = import_module("tasks.base")
     publish = base.publish
 

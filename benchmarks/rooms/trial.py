@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -11,16 +12,16 @@ from itertools import count
 from typing import Any
 
 from bson import ObjectId, Timestamp
-from pymongo import ASCENDING
 
 from benchmarks.harness import Document, Way, WrongResult, expect
-from benchmarks.rooms import first_attempt
 from benchmarks.rooms.listener import Listener
 from benchmarks.rooms.processes import Cost, Running, cost, forget_peak, running
-from models import database, schema, support_room
+from benchmarks.snooze_scan import documents
+from models import database, support_room
 from queue_manager.core.settings import settings
 from queue_manager.transport.server import connect
 
+MOST_TO_WARM_UP = 200
 PATIENCE = 400.0  # seconds until it is given up
 UNTOUCHED = {"status": "snoozed", "snooze_time.time": {"$type": "date"}, "claim": None, "unsnoozed_at": None}
 
@@ -29,6 +30,16 @@ Moments = dict[str, float]
 Drive = Callable[[Running, Listener], tuple[float, Moments]]
 """Brings about that every room wakes that is to: returns when it began, and from when on each room was waited for."""
 _channels = count(1)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to wake rooms: its application, how its workers are started, and what makes its indexes."""
+
+    name: str
+    app: str
+    command: Sequence[str]
+    migrate: Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +69,26 @@ class Trial:
         self._running = ExitStack()
 
     def fill(self, insert: Callable[[], object]) -> None:
-        schema.migrate()
-        # Every run has the indexes of both.
-        by_status = [("status", ASCENDING), ("snooze_time.time", ASCENDING)]
-        support_room.rooms().create_index(by_status, name=first_attempt.INDEX)
         insert()
 
-    def way(self, name: str, app: str, command: Sequence[str], drive: Drive, **env: str) -> Way:
-        """Return the way that `drive` takes with two workers of `app`, started by `command`."""
+    def way(self, contender: Contender, drive: Drive, **env: str) -> Way:
+        """Return the way that `drive` takes with two workers of a contender."""
         processes: list[Running] = []
         listeners: list[Listener] = []
         since: list[Timestamp] = []
 
         def prepare() -> None:
             self._running.close()
+            support_room.rooms().drop_indexes()
+            contender.migrate()
             self.put_back()
             with connect(settings().redis_url) as client:
                 client.flushall()
             channel = f"events-{next(_channels)}"
-            processes[:] = [self._running.enter_context(running(app, command, SOCKETIO_CHANNEL=channel, **env))]
+            processes[:] = [
+                self._running.enter_context(running(contender.app, contender.command, SOCKETIO_CHANNEL=channel, **env))
+            ]
+            warm_up(processes[0])
             listeners[:] = [Listener(settings().redis_url, channel)]
             self._running.callback(listeners[0].close)
             for pid in self._servers.values():
@@ -88,7 +100,7 @@ class Trial:
             before = {of: cost(pid) for of, pid in pids.items()}
             began, moments = drive(processes[0], listeners[0])
             if not listeners[0].wait(self.due, PATIENCE):
-                raise WrongResult(f"{name}: only {listeners[0].count:,} events of {self.due:,}")
+                raise WrongResult(f"{contender.name}: only {listeners[0].count:,} events of {self.due:,}")
             after = {of: cost(pid) for of, pid in pids.items()}
             return Woken(
                 seconds=listeners[0].last_at - began,
@@ -108,7 +120,7 @@ class Trial:
             expect("rooms written to", set(writes), due)
             expect("how often rooms were woken", set(writes.values()), {1})
 
-        return Way(name=name, run=run, check=check, prepare=prepare)
+        return Way(name=contender.name, run=run, check=check, prepare=prepare)
 
     def put_back(self) -> None:
         """Make the rooms that are to wake as they were, or as they are to be now."""
@@ -119,6 +131,21 @@ class Trial:
         """Stop what still runs, and leave nothing behind."""
         self._running.close()
         support_room.rooms().drop()
+
+
+def warm_up(running: Running) -> None:
+    """Have each worker wake a room, which connects it to its servers, as one is that has run for a while."""
+    rooms, sent = support_room.rooms(), list[ObjectId]()
+    while not all(worker.has_worked for worker in running.workers):
+        if len(sent) == MOST_TO_WARM_UP:
+            raise WrongResult(f"after {MOST_TO_WARM_UP} rooms a worker has had none")
+        [room] = documents(1, 1, database.server_now())
+        sent.append(rooms.insert_one({**room, "_id": ObjectId()}).inserted_id)
+        running.sender.ask(str(sent[-1]))
+        while rooms.find_one({"_id": sent[-1], "status": "snoozed"}):
+            time.sleep(0.01)
+        time.sleep(0.05)  # until its worker has written that, and waits again
+    rooms.delete_many({"_id": {"$in": sent}})
 
 
 def id_of(number: int) -> ObjectId:

@@ -8,10 +8,11 @@ from itertools import islice
 from statistics import median
 
 from benchmarks.harness import Bench, Document, Figure, Result, Run, Table, Way, percentile
+from benchmarks.rooms import first_attempt
 from benchmarks.rooms.processes import PLAIN, Cost, procfile_worker
-from benchmarks.rooms.trial import Trial, Woken, scan_once
+from benchmarks.rooms.trial import Contender, Trial, Woken, scan_once
 from benchmarks.snooze_scan import documents
-from models import database, support_room
+from models import database, schema, support_room
 
 ROOMS, DUE = 100_000, 10_000
 FEW, FEW_DUE = 5_000, 1_000
@@ -20,19 +21,27 @@ FEW_TITLE = "few rooms woken"
 SERVERS = ("mongod", "valkey")
 _PROCESSES = [("worker 1", "worker 2"), ("its process 1", "its process 2"), ("scan",), *((name,) for name in SERVERS)]
 NOTES = [
-    "Two workers of one process each, started afresh for every run, ours by the Procfile's command; all log at INFO",
-    "and send events for Flower. Checked: every due room is open and had one event, none was woken twice, no other",
-    "was touched. A wait is from the moment at which the sending of a room's message began to its `unsnoozed_at`.",
-    "What was first written scans once here; every ten seconds, it would send again what still waits.",
+    "Two workers of one process each, started for every run and warm from a room each, ours by the Procfile's command;",
+    "all log at INFO and send events for Flower. Each way has its own indexes and no others. Checked: every due room",
+    "is open and had one event, none was woken twice, no other was touched. A wait is from the moment at which the",
+    "sending of a room's message began to its `unsnoozed_at`.",
 ]
+
+
+def ours(name: str = "ours", app: str = "tasks") -> Contender:
+    return Contender(name, app, procfile_worker(), schema.migrate)
+
+
+def first(name: str = FIRST, app: str = "benchmarks.rooms.first_attempt") -> Contender:
+    return Contender(name, app, PLAIN, first_attempt.migrate)
 
 
 def many(bench: Bench, *, servers: dict[str, int]) -> Result:
     """Measure ours, the first attempt, and what lies between them."""
     between = [
-        ("ours on the stock transport", "stock_transport", procfile_worker()),
-        ("ours without groups", "without_groups", procfile_worker()),
-        ("first written, on our transport", "first_attempt_batched", PLAIN),
+        ours("ours on the stock transport", "benchmarks.rooms.stock_transport"),
+        ours("ours without groups", "benchmarks.rooms.without_groups"),
+        first("first written, on our transport", "benchmarks.rooms.first_attempt_batched"),
     ]
     return _compare(bench, "rooms woken", bench.sized(ROOMS), bench.sized(DUE), servers, between)
 
@@ -48,7 +57,7 @@ def _compare(
     rooms: int,
     due: int,
     servers: dict[str, int],
-    between: Sequence[tuple[str, str, list[str]]],
+    between: Sequence[Contender],
     *,
     rounds: int = 3,
 ) -> Result:
@@ -57,11 +66,7 @@ def _compare(
 
     trial = Trial(rooms=rooms, due=due, make=lambda: islice(all_rooms(), due), servers=servers)
     trial.fill(lambda: bench.fill(support_room.rooms(), all_rooms(), rooms))
-    ways = [
-        trial.way("ours", "tasks", procfile_worker(), scan_once),
-        trial.way(FIRST, "benchmarks.rooms.first_attempt", PLAIN, scan_once),
-        *(trial.way(name, f"benchmarks.rooms.{app}", command, scan_once) for name, app, command in between),
-    ]
+    ways = [trial.way(contender, scan_once) for contender in (ours(), first(), *between)]
     runs: dict[str, list[Woken]] = {way.name: [] for way in ways}
     try:
         result = bench.compare(
