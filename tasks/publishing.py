@@ -10,6 +10,7 @@ import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -101,11 +102,14 @@ def _copies(message: Message, items: Sequence[DueItem]) -> Iterator[str]:
     one["body"] = _mark("body")
     parts = MARK.split(dumps(one))  # every second one is the name of a mark
     for item in items:
-        body = b64encode(dumps([item.args, {}, EMBED]).encode()).decode()
-        eta = item.eta and item.eta.isoformat()
-        new = {"token": item.token, "shown": _shown(item), "eta": eta, "tag": str(uuid4()), "body": body}
-        texts = {name: dumps(value) for name, value in new.items()}
-        yield "".join(texts[part] if index % 2 else part for index, part in enumerate(parts))
+        texts = {
+            "token": quoted(item.token),
+            "shown": quoted(_shown(item)),
+            "eta": quoted(item.eta.isoformat()) if item.eta else "null",
+            "tag": quoted(str(uuid4())),
+            "body": quoted(b64encode(dumps([item.args, {}, EMBED]).encode()).decode()),
+        }
+        yield "".join([texts[part] if index % 2 else part for index, part in enumerate(parts)])
 
 
 def _mark(name: str) -> str:

@@ -20,7 +20,6 @@ _ACCEPTED: dict[str, tuple[type, ...]] = {
     "stamped_headers": (list, tuple),
     "stamps": (dict,),
 }
-EVENTS_AT_ONCE = 1024  # in one message to those who watch: half a megabyte
 _NUMBERS = (int, float, type(None))
 
 logger = get_logger(__name__)
@@ -29,12 +28,8 @@ logger = get_logger(__name__)
 class Consumer(CeleryConsumer):
     """Selected by the setting `worker_consumer`."""
 
-    _is_to_flush = False
-
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         handle = super().create_task_handler(*args, **kwargs)
-        self.event_dispatcher.buffer_limit = EVENTS_AT_ONCE
-        self._is_to_flush = False
 
         def checked(message: Any) -> Any:
             wrong = _wrong(message.headers) or _wrong_in_payload(message)
@@ -43,16 +38,6 @@ class Consumer(CeleryConsumer):
             return handle(message)
 
         return checked
-
-    def on_send_event_buffered(self) -> None:
-        """Have events flushed at the end of this turn of the loop; Celery orders that for each."""
-        if not self._is_to_flush:
-            self._is_to_flush = True
-            super().on_send_event_buffered()
-
-    def _flush_events(self) -> None:
-        self._is_to_flush = False
-        super()._flush_events()
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         message.why = "It is no task: its headers name none"

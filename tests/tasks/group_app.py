@@ -1,6 +1,7 @@
 """The product's own application with one more item, which says what is done with it; `celery -A group_app worker`.
 
 GROUP_APP_LIMIT  soft time limit of the worker, in seconds
+GROUP_APP_HEARS  any value: it hears of each task that succeeded
 
 In Redis: `calls` lists each call as JSON, [what, names]; `go` lets what holds a process go on.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+from celery import signals
 from eventually import eventually
 from pymongo.errors import AutoReconnect
 
@@ -57,6 +59,14 @@ def is_first(what: str) -> bool:
 def hold(sign: str = "go") -> None:
     with connect(settings().redis_url) as client:
         eventually(lambda: client.exists(sign), within=60)
+
+
+def hear(sender: Any, **_: Any) -> None:
+    say("heard", sender.request.id)
+
+
+if "GROUP_APP_HEARS" in os.environ:
+    signals.task_success.connect(hear)
 
 
 class Works(DueWork):

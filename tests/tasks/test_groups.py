@@ -155,6 +155,25 @@ def test_log_has_one_line_for_a_group_and_one_for_each_that_failed(watched: Watc
     assert watched.process.log.count("Item failed for good: this is none") == 1
 
 
+def test_what_follows_an_item_of_a_group_is_sent(watched: Watched) -> None:
+    with watched.held():
+        watched.send("ok-1")
+        after = app.signature(TASK, args=["ok-after"], immutable=True, queue=QUEUE)
+        watched.send("ok-2", link=after)
+        eventually(lambda: watched.client.hlen("unacked") == 3)
+    watched.is_done()
+    eventually(lambda: ["one", ["ok-after", "1"]] in watched.calls())
+    assert watched.groups() == [["ok-1", "ok-2"]]
+
+
+def test_program_that_hears_of_tasks_hears_of_each_of_a_group(start: Callable[..., Watched]) -> None:
+    watched = start(GROUP_APP_HEARS="1")
+    watched.send_together("ok-1", "ok-2")
+    watched.is_done()
+    assert watched.groups() == [["ok-1", "ok-2"]]
+    assert [names[0] for what, names in watched.calls() if what == "heard"] == ["hold", "ok-1", "ok-2"]
+
+
 def test_item_alone_takes_the_ordinary_way(watched: Watched) -> None:
     watched.send("ok-1")
     watched.is_done()

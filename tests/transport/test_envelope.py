@@ -1,0 +1,60 @@
+"""Bodies are read as kombu reads them, whichever way is the shorter."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.serialization import dumps
+from kombu.transport import virtual
+
+from queue_manager.transport.envelope import Message
+
+BODIES: list[Any] = [
+    [["a", 1, 2**80, 0.1, None, True], {"ключ": "\ud800"}, {}],
+    [[datetime(2026, 1, 1, tzinfo=UTC), uuid4(), b"\x00\xff"], {}, {}],
+    ["a text that says __type__", {"__type__": "unknown"}],
+    "text",
+    None,
+]
+
+
+class Channel:
+    def decode_body(self, body: Any, encoding: str | None) -> Any:
+        return body
+
+
+def message(kind: type[virtual.Message], body: Any, content_type: str, encoding: str, accept: set[str] | None) -> Any:
+    properties = {"delivery_tag": "1", "delivery_info": {}, "body_encoding": None}
+    raw = {"body": body, "content-type": content_type, "content-encoding": encoding, "properties": properties}
+    one = kind({**raw, "headers": {}}, channel=Channel())
+    one.accept = accept
+    return one
+
+
+@pytest.mark.parametrize("accept", [None, {"application/json"}])
+@pytest.mark.parametrize("body", BODIES)
+def test_json_is_read_as_kombu_reads_it(body: Any, accept: set[str] | None) -> None:
+    content_type, encoding, written = dumps(body, "json")
+    raw = written.encode() if isinstance(written, str) else written
+    ours, theirs = (message(kind, raw, content_type, encoding, accept).payload for kind in (Message, virtual.Message))
+    assert ours == theirs
+
+
+def test_what_is_not_accepted_is_refused() -> None:
+    with pytest.raises(ContentDisallowed):
+        _ = message(Message, b"[]", "application/json", "utf-8", {"application/x-yaml"}).payload
+
+
+@pytest.mark.parametrize("raw", [b"[", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_is_told_as_kombu_tells_it(raw: bytes) -> None:
+    errors = []
+    for kind in (Message, virtual.Message):
+        with pytest.raises(Exception) as raised:
+            _ = message(kind, raw, "application/json", "utf-8", None).payload
+        errors.append((type(raised.value), str(raised.value)))
+    assert errors[0] == errors[1]
+    assert issubclass(errors[0][0], DecodeError | RecursionError)

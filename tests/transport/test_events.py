@@ -1,0 +1,141 @@
+"""Events are on the wire as Celery has them, however many of a worker's tasks are told of at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.events.dispatcher import EventDispatcher
+from kombu.utils.json import loads
+
+from queue_manager.transport.events import AT_ONCE, Dispatcher, Events
+from tasks import app
+
+SAID = {"uuid": "an id", "name": 'päth\n"quoted"\ud800', "retries": 3, "runtime": 0.25, "eta": None, "is": True}
+EVENTS = [
+    ("task-received", {**SAID, "args": "('x',)", "parts": [1, {"deep": None}]}),
+    ("task-started", {"uuid": "an id"}),
+    ("task-succeeded", {"uuid": "an id", "result": "None", "runtime": 1e-9}),
+    ("task-custom", {"huge": 2**80, "endless": math.inf}),
+]
+
+
+class Producer:
+    """Takes what is published, and writes it as kombu does."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+        self.error: Exception | None = None
+
+    def publish(self, body: Any, *, routing_key: str, **options: Any) -> None:
+        if self.error:
+            raise self.error
+        if "content_type" in options:
+            assert (options["content_type"], options["content_encoding"]) == ("application/json", "utf-8")
+            self.sent.append((routing_key, loads(body)))
+        else:
+            self.sent.append((routing_key, body))
+
+
+def dispatcher(kind: type[EventDispatcher], **options: Any) -> tuple[Any, Producer]:
+    with app.connection_for_write() as connection:
+        one = kind(connection, "worker@here", app=app, buffer_group={"task"}, **options)
+    producer = Producer()
+    one.producer = producer
+    return one, producer
+
+
+def without_moments(event: dict[str, Any]) -> dict[str, Any]:
+    assert isinstance(event.pop("timestamp"), float)
+    assert isinstance(event.pop("clock"), int)
+    return event
+
+
+def test_the_application_has_it() -> None:
+    assert isinstance(app.events, Events)
+    assert issubclass(app.events.Dispatcher, Dispatcher)
+
+
+def test_events_are_the_same_as_celerys() -> None:
+    told = []
+    for kind in (EventDispatcher, Dispatcher):
+        one, producer = dispatcher(kind)
+        for type, fields in EVENTS:
+            one.send(type, **fields)
+        assert producer.sent == []
+        one.flush()
+        [(key, events)] = producer.sent
+        assert key == "task.multi"
+        told.append([without_moments(dict(event)) for event in events])
+    assert told[0] == told[1]
+    assert [event["type"] for event in told[1]] == [type for type, _ in EVENTS]
+
+
+def test_clock_and_time_go_on() -> None:
+    one, producer = dispatcher(Dispatcher)
+    for _ in range(3):
+        one.send("task-started", uuid="an id")
+    one.flush()
+    events = producer.sent[0][1]
+    assert [event["clock"] - events[0]["clock"] for event in events] == [0, 1, 2]
+    assert events[0]["timestamp"] <= events[2]["timestamp"]
+
+
+def test_events_of_workers_are_sent_at_once() -> None:
+    one, producer = dispatcher(Dispatcher)
+    one.send("worker-heartbeat", freq=2.0)
+    [(key, event)] = producer.sent
+    assert (key, event["freq"]) == ("worker.heartbeat", 2.0)
+
+
+def test_flush_is_ordered_once_for_all_events_until_it_comes() -> None:
+    ordered: list[Callable[[], None]] = []
+    one, producer = dispatcher(Dispatcher, on_send_buffered=lambda: ordered.append(one.flush))
+    for turn in (1, 2):
+        for _ in range(10):
+            one.send("task-started", uuid="an id")
+        assert len(ordered) == turn
+        ordered[-1]()
+    assert [len(events) for _, events in producer.sent] == [10, 10]
+
+
+def test_more_than_one_message_holds_are_several() -> None:
+    one, producer = dispatcher(Dispatcher, on_send_buffered=lambda: None)
+    for _ in range(2 * AT_ONCE + 1):
+        one.send("task-started", uuid="an id")
+    one.flush()
+    assert [len(events) for _, events in producer.sent] == [AT_ONCE, AT_ONCE, 1]
+
+
+def test_nothing_is_kept_of_what_nobody_wants() -> None:
+    one, producer = dispatcher(Dispatcher, groups=["worker"])
+    one.send("task-started", uuid="an id")
+    one.groups.clear()
+    one.disable()
+    one.send("task-started", uuid="an id")
+    one.enable()
+    one.producer = producer
+    one.flush()
+    assert producer.sent == []
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_events_that_cannot_be_published_are_kept_if_the_worker_wants_that(is_kept: bool) -> None:
+    one, producer = dispatcher(Dispatcher, buffer_while_offline=is_kept)
+    one.send("task-started", uuid="first")
+    producer.error = ConnectionError("away")
+    if not is_kept:
+        with pytest.raises(ConnectionError):
+            one.flush()
+        return
+    one.flush()
+    producer.error = None
+    after, later = dispatcher(Dispatcher)
+    after.extend_buffer(one)
+    after.flush()
+    [(_, [event])] = later.sent
+    assert event["uuid"] == "first"
+    assert json.dumps(event)
