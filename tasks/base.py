@@ -176,6 +176,7 @@ class ItemTask(GroupedTask):
     """Acts on one item: retried by `retry_policy`, given up by `on_failure`, early when its time has not come."""
 
     abstract = True
+    queue_name: str
     retry_policy: RetryPolicy
     max_retries = None  # `retry_policy` decides
     throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
@@ -195,6 +196,9 @@ class ItemTask(GroupedTask):
             wait = self.retry_policy.wait_before(attempt + 1)
             self._postpone(item, wait)
             raise self.retry(exc=error, countdown=wait.total_seconds(), throw=False) from error
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        counters.items(self.queue_name, {"done": 1})
 
     def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         counters.items(self.queue_name, {"retried": 1})
@@ -216,14 +220,14 @@ class ItemTask(GroupedTask):
         return signature(self.run)
 
     @cached_property
-    def _arity(self) -> int:
-        """How many arguments are all of them, if they are given one by one."""
+    def _arity(self) -> int | None:
+        """How many arguments are all of them, given one by one; `None`: that does not tell."""
         kinds = [one.kind for one in self._signature.parameters.values()]
-        return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else -1
+        return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else None
 
     def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
         """Return the item that the arguments name, with every default filled in. Raises PermanentError."""
-        if len(args) == self._arity and not kwargs:
+        if isinstance(args, list | tuple) and len(args) == self._arity and kwargs == {}:
             return DueItem(token=token, args=tuple(args))
         try:
             bound = self._signature.bind(*args, **kwargs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -137,7 +138,10 @@ def _wire(request: Any) -> Wire:
 
 
 def run(name: str, group: Sequence[Wire]) -> list[Ended]:
-    """Do a group in a process of the pool; return of each how its task ended."""
+    """Do a group in a process of the pool; return of each how its task ended.
+
+    One line is logged for the group, and Celery's own for each task that had to be run.
+    """
     from tasks.app import app
 
     task = app.tasks[name]
@@ -153,7 +157,6 @@ def run(name: str, group: Sequence[Wire]) -> list[Ended]:
                 ended.append(endings.succeed(task, id, args, kwargs, outcome, share))
                 continue
             with task.ending_with(outcome):
-                has_failed, value, runtime = run_task(name, id, headers, body, None, None)
-            ended.append((has_failed, value, (runtime or 0.0) + share))
+                ended.append(endings.run(partial(run_task, name, id, headers, body, None, None), share))
     log.info("A group of tasks ended", task=name, tasks=len(group), seconds=round(monotonic() - started, 3))
     return ended

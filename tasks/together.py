@@ -46,7 +46,6 @@ class GroupedTask(Task):
     """A task of which a worker does several at once, by the `…_many` of its `work`: see `tasks.groups`."""
 
     abstract = True
-    queue_name: str
     work: Callable[[], DueWork]
     Strategy = "tasks.groups:strategy"
     _group: Group | None = None
@@ -54,9 +53,6 @@ class GroupedTask(Task):
     def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
         """Return the item that the arguments name. Raises PermanentError."""
         raise NotImplementedError
-
-    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        counters.items(self.queue_name, {"done": 1})
 
     def found(self) -> Any:
         """Return what was found for the item whose task runs now, once; `None`: nothing."""

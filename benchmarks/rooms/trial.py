@@ -21,7 +21,7 @@ from models import database, support_room
 from queue_manager.core.settings import settings
 from queue_manager.transport.server import connect
 
-MOST_TO_WARM_UP = 200
+MOST_TO_WARM_UP, WARM_WITHIN = 200, 20.0  # rooms, seconds for each
 PATIENCE = 400.0  # seconds until it is given up
 UNTOUCHED = {"status": "snoozed", "snooze_time.time": {"$type": "date"}, "claim": None, "unsnoozed_at": None}
 
@@ -142,7 +142,10 @@ def warm_up(running: Running) -> None:
         [room] = documents(1, 1, database.server_now())
         sent.append(rooms.insert_one({**room, "_id": ObjectId()}).inserted_id)
         running.sender.ask(str(sent[-1]))
+        ends = time.monotonic() + WARM_WITHIN
         while rooms.find_one({"_id": sent[-1], "status": "snoozed"}):
+            if time.monotonic() > ends:
+                raise WrongResult(f"a room was not woken within {WARM_WITHIN:g} s")
             time.sleep(0.01)
         time.sleep(0.05)  # until its worker has written that, and waits again
     rooms.delete_many({"_id": {"$in": sent}})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 
-OBJECTS = 50_000  # made and not freed, until they are looked at: 10 to 20 MB at most, if all of them are garbage
+OBJECTS = 50_000  # made and not freed, until they are looked at; what outlives that waits ten times as long
 
 
 def collect_seldom() -> None:

@@ -58,7 +58,7 @@ class Consumer(CeleryConsumer):
 
 
 def _wrong_in_payload(message: Any) -> str | None:
-    """Return what is wrong in that which has the headers' part in Celery's first protocol: a body that is an object."""
+    """Return the same for a message of Celery's first protocol, whose body has what are headers in the second."""
     try:
         payload = message.payload  # Celery decodes it, too; it is kept
     except Exception:  # it says so itself when it is handled

@@ -46,7 +46,7 @@ class Message(virtual.Message):
     def _decode(self) -> Any:
         kind = (self.content_type, self.content_encoding)
         if kind == PLAIN_JSON and (self.accept is None or self.content_type in self.accept):
-            with suppress(ValueError, RecursionError):  # kombu says what is wrong
+            with suppress(ValueError, RecursionError, AttributeError):  # kombu says what is wrong
                 return _loads(self.body)
         return super()._decode()
 

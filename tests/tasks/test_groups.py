@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -164,6 +165,24 @@ def test_what_follows_an_item_of_a_group_is_sent(watched: Watched) -> None:
     watched.is_done()
     eventually(lambda: ["one", ["ok-after", "1"]] in watched.calls())
     assert watched.groups() == [["ok-1", "ok-2"]]
+
+
+@pytest.mark.parametrize(
+    "body", [[None, {}, None], [5, {}, None], [["x"], None, None], [["x"], ["y"], None], [["ok-3"], {}, "x"]]
+)
+def test_malformed_message_fails_alone(watched: Watched, body: list[Any]) -> None:
+    app.send_task(TASK, ["ok-3"], task_id="malformed", queue="elsewhere")
+    message = json.loads(watched.client.lpop("elsewhere"))
+    message["body"] = b64encode(json.dumps(body).encode()).decode()
+    with watched.held():
+        watched.send("ok-1")
+        watched.client.lpush(QUEUE, json.dumps(message))
+        watched.send("ok-2")
+        eventually(lambda: watched.client.hlen("unacked") == 4)
+    watched.is_done()
+    eventually(lambda: watched.events["malformed"][2:] in (["failed"], ["succeeded"]))  # as Celery has it
+    for name in ("ok-1", "ok-2"):
+        eventually(lambda name=name: watched.events[name] == ["received", "started", "succeeded"])
 
 
 def test_program_that_hears_of_tasks_hears_of_each_of_a_group(start: Callable[..., Watched]) -> None:

@@ -18,6 +18,7 @@ BODIES: list[Any] = [
     [[datetime(2026, 1, 1, tzinfo=UTC), uuid4(), b"\x00\xff"], {}, {}],
     ["a text that says __type__", {"__type__": "unknown"}],
     "text",
+    {"is": "an object"},
     None,
 ]
 

@@ -11,6 +11,7 @@ import pytest
 from celery.events.dispatcher import EventDispatcher
 from kombu.utils.json import loads
 
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.transport.events import AT_ONCE, Dispatcher, Events
 from tasks import app
 
@@ -72,6 +73,27 @@ def test_events_are_the_same_as_celerys() -> None:
         told.append([without_moments(dict(event)) for event in events])
     assert told[0] == told[1]
     assert [event["type"] for event in told[1]] == [type for type, _ in EVENTS]
+
+
+def test_what_celery_takes_and_what_looks_like_json_changes_nothing() -> None:
+    one, producer = dispatcher(Dispatcher)
+    one.send("task-started", blind=True, retry=True, retry_policy={}, uuid="an id", timestamp=1.5, **{'"odd\\': None})
+    one.flush()
+    [(_, [event])] = producer.sent
+    assert event.pop("timestamp") == 1.5
+    assert without_moments({**event, "timestamp": 1.5}).keys() == {
+        "type",
+        "uuid",
+        '"odd\\',
+        "hostname",
+        "utcoffset",
+        "pid",
+    }
+
+
+def test_other_serializers_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="event_serializer: accepted is json, not 'yaml'"):
+        dispatcher(Dispatcher, serializer="yaml")
 
 
 def test_clock_and_time_go_on() -> None:

@@ -1,0 +1,89 @@
+"""When a task of a group may end without Celery's tracer, and that its result is shown alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+from celery.utils.saferepr import saferepr
+
+from tasks import endings
+from tasks.base import ItemTask
+
+
+class Odd:
+    def __repr__(self) -> str:
+        raise ValueError("cannot be shown")
+
+
+def task(**members: Any) -> Any:
+    app = Celery("endings", set_as_current=False)
+    app.conf.task_ignore_result = True
+    kind = type("Kind", (ItemTask,), {"abstract": True, "queue_name": "endings", **members})
+    return app.task(base=kind, name="endings.one", shared=False)(_do)
+
+
+def _do() -> None:
+    """Does nothing."""
+
+
+def hear(*_: Any, **__: Any) -> None:
+    """Does nothing; that it is there counts."""
+
+
+def test_plain_task_is_heard_by_nobody() -> None:
+    assert not endings.is_heard(task())
+
+
+@pytest.mark.parametrize("hook", ["__call__", "on_success", "before_start", "after_return"])
+def test_task_with_a_hook_of_its_own_is_run(hook: str) -> None:
+    assert endings.is_heard(task(**{hook: hear}))
+
+
+@pytest.mark.parametrize("signal", endings.SIGNALS, ids=lambda signal: signal.name)
+def test_task_is_run_where_a_program_listens(signal: signals.Signal) -> None:
+    signal.connect(hear)
+    try:
+        assert endings.is_heard(task())
+    finally:
+        signal.disconnect(hear)
+
+
+@pytest.mark.parametrize("follower", endings.FOLLOWERS)
+def test_task_that_something_follows_is_not_the_last(follower: str) -> None:
+    nothing = dict.fromkeys((*endings.FOLLOWERS, "errbacks"))
+    assert endings.is_last(task(), {}, nothing)
+    assert not endings.is_last(task(), {}, {**nothing, follower: [{"task": "next"}]})
+
+
+def test_task_whose_result_is_wanted_is_not_the_last() -> None:
+    assert not endings.is_last(task(), {"ignore_result": False}, {})
+    assert not endings.is_last(task(ignore_result=False), {}, {})
+    assert endings.is_last(task(ignore_result=False), {"ignore_result": True}, {})
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        "text",
+        "lines\nof it",
+        {"success": True, "at": "2026"},
+        {"long": "x" * 2_000},
+        ["y"] * 2_000,
+        {"odd": Odd()},
+    ],
+)
+def test_result_is_shown_as_celery_shows_it(result: Any) -> None:
+    one = task()
+    assert endings._shown(result, one.resultrepr_maxsize) == saferepr(result, one.resultrepr_maxsize)
+
+
+def test_what_celery_raises_fails_the_task() -> None:
+    def raising() -> Any:
+        raise TypeError("its body is none")
+
+    has_failed, error, seconds = endings.run(raising, 0.5)
+    assert (has_failed, seconds) == (1, 0.5)
+    assert isinstance(error.exception, TypeError) or "its body is none" in str(error.exception)
