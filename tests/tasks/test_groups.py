@@ -70,7 +70,9 @@ class Watched:
 
     def listen(self) -> None:
         def note(event: dict[str, Any]) -> None:
-            if "uuid" in event:
+            if event["type"] == "task-ping":
+                self._hears = True
+            elif "uuid" in event:
                 self.events[event["uuid"]].append(event["type"].removeprefix("task-"))
                 self.results[event["uuid"]] = event.get("result", "")
 
@@ -83,9 +85,11 @@ class Watched:
                     except TimeoutError:
                         continue
 
-        self._is_over = False
+        self._is_over = self._hears = False
         self._thread = Thread(target=receive, daemon=True)
         self._thread.start()
+        with app.events.default_dispatcher() as dispatcher:
+            eventually(lambda: dispatcher.send("task-ping") or self._hears)
 
     def stop_listening(self) -> None:
         self._is_over = True
