@@ -18,6 +18,8 @@ from celery.utils.log import get_task_logger
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
+INDEX = "snooze_time.time"
+
 logger = get_task_logger(__name__)
 
 app = Celery("first_attempt", broker=os.environ.get("REDIS_URL"))
@@ -34,10 +36,6 @@ app.conf.update(
 def rooms() -> Collection[dict[str, Any]]:
     client: MongoClient[dict[str, Any]] = MongoClient(os.environ["MONGO_DB_URL"], tz_aware=True)
     return client.get_default_database()["support_rooms"]
-
-
-def migrate() -> None:
-    rooms().create_index("snooze_time.time")
 
 
 @cache

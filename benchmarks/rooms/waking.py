@@ -33,7 +33,7 @@ def ours(name: str = "ours", app: str = "tasks") -> Contender:
 
 
 def first(name: str = FIRST, app: str = "benchmarks.rooms.first_attempt") -> Contender:
-    return Contender(name, app, PLAIN, first_attempt.migrate)
+    return Contender(name, app, PLAIN, lambda: support_room.rooms().create_index(first_attempt.INDEX))
 
 
 def many(bench: Bench, *, servers: dict[str, int]) -> Result:

@@ -148,7 +148,8 @@ def test_worker_finds_work_at_once_after_a_quiet_time(server: Valkey, app: Celer
     with worker(server, tmp_path / "one.log") as one:
         one.says(" ready.", within=60)
         with Redis.from_url(server.url) as client:
-            client.config_set("timeout", 1)  # the server closes connections that are idle
+            # The server closes connections that are idle; after 4 s once, and not yet those that were made anew.
+            client.config_set("timeout", 2)
             time.sleep(4)
             app.send_task("guard_app.write", ["late", str(diary)], queue="q")
             eventually(lambda: lines(diary) == ["late"], within=5)
