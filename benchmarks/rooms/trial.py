@@ -17,7 +17,7 @@ from benchmarks.harness import Document, Way, WrongResult, expect
 from benchmarks.rooms.listener import Listener
 from benchmarks.rooms.processes import Cost, Running, cost, forget_peak, running
 from benchmarks.snooze_scan import documents
-from models import database, support_room
+from models import database, schema, support_room
 from queue_manager.core.settings import settings
 from queue_manager.transport.server import connect
 
@@ -128,9 +128,10 @@ class Trial:
         support_room.rooms().insert_many(self._make(), ordered=False)
 
     def close(self) -> None:
-        """Stop what still runs, and leave nothing behind."""
+        """Stop what still runs, and leave an empty collection behind, with our indexes."""
         self._running.close()
         support_room.rooms().drop()
+        schema.migrate()
 
 
 def warm_up(running: Running) -> None:

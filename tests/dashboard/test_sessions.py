@@ -219,6 +219,7 @@ def test_with_keys_it_may_listen_anywhere_and_be_called_anything(tmp_path: Path)
         assert process.get("/metrics", Host="queue-manager.example").status == 401
 
 
+@pytest.mark.usefixtures("clean")  # it reads by indexes
 def test_prometheus_is_a_viewer(guarded: Web) -> None:
     assert guarded.get("/metrics", Authorization=f"Bearer {VIEWER}").status == 200
 
