@@ -155,6 +155,7 @@ def test_a_key_of_odd_characters_is_unknown(shown: str, guarded: Web) -> None:
     assert guarded.get(STATUS, Authorization=f"Bearer {shown}").status == 401
 
 
+@pytest.mark.usefixtures("clean")  # it reads by indexes
 def test_another_process_with_the_keys_knows_the_session(guarded: Web, tmp_path: Path) -> None:
     with web(tmp_path, QM_API_KEYS=KEYS) as other:
         assert other.get("/metrics", **own_page(guarded, VIEWER)).status == 200
@@ -213,6 +214,7 @@ def test_wrong_keys_stop_the_start_in_one_line(env: dict[str, str], said: str, t
     assert "s3cret" not in process.log
 
 
+@pytest.mark.usefixtures("clean")  # it reads by indexes
 def test_with_keys_it_may_listen_anywhere_and_be_called_anything(tmp_path: Path) -> None:
     with web(tmp_path, "--host", "0.0.0.0", QM_API_KEYS=KEYS) as process:
         assert process.get("/metrics", Host="queue-manager.example", X_API_KEY=VIEWER).status == 200
