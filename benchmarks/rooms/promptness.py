@@ -94,7 +94,7 @@ def _one_by_one(running: Running, listener: Listener) -> tuple[float, Moments]:
 def _compare(
     bench: Bench, trial: Trial, drive: Drive, *, title: str, data: str, compared: str, notes: list[str]
 ) -> Result:
-    trial.fill(lambda: bench.fill(support_room.rooms(), documents(ROOMS, 0, database.server_now()), ROOMS))
+    bench.fill(support_room.rooms(), documents(ROOMS, 0, database.server_now()), ROOMS)
     figures = [Figure(heading=f"p{n}, ms", of=lambda run, n=n: wait(run, n)) for n in (50, 99)]  # type: ignore[misc]
     try:
         return bench.compare(

@@ -68,9 +68,6 @@ class Trial:
         self._make, self._servers = make, servers
         self._running = ExitStack()
 
-    def fill(self, insert: Callable[[], object]) -> None:
-        insert()
-
     def way(self, contender: Contender, drive: Drive, **env: str) -> Way:
         """Return the way that `drive` takes with two workers of a contender."""
         processes: list[Running] = []

@@ -65,7 +65,7 @@ def _compare(
         return documents(rooms, due, database.server_now())
 
     trial = Trial(rooms=rooms, due=due, make=lambda: islice(all_rooms(), due), servers=servers)
-    trial.fill(lambda: bench.fill(support_room.rooms(), all_rooms(), rooms))
+    bench.fill(support_room.rooms(), all_rooms(), rooms)
     ways = [trial.way(contender, scan_once) for contender in (ours(), first(), *between)]
     runs: dict[str, list[Woken]] = {way.name: [] for way in ways}
     try:

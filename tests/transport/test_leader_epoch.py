@@ -19,15 +19,9 @@ from queue_manager.devstack.servers import Valkey
 ENTRIES = {"asks": {**every(1, "asks"), "kwargs": {"epoch": None, "other": 1}}, "plain": every(1, "plain")}
 
 
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("redis")) as running:
-        yield running
-
-
 @pytest.fixture
-def emptied(valkey: Valkey) -> Iterator[Redis]:
-    with Redis.from_url(valkey.url, decode_responses=True) as client:
+def emptied(server: Valkey) -> Iterator[Redis]:
+    with Redis.from_url(server.url, decode_responses=True) as client:
         client.flushall()
         yield client
 
@@ -38,9 +32,9 @@ def sent(client: Redis, queue: str) -> list[dict[str, Any]]:
     return [kwargs for _, kwargs, _ in reversed(bodies)]
 
 
-def test_entry_that_asks_is_sent_with_the_leaders_epoch(valkey: Valkey, emptied: Redis) -> None:
+def test_entry_that_asks_is_sent_with_the_leaders_epoch(server: Valkey, emptied: Redis) -> None:
     for epoch in (1, 2, 3):
-        with scheduling(valkey, ENTRIES) as scheduler:
+        with scheduling(server, ENTRIES) as scheduler:
             eventually(lambda scheduler=scheduler, epoch=epoch: scheduler.tick() and is_sent(emptied, epoch), within=5)
             assert scheduler.epoch == epoch
     assert [kwargs["epoch"] for kwargs in sent(emptied, "asks")] == sorted(
