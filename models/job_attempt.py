@@ -107,6 +107,12 @@ def renew(job_id: ObjectId, *, token: str, until: datetime) -> bool:
     return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
 
 
+def expire(*, token: str, now: datetime) -> None:
+    """End the lease of the job that `token` executes, whose process died: the next dispatch makes it due again."""
+    held = {"state": State.EXECUTING, "claim.token": token}
+    jobs().update_one(held, {"$set": {"claim.claimed_until": now}}, hint="executing_by_lease")
+
+
 def note_progress(job_id: ObjectId, progress: Document, *, token: str) -> None:
     """Show how far an executing job is. Does nothing when `token` does not hold it any more."""
     jobs().update_one({"_id": job_id, "claim.token": token}, {"$set": {"progress": progress}}, hint="_id_")

@@ -67,6 +67,13 @@ class DueWork(ABC):
     def postpone(self, item: DueItem, *, wait: timedelta) -> None:
         """Keep the lease until one lease after the next attempt, which comes in `wait`."""
 
+    def lost(self, item: DueItem) -> None:
+        """The process that worked on this item died: make it due again at once."""
+        self.release([item])
+
+    def rest(self, item: DueItem, *, pause: timedelta) -> None:
+        """Give the item back as of later: until then no scan takes it."""
+
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed."""
 

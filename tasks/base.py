@@ -27,7 +27,8 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.errors import HandOn, NotYetDue, PermanentError, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
-from queue_manager.transport import counters
+from queue_manager.core.settings import settings
+from queue_manager.transport import counters, losses
 from queue_manager.transport.backlog import waiting
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
@@ -176,8 +177,10 @@ class ItemTask(GroupedTask):
     """Acts on one item: retried by `retry_policy`, given up by `on_failure`, early when its time has not come."""
 
     abstract = True
+    Request = "tasks.requests:ItemRequest"
     queue_name: str
     retry_policy: RetryPolicy
+    is_long: bool
     max_retries = None  # `retry_policy` decides
     throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
 
@@ -185,6 +188,25 @@ class ItemTask(GroupedTask):
         if self.request.called_directly:
             return super().__call__(*args, **kwargs)
         item = self.item(self.request.id, args, kwargs)
+        if self.is_long or self._group is not None:
+            return self._attempt(item)
+        try:
+            with losses.alone(self.queue_name, item.args):
+                return self._attempt(item)
+        except losses.MustPause as lost:
+            log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
+            self.work().rest(item, pause=lost.pause)
+            raise Ignore from None
+
+    @property
+    def item_timeout(self) -> float | None:
+        """Seconds after which the process of this item, or of its group, is replaced.
+
+        Not Celery's `time_limit`, which every message would carry, and which is for one task.
+        """
+        return None if self.is_long else settings().qm_item_timeout_seconds
+
+    def _attempt(self, item: DueItem) -> Any:
         try:
             return self._run_when_due(item)
         except (PermanentError, Ignore):
@@ -192,6 +214,8 @@ class ItemTask(GroupedTask):
         except Exception as error:
             attempt = self.request.retries + 1
             if not self.retry_policy.allows(attempt + 1):
+                if isinstance(error, MemoryError):  # for which Celery ends the whole worker
+                    raise PermanentError("not enough memory") from error
                 raise
             wait = self.retry_policy.wait_before(attempt + 1)
             self._postpone(item, wait)
@@ -273,7 +297,7 @@ def send_by_name(name: str, *args: Any) -> None:
 
 
 def item_task(
-    *, queue: str, work: Callable[[], DueWork], retry: RetryPolicy
+    *, queue: str, work: Callable[[], DueWork], retry: RetryPolicy, is_long: bool = False
 ) -> Callable[[Callable[..., Any]], ItemTask]:
     """Make an item task of a function.
 
@@ -281,5 +305,6 @@ def item_task(
         queue: the Celery queue of its own.
         work: opens the system that the item belongs to.
         retry: how often it is tried, and the waits between.
+        is_long: it may run for hours under leases of its own: no time limit, and losses are counted by its system.
     """
-    return app.task(base=ItemTask, queue_name=queue, work=staticmethod(work), retry_policy=retry)
+    return app.task(base=ItemTask, queue_name=queue, work=staticmethod(work), retry_policy=retry, is_long=is_long)

@@ -57,6 +57,7 @@ task_queues = [Queue(name, routing_key=name) for name in ("celery", "scans", *it
 worker_consumer = "queue_manager.transport.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.qm_worker_concurrency
 worker_prefetch_multiplier = 4  # of jobs none should wait long; the Procfile's worker, without them, makes large groups
+worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again
 worker_disable_rate_limits = True
 worker_hijack_root_logger = False
 worker_soft_shutdown_timeout = 20

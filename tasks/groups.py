@@ -5,8 +5,9 @@ done together: the service's `…_many` is called once for all, and each task th
 for it. An item that comes alone takes Celery's own way, and so does every item where the pool does not tell when a
 process is free (solo, threads) or where a time limit is for one task.
 
-Guarantee: an item without an outcome, because `…_many` failed as a whole or left it out, is done by itself. A process
-that dies fails each item of its group as Celery fails one; what was terminated on purpose takes no other item along.
+Guarantee: an item without an outcome, because `…_many` failed as a whole or left it out, is done by itself. When a
+process dies, or is replaced because its group took too long, each item of the group is executed alone, at once; so is
+an item that an earlier process did not survive (`transport.losses`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from tasks import endings
 from tasks.endings import Ended
+from tasks.requests import is_process_lost
+from tasks.together import Verdict
 
 LARGEST = 256  # items of one group: one write of MongoDB, a few ms
 
@@ -69,7 +72,7 @@ class _Grouping:
         self._consumer.qos.decrement_eventually()
 
     def on_task_request(self, request: Any) -> None:
-        if any(request.time_limits):
+        if any(request.request_dict.get("timelimit") or ()):
             self._consumer.on_task_request(request)
             return
         self._waiting.append(request)
@@ -103,13 +106,24 @@ class _Grouping:
 
         def ended(outcomes: Sequence[Any]) -> None:
             for request, outcome in zip(group, outcomes, strict=True):
-                _tell(request.on_success, outcome)
+                if outcome is Verdict.ALONE:
+                    self._consumer.on_task_request(request)
+                else:
+                    _tell(request.on_success, outcome)
 
         def failed(error: Any) -> None:
             was_terminated = any(request._already_revoked for request in group)
+            was_lost = is_process_lost(error)
+            if was_lost:
+                log.error(
+                    "A process was lost with its group; each item is executed alone",
+                    task=self._task.name,
+                    tasks=len(group),
+                    error=reason(error.exception),
+                )
             for request in group:
-                if was_terminated and not (request._already_revoked or request._already_cancelled):
-                    self.on_task_request(request)  # meant was another one
+                if (was_lost or was_terminated) and not (request._already_revoked or request._already_cancelled):
+                    self._consumer.on_task_request(request)
                 else:
                     _tell(request.on_failure, error)
 
@@ -119,6 +133,7 @@ class _Grouping:
             accept_callback=accepted,
             callback=ended,
             error_callback=failed,
+            timeout=self._task.item_timeout,
             correlation_id=group[0].id,
         )
 
@@ -137,7 +152,7 @@ def _wire(request: Any) -> Wire:
     return request.id, request.request_dict, request._payload
 
 
-def run(name: str, group: Sequence[Wire]) -> list[Ended]:
+def run(name: str, group: Sequence[Wire]) -> list[Ended | Verdict]:
     """Do a group in a process of the pool; return of each how its task ended.
 
     One line is logged for the group, and Celery's own for each task that had to be run.
@@ -148,11 +163,14 @@ def run(name: str, group: Sequence[Wire]) -> list[Ended]:
     run_task = trace.fast_trace_task if app.use_fast_trace_task else trace.trace_task_ret
     is_heard = endings.is_heard(task)
     started = monotonic()
-    ended: list[Ended] = []
+    ended: list[Ended | Verdict] = []
     with task.done_together([(id, args, kwargs) for id, _, (args, kwargs, _) in group]) as outcomes:
         share = (monotonic() - started) / len(group)
         for (id, headers, body), outcome in zip(group, outcomes, strict=True):
             args, kwargs, embed = body
+            if outcome is Verdict.ALONE:
+                ended.append(outcome)
+                continue
             if outcome is not None and not is_heard and endings.is_last(task, headers, embed):
                 ended.append(endings.succeed(task, id, args, kwargs, outcome, share))
                 continue

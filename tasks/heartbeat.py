@@ -7,12 +7,13 @@ and the next scan would send the item again. A worker that dies stops renewing: 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from threading import Event, Thread
 
 from celery.worker import state
 from celery.worker.request import Request
 
+from models.database import OUTAGES
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -22,6 +23,9 @@ from tasks.base import ItemTask
 LOOK_EVERY = 0.5  # seconds until a message just received is renewed; `transport.backlog` covers the time before
 
 log = get_logger("QM/leases")
+
+lost: deque[Request] = deque()
+"""Requests whose process died: their items are released by the heartbeat, since MongoDB may keep a caller waiting."""
 
 
 class Heartbeat:
@@ -46,9 +50,22 @@ class Heartbeat:
         while not self._stop.wait(LOOK_EVERY):
             try:
                 self.beat()
+                self.release_lost()
             except Exception as error:
                 # MongoDB is away: leases may run out, which costs duplicates that are left alone.
                 log.warning("Leases could not be renewed", error=reason(error))
+
+    def release_lost(self) -> None:
+        """Make the items of processes that died due again, as soon as MongoDB takes it."""
+        while lost:
+            request = lost.popleft()
+            try:
+                request.task.work().lost(DueItem(token=request.id, args=tuple(request.args)))
+            except OUTAGES:
+                lost.append(request)
+                raise
+            except Exception as error:
+                log.error("A lost item waits for its lease to end", task_id=request.id, error=reason(error))
 
     def beat(self) -> None:
         """Renew what arrived since the last time, and everything when a third of a lease has passed."""

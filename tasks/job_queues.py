@@ -23,6 +23,6 @@ def dispatch_due_jobs(epoch: int | None = None) -> ScanReport:
     return fan_out(run_queue, dispatch(epoch))
 
 
-@item_task(queue=QUEUE, work=dispatch, retry=RetryPolicy(max_attempts=3, base=seconds(1)))
+@item_task(queue=QUEUE, work=dispatch, retry=RetryPolicy(max_attempts=3, base=seconds(1)), is_long=True)
 def run_queue(name: str, epoch: int | None = None) -> dict[str, Any]:
     return run_jobs_of(name, epoch, token=current_token())

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from celery import Task
@@ -14,12 +15,19 @@ from models.database import OUTAGES
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
-from queue_manager.transport import counters
+from queue_manager.transport import counters, losses
 from services.due_work import DueItem, DueWork
 
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
 
 log = get_logger("QM/tasks")
+
+
+class Verdict(Enum):
+    """What a group may find instead of an outcome."""
+
+    ALONE = "alone"
+    """An earlier process did not survive this item: a process of its own executes it."""
 
 
 @dataclass(kw_only=True)
@@ -48,6 +56,7 @@ class GroupedTask(Task):
     abstract = True
     work: Callable[[], DueWork]
     Strategy = "tasks.groups:strategy"
+    queue_name: str
     _group: Group | None = None
 
     def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
@@ -69,10 +78,11 @@ class GroupedTask(Task):
         Within, `ending_with` says which task runs, and MongoDB is waited for once if it is away.
         """
         items = [self._named(*given) for given in group]
-        with counters.together():
+        named = [item for item in items if item is not None]
+        with counters.together(), losses.batch(self.queue_name, [item.args for item in named]) as suspects:
             self._group = Group()
             try:
-                found = iter(self._do_together([item for item in items if item is not None], self._group))
+                found = iter(self._do_together(named, suspects, self._group))
                 yield [None if item is None else next(found) for item in items]
             finally:
                 self._group = None
@@ -87,7 +97,15 @@ class GroupedTask(Task):
         finally:
             self._group.found = []
 
-    def _do_together(self, items: list[DueItem], group: Group) -> Sequence[Any]:
+    def _do_together(self, named: list[DueItem], suspects: set[int], group: Group) -> Sequence[Any]:
+        if not suspects:
+            return self._do(named, group)
+        outcomes = iter(self._do([item for at, item in enumerate(named) if at not in suspects], group))
+        return [Verdict.ALONE if at in suspects else next(outcomes) for at in range(len(named))]
+
+    def _do(self, items: list[DueItem], group: Group) -> Sequence[Any]:
+        if not items:
+            return []
         nothing = [None] * len(items)
         try:
             outcomes = group.ask(lambda: self._many_when_due(items))

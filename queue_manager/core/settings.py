@@ -126,6 +126,8 @@ class Settings(BaseSettings):
     """Items not due yet that one scan sends with their exact time; 0 switches it off."""
     qm_max_queue: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
     """Messages that may wait in one item queue before scans stop claiming more."""
+    qm_item_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 120
+    """Seconds after which a process that hangs in an item, or in a batch of items, is replaced; jobs have no limit."""
     qm_worker_concurrency: Annotated[int, Field(ge=1, le=1_000)] = 4
     """Items that one worker process runs at a time."""
 

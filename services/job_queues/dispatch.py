@@ -20,7 +20,7 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import doubling
 from services.claimed_work import ClaimedWork
-from services.due_work import DueBatch
+from services.due_work import DueBatch, DueItem
 
 LOST = "The worker was lost while it executed the job"
 FIRST_REST, LONGEST_REST = seconds(5), minutes(10)
@@ -64,6 +64,10 @@ class Dispatch(ClaimedWork):
         if not isinstance(argument, str):
             raise PermanentError(f"name: {argument!r:.100} is no name of a queue")
         return argument
+
+    def lost(self, item: DueItem) -> None:
+        job_attempt.expire(token=item.token, now=self.clock())
+        super().lost(item)
 
     def _leads(self, now: datetime) -> bool | None:
         """Note the leader; tell whether it has taken over, `None` when it is refused."""

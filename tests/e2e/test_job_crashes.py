@@ -53,6 +53,19 @@ def test_job_comes_back_when_its_worker_is_killed(victim: str, tmp_path: Path, f
 
 
 @pytest.mark.usefixtures("clean")
+def test_job_whose_process_died_is_due_again_long_before_its_lease_ends(tmp_path: Path) -> None:
+    lab, mark = job_lab(), tmp_path / "may-end"
+    long = {"JOBS_LEASE_SECONDS": "600", "QM_LEASE_SECONDS": "600"}
+    with job_worker(tmp_path, env=long), job_beat(tmp_path, env=long):
+        id = lab.run("fragile", str(mark))
+        [first] = eventually(lambda: notes("fragile"), within=15)
+        mark.touch()
+        os.kill(first["pid"], signal.SIGKILL)
+        eventually(lambda: lab.state(id) == "success", within=60)
+    assert lab.jobs.get(id)["attempts"] == 2
+
+
+@pytest.mark.usefixtures("clean")
 def test_another_beat_takes_over_and_tries_failed_jobs_at_once(tmp_path: Path, figure: Callable[[str], None]) -> None:
     lab = job_lab()
     with job_worker(tmp_path), job_beat(tmp_path, 0) as leader:

@@ -99,6 +99,8 @@ class Works(DueWork):
             raise Poison("it never", " works")
         if kind == "away":
             raise AutoReconnect("connection closed")
+        if kind == "memory":
+            raise MemoryError
         if kind == "permanent":
             raise PermanentError("this is none")
         if kind == "early" and is_first(name):

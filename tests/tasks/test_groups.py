@@ -237,15 +237,26 @@ def test_item_that_came_twice_is_done_once_and_acknowledged_twice(watched: Watch
     assert [names for what, names in watched.calls() if what == "one"] == [["hold", "1"]]
 
 
-def test_killed_process_fails_each_of_its_group_and_gives_its_place_to_the_next(watched: Watched) -> None:
-    watched.send_together("ok-1", "die-1", "ok-2")
-    eventually(lambda: all(watched.events[name][-1:] == ["failed"] for name in ("ok-1", "die-1", "ok-2")), within=30)
+def test_killed_process_has_each_of_its_group_executed_alone_and_gives_its_place_to_the_next(watched: Watched) -> None:
+    names = ["ok-1", "die-1", "ok-2"]
+    watched.send_together(*names)
     watched.is_done()
+    assert watched.groups() == [names]
+    assert [names[0] for what, names in watched.calls() if what == "one"] == ["hold", *names]
+    eventually(lambda: all(watched.events[name][-1:] == ["succeeded"] for name in names))
 
     watched.send_together("ok-3", "ok-4")
 
     watched.is_done()
     assert watched.groups()[-1] == ["ok-3", "ok-4"]
+
+
+def test_item_without_enough_memory_fails_and_its_worker_lives(watched: Watched) -> None:
+    watched.send_together("ok-1", "memory-1", "ok-2")
+    eventually(lambda: watched.events["memory-1"][-1:] == ["failed"], within=30)
+    assert ["give up", ["memory-1", "not enough memory"]] in watched.calls()
+    watched.send("ok-3")
+    eventually(lambda: watched.events["ok-3"][-1:] == ["succeeded"])
 
 
 def test_revoked_item_is_left_out(watched: Watched) -> None:
@@ -265,7 +276,8 @@ def test_terminated_item_takes_no_other_along(watched: Watched) -> None:
     app.control.revoke("slow-1", terminate=True, signal="SIGKILL")
 
     watched.is_done()
-    assert watched.groups() == [["ok-1", "slow-1", "ok-2"], ["ok-1", "ok-2"]]
+    assert watched.groups() == [["ok-1", "slow-1", "ok-2"]]
+    assert [names[0] for what, names in watched.calls() if what == "one"] == ["hold", "ok-1", "ok-2"]
     eventually(lambda: watched.events["ok-2"][-1] == "succeeded")
     assert watched.events["slow-1"] == ["received", "started", "revoked"]
 
@@ -333,7 +345,7 @@ class Pool:
         )
         hub = SimpleNamespace(call_soon=self.soon.append)
         consumer = SimpleNamespace(controller=controller, hub=hub, pool=self)
-        self.grouping = groups._Grouping(SimpleNamespace(name=TASK), consumer)
+        self.grouping = groups._Grouping(SimpleNamespace(name=TASK, item_timeout=None), consumer)
 
     def apply_async(self, target: Any, args: Any, **job: Any) -> None:
         self.started += [id for id, *_ in args[1]]

@@ -1,0 +1,52 @@
+"""A received item as the worker's main process sees it: when its process dies, the item is due again at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request
+
+from queue_manager.core.log import get_logger
+from tasks import heartbeat
+
+log = get_logger("QM/tasks")
+
+
+def is_process_lost(error: Any) -> bool:
+    """Return True if `error`, an `ExceptionInfo`, says that the process died or was replaced for taking too long."""
+    exception = error.exception
+    if isinstance(exception, ExceptionWithTraceback):
+        exception = exception.exc
+    # SystemExit: the item itself ended its process.
+    return isinstance(exception, WorkerLostError | TimeLimitExceeded | SystemExit)
+
+
+class ItemRequest(Request):
+    """Celery's request, failed as Celery fails it; then the item's lease is released."""
+
+    _time_limits: Sequence[float | None] = (None, None)
+
+    @property
+    def time_limits(self) -> Sequence[float | None]:
+        """The hard and the soft limit of the message, or else those of every item."""
+        return self._time_limits if any(self._time_limits) else (self.task.item_timeout, None)
+
+    @time_limits.setter
+    def time_limits(self, of_message: Sequence[float | None]) -> None:
+        self._time_limits = of_message
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+        is_lost = is_process_lost(exc_info) and not (self._already_revoked or self._already_cancelled)
+        super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        if is_lost:
+            heartbeat.lost.append(self)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Log it. Of a hard timeout `on_failure` was told already, which is all that Celery would do again here."""
+        if soft:
+            super().on_timeout(soft, timeout)
+        else:
+            log.error("Item was stopped: it took too long", task=self.name, task_id=self.id, seconds=timeout)

@@ -1,0 +1,114 @@
+"""One room that kills or hangs whatever process wakes it harms no other room: real workers, one batch of 201 rooms.
+
+Leases are the default minute, so whatever is done sooner was not left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from bson import ObjectId
+from celery_processes import CeleryProcess, worker
+from eventually import eventually
+from real_servers import Servers
+from rooms import get_room, make_room
+from watching import is_open
+
+from models.database import server_now
+from queue_manager.core.clock import minutes, seconds
+from tasks import app
+
+QUEUE = "support-snooze"
+NEIGHBOURS = 200
+
+
+@pytest.fixture
+def client(clean: Servers) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        yield client
+
+
+def make_rooms() -> tuple[ObjectId, list[ObjectId]]:
+    """Insert the poison room in the middle of its neighbours, all of them due."""
+    due_at = server_now() - seconds(10)
+    before = [make_room(due_at) for _ in range(NEIGHBOURS // 2)]
+    poison = make_room(due_at)
+    return poison, before + [make_room(due_at) for _ in range(NEIGHBOURS // 2)]
+
+
+def poisoned_worker(tmp_path: Path, poison: ObjectId, does: str, **env: str) -> CeleryProcess:
+    env = {"POISON_ROOM": str(poison), "POISON_DOES": does, **env}
+    return worker(tmp_path / "worker.log", "--prefetch-multiplier", "512", app="poison_app", env=env)
+
+
+def scan() -> None:
+    app.send_task("tasks.support_snooze.scan_expired_snoozes", queue="scans")
+
+
+def losses(client: redis.Redis, room: ObjectId) -> int:
+    found = client.hgetall(f"qm:losses:{QUEUE}")
+    return sum(int(count) for item, count in found.items() if str(room) in item)
+
+
+@pytest.mark.parametrize("does", ["exit", "raise-exit", "hang"])
+def test_neighbours_of_an_item_that_loses_its_process_are_done_at_once(
+    does: str, tmp_path: Path, client: redis.Redis
+) -> None:
+    poison, neighbours = make_rooms()
+    with poisoned_worker(tmp_path, poison, does, QM_ITEM_TIMEOUT_SECONDS="2") as process:
+        scan()
+        eventually(lambda: all(is_open(room) for room in neighbours), within=40)
+        assert "each item is executed alone" in process.log
+
+        # Alone, it loses its process again; then it is due again, long before its lease ends.
+        eventually(lambda: get_room(poison)["claim"]["held"] is False, within=20)
+        scan()
+        eventually(lambda: losses(client, poison) == 2, within=20)
+        eventually(lambda: get_room(poison)["claim"]["held"] is False, within=20)
+
+    pause = get_room(poison)["claim"]["claimed_until"] - server_now()
+    assert seconds(20) < pause <= minutes(1)
+    assert [losses(client, room) for room in neighbours if losses(client, room) > 1] == []
+    assert client.zcard(f"qm:started:{QUEUE}") == 0
+    assert not is_open(poison)
+
+
+def test_item_that_kills_the_whole_worker_pauses_after_its_second_loss(tmp_path: Path, client: redis.Redis) -> None:
+    poison, neighbours = make_rooms()
+    process = poisoned_worker(tmp_path, poison, "kill")
+    scan()
+    for _ in range(2):
+        with process.start():
+            eventually(lambda: not process.is_alive(), within=30)
+    with process.start():
+        eventually(lambda: losses(client, poison) == 2, within=30)
+        eventually(lambda: all(is_open(room) for room in neighbours if losses(client, room) < 2), within=40)
+        assert process.is_alive()
+    # Neighbours that were executed alone at the moment of the second kill are suspected like it.
+    assert sum(losses(client, room) >= 2 for room in neighbours) <= 2
+
+
+def test_item_that_needs_too_much_memory_fails_by_itself(tmp_path: Path, client: redis.Redis) -> None:
+    poison, neighbours = make_rooms()
+    with poisoned_worker(tmp_path, poison, "memory") as process:
+        scan()
+        eventually(lambda: all(is_open(room) for room in neighbours), within=40)
+        eventually(lambda: "Item failed" in process.log or "retry" in process.log.lower(), within=20)
+        assert process.is_alive()
+    assert losses(client, poison) == 0
+
+
+def test_messages_that_came_back_unstarted_are_executed_as_a_batch(tmp_path: Path, client: redis.Redis) -> None:
+    rooms = [make_room(server_now() - seconds(10)) for _ in range(50)]
+    nobody = ObjectId()
+    held = poisoned_worker(tmp_path, rooms[0], "hang")
+    with held:
+        scan()
+        eventually(lambda: client.zcard(f"qm:started:{QUEUE}") > 0, within=20)
+    started = client.zcard(f"qm:started:{QUEUE}")
+    with poisoned_worker(tmp_path, nobody, "exit") as process:
+        eventually(lambda: all(is_open(room) for room in rooms), within=40)
+        assert process.log.count("Unsnoozed 1 rooms") <= started
