@@ -12,6 +12,7 @@ from benchmarks.harness import Bench, Document, Result, Way, expect
 from models import database, schema, site
 from models.site import STARTED
 from queue_manager.core.clock import hours, seconds
+from services.due_work import Backlog
 from services.stale_thumbnails import new_run, stale_sites
 
 SITES, STALE, IN_PROGRESS = 1_000_000, 100, 1_000
@@ -50,7 +51,7 @@ def run(bench: Bench) -> Result:
 
 
 def scan() -> list[tuple[str, str]]:
-    batches = (batch for sites in stale_sites(new_run()) for batch in sites.claim_due(0))
+    batches = (batch for sites in stale_sites(new_run()) for batch in sites.claim_due(Backlog()))
     return [(item.args[0], item.args[1]) for batch in batches for item in batch.items]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from models.claims import Batch, Claimed, Claims
 from models.listing import Position
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import PermanentError
-from services.due_work import DueBatch, DueItem, DueWork, Limits
+from services.due_work import Backlog, DueBatch, DueItem, DueWork, Limits
 from services.items import Item, Listed, State, merged
 
 
@@ -28,36 +29,36 @@ class ClaimedWork(DueWork):
     ahead_by: timedelta
     """What falls due within this time is sent with its time."""
 
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Claim what is due, oldest first, and a bounded number of what falls due before the next scan.
 
-        What waits in the broker is not lost. New claims fill the queue up to `limits.max_queue`; of the leases that
+        What waits in the broker is not lost. Claims keep the queue filled up to `limits.max_queue`; of the leases that
         ran out, at most as many are taken again as there are more of them than messages waiting, so that a slow
         backlog is never published twice.
         """
         now = self.clock()
         self.claims.tidy(now)
-        due, capacity = self.claims.of, self.limits.max_queue - waiting
-        lost = self.claims.count(due.lost(now), limit=self.limits.max_queue + waiting) - waiting
+        due, no_limit = self.claims.of, sys.maxsize
+        lost = self.claims.count(due.lost(now), limit=self.limits.max_queue + backlog.waiting) - backlog.waiting
         plan: list[tuple[Selection, int]] = [
             (due.lost(now), lost),
-            (due.void(now), self.limits.max_queue),
-            (due.returned(now), self.limits.max_queue),
-            (due.unclaimed(now), self.limits.max_queue),
+            (due.void(now), no_limit),
+            (due.returned(now), no_limit),
+            (due.unclaimed(now), no_limit),
             (due.unclaimed(now + self.ahead_by, after=now), self.limits.ahead),
         ]
         for selection, most in plan:
-            for batch in self._batches(selection, min(most, capacity)):
-                capacity -= len(batch.won)
+            for batch in self._batches(selection, most, backlog):
                 sent_at = self.clock()
                 yield DueBatch(found=batch.found, items=[self._item(claimed, sent_at) for claimed in batch.won])
 
-    def _batches(self, selection: Selection, budget: int) -> Iterator[Batch]:
-        while budget > 0:
-            batch = self.claims.claim(selection, limit=min(budget, self.limits.batch), now=self.clock())
+    def _batches(self, selection: Selection, budget: int, backlog: Backlog) -> Iterator[Batch]:
+        while budget > 0 and (room := backlog.room(self.limits.max_queue, at_least=self.limits.batch)):
+            batch = self.claims.claim(selection, limit=min(budget, room, self.limits.batch), now=self.clock())
             if not batch.found:
                 return
             budget -= len(batch.won)
+            backlog.add(len(batch.won))
             yield batch
 
     def release(self, items: Sequence[DueItem]) -> None:

@@ -9,9 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from queue_manager.core.settings import settings
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,42 @@ class Figures:
     problems: list[str] = field(default_factory=list)
 
 
+class Backlog:
+    """The messages of one queue: how many wait for a worker, and how many more may be sent.
+
+    Args:
+        waiting: messages as the scan begins, those included that a worker took only just now.
+    """
+
+    def __init__(self, waiting: int = 0) -> None:
+        self.waiting = waiting
+        self._length = waiting
+
+    def room(self, limit: int, *, at_least: int = 1) -> int:
+        """Return how many more messages may be sent so that at most `limit` wait; 0 ends the scan.
+
+        While there is room for `at_least`, what was known before is the answer.
+        """
+        wanted = min(at_least, limit // 2 or 1)
+        if limit - self._length < wanted:
+            self._length = self.length(limit - wanted)
+        return max(limit - self._length, 0)
+
+    def add(self, count: int) -> None:
+        """Count messages that are sent now."""
+        self._length += count
+
+    def length(self, wanted: int) -> int:
+        """Return how many messages wait now. It may take its time until at most `wanted` do."""
+        return self._length
+
+
 class DueWork(ABC):
     """What a system offers to the Celery edge. One without leases only has to find what is due."""
 
     @abstractmethod
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
-        """Find what is due, batch by batch, and claim it; `waiting` messages are in the broker already."""
+    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+        """Find what is due, batch by batch, and claim it, as far as the backlog has room."""
 
     @property
     def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
@@ -84,9 +117,14 @@ class Limits:
 
     batch: int
     max_queue: int
-    """New items are claimed only while fewer than this wait in the broker."""
+    """Items are claimed only while fewer messages than this wait in the broker."""
     ahead: int
     """Items not due yet that may be sent with their time."""
+
+    def batches(self, found: Iterator[T], backlog: Backlog) -> Iterator[list[T]]:
+        """Yield what is found in batches, as far as the backlog has room; the caller adds what it sends."""
+        while some := list(islice(found, min(self.batch, backlog.room(self.max_queue, at_least=self.batch)))):
+            yield some
 
     @classmethod
     def from_settings(cls) -> Limits:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +21,7 @@ from queue_manager.core.clock import hours, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from services.due_work import DueBatch, DueItem, DueWork, Figures, Limits
+from services.due_work import Backlog, DueBatch, DueItem, DueWork, Figures, Limits
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
@@ -44,7 +43,7 @@ class ReviewRequests(DueWork):
     """How long a request keeps the next one away."""
     limits: Limits
 
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Find the eligible agencies. There is nothing to claim: the insert itself asks whether one is blocked."""
         if not self.product_types:
             raise ConfigurationError(
@@ -54,10 +53,9 @@ class ReviewRequests(DueWork):
         yield self._left_out()
         now = self.clock()
         agencies = subscription.eligible(self.product_types, until=now - self.after, asked_since=now - self.window)
-        capacity = max(self.limits.max_queue - waiting, 0)
-        while some := list(islice(agencies, min(self.limits.batch, capacity))):
+        for some in self.limits.batches(agencies, backlog):
             named = [agency for agency in some if agency.account_id is not None]
-            capacity -= len(named)
+            backlog.add(len(named))
             without = len(some) - len(named)
             yield DueBatch(
                 found=len(some),

@@ -22,7 +22,7 @@ from queue_manager.core.clock import hours, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from services.due_work import DueBatch, DueItem, DueWork, Figures, Limits
+from services.due_work import Backlog, DueBatch, DueItem, DueWork, Figures, Limits
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
@@ -44,17 +44,16 @@ class StaleSites(DueWork):
     threshold: timedelta
     limits: Limits
 
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Find the sites to reset. There is nothing to claim: the reset itself asks whether the build still hangs."""
         now = self.clock()
         self.sites.forget_resets()
         stamped = self.sites.stamp(now, latest=now + self.threshold)
         stale = self.sites.stale(now - self.threshold)
-        capacity = max(self.limits.max_queue - waiting, 0)
         if stamped:
             yield DueBatch(found=0, items=[], noted={"stamped": stamped})
-        while some := list(islice(stale, min(self.limits.batch, capacity))):
-            capacity -= len(some)
+        for some in self.limits.batches(stale, backlog):
+            backlog.add(len(some))
             finished = sum(one.is_finished for one in some)
             noted = {"finished": finished} if finished else {}
             yield DueBatch(found=len(some), items=[self._item(one) for one in some], noted=noted)
@@ -71,7 +70,7 @@ class StaleThumbnails(DueWork):
     clock: Callable[[], datetime]
     hand_over: HandOver | None = None
 
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Nothing: a run has one `StaleSites` for each collection."""
         yield from ()
 

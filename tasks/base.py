@@ -21,6 +21,7 @@ from uuid import uuid4
 from celery import Task, current_task
 from celery.exceptions import Ignore
 
+from beat_schedule import SCHEDULE
 from models import scan_mark, scan_run
 from models.database import server_now, within
 from queue_manager.core.clock import seconds
@@ -29,12 +30,13 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.transport import counters, losses
-from queue_manager.transport.backlog import waiting
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
+from tasks.backlog import QueueBacklog
 from tasks.publishing import publish
 from tasks.together import WAIT_IN_PLACE, GroupedTask
 
+MAX_SCAN = seconds(60)  # should it have to wait for workers, however long its period is
 FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
 
 log = get_logger("QM/tasks")
@@ -150,7 +152,7 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
     report = ScanReport()
     for work in works:
         try:
-            for batch in work.claim_due(waiting(app, task.queue_name)):
+            for batch in work.claim_due(QueueBacklog(app, task.queue_name, time_left=_time_of_scan())):
                 report.found += batch.found
                 report.claimed += len(batch.items)
                 report.noted.update(batch.noted)
@@ -158,6 +160,13 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
         except Exception as error:
             report.errors.append(f"{type(error).__name__}: {reason(error)}")
     return report
+
+
+def _time_of_scan() -> timedelta:
+    """Return how long the running scan may wait for workers: it ends before its next tick."""
+    name = current_task.name if current_task else ""
+    periods = [scan.period(settings()) for scan in SCHEDULE if scan.task == name]
+    return min([0.9 * period for period in periods] + [MAX_SCAN])
 
 
 def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) -> None:

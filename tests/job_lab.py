@@ -13,7 +13,7 @@ from rooms import T0, HandClock
 from models import job, job_attempt, job_queue
 from models.database import Document
 from queue_manager.core.clock import seconds
-from services.due_work import DueItem, Limits
+from services.due_work import Backlog, DueItem, Limits
 from services.job_queues import Jobs, Registry
 from services.job_queues.dispatch import Dispatch
 from services.job_queues.runner import Runner, RunReport
@@ -79,7 +79,7 @@ class Lab:
     def dispatch(self, epoch: int | None = None) -> tuple[list[DueItem], dict[str, int]]:
         """Dispatch once; return what would be sent, and what was noted besides."""
         items, noted = [], dict[str, int]()
-        for batch in self.dispatching(epoch).claim_due(0):
+        for batch in self.dispatching(epoch).claim_due(Backlog()):
             items += batch.items
             noted.update(batch.noted)
         return items, noted

@@ -33,6 +33,13 @@ def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVER
         return int(channel._size(queue)) + sum(_queue_of(entry) == queue for entry in delivered)
 
 
+def length(app: Celery, queue: str) -> int:
+    """Count the messages in `queue`, without those that workers took. Raises as `waiting`."""
+    with app.connection_or_acquire() as connection:
+        connection.ensure_connection(max_retries=0)
+        return int(connection.default_channel._size(queue))
+
+
 def _queue_of(entry: bytes | None) -> str | None:
     """Return the routing key of an unacknowledged message as kombu keeps it: [message, exchange, routing key]."""
     return None if entry is None else json.loads(entry)[2]

@@ -20,7 +20,7 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import doubling
 from services.claimed_work import ClaimedWork
-from services.due_work import DueBatch, DueItem
+from services.due_work import Backlog, DueBatch, DueItem
 
 LOST = "The worker was lost while it executed the job"
 FIRST_REST, LONGEST_REST = seconds(5), minutes(10)
@@ -34,7 +34,7 @@ class Dispatch(ClaimedWork):
 
     epoch: int | None = None
 
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Note the leader, make lost jobs due again, and claim the queues that have something to run."""
         now = self.clock()
         has_taken_over = self._leads(now)
@@ -55,7 +55,7 @@ class Dispatch(ClaimedWork):
             # Whoever waits to run through them was sent by an older leader, and would be refused.
             job_queue.void(due)
             job_leader.settle(self.epoch)
-        yield from super().claim_due(waiting)
+        yield from super().claim_due(backlog)
 
     def arguments(self, claimed: Claimed) -> tuple[Any, ...]:
         return claimed.id, self.epoch

@@ -16,7 +16,7 @@ from models.job_attempt import Outcome
 from queue_manager.core.clock import hours, seconds
 from queue_manager.devstack.demo_jobs import INVOICE, PARCEL, REPORT
 from queue_manager.transport.server import connect
-from services.due_work import DueItem
+from services.due_work import Backlog, DueItem
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 ROOM_SCAN = "tasks.support_snooze.scan_expired_snoozes"
@@ -29,7 +29,7 @@ def rooms(reason: str = REASON) -> dict[str, str]:
 
     def claimed(ago: float) -> DueItem:
         make_room(now - seconds(ago))
-        (item,) = [item for batch in service.claim_due(0) for item in batch.items]
+        (item,) = [item for batch in service.claim_due(Backlog()) for item in batch.items]
         return item
 
     stuck, failed, held = claimed(400), claimed(300), claimed(200)

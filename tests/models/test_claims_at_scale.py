@@ -12,6 +12,7 @@ from rooms import T0, HandClock, make_room, make_service
 from models import schema, support_room
 from models.claimable import Selection
 from queue_manager.core.clock import hours, seconds
+from services.due_work import Backlog
 
 ROOMS = 1_000_000
 DUE, IN_FLIGHT, COOLING = 500, 300, 200
@@ -40,7 +41,7 @@ def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) 
     make_room([T0 - seconds(1), T0])  # a list in an index would change the plans of all the others
     clock = HandClock()
     snooze = make_service(clock, max_queue=IN_FLIGHT + COOLING)
-    held = [item for batch in snooze.claim_due(0) for item in batch.items]
+    held = [item for batch in snooze.claim_due(Backlog()) for item in batch.items]
     for item in held[:COOLING]:
         snooze.give_up(item, error="boom")
     due = support_room.claims().of

@@ -20,6 +20,7 @@ from models.database import collection, server_now
 from queue_manager.core.clock import hours, seconds
 from queue_manager.dashboard.systems.overview import look
 from queue_manager.health import FIGURES
+from services.due_work import Backlog
 from services.eligible_agencies import eligible_agencies
 from services.hung_sites import hung_sites
 from services.items import STATES, Listed
@@ -88,7 +89,7 @@ def test_looking_reads_what_it_shows_and_nothing_else(recorder: Recorder, figure
     fill(subscription.subscriptions().name, subscriptions())
     fill(scan_run.NAME, runs(now))
     service = make_service(server_now, max_queue=IN_FLIGHT + RESTING)
-    held = [item for batch in service.claim_due(0) for item in batch.items]
+    held = [item for batch in service.claim_due(Backlog()) for item in batch.items]
     for item in held[:RESTING]:
         service.give_up(item, error="boom")
     site.record_outcome("run-x", "agency_websites", str(ObjectId()), "failed", now=now)

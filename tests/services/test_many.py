@@ -20,7 +20,7 @@ from models import pulse, support_room
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue
 from queue_manager.core.settings import settings
-from services.due_work import DueItem, Limits
+from services.due_work import Backlog, DueItem, Limits
 from services.review_requests import ReviewRequests
 from services.support_snooze import SupportSnooze
 
@@ -178,7 +178,7 @@ def snooze(events: RecordedEvents) -> SupportSnooze:
 
 
 def claim(snooze: SupportSnooze) -> list[DueItem]:
-    return [item for batch in snooze.claim_due(0) for item in batch.items]
+    return [item for batch in snooze.claim_due(Backlog()) for item in batch.items]
 
 
 def test_a_group_is_one_write_and_one_read_and_again_when_it_is_delivered_again(

@@ -23,7 +23,7 @@ from models.database import collection
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.settings import settings
-from services.due_work import DueItem, Limits
+from services.due_work import Backlog, DueItem, Limits
 from services.review_requests import ReviewRequests, review_requests
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -83,7 +83,7 @@ def make_pulse(account: Any, created_at: datetime = MONTH_AGO, **fields: Any) ->
 
 
 def scan(reviews: ReviewRequests, waiting: int = 0) -> list[DueItem]:
-    return [item for batch in reviews.claim_due(waiting) for item in batch.items]
+    return [item for batch in reviews.claim_due(Backlog(waiting)) for item in batch.items]
 
 
 def create(reviews: ReviewRequests, item: DueItem) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class TestEligible:
     ) -> None:
         bad = subscribe(created_at)
         good = subscribe()
-        batches = list(reviews.claim_due(0))
+        batches = list(reviews.claim_due(Backlog()))
         assert [item.args[2] for batch in batches for item in batch.items] == [str(good["account"])]
         assert batches[0].noted == {"unreadable": 1}
         assert str(bad["_id"]) in str(caplog.records[-1].msg)
@@ -151,7 +151,7 @@ class TestEligible:
 
     def test_agency_without_account_is_counted_and_left_out(self, reviews: ReviewRequests) -> None:
         subscribe(metadata={})
-        batches = list(reviews.claim_due(0))
+        batches = list(reviews.claim_due(Backlog()))
         assert [batch.items for batch in batches] == [[], []]
         assert batches[1].noted == {"without_account": 1}
 

@@ -15,7 +15,7 @@ from models.site import AGENCY_WEBSITES, INSTASITES, Sites
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.settings import settings
-from services.due_work import DueItem, Limits
+from services.due_work import Backlog, DueItem, Limits
 from services.stale_thumbnails import StaleSites, StaleThumbnails, threshold
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -55,7 +55,7 @@ def get_site(site_id: ObjectId, sites: Sites = AGENCY_WEBSITES) -> dict[str, Any
 def scan(sites: Sites, clock: HandClock, run: str = "r", **limits: int) -> list[DueItem]:
     bounds = Limits(**{"batch": 2, "max_queue": 100, "ahead": 0, **limits})
     work = StaleSites(sites=sites, run=run, clock=clock, threshold=THRESHOLD, limits=bounds)
-    return [item for batch in work.claim_due(0) for item in batch.items]
+    return [item for batch in work.claim_due(Backlog()) for item in batch.items]
 
 
 def reset(service: StaleThumbnails, item: DueItem) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: HandClock) -
     make_site(details="nonsense")
     limits = Limits(batch=10, max_queue=100, ahead=0)
     work = StaleSites(sites=AGENCY_WEBSITES, run="r", clock=clock, threshold=THRESHOLD, limits=limits)
-    stamped, stale = work.claim_due(0)
+    stamped, stale = work.claim_due(Backlog())
     assert (stamped.found, stamped.noted) == (0, {"stamped": 1})
     assert (stale.found, stale.noted) == (3, {"finished": 1})
 

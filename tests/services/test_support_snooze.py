@@ -14,7 +14,7 @@ from models import support_room
 from models.support_room import Malformed
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
-from services.due_work import DueItem
+from services.due_work import Backlog, DueItem
 from services.support_snooze import SupportSnooze
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -38,7 +38,7 @@ def snooze(clock: HandClock, events: RecordedEvents) -> SupportSnooze:
 
 
 def claim(snooze: SupportSnooze, waiting: int = 0) -> list[DueItem]:
-    return [item for batch in snooze.claim_due(waiting) for item in batch.items]
+    return [item for batch in snooze.claim_due(Backlog(waiting)) for item in batch.items]
 
 
 def room_of(item: DueItem) -> ObjectId:

@@ -24,7 +24,7 @@ from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.transport.server import connect
-from services.due_work import DueBatch, DueItem, DueWork
+from services.due_work import Backlog, DueBatch, DueItem, DueWork
 from tasks import app
 from tasks.base import item_task
 
@@ -70,7 +70,7 @@ if "GROUP_APP_HEARS" in os.environ:
 
 
 class Works(DueWork):
-    def claim_due(self, waiting: int) -> Iterator[DueBatch]:
+    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         yield from ()
 
     def touch_many(self, items: Sequence[DueItem]) -> list[Any]:

@@ -17,7 +17,7 @@ from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed
 from queue_manager.core.settings import settings
 from services import support_snooze
-from services.due_work import DueBatch
+from services.due_work import Backlog, DueBatch
 from tasks import base
 from tasks.support_snooze import scan_expired_snoozes
 
@@ -122,8 +122,8 @@ def test_database_error_in_the_middle_is_raised_after_what_was_claimed_was_sent(
     make_room(server_now() - minutes(1))
     claim_due = support_snooze.SupportSnooze.claim_due
 
-    def breaks_after_one(self: support_snooze.SupportSnooze, waiting: int) -> Iterator[DueBatch]:
-        yield next(claim_due(self, waiting))
+    def breaks_after_one(self: support_snooze.SupportSnooze, backlog: Backlog) -> Iterator[DueBatch]:
+        yield next(claim_due(self, backlog))
         raise AutoReconnect("connection closed")
 
     monkeypatch.setattr(support_snooze.SupportSnooze, "claim_due", breaks_after_one)
