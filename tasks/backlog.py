@@ -18,7 +18,7 @@ class QueueBacklog(Backlog):
     """The backlog of one Celery queue.
 
     Args:
-        time_left: how long the scan may wait for workers in all.
+        time_left: after which the scan ends, whatever is left; its first batch is sent in any case.
 
     Raises what `transport.backlog.waiting` raises.
     """
@@ -26,7 +26,16 @@ class QueueBacklog(Backlog):
     def __init__(self, app: Celery, queue: str, *, time_left: timedelta) -> None:
         super().__init__(backlog.waiting(app, queue))
         self._app, self._queue = app, queue
+        self._has_sent = False
         self._ends_at = time.monotonic() + time_left.total_seconds()
+
+    def room(self, limit: int, *, at_least: int = 1) -> int:
+        is_over = self._has_sent and time.monotonic() > self._ends_at
+        return 0 if is_over else super().room(limit, at_least=at_least)
+
+    def add(self, count: int) -> None:
+        super().add(count)
+        self._has_sent = True
 
     def length(self, wanted: int) -> int:
         length = shortest = backlog.length(self._app, self._queue)

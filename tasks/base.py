@@ -36,7 +36,7 @@ from tasks.backlog import QueueBacklog
 from tasks.publishing import publish
 from tasks.together import WAIT_IN_PLACE, GroupedTask
 
-MAX_SCAN = seconds(60)  # should it have to wait for workers, however long its period is
+MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
 FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
 
 log = get_logger("QM/tasks")
@@ -163,7 +163,7 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
 
 
 def _time_of_scan() -> timedelta:
-    """Return how long the running scan may wait for workers: it ends before its next tick."""
+    """Return how long the running scan may take: it ends before its next tick."""
     name = current_task.name if current_task else ""
     periods = [scan.period(settings()) for scan in SCHEDULE if scan.task == name]
     return min([0.9 * period for period in periods] + [MAX_SCAN])
