@@ -41,13 +41,13 @@ def check_worker(**_: Any) -> None:
 
 
 @signals.task_revoked.connect
-def say_expired(request: Any, expired: bool, **_: Any) -> None:
-    """Say loudly that a scan was thrown away unread: if each one is, two clocks differ and nothing is ever done."""
+def warn_of_expired(request: Any, expired: bool, **_: Any) -> None:
+    """Warn of a message that was discarded because it expired. `request` is the task's context, which has no name."""
     if expired:
         log.warning(
-            "A message expired before it was taken. Now and then that is a busy worker; if it is every one, this "
-            "machine's clock runs ahead of the beat's",
-            task=request.name,
+            "A message expired before a worker took it, and was discarded. Its sender set the expiry, and this "
+            "machine's clock decides: compare the two clocks if it happens often",
+            task=request.task,
             expires=str(request.expires),
         )
 
