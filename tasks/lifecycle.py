@@ -97,7 +97,7 @@ def _say_remarks() -> None:
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     mongo_url = settings().mongo_db_url
     try:
-        _check_redis(server.require_server, settings().redis_url)
+        _check_redis(server.require_broker, settings().redis_url)
         if settings().qm_message_queue:
             _check_redis(server.require_server, message_queue.server_url())
         if with_mongo:
@@ -112,7 +112,7 @@ def _refuse_wrong_servers(*, with_mongo: bool) -> None:
         database.close()  # the pool forks next: each child opens its own
 
 
-def _check_redis(check: Callable[[str], None], url: str) -> None:
+def _check_redis(check: Callable[[str], object], url: str) -> None:
     until_reachable(partial(check, url), server="Redis", url=url, errors=server.OUTAGES, log=log)
 
 

@@ -17,7 +17,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import settings
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import make_client
 
 HEADER = "qm_tick"
 """Header of a tick's message: {entry, number}."""
@@ -56,10 +56,7 @@ return 1
 
 log = get_logger("QM/tasks")
 _client = PerProcess(
-    lambda: redis.Redis.from_url(
-        settings().redis_url,
-        **{**CLIENT_OPTIONS, "socket_timeout": REDIS_TIMEOUT, "socket_connect_timeout": REDIS_TIMEOUT},
-    )
+    lambda: make_client(settings().redis_url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT)
 )
 
 
