@@ -48,6 +48,9 @@ def _open() -> MongoClient[Document]:
         connectTimeoutMS=5_000,
         socketTimeoutMS=30_000,
         waitQueueTimeoutMS=10_000,
+        # Also where the deployment's own defaults are others: a claim must survive a fail-over, and is read back.
+        w="majority",
+        readPreference="primary",
     )
 
 
