@@ -118,6 +118,11 @@ def _info(url: str) -> dict[str, Any]:
             info: dict[str, Any] = client.info()
     except redis.AuthenticationError as error:  # a ConnectionError by birth, which no waiting mends
         raise ConfigurationError(f"Redis at {masked(url)} refuses our credentials ({error})") from error
+    except redis.exceptions.NoPermissionError as error:
+        raise ConfigurationError(
+            f"Redis at {masked(url)} does not let this user run INFO, which shows whether the server can be used: "
+            "grant +info"
+        ) from error
     return info
 
 
