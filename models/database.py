@@ -17,6 +17,7 @@ from bson.codec_options import CodecOptions
 from pymongo import IndexModel, MongoClient, timeout
 from pymongo.collection import Collection
 from pymongo.database import Database
+from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from queue_manager.core.clock import ServerClock
@@ -31,6 +32,7 @@ OUTAGES = (ConnectionFailure,)
 """What it raises while the server is away."""
 
 _AUTHENTICATION_FAILED = (13, 18)
+_NOT_AUTHORIZED = 13
 _INDEX_DIFFERS = (85, 86)
 # Clamped: one date of the year 300,000 must not make the documents around it unreadable.
 _CODEC: CodecOptions[Document] = CodecOptions(
@@ -48,6 +50,9 @@ def _open() -> MongoClient[Document]:
         connectTimeoutMS=5_000,
         socketTimeoutMS=30_000,
         waitQueueTimeoutMS=10_000,
+        # Also where the deployment's own defaults are others: a claim must survive a fail-over, and is read back.
+        w="majority",
+        readPreference="primary",
     )
 
 
@@ -103,13 +108,15 @@ def require_replica_set() -> None:
     """Refuse a standalone server, which loses acknowledged writes when it is killed, and wrong credentials.
 
     Raises:
-        ConfigurationError: the server is no member of a replica set, or does not let us in.
+        ConfigurationError: the server is no member of a replica set, does not let us in, or its SRV name is unknown.
         ConnectionFailure: the server is away.
     """
     url = masked(settings().mongo_db_url)
     try:
         hello = client().admin.command("hello")
         database().command("ping")
+    except DriverConfigurationError as error:  # the driver looks up a mongodb+srv:// name when it makes the client
+        raise ConfigurationError(f"MongoDB at {url} cannot be used: {error}") from error
     except OperationFailure as error:
         if error.code not in _AUTHENTICATION_FAILED:
             raise
@@ -119,6 +126,20 @@ def require_replica_set() -> None:
             f"MongoDB at {url} is a standalone server, which loses acknowledged writes in a crash: accepted is a "
             "replica set, also of one node (start mongod with --replSet and initiate it)"
         )
+
+
+@contextmanager
+def rights_to_migrate() -> Iterator[None]:
+    """Translate a refusal for lack of rights into a `ConfigurationError`."""
+    try:
+        yield
+    except OperationFailure as error:
+        if error.code != _NOT_AUTHORIZED:
+            raise
+        raise ConfigurationError(
+            f"MongoDB at {masked(settings().mongo_db_url)} does not let this user create indexes: it needs the role "
+            f"readWrite on the database {database().name!r}"
+        ) from error
 
 
 def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:

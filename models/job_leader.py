@@ -3,8 +3,8 @@
     {_id: "jobs", epoch, heartbeat, since, is_settling}
 
 The beat that leads numbers its take-overs (`queue_manager/transport/leadership.py`) and sends the number along. What an
-older leader still says is refused; only when the newer one has been silent for a minute is a lower number believed,
-because a Redis that lost its data counts from one again.
+older leader still says is refused. A Redis that lost its data counts from one again: it is told of the number known
+here (`raise_epoch`). Should that fail, a lower number is believed when the newer leader was silent for a minute.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from beat_schedule import SCHEDULE
 from models import schema
-from models.database import OUTAGES, require_replica_set
+from models.database import OUTAGES, require_replica_set, rights_to_migrate
 from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
@@ -51,7 +51,8 @@ def migrate() -> None:
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
     until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
-    names = schema.migrate()
+    with rights_to_migrate():
+        names = schema.migrate()
     log.info(f"{len(names)} indexes are in place", indexes=", ".join(names))
 
 

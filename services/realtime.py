@@ -16,7 +16,7 @@ import socketio
 from queue_manager.core.errors import AppError
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import client_options
 
 
 class EmitFailed(AppError):
@@ -39,7 +39,7 @@ class RedisEvents(socketio.RedisManager):  # type: ignore[misc]  # python-socket
             url,
             channel=channel,
             write_only=True,
-            redis_options={**CLIENT_OPTIONS, "health_check_interval": 30},
+            redis_options={**client_options(url), "health_check_interval": 30},
         )
         self._lock = Lock()
 

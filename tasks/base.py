@@ -29,7 +29,7 @@ from queue_manager.core.errors import HandOn, NotYetDue, PermanentError, ScanFai
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.transport import counters, losses
+from queue_manager.transport import counters, losses, scan_ticks
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
 from tasks.backlog import QueueBacklog
@@ -86,6 +86,9 @@ class ScanTask(Task):
     failed: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.HEADER)):
+            log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
+            return {"skipped": True}
         started = time.monotonic()
         with self._marked():
             try:

@@ -10,7 +10,7 @@ from beat_schedule import SCHEDULE
 from queue_manager.core.schedule import celery_entries, item_queues
 from queue_manager.transport.choice import install
 from queue_manager.transport.leadership import LEADER_LOCK
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import client_options
 from tasks.errors import settings_or_usage_error
 from tasks.routes import queue_of
 
@@ -70,7 +70,7 @@ beat_max_loop_interval = 1
 beat_enable_remote_control = True
 beat_remote_control_max_tick_age = 30
 redbeat_redis_url = _settings.redis_url
-redbeat_redis_options = CLIENT_OPTIONS
+redbeat_redis_options = client_options(_settings.redis_url)
 redbeat_lock_key = LEADER_LOCK
 redbeat_lock_timeout = _settings.jobs_takeover_seconds
 

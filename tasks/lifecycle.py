@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from queue_manager.core import log as logging
 from queue_manager.core import memory
 from queue_manager.core.clock import seconds
 from queue_manager.core.connect import until_reachable
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import settings
 from queue_manager.transport import presence, server
 from services import job_queues, message_queue
@@ -34,28 +35,30 @@ def configure_logging(loglevel: int, **_: Any) -> None:
 
 @signals.worker_init.connect
 def check_worker(**_: Any) -> None:
-    configure_logging(logging.level_number("WARNING"))  # Celery does it only after this
-    _say_remarks()
-    _refuse_wrong_servers(with_mongo=True)
-    _refuse_missing_jobs()
+    with _ending_the_process():
+        configure_logging(logging.level_number("WARNING"))  # Celery does it only after this
+        _say_remarks()
+        _refuse_wrong_servers(with_mongo=True)
+        _refuse_missing_jobs()
 
 
 @signals.task_revoked.connect
-def say_expired(request: Any, expired: bool, **_: Any) -> None:
-    """Say loudly that a scan was thrown away unread: if each one is, two clocks differ and nothing is ever done."""
+def warn_of_expired(request: Any, expired: bool, **_: Any) -> None:
+    """Warn of a message that was discarded because it expired. `request` is the task's context, which has no name."""
     if expired:
         log.warning(
-            "A message expired before it was taken. Now and then that is a busy worker; if it is every one, this "
-            "machine's clock runs ahead of the beat's",
-            task=request.name,
+            "A message expired before a worker took it, and was discarded. Its sender set the expiry, and this "
+            "machine's clock decides: compare the two clocks if it happens often",
+            task=request.task,
             expires=str(request.expires),
         )
 
 
 @signals.beat_init.connect
 def check_beat(**_: Any) -> None:
-    _say_remarks()
-    _refuse_wrong_servers(with_mongo=False)
+    with _ending_the_process():
+        _say_remarks()
+        _refuse_wrong_servers(with_mongo=False)
 
 
 @signals.worker_process_init.connect
@@ -82,6 +85,20 @@ def stop_heartbeat(sender: Any, **_: Any) -> None:
     presence.leave(sender.hostname)
 
 
+@contextmanager
+def _ending_the_process() -> Iterator[None]:
+    """End the process with exit code 1 on any error. Celery would log it, and start without the checks."""
+    try:
+        yield
+    except ConfigurationError as error:
+        log.error(str(error))
+        raise SystemExit(1) from None
+    except Exception as error:
+        log.error(f"A check at the start failed, so this process ends ({type(error).__name__}: {reason(error)})")
+        log.debug("The error of the check", exc_info=True)
+        raise SystemExit(1) from None
+
+
 def _compare_clocks() -> None:
     """Warn of a clock that differs from the database's, by which everything is judged."""
     ahead = datetime.now(UTC) - database.server_now()
@@ -97,29 +114,24 @@ def _say_remarks() -> None:
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     mongo_url = settings().mongo_db_url
     try:
-        _check_redis(server.require_server, settings().redis_url)
+        _check_redis(server.require_broker, settings().redis_url)
         if settings().qm_message_queue:
             _check_redis(server.require_server, message_queue.server_url())
         if with_mongo:
-            until_reachable(
-                database.require_replica_set, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log
-            )
-            _compare_clocks()
-    except ConfigurationError as error:
-        log.error(str(error))
-        raise SystemExit(1) from None
+            until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log)
     finally:
         database.close()  # the pool forks next: each child opens its own
 
 
-def _check_redis(check: Callable[[str], None], url: str) -> None:
+def _check_mongodb() -> None:
+    database.require_replica_set()
+    _compare_clocks()
+
+
+def _check_redis(check: Callable[[str], object], url: str) -> None:
     until_reachable(partial(check, url), server="Redis", url=url, errors=server.OUTAGES, log=log)
 
 
 def _refuse_missing_jobs() -> None:
-    try:
-        if settings().runs_jobs:
-            job_queues.registry.load()
-    except ConfigurationError as error:
-        log.error(str(error))
-        raise SystemExit(1) from None
+    if settings().runs_jobs:
+        job_queues.registry.load()

@@ -26,7 +26,7 @@ class Scan:
     flag: Callable[[Settings], bool]
     """Whether it is switched on."""
     period: Callable[[Settings], timedelta]
-    """The time between two runs; also that after which a message that nobody took expires."""
+    """The time between two runs."""
     queue: str | None = None
     """The Celery queue of its items; `None` when the scan acts itself."""
     at: crontab | None = None
@@ -49,12 +49,16 @@ def item_queues(schedule: Sequence[Scan]) -> list[str]:
 
 
 def celery_entries(schedule: Sequence[Scan], settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return the entries that are switched on. Each message expires with its period: a scan never piles up."""
+    """Return the entries that are switched on.
+
+    No message expires: expiry would compare the beat's clock with a worker's. A backlog is skipped by number instead,
+    see `transport/scan_ticks.py`.
+    """
     return {
         scan.name: {
             "task": scan.task,
             "schedule": scan.at or scan.period(settings),
-            "options": {"expires": scan.period(settings).total_seconds(), "queue": "scans"},
+            "options": {"queue": "scans"},
             **({"kwargs": {"epoch": None}} if scan.takes_epoch else {}),
         }
         for scan in schedule

@@ -12,7 +12,7 @@ import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from dotenv import dotenv_values
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError
@@ -25,7 +25,19 @@ from queue_manager.core.api_keys import ApiKey
 from queue_manager.core.errors import ConfigurationError
 
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # where a port should be: a password whose @ was forgotten
-_HARMLESS = {"replicaSet", "authSource", "directConnection", "tls", "ssl", "w", "retryWrites", "readPreference"}
+
+_HARMLESS = {
+    *("replicaSet", "authSource", "directConnection", "tls", "ssl", "retryWrites"),
+    *("w", "journal", "readPreference", "readConcernLevel"),
+}
+# Options of MONGO_DB_URL, in lower case, and the values under which an acknowledged write is kept and is read back.
+_STRONG_OPTIONS = {
+    "w": ("majority",),
+    "journal": ("true",),
+    "j": ("true",),
+    "readpreference": ("primary",),
+    "readconcernlevel": ("majority", "linearizable"),
+}
 
 
 def masked(url: str) -> str:
@@ -57,7 +69,18 @@ def _mongo_url(url: str) -> str:
         raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like") from None
     if not database:
         raise ValueError(accepted)
+    _refuse_weak_options(url)
     return url
+
+
+def _refuse_weak_options(url: str) -> None:
+    """Refuse options under which a fail-over loses acknowledged writes, or a read misses the write before it."""
+    # Names of options are case-insensitive, and MongoDB's drivers also separate them by semicolons.
+    options = parse_qsl(url.partition("?")[2].replace(";", "&"))
+    for name, value in options:
+        strong = _STRONG_OPTIONS.get(name.lower())
+        if strong is not None and value.lower() not in strong:
+            raise ValueError(f"{name}={strong[0]}, or the URL without {name}: another value weakens the guarantees")
 
 
 def _redis_url(url: str) -> str:

@@ -13,16 +13,12 @@ from models import database
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import make_client
 
 MONGO_PATIENCE = 2.5  # seconds for everything asked in one `mongodb()`
 REDIS_PATIENCE = 2.0  # seconds for each command
 
-_client = PerProcess(
-    lambda: redis.Redis.from_url(
-        settings().redis_url, decode_responses=True, **{**CLIENT_OPTIONS, "socket_timeout": REDIS_PATIENCE}
-    )
-)
+_client = PerProcess(lambda: make_client(settings().redis_url, decode_responses=True, socket_timeout=REDIS_PATIENCE))
 
 
 class Unavailable(AppError):

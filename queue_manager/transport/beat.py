@@ -7,6 +7,7 @@ Guarantee:
 - A tick is published at least once. An entry counts as run only after its message was sent, so a failed
   publish is repeated in the next loop, however long the broker is away.
 - A leader that was stopped past its lock finds out before it publishes anything.
+- Entries fall due by the clock of Redis, whatever this machine's clock says.
 
 A tick is sent twice when the leader crashes between sending and noting it, when a reply of the broker is lost,
 and when the leader is stopped in the instant between its last look at the lock and sending: what ticks start
@@ -21,7 +22,7 @@ The schedule itself is RedBeat's, in its own keys; its lock, which exits when it
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from celery.beat import SchedulingError
@@ -35,10 +36,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.transport import scan_ticks
 from queue_manager.transport.leadership import LeaderLock
 
 logger = get_logger(__name__)
+CLOCK_TOLERANCE = seconds(1)  # two samples of one clock may differ by a round trip
 
 
 class LeadershipLost(Exception):
@@ -56,7 +59,8 @@ class StoredEntry(RedBeatSchedulerEntry):
     def from_key(cls, key: str, app: Any = None) -> Self:
         """Load the entry. One that claims to have run later than its next run would be is due now.
 
-        The clock of an earlier leader ran ahead; waiting for ours to get there could take hours.
+        It was written while the clock of Redis, or of a beat of an older version, ran ahead; waiting for that time
+        could take hours.
         """
         entry: Self = super().from_key(key, app=app)
         if entry.last_run_at is not None:
@@ -75,7 +79,12 @@ class LeaderScheduler(RedBeatScheduler):
     def __init__(self, app: Any, **options: Any) -> None:
         # lazy: the schedule in Redis is the leader's to write, and we do not lead yet.
         super().__init__(app, **{**options, "lazy": True})
-        self._lock = LeaderLock(get_redis(app), app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
+        self._client = get_redis(app)
+        self._lock = LeaderLock(self._client, app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
+        self._clock = ServerClock(self._redis_time)
+        self._last_loop_at = datetime.min.replace(tzinfo=UTC)
+        # Celery and RedBeat ask the app for the time wherever they judge or note when an entry runs.
+        app.now = lambda: self._clock.now().astimezone(app.timezone)
         self._redis = f"Redis at {maybe_sanitize_url(app.redbeat_conf.redis_url)}"
         self._state = ""
         # RedBeat's own lock blocks in the signal `beat_init` until it is free; without a key it is left out.
@@ -91,6 +100,7 @@ class LeaderScheduler(RedBeatScheduler):
         waits = []
         try:
             if self._leads():
+                self._follow_clock()
                 waits = [self.maybe_due(entry) for entry in self.schedule.values()]
                 self._say(f"leading (epoch {self.epoch})")
         except BrokerAway as error:
@@ -120,6 +130,18 @@ class LeaderScheduler(RedBeatScheduler):
         self.setup_schedule()
         self._say(f"leading (epoch {self.epoch})")
         return True
+
+    def _follow_clock(self) -> None:
+        """Write the schedule anew when the clock of Redis was set back: its entries wait for the old time."""
+        now, before = self._clock.now(), self._last_loop_at
+        self._last_loop_at = now
+        if now + CLOCK_TOLERANCE < before:
+            logger.warning("the clock of Redis was set back by %.1f s", (before - now).total_seconds())
+            self.setup_schedule()
+
+    def _redis_time(self) -> datetime:
+        unix_seconds, microseconds = self._client.time()
+        return datetime.fromtimestamp(unix_seconds, UTC) + timedelta(microseconds=microseconds)
 
     def _stand_by(self, reason: str, error: Exception | None = None) -> None:
         self._lock.forget()
@@ -158,6 +180,8 @@ class LeaderScheduler(RedBeatScheduler):
         entry.options = {**entry.options, "retry": False}
         if "epoch" in entry.kwargs:
             entry.kwargs = {**entry.kwargs, "epoch": self.epoch}
+        tick = scan_ticks.issue(self._client, entry.name)
+        entry.options["headers"] = {**(entry.options.get("headers") or {}), scan_ticks.HEADER: tick}
         try:
             producer = self.producer
             # Connecting took its time: look at the lock last.

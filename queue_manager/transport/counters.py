@@ -22,7 +22,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
 from queue_manager.transport import history
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import make_client
 
 Totals = dict[str, int]
 
@@ -82,8 +82,7 @@ class _Counters:
     """This process's way to the totals, and whether it is worth trying."""
 
     def __init__(self, url: str) -> None:
-        options = {**CLIENT_OPTIONS, "socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
-        self._client = redis.Redis.from_url(url, **options)
+        self._client = make_client(url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
         self._count_items = self._client.register_script(history.COUNT)
         self._url = url
         self._is_away = False

@@ -20,6 +20,8 @@ from kombu.transport import redis as stock
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from queue_manager.transport import server
+
 
 class ConnectionLost(RedisConnectionError):
     """The channel's connection is closed for good; its successor is another channel."""
@@ -56,6 +58,8 @@ class Channel(stock.Channel):
     """A channel that lost its connection says so, instead of asking `None` for an attribute."""
 
     QoS = QoS
+    connection_class = server.Connection
+    connection_class_ssl = server.SecureConnection
 
     _commands: Any = None
 

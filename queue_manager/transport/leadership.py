@@ -1,8 +1,9 @@
 """The leader's lock in Redis: held for a bounded time, renewed by its holder, and counted.
 
 Guarantee: of any number of beats, at most one holds the lock by Redis's clock, and each take-over has a
-higher epoch than the one before. Redis that lost its data starts again at epoch 1. Every script may be
-repeated without harm, so a lost reply changes nothing.
+higher epoch than the one before. Redis that lost its data starts again at epoch 1, until `raise_epoch` tells it
+which epoch others have seen; the holder then takes the next one. Every script may be repeated without harm, so a
+lost reply changes nothing.
 """
 
 from __future__ import annotations
@@ -49,18 +50,48 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return {tonumber(lock[4]), described}
 """
 
-# Prolong the lock if this token still holds it.
+# Prolong the lock if this token still holds it, with the next epoch if the number of take-overs was raised.
 #
 # KEYS[1]  lock
+# KEYS[2]  number of take-overs so far
 # ARGV     token, lease in ms
-# Returns  1 when it is held, 0 when it ended or another holds it
+# Returns  the epoch when it is held, 0 when it ended or another holds it
 #
-# Atomic because between a look and the write the lock may end and be another's.
+# Atomic because between a look and the write the lock may end and be another's, and because an epoch has one holder.
 EXTEND = """
-if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
+local lock = redis.call('HMGET', KEYS[1], 'token', 'epoch')
+if lock[1] ~= ARGV[1] then
     return 0
 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local epoch = tonumber(lock[2])
+if tonumber(redis.call('GET', KEYS[2]) or 0) > epoch then
+    epoch = redis.call('INCR', KEYS[2])
+    redis.call('HSET', KEYS[1], 'epoch', epoch)
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return epoch
+"""
+
+# Raise the number of take-overs to an epoch that others have seen, if Redis forgot it.
+#
+# KEYS[1]  lock
+# KEYS[2]  number of take-overs so far
+# ARGV     epoch that others have seen, ms for which they have known it
+# Returns  1 when it was raised, 0 when it was not
+#
+# A holder that has had the lock for longer than others have known the epoch is an older leader: it stays one.
+# Atomic because the lock may change hands meanwhile. Harmless when repeated: the number is that high then.
+RAISE = """
+local since = redis.call('HGET', KEYS[1], 'since_ms')
+local now = redis.call('TIME')
+if not since or now[1] * 1000 + math.floor(now[2] / 1000) - since >= tonumber(ARGV[2]) then
+    return 0
+end
+if tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[1]) then
+    return 0
+end
+redis.call('SET', KEYS[2], ARGV[1])
+return 1
 """
 
 # Give the lock back if this token still holds it.
@@ -104,13 +135,11 @@ class LeaderLock:
         return _text(holder)
 
     def extend(self) -> bool:
-        """Prolong the lock to its full time; tell whether it is still ours."""
+        """Prolong the lock to its full time, and follow its epoch; tell whether it is still ours."""
         # Counted from before the command was sent: the lease ends in Redis later than that, never earlier.
         asked_at = time.monotonic()
-        if self._run(EXTEND, (self._key,), self._token, milliseconds(self._lease)):
-            self._renewed_at = asked_at
-        else:
-            self.forget()
+        self.epoch = int(self._run(EXTEND, (self._key, epoch_key(self._key)), self._token, milliseconds(self._lease)))
+        self._renewed_at = asked_at
         return self.is_trusted()
 
     def keep(self) -> bool:
@@ -169,6 +198,15 @@ def leadership(client: Redis, lock_key: str) -> Leadership | None:
         epoch=int(lock["epoch"]),
         lease_left=seconds(max(left_ms, 0) / 1000),
     )
+
+
+def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> bool:
+    """Tell Redis of the epoch `known`, seen `age` ago, in case it lost its data since; return True if it had.
+
+    The holder of the lock takes a higher epoch when it next prolongs the lock. Raises what redis-py raises.
+    """
+    keys = (lock_key, epoch_key(lock_key))
+    return bool(client.eval(RAISE, len(keys), *keys, known, milliseconds(age)))
 
 
 def epoch_key(lock_key: str) -> str:

@@ -16,7 +16,7 @@ import redis
 from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import settings
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import make_client
 
 KEY = "qm:workers"
 GONE_AFTER = seconds(10)
@@ -47,9 +47,7 @@ class Worker:
 
 
 _client = PerProcess(
-    lambda: redis.Redis.from_url(
-        settings().redis_url, **{**CLIENT_OPTIONS, "socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
-    )
+    lambda: make_client(settings().redis_url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
 )
 
 

@@ -16,12 +16,17 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
+import redis
+
 from models import database, job_queue
 from models import job as model
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue
+from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import settings
-from queue_manager.transport import counters
+from queue_manager.transport import counters, leadership
+from queue_manager.transport.server import make_client
 from services.due_work import Figures, Limits
 from services.job_queues.dispatch import Dispatch
 from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
@@ -51,6 +56,9 @@ __all__ = [
 INITIATOR = "QM/jobs"
 BUDGET = seconds(30)
 
+log = get_logger(INITIATOR)
+_redis = PerProcess(lambda: make_client(settings().redis_url))
+
 jobs = Jobs(registry, clock=database.server_now)
 """The jobs of this installation. Nothing is opened until it is used."""
 
@@ -63,6 +71,7 @@ def dispatch(epoch: int | None = None) -> Dispatch:
         limits=Limits.from_settings(),
         ahead_by=_period(),
         epoch=epoch,
+        on_refused=_raise_epoch,
     )
 
 
@@ -107,6 +116,15 @@ def figures() -> Figures:
         numbers={**numbers, "executing": len(model.executing())},
         details=[f"paused: {', '.join(paused)}"] if paused else [],
     )
+
+
+def _raise_epoch(known: int, age: timedelta) -> None:
+    """Have the leader take a higher epoch, should Redis have lost its data and count from one again."""
+    try:
+        if leadership.raise_epoch(_redis(), leadership.LEADER_LOCK, known=known, age=age):
+            log.warning("Redis had lost the number of leaders: the one that leads takes a new one", known_epoch=known)
+    except redis.RedisError as error:
+        log.warning("The leader could not be told of a newer epoch; the next dispatch tries again", error=reason(error))
 
 
 def _refuse_elsewhere() -> None:

@@ -7,9 +7,9 @@ not how many jobs wait. A queue that is handed out already is left alone until i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from models import job, job_attempt, job_leader, job_queue
@@ -30,9 +30,14 @@ log = get_logger("QM/jobs")
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch(ClaimedWork):
-    """The queues as due work. `epoch` is that of the leader who asks; `None`: a person does."""
+    """The queues as due work.
+
+    `epoch` is that of the leader who asks; `None`: a person does. When it is refused, `on_refused` gets the newer epoch
+    that MongoDB knows, and the time since that one took over.
+    """
 
     epoch: int | None = None
+    on_refused: Callable[[int, timedelta], object] | None = None
 
     def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Note the leader, make lost jobs due again, and claim the queues that have something to run."""
@@ -76,6 +81,9 @@ class Dispatch(ClaimedWork):
         has_taken_over = job_leader.lead(self.epoch, now=now)
         if has_taken_over is None:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
+            known = job_leader.current()
+            if known is not None and self.on_refused is not None:
+                self.on_refused(int(known["epoch"]), now - known["since"])
         elif has_taken_over:
             log.info(
                 "A new leader hands out jobs; failed ones are tried at once",

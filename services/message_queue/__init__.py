@@ -22,7 +22,7 @@ import redis
 from queue_manager.core.clock import seconds
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import Settings, settings
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import make_client
 from services.due_work import Figures
 from services.message_queue.arrivals import BLOCK, Arrivals
 from services.message_queue.contents import Contents, Counts, Filter, Page, Place
@@ -77,12 +77,10 @@ def server_url(chosen: Settings | None = None) -> str:
 
 
 def _waiting_client() -> redis.Redis:
-    return redis.Redis.from_url(server_url(), **{**CLIENT_OPTIONS, "socket_timeout": BLOCK + 3})
+    return make_client(server_url(), socket_timeout=BLOCK + 3)
 
 
-_scripts = PerProcess(
-    lambda: Scripts(redis.Redis.from_url(server_url(), **CLIENT_OPTIONS), queue=settings().queue_name)
-)
+_scripts = PerProcess(lambda: Scripts(make_client(server_url()), queue=settings().queue_name))
 _arrivals = PerProcess(
     lambda: Arrivals(_waiting_client, streams(settings().queue_name, settings().max_priority_levels))
 )

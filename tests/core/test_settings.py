@@ -30,6 +30,10 @@ def read_again_afterwards() -> object:
     [
         ("MONGO_DB_URL", "postgres://db/product", "mongodb:// URL whose path names the database"),
         ("MONGO_DB_URL", "mongodb://db:27017", "mongodb:// URL whose path names the database"),
+        ("MONGO_DB_URL", "mongodb://db/product?w=1", "w=majority"),
+        ("MONGO_DB_URL", "mongodb+srv://db/product?replicaSet=qm&w=0", "w=majority"),
+        ("MONGO_DB_URL", "mongodb://db/product?journal=false", "journal=true"),
+        ("MONGO_DB_URL", "mongodb://db/product?readPreference=secondaryPreferred", "readPreference=primary"),
         ("REDIS_URL", "http://cache", "redis:// or rediss:// URL"),
         ("REDIS_URL", "redis://cache/zero", "redis:// or rediss:// URL"),
         ("QM_LEASE_SECONDS", "soon", "valid number"),
@@ -47,6 +51,19 @@ def test_wrong_value_names_the_setting_the_value_and_what_is_accepted(
         settings()
     assert str(error.value).startswith(f"{name}={value!r}: accepted is ")
     assert accepted in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["readConcernLevel=local", "readpreference=nearest", "tls=true;w=1", "W=2"])
+def test_an_option_that_weakens_the_guarantees_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONGO_DB_URL", f"mongodb://db/product?{option}")
+    with pytest.raises(ConfigurationError, match=r"^MONGO_DB_URL=.*accepted is .*weakens the guarantees$"):
+        settings()
+
+
+def test_options_that_weaken_nothing_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "mongodb://db/product?replicaSet=qm&w=majority&journal=true&readPreference=primary&readConcernLevel=majority"
+    monkeypatch.setenv("MONGO_DB_URL", url)
+    assert settings().mongo_db_url == url
 
 
 def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

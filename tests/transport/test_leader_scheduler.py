@@ -16,8 +16,9 @@ from guard_app import client_app, every
 from redbeat.decoder import RedBeatJSONEncoder
 from redis import Redis
 
-from queue_manager.core.clock import hours, seconds
+from queue_manager.core.clock import ServerClock, hours, seconds
 from queue_manager.devstack.servers import Valkey
+from queue_manager.transport import scan_ticks
 from queue_manager.transport.beat import LeaderScheduler
 from queue_manager.transport.leadership import LeaderLock
 
@@ -122,6 +123,50 @@ def test_entry_that_ran_in_the_future_runs_now(ahead: timedelta, server: Valkey,
         scheduler.tick()
 
     assert client.llen("items") == 1
+
+
+def test_entries_go_on_when_the_clock_of_redis_is_set_back(
+    server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        # A server's clock cannot be set in a test: the scheduler reads one that runs an hour ahead, and then not.
+        read = scheduler._redis_time
+        monkeypatch.setattr(scheduler, "_redis_time", lambda: read() + hours(1))
+        scheduler._clock = ServerClock(scheduler._redis_time)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 1, within=10)
+
+        scheduler._clock = ServerClock(read)
+        sent = client.llen("items")
+        eventually(lambda: scheduler.tick() and client.llen("items") >= sent + 2, within=10)
+
+
+def test_ticks_are_numbered_and_collapse_into_one_run(
+    server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_ticks, "_client", lambda: client)
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        for sent in range(1, 4):
+            eventually(lambda sent=sent: scheduler.tick() and client.llen("items") == sent, within=10)
+        first, *others = [
+            json.loads(raw)["headers"][scan_ticks.HEADER] for raw in reversed(client.lrange("items", 0, -1))
+        ]
+        assert [tick["number"] for tick in (first, *others)] == [1, 2, 3]
+        assert scan_ticks.begin(first)
+        assert not any(scan_ticks.begin(tick) for tick in others)  # sent before that run began
+
+        eventually(lambda: scheduler.tick() and client.llen("items") == 4, within=10)
+        assert scan_ticks.begin(json.loads(client.lindex("items", 0))["headers"][scan_ticks.HEADER])
+
+
+def test_tick_runs_when_it_has_no_number_or_redis_lost_its_data(client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_ticks, "_client", lambda: client)
+    assert all(scan_ticks.begin(tick) for tick in (None, "x", {}, {"entry": "items", "number": "1"}))
+    for _ in range(5):
+        late = scan_ticks.issue(client, "items")
+    client.flushall()
+
+    assert scan_ticks.begin(late)
+    assert scan_ticks.begin(scan_ticks.issue(client, "items"))
 
 
 def test_redis_that_is_away_is_reported_once_and_without_password(

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from eventually import eventually
 from redis import Redis
 
-from queue_manager.core.clock import seconds
-from queue_manager.transport.leadership import LeaderLock, epoch_key, leadership
+from queue_manager.core.clock import minutes, seconds
+from queue_manager.transport.leadership import LeaderLock, epoch_key, leadership, raise_epoch
 
 KEY = "lock"
 LEASE = seconds(5)
@@ -91,3 +91,47 @@ def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
     assert abs(datetime.now(UTC) - leads.since) < seconds(2)
     assert seconds(4) < leads.lease_left <= LEASE
     assert leads.epoch == 1
+
+
+def test_holder_takes_a_higher_epoch_when_redis_is_told_what_it_forgot(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=LEASE)
+    lock.acquire()
+    assert lock.epoch == 1  # Redis lost its data: others have seen epoch 7, an hour ago
+
+    assert raise_epoch(client, KEY, known=7, age=minutes(60))
+    assert lock.extend()
+
+    assert lock.epoch == 8
+    leads = leadership(client, KEY)
+    assert leads is not None
+    assert leads.epoch == 8
+    assert not raise_epoch(client, KEY, known=7, age=minutes(60))  # a late refusal of epoch 1
+    assert lock.extend()
+    assert lock.epoch == 8
+
+
+def test_older_leader_is_not_raised_above_a_newer_one(client: Redis) -> None:
+    older = LeaderLock(client, KEY, lease=LEASE)
+    older.acquire()  # on a server that was cut off, while another led on its successor
+    eventually(lambda: client.pttl(KEY) < 4800)
+
+    assert not raise_epoch(client, KEY, known=2, age=seconds(0.1))
+    assert older.extend()
+    assert older.epoch == 1
+
+
+def test_raised_epoch_is_followed_by_the_next_take_over(client: Redis) -> None:
+    lock, follower = LeaderLock(client, KEY, lease=LEASE), LeaderLock(client, KEY, lease=LEASE)
+    lock.acquire()
+    raise_epoch(client, KEY, known=7, age=minutes(60))
+    lock.release()
+    follower.acquire()
+
+    assert follower.epoch == 8
+    assert not lock.extend()
+    assert lock.epoch == 0
+
+
+def test_epoch_is_not_raised_without_a_holder(client: Redis) -> None:
+    assert not raise_epoch(client, KEY, known=7, age=minutes(60))
+    assert not client.exists(epoch_key(KEY))

@@ -15,11 +15,12 @@ import pytest
 from celery_processes import CeleryProcess
 from eventually import eventually
 from real_servers import Servers
+from redis.exceptions import ReadOnlyError
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.devstack.ports import free_port
 from queue_manager.devstack.servers import Valkey
-from queue_manager.transport.server import require_server
+from queue_manager.transport.server import make_client, require_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +62,33 @@ def test_a_server_that_evicts_is_refused(tmp_path: Path) -> None:
 def test_an_older_server_is_refused_with_its_version() -> None:
     with old_redis() as url, pytest.raises(ConfigurationError, match=r"is version 6\.2\.14.*accepted.*Redis 7\.0"):
         require_server(url)
+
+
+@pytest.mark.parametrize("write", [("SET", "key", 1), ("EVAL", "redis.call('SET', 'key', 1)", 0)])
+def test_connections_are_made_anew_after_a_server_that_became_a_replica_refused(
+    write: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    with Valkey(tmp_path / "redis") as server, make_client(server.url) as client, make_client(server.url) as other:
+        before = {client.client_id(), other.client_id()}
+        client.replicaof("127.0.0.1", "1")
+        assert client.client_id() in before
+        with pytest.raises(ReadOnlyError):
+            client.execute_command(*write)
+        after = {client.client_id(), other.client_id()}
+        assert not before & after
+        assert {client.client_id(), other.client_id()} == after
+
+
+@pytest.mark.parametrize("role", ["worker", "beat"])
+def test_a_node_of_a_cluster_is_refused_as_the_broker(role: str, servers: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "redis", config={"cluster-enabled": "yes"}) as node:
+        require_server(node.url)  # the message queue runs on a cluster
+        process = CeleryProcess(tmp_path / "process.log", role, env={"REDIS_URL": node.url}).start(ready=False)
+        with process:
+            eventually(lambda: process.exit_code() is not None, within=30)
+    assert process.exit_code() == 1
+    assert "is a node of a Redis Cluster" in process.log
+    assert "Traceback" not in process.log
 
 
 def test_a_worker_does_not_start_on_an_older_server(servers: Servers, tmp_path: Path) -> None:

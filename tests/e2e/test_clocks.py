@@ -1,0 +1,107 @@
+"""Beats and workers whose clocks are an hour off do their work as any other."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+from celery_processes import QUICK_START, ROOT, TESTS, CeleryProcess, worker
+from eventually import eventually
+from real_servers import Servers
+from rooms import get_room, make_room
+from watching import is_open, times_woken
+
+from models import scan_run
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.transport.leadership import LEADER_LOCK, leadership
+
+HOUR = 3600
+SCAN = "tasks.support_snooze.scan_expired_snoozes"
+ENV = {"QM_SNOOZE_SCAN_SECONDS": "1", "QM_LEASE_SECONDS": "5"}
+
+
+def off_by(shift: float) -> Mapping[str, str]:
+    """Return the environment of a process whose clock is off by so many seconds."""
+    path = f"{TESTS / 'shifted_clock'}:{ROOT}:{TESTS}"
+    return {**ENV, "PYTHONPATH": path, "SHIFTED_CLOCK_SECONDS": str(shift)}
+
+
+def beat(directory: Path, name: str, shift: float) -> CeleryProcess:
+    return CeleryProcess(directory / f"{name}.log", "beat", env=off_by(shift))
+
+
+def runs() -> int:
+    return len(scan_run.latest(SCAN, limit=1000))
+
+
+@pytest.mark.parametrize("shift", [-HOUR, HOUR])
+def test_rooms_wake_though_the_beats_clock_is_off(shift: int, clean: Servers, tmp_path: Path) -> None:
+    rooms = [make_room(server_now() + seconds(due)) for due in (-1, 2, 8)]
+    due_at = {room: get_room(room)["snooze_time"]["time"] for room in rooms}
+    with worker(tmp_path / "worker.log", env=ENV), beat(tmp_path, "beat", shift):
+        eventually(lambda: all(is_open(room) for room in rooms), within=40)
+        before = runs()
+        eventually(lambda: runs() >= before + 3, within=20)
+    assert all(times_woken(room)[0] >= due_at[room] for room in rooms)
+
+
+@pytest.mark.parametrize("shift", [-HOUR, HOUR])
+def test_rooms_wake_though_the_workers_clock_is_off(shift: int, clean: Servers, tmp_path: Path) -> None:
+    rooms = [make_room(server_now() + seconds(due)) for due in (-1, 2, 8)]
+    due_at = {room: get_room(room)["snooze_time"]["time"] for room in rooms}
+    with worker(tmp_path / "worker.log", env=off_by(shift)) as off, beat(tmp_path, "beat", 0):
+        eventually(lambda: all(is_open(room) for room in rooms), within=40)
+        assert "off the database's" in off.log
+    assert all(times_woken(room)[0] >= due_at[room] for room in rooms)
+
+
+@pytest.mark.parametrize(("first", "second"), [(HOUR, 0), (0, HOUR), (-HOUR, 0)])
+def test_beat_that_takes_over_goes_on_at_the_same_rate(first: int, second: int, clean: Servers, tmp_path: Path) -> None:
+    with (
+        worker(tmp_path / "worker.log", env=ENV),
+        beat(tmp_path, "first", first) as leader,
+        redis.Redis.from_url(clean.valkey.url) as client,
+    ):
+        eventually(lambda: runs() >= 2, within=40)
+        with beat(tmp_path, "second", second) as follower:
+            leader.signal(signal.SIGKILL)
+            eventually(lambda: (found := leadership(client, LEADER_LOCK)) and found.pid == follower.pid, within=40)
+            before, sent = runs(), follower.log.count("sent support-snooze")
+            eventually(lambda: runs() >= before + 3, within=30)
+            started_at, sent = server_now(), follower.log.count("sent support-snooze")
+            eventually(lambda: follower.log.count("sent support-snooze") >= sent + 5, within=30)
+            took = (server_now() - started_at).total_seconds()
+            assert follower.log.count("sent support-snooze") - sent <= took + 1.5  # one a second, not continuously
+
+
+def test_ticks_that_piled_up_are_one_run(clean: Servers, tmp_path: Path) -> None:
+    with beat(tmp_path, "beat", 0) as the_beat, redis.Redis.from_url(clean.valkey.url) as client:
+        eventually(lambda: client.llen("scans") >= 8, within=40)
+        the_beat.stop()  # nothing more is sent
+        waiting = client.llen("scans")
+        with CeleryProcess(tmp_path / "worker.log", "worker", "--queues", "scans", *QUICK_START, env=ENV):
+            eventually(lambda: runs() == 1, within=40)
+            eventually(lambda: client.hget("qm:totals:" + SCAN, "runs") == b"1")
+            theirs = Celery(broker=clean.valkey.url, set_as_current=False)
+            theirs.send_task(SCAN, queue="scans")  # by hand: always a run; it is behind every tick
+            theirs.close()
+            eventually(lambda: runs() == 2, within=20)
+        assert waiting >= 8
+        assert client.llen("scans") == 0
+        assert runs() == 2
+
+
+def test_message_that_expires_is_warned_of(clean: Servers, tmp_path: Path) -> None:
+    theirs = Celery(broker=clean.valkey.url, set_as_current=False)
+    theirs.send_task(SCAN, queue="scans", expires=-5)
+    theirs.close()
+    with worker(tmp_path / "worker.log", env=ENV) as the_worker:
+        eventually(lambda: "A message expired before a worker took it" in the_worker.log, within=30)
+        eventually(lambda: SCAN in the_worker.log.split("A message expired", 1)[1])
+        assert "AttributeError" not in the_worker.log
+    assert runs() == 0

@@ -1,0 +1,86 @@
+"""Redis fails over: its address leads to the new primary; the old one becomes a replica and keeps its connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from celery_processes import CeleryProcess, worker
+from eventually import eventually
+from real_servers import Servers
+from rooms import make_room
+from tcp_proxy import TcpProxy
+from watching import is_open, listening
+from web_process import Web, say, web
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.devstack.ports import LOOPBACK
+from queue_manager.devstack.servers import Valkey
+from queue_manager.transport import presence
+from queue_manager.transport.leadership import LEADER_LOCK, leadership
+
+
+@pytest.fixture
+def valkeys(tmp_path: Path) -> Iterator[tuple[Valkey, Valkey]]:
+    """A primary and its replica."""
+    with Valkey(tmp_path / "old") as old, Valkey(tmp_path / "new") as new:
+        with redis.Redis.from_url(new.url) as client:
+            client.replicaof(LOOPBACK, str(old.port))
+            eventually(lambda: client.info("replication")["master_link_status"] == "up", within=30)
+        yield old, new
+
+
+def enqueue(process: Web) -> int:
+    return say(process, "POST", "/api/queue/message", {"type": "mail"}, {}).status
+
+
+def test_all_processes_follow_the_address_to_the_new_primary(
+    clean: Servers, valkeys: tuple[Valkey, Valkey], tmp_path: Path
+) -> None:
+    old, new = valkeys
+    with TcpProxy(old.port) as proxy, redis.Redis.from_url(new.url, decode_responses=True) as on_new:
+        env = {
+            "REDIS_URL": proxy.redis_url,
+            "QM_CONVERSATIONS": "true",
+            "QM_MESSAGE_QUEUE": "true",
+            "QM_SNOOZE_SCAN_SECONDS": "1",
+            "QM_LEASE_SECONDS": "5",
+        }
+        with (
+            worker(tmp_path / "worker.log", env=env) as the_worker,
+            CeleryProcess(tmp_path / "beat.log", "beat", env=env) as beat,
+            web(tmp_path, **env) as the_web,
+        ):
+            before = make_room(server_now() - seconds(1))
+            eventually(lambda: is_open(before), within=40)
+            assert enqueue(the_web) == 201
+            epoch = eventually(lambda: (found := leadership(on_new, LEADER_LOCK)) and found.epoch)
+
+            on_new.replicaof("NO", "ONE")
+            proxy.target = new.port
+            with redis.Redis.from_url(old.url) as on_old, listening(new.url) as heard:
+                on_old.replicaof(LOOPBACK, str(new.port))
+                eventually(lambda: enqueue(the_web) == 201, within=20)
+                rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
+                eventually(lambda: all(is_open(room) for room in rooms), within=40)
+                more = [make_room(server_now() - seconds(1)) for _ in range(3)]
+                eventually(lambda: all(is_open(room) for room in more), within=40)
+                eventually(lambda: all(heard.of(room) for room in more))
+                scanned = int(on_new.hget("qm:totals:tasks.support_snooze.scan_expired_snoozes", "runs") or 0)
+                eventually(
+                    lambda: (
+                        int(on_new.hget("qm:totals:tasks.support_snooze.scan_expired_snoozes", "runs") or 0) > scanned
+                    ),
+                    within=30,
+                )
+                led = eventually(lambda: leadership(on_new, LEADER_LOCK))
+                assert led.pid == beat.pid
+                assert led.epoch >= epoch
+                eventually(lambda: [one.pid for one in presence.online(on_new)] == [the_worker.pid])
+                assert say(the_web, "GET", "/api/queue/status", None, {}).body["main"] >= 2
+            assert the_worker.is_alive()
+            assert beat.is_alive()
+            assert "Unrecoverable" not in the_worker.log

@@ -1,0 +1,137 @@
+"""What a check at the start cannot make sure of stops the process, in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from celery_processes import CeleryProcess
+from commands import environment
+from eventually import eventually
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+from real_servers import Servers
+
+from queue_manager.devstack.ports import LOOPBACK
+from queue_manager.devstack.servers import DATABASE, REPLICA_SET, Mongo, Valkey
+
+UNKNOWN = "mongodb+srv://app:s3cret@no-such-name.example.invalid/product"
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+
+
+class MongoWithUsers(Mongo):
+    """A MongoDB that asks who one is: `admin` may do everything, `reader` may read; both have the password `right`."""
+
+    _has_users = False
+
+    def start(self) -> None:
+        super().start()
+        with MongoClient(LOOPBACK, self.port, directConnection=True) as client:
+            for user, role in (("admin", "root"), ("reader", "readAnyDatabase")):
+                client.admin.command("createUser", user, pwd="right", roles=[role])
+        self.stop()
+        key = self.directory / "key"
+        key.write_text("c2hhcmVkIGJ5IHRoZSBtZW1iZXJz")
+        key.chmod(0o600)
+        self._has_users = True
+        super().start()
+
+    def url_of(self, user: str) -> str:
+        return f"mongodb://{user}:right@{LOOPBACK}:{self.port}/{DATABASE}?replicaSet={REPLICA_SET}&authSource=admin"
+
+    def _command(self, program: str) -> list[str]:
+        guarded = ["--auth", "--keyFile", str(self.directory / "key")] if self._has_users else []
+        return [*super()._command(program), *guarded]
+
+    def _is_ready(self) -> bool:
+        if not self._has_users:
+            return super()._is_ready()
+        try:
+            with MongoClient(self.url_of("admin"), directConnection=True, serverSelectionTimeoutMS=2000) as client:
+                return bool(client.admin.command("hello")["isWritablePrimary"])
+        except PyMongoError:
+            return False
+
+
+@contextmanager
+def refused_user(valkey: Valkey, *rights: str) -> Iterator[str]:
+    """Return the URL of a user with these rights."""
+    with redis.Redis.from_url(valkey.url) as client:
+        client.execute_command("ACL", "SETUSER", "app", "on", ">s3cret", "~*", "&*", *rights)
+    yield f"redis://app:s3cret@{LOOPBACK}:{valkey.port}/0"
+
+
+def ended(process: CeleryProcess) -> str:
+    """Return what the process said, which must have ended with exit code 1, without a traceback."""
+    with process:
+        eventually(lambda: process.exit_code() is not None, within=60)
+    assert process.exit_code() == 1
+    assert "Traceback" not in process.log
+    assert "s3cret" not in process.log
+    assert " ready." not in process.log
+    return process.log
+
+
+def migrate(url: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "migrate"],
+        env=environment(MONGO_DB_URL=url),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_worker_whose_database_name_is_unknown_ends(servers: Servers, tmp_path: Path) -> None:
+    said = ended(CeleryProcess(tmp_path / "log", "worker", env={"MONGO_DB_URL": UNKNOWN}).start(ready=False))
+    assert "MongoDB at mongodb+srv://***@no-such-name.example.invalid/product cannot be used" in said
+
+
+@pytest.mark.parametrize("role", ["worker", "beat"])
+def test_process_whose_user_may_not_run_info_ends(role: str, servers: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "redis") as valkey, refused_user(valkey, "+@all", "-info") as url:
+        said = ended(CeleryProcess(tmp_path / "log", role, env={"REDIS_URL": url}).start(ready=False))
+    assert "does not let this user run INFO" in said
+
+
+def test_error_that_nobody_thought_of_ends_the_worker_and_has_its_traceback_in_debug(
+    servers: Servers, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from queue_manager.transport import server\n"
+        "def require_broker(url): raise LookupError('out of the blue')\n"
+        "server.require_broker = require_broker\n"
+    )
+    path = {"PYTHONPATH": f"{tmp_path}:."}
+    said = ended(CeleryProcess(tmp_path / "log", "worker", env=path).start(ready=False))
+    assert "A check at the start failed, so this process ends (LookupError: out of the blue)" in said
+
+    debug = CeleryProcess(tmp_path / "debug", "worker", env={**path, "QM_LOG_LEVEL": "DEBUG"}).start(ready=False)
+    with debug:
+        eventually(lambda: debug.exit_code() is not None, within=60)
+    assert "Traceback" in debug.log
+
+
+def test_migrate_names_an_unknown_database_in_one_sentence(tmp_path: Path) -> None:
+    done = migrate(UNKNOWN, tmp_path)
+    assert done.returncode == 2
+    assert "no-such-name.example.invalid/product cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "s3cret" not in done.stderr + done.stdout
+
+
+def test_migrate_with_too_few_rights_says_which_it_needs(tmp_path: Path) -> None:
+    with MongoWithUsers(tmp_path / "mongo") as mongo:
+        done = migrate(mongo.url_of("reader"), tmp_path)
+        assert done.returncode == 2
+        assert f"it needs the role readWrite on the database '{DATABASE}'" in done.stderr
+        assert "Traceback" not in done.stderr + done.stdout
+        assert "right@" not in done.stderr + done.stdout
+        assert migrate(mongo.url_of("admin"), tmp_path).returncode == 0

@@ -1,0 +1,14 @@
+"""How the database is asked, whatever the deployment's defaults are."""
+
+from __future__ import annotations
+
+from pymongo import ReadPreference
+from real_servers import Servers
+
+from models import database
+
+
+def test_writes_are_acknowledged_by_a_majority_and_reads_go_to_the_primary(servers: Servers) -> None:
+    rooms = database.collection("rooms")
+    assert rooms.write_concern.document["w"] == "majority"
+    assert rooms.read_preference == ReadPreference.PRIMARY
