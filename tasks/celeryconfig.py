@@ -14,6 +14,7 @@ from beat_schedule import SCHEDULE as _SCHEDULE
 from queue_manager.core.schedule import celery_entries as _celery_entries
 from queue_manager.core.schedule import item_queues as _item_queues
 from queue_manager.transport.choice import install as _install
+from queue_manager.transport.keys import PRIORITIES as _PRIORITIES
 from queue_manager.transport.leadership import LEADER_LOCK as _LEADER_LOCK
 from queue_manager.transport.server import CLIENT_OPTIONS as _CLIENT_OPTIONS
 from tasks.errors import settings_or_usage_error as _settings_or_usage_error
@@ -41,7 +42,9 @@ broker_transport_options = {
     "socket_connect_timeout": 5,
     "socket_keepalive": True,
     "health_check_interval": 5,
-    "priority_steps": [0],
+    "priority_steps": [*_PRIORITIES],
+    # An idle worker has one connection for each list that it waits on: it looks at the others every second.
+    "awaited_priorities": [0],
     "client_name": "queue-manager",
 }
 broker_connection_retry_on_startup = True

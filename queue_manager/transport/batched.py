@@ -53,6 +53,14 @@ class Channel(sending.Channel):
     QoS = held.QoS
     Message = Message
 
+    awaited_priorities: Sequence[int] | None = None
+    """Priority steps whose lists are each waited on over a connection of their own; `None`: all of them.
+
+    The other lists are looked at every second while nothing comes, and waited on once they have had a message.
+    """
+
+    from_transport_options = (*sending.Channel.from_transport_options, "awaited_priorities")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._tags = uuid4().hex
         self._takes = 0
@@ -60,6 +68,7 @@ class Channel(sending.Channel):
         self._is_dry = False  # whether there was nothing more to take
         self._asked_for: tuple[list[str], int] = ([], 0)
         self._without_ack: set[str] = set()
+        self._used_lists: set[str] = set()
         self.waiters: dict[str, Waiter] = {}
         super().__init__(*args, **kwargs)
         if self.global_keyprefix or not self.ack_emulation:
@@ -122,6 +131,7 @@ class Channel(sending.Channel):
         unwanted = []
         for number, tag, message in zip(*[iter(taken)] * 3, strict=True):
             name = lists[number - 1]
+            self._used_lists.add(name)
             if self._closing or self._queue_of(name) not in self.connection._callbacks:
                 unwanted.append(bytes_to_str(tag))
             else:
@@ -211,7 +221,7 @@ class Channel(sending.Channel):
         """While there is nothing, have the server tell when one of the lists has a message."""
         if not (self._is_dry and self.active_queues and self.qos.can_consume()):
             return
-        for name in [self._q_for_pri(queue, step) for step in self.priority_steps for queue in self.active_queues]:
+        for name in self._awaited_lists():
             waiter = self.waiters.get(name)
             if waiter is None:
                 waiter = self.waiters[name] = Waiter(self._create_client(asynchronous=True), name)
@@ -219,6 +229,11 @@ class Channel(sending.Channel):
             if not waiter.is_waiting:
                 poller.listen(self, waiter.client, _kind(name))
                 waiter.ask()
+
+    def _awaited_lists(self) -> list[str]:
+        awaited = self.priority_steps if self.awaited_priorities is None else self.awaited_priorities
+        lists = [(self._q_for_pri(queue, step), step) for step in self.priority_steps for queue in self.active_queues]
+        return [name for name, step in lists if step in awaited or name in self._used_lists]
 
     def _awoken(self, waiter: Waiter) -> NoReturn:
         try:

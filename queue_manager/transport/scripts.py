@@ -49,6 +49,7 @@ redis.call('HEXISTS', KEYS[1], '')
 redis.call('ZSCORE', KEYS[2], '')
 
 local function take(list, room)
+    local before = count
     for _, message in ipairs(room > 0 and redis.pcall('RPOP', KEYS[list + 2], room) or {}) do
         count = count + 1
         local tag = ARGV[1] .. string.format('-%04d', count) .. '@' .. ARGV[2 * list + 3]
@@ -56,14 +57,18 @@ local function take(list, room)
         entries[2 * count - 1], entries[2 * count] = tag, '[' .. message .. ARGV[2 * list + 2]
         taken[3 * count - 2], taken[3 * count - 1], taken[3 * count] = list, tag, message
     end
+    return count - before
 end
 
 for first = 1, #KEYS - 2, together do
     local share = math.max(1, math.floor((most - count) / together))
+    local more = {}
     for list = first, first + together - 1 do
-        take(list, math.min(share, most - count))
+        if take(list, math.min(share, most - count)) == share then
+            more[#more + 1] = list
+        end
     end
-    for list = first, first + together - 1 do
+    for _, list in ipairs(more) do
         take(list, most - count)
     end
 end
