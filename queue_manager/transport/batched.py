@@ -8,9 +8,7 @@ sent together, once a turn of the event loop: what a crash leaves unsent is deli
 A message that is none, that makes Celery fail whenever it is handed over, or that is rejected for good goes to the dead
 letters with the reason, and the next one is handed over.
 
-Nothing is renewed while the solo pool works, nor while a pool of threads ends its last tasks: there items must be
-shorter than the timeout. Queues of one priority are served fairly, whatever `queue_order_strategy` says. Needs Redis
-7.0 or Valkey 7.2.
+Queues of one priority are served fairly, whatever `queue_order_strategy` says. Needs Redis 7.0 or Valkey 7.2.
 """
 
 from __future__ import annotations
@@ -298,9 +296,17 @@ class Transport(guard.Transport):
         super().register_with_event_loop(connection, loop)
         if self.cycle.renewing is not None:
             self.cycle.renewing.cancel()
-        options = connection.client.transport_options
-        timeout = options.get("visibility_timeout", Channel.visibility_timeout)
-        self.cycle.renewing = loop.call_repeatedly(timeout / 4, self.cycle.renew)
+        self.cycle.renewing = loop.call_repeatedly(self._renewal_interval, self.cycle.renew)
+
+    def keep_by_thread(self) -> None:
+        """Renew and acknowledge from a thread: for a worker whose event loop does not turn while tasks run."""
+        self.cycle.keep_by_thread(self._renewal_interval)
+
+    @property
+    def _renewal_interval(self) -> float:
+        options = self.client.transport_options
+        timeout: float = options.get("visibility_timeout", Channel.visibility_timeout)
+        return timeout / 4
 
 
 class SecureTransport(Transport, guard.SecureTransport):
