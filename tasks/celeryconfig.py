@@ -5,10 +5,10 @@ passwords only in `broker_url` and under names such as `password`.
 """
 
 import ssl as _ssl
+from urllib.parse import unquote as _unquote
 from urllib.parse import urlsplit as _urlsplit
 
 from kombu import Queue as _Queue
-from redis.connection import parse_url as _parse_url
 
 from beat_schedule import SCHEDULE as _SCHEDULE
 from queue_manager.core.schedule import celery_entries as _celery_entries
@@ -23,7 +23,7 @@ from tasks.routes import queue_of as _queue_of
 _settings = _settings_or_usage_error()
 _redis = _urlsplit(_settings.redis_url)
 _credentials = {
-    name: value for name, value in _parse_url(_settings.redis_url).items() if name in ("username", "password")
+    name: _unquote(getattr(_redis, name)) for name in ("username", "password") if getattr(_redis, name) is not None
 }
 
 # Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
@@ -69,7 +69,6 @@ task_queues = [_Queue(name, routing_key=name) for name in ("celery", "scans", *_
 worker_consumer = "queue_manager.transport.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.qm_worker_concurrency
 worker_prefetch_multiplier = 4  # of jobs none should wait long; the Procfile's worker, without them, makes large groups
-worker_disable_rate_limits = True
 worker_hijack_root_logger = False
 worker_soft_shutdown_timeout = 20
 worker_cancel_long_running_tasks_on_connection_loss = False

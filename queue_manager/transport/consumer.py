@@ -11,6 +11,7 @@ from typing import Any
 from celery.exceptions import InvalidTaskError
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer as CeleryConsumer
+from celery.worker.state import task_reserved
 
 from queue_manager.transport.batched import Transport
 
@@ -47,6 +48,14 @@ class Consumer(CeleryConsumer):
         transport = self.connection.transport
         if not self.pool.uses_semaphore and isinstance(transport, Transport):
             transport.keep_by_thread()
+
+    def _limit_task(self, request: Any, bucket: Any, tokens: Any) -> Any:
+        task_reserved(request)  # an item's lease is renewed while the rate limit has it wait
+        return super()._limit_task(request, bucket, tokens)
+
+    def _limit_post_eta(self, request: Any, bucket: Any, tokens: Any) -> Any:
+        task_reserved(request)
+        return super()._limit_post_eta(request, bucket, tokens)
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         message.why = "It is no task: its headers name none"
