@@ -128,6 +128,8 @@ class Settings(BaseSettings):
     """Messages that may wait in one item queue before scans stop claiming more."""
     qm_worker_concurrency: Annotated[int, Field(ge=1, le=1_000)] = 4
     """Items that one worker process runs at a time."""
+    qm_shutdown_seconds: Annotated[float, Field(ge=0, le=86_400)] = 20
+    """Seconds that tasks have to finish after SIGTERM before they are put back; 0: any time."""
 
     managed_subscriptions: list[str] = []
     """Product types whose agencies are asked for a review; sites and listings never are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+UNACKED = "unacked"
 SEPARATOR = "\x06\x16"
 PRIORITIES = range(10)
 """Every priority that a stock producer can give a message; 0 is taken first. Its own steps are a part of these."""
