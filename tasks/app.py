@@ -1,14 +1,38 @@
-"""The Celery application. Its configuration, `tasks/celeryconfig.py`, is read when it is first needed."""
+"""The Celery application. Its configuration, `tasks/celeryconfig.py`, is read when it is first needed.
+
+Importing it leaves the current application of the importing program alone.
+"""
 
 from __future__ import annotations
 
-from celery import Celery
+from typing import Any
+
+from celery import Celery, signals
 
 from beat_schedule import SCHEDULE
 
-app = Celery(
+
+class Application(Celery):
+    """A Celery application whose tasks are registered with it alone.
+
+    Celery's default (`shared=True`) registers a task with every application of the process.
+    """
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        return super().task(*args, **{"shared": False, **options})
+
+
+app = Application(
     "queue_manager",
-    include=["tasks.lifecycle", *(scan.task.rpartition(".")[0] for scan in SCHEDULE)],
+    include=["tasks.lifecycle", "tasks.shutdown", *(scan.task.rpartition(".")[0] for scan in SCHEDULE)],
     events="queue_manager.transport.events:Events",
+    set_as_current=False,
 )
 app.config_from_object("tasks.celeryconfig")
+
+
+@signals.beat_init.connect
+def make_current(sender: Any, **_: Any) -> None:
+    """Evaluate the schedules that beat loads from Redis by our settings. A worker does this by itself."""
+    if sender.app is app:
+        app.set_current()

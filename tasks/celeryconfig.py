@@ -1,26 +1,36 @@
-"""Celery's settings, each with its reason. Read lazily: importing `tasks` needs no environment."""
+"""Celery's settings, each with its reason. Read lazily: importing `tasks` needs no environment.
 
-from __future__ import annotations
+Every public name of this module is a setting, which `celery report`, `inspect conf` and Flower show. They mask
+passwords only in `broker_url` and under names such as `password`.
+"""
 
-import ssl
+import ssl as _ssl
+from urllib.parse import unquote as _unquote
+from urllib.parse import urlsplit as _urlsplit
 
-from kombu import Queue
+from kombu import Queue as _Queue
 
-from beat_schedule import SCHEDULE
-from queue_manager.core.schedule import celery_entries, item_queues
-from queue_manager.transport.choice import install
-from queue_manager.transport.leadership import LEADER_LOCK
-from queue_manager.transport.server import client_options
-from tasks.errors import settings_or_usage_error
-from tasks.routes import queue_of
+from beat_schedule import SCHEDULE as _SCHEDULE
+from queue_manager.core.schedule import celery_entries as _celery_entries
+from queue_manager.core.schedule import item_queues as _item_queues
+from queue_manager.transport.choice import install as _install
+from queue_manager.transport.keys import PRIORITIES as _PRIORITIES
+from queue_manager.transport.leadership import LEADER_LOCK as _LEADER_LOCK
+from queue_manager.transport.server import client_options as _client_options
+from tasks.errors import settings_or_usage_error as _settings_or_usage_error
+from tasks.routes import queue_of as _queue_of
 
-_settings = settings_or_usage_error()
+_settings = _settings_or_usage_error()
+_redis = _urlsplit(_settings.redis_url)
+_credentials = {
+    name: _unquote(getattr(_redis, name)) for name in ("username", "password") if getattr(_redis, name) is not None
+}
 
 # Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
 broker_url = _settings.redis_url
-broker_transport = install(broker_url)
+broker_transport = _install(broker_url)
 if broker_url.startswith("rediss:"):
-    broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}  # for Flower, which does not look at the scheme
+    broker_use_ssl = {"ssl_cert_reqs": _ssl.CERT_REQUIRED}  # for Flower, which does not look at the scheme
 broker_transport_options = {
     # What a killed worker held comes back after this. A worker that lives renews what it holds.
     "visibility_timeout": 30,
@@ -32,7 +42,9 @@ broker_transport_options = {
     "socket_connect_timeout": 5,
     "socket_keepalive": True,
     "health_check_interval": 5,
-    "priority_steps": [0],
+    "priority_steps": [*_PRIORITIES],
+    # An idle worker has one connection for each list that it waits on: it looks at the others every second.
+    "awaited_priorities": [0],
     "client_name": "queue-manager",
 }
 broker_connection_retry_on_startup = True
@@ -51,27 +63,27 @@ task_acks_on_timeout = True
 task_ignore_result = True
 result_expires = None  # no result backend: nothing to clean up
 task_default_queue = "celery"  # where another application's `send_task` arrives when it names no queue
-task_routes = [queue_of]
-task_queues = [Queue(name, routing_key=name) for name in ("celery", "scans", *item_queues(SCHEDULE))]
+task_routes = [_queue_of]
+task_queues = [_Queue(name, routing_key=name) for name in ("celery", "scans", *_item_queues(_SCHEDULE))]
 
 worker_consumer = "queue_manager.transport.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.qm_worker_concurrency
 worker_prefetch_multiplier = 4  # of jobs none should wait long; the Procfile's worker, without them, makes large groups
 worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again
-worker_disable_rate_limits = True
 worker_hijack_root_logger = False
 worker_soft_shutdown_timeout = 20
 worker_cancel_long_running_tasks_on_connection_loss = False
 
 # Beat: one leads, any number stand by; failover within lock time + loop interval.
 beat_scheduler = "queue_manager.transport.beat:LeaderScheduler"
-beat_schedule = celery_entries(SCHEDULE, _settings)
+beat_schedule = _celery_entries(_SCHEDULE, _settings)
 beat_max_loop_interval = 1
 beat_enable_remote_control = True
 beat_remote_control_max_tick_age = 30
-redbeat_redis_url = _settings.redis_url
-redbeat_redis_options = client_options(_settings.redis_url)
-redbeat_lock_key = LEADER_LOCK
+# Without the credentials, which are in the options: there `password` is masked.
+redbeat_redis_url = _redis._replace(netloc=_redis.netloc.rpartition("@")[2]).geturl()
+redbeat_redis_options = {**_client_options(_settings.redis_url), **_credentials}
+redbeat_lock_key = _LEADER_LOCK
 redbeat_lock_timeout = _settings.jobs_takeover_seconds
 
 timezone = "UTC"

@@ -153,6 +153,8 @@ class Settings(BaseSettings):
     """Seconds after which a process that hangs in an item, or in a batch of items, is replaced; jobs have no limit."""
     qm_worker_concurrency: Annotated[int, Field(ge=1, le=1_000)] = 4
     """Items that one worker process runs at a time."""
+    qm_shutdown_seconds: Annotated[float, Field(ge=0, le=86_400)] = 20
+    """Seconds that tasks have to finish after SIGTERM before they are put back; 0: any time."""
 
     managed_subscriptions: list[str] = []
     """Product types whose agencies are asked for a review; sites and listings never are."""

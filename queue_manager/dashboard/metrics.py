@@ -23,6 +23,7 @@ from queue_manager.dashboard.servers import Unavailable, mongodb, ping_mongodb, 
 from queue_manager.health import FIGURES
 from queue_manager.transport import counters, dead_letters
 from queue_manager.transport.counters import Totals
+from queue_manager.transport.keys import PRIORITIES, lists
 from queue_manager.transport.leadership import LEADER_LOCK, epoch_key, leadership
 
 SCAN_TOTALS = {
@@ -98,10 +99,12 @@ def _items(totals: dict[str, Totals]) -> Metric:
 
 def _queues(client: Redis) -> Iterator[Metric]:
     with client.pipeline(transaction=False) as pipe:
-        for queue in QUEUES:
-            pipe.llen(queue)
+        for name in (name for queue in QUEUES for name in lists(queue)):
+            pipe.llen(name)
         pipe.hlen(UNACKED)
-        *lengths, unacked = pipe.execute()
+        *found, unacked = pipe.execute()
+    per_queue = len(PRIORITIES)
+    lengths = [sum(found[first : first + per_queue]) for first in range(0, len(found), per_queue)]
     waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages that wait in the queue.", labels=["queue"])
     for queue, length in zip(QUEUES, lengths, strict=True):
         waiting.add_metric([queue], length)

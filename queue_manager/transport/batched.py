@@ -8,9 +8,7 @@ sent together, once a turn of the event loop: what a crash leaves unsent is deli
 A message that is none, that makes Celery fail whenever it is handed over, or that is rejected for good goes to the dead
 letters with the reason, and the next one is handed over.
 
-Nothing is renewed while the solo pool works, nor while a pool of threads ends its last tasks: there items must be
-shorter than the timeout. Queues of one priority are served fairly, whatever `queue_order_strategy` says. Needs Redis
-7.0 or Valkey 7.2.
+Queues of one priority are served fairly, whatever `queue_order_strategy` says. Needs Redis 7.0 or Valkey 7.2.
 """
 
 from __future__ import annotations
@@ -53,6 +51,14 @@ class Channel(sending.Channel):
     QoS = held.QoS
     Message = Message
 
+    awaited_priorities: Sequence[int] | None = None
+    """Priority steps whose lists are each waited on over a connection of their own; `None`: all of them.
+
+    The other lists are looked at every second while nothing comes, and waited on once they have had a message.
+    """
+
+    from_transport_options = (*sending.Channel.from_transport_options, "awaited_priorities")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._tags = uuid4().hex
         self._takes = 0
@@ -60,6 +66,7 @@ class Channel(sending.Channel):
         self._is_dry = False  # whether there was nothing more to take
         self._asked_for: tuple[list[str], int] = ([], 0)
         self._without_ack: set[str] = set()
+        self._used_lists: set[str] = set()
         self.waiters: dict[str, Waiter] = {}
         super().__init__(*args, **kwargs)
         if self.global_keyprefix or not self.ack_emulation:
@@ -122,6 +129,7 @@ class Channel(sending.Channel):
         unwanted = []
         for number, tag, message in zip(*[iter(taken)] * 3, strict=True):
             name = lists[number - 1]
+            self._used_lists.add(name)
             if self._closing or self._queue_of(name) not in self.connection._callbacks:
                 unwanted.append(bytes_to_str(tag))
             else:
@@ -211,7 +219,7 @@ class Channel(sending.Channel):
         """While there is nothing, have the server tell when one of the lists has a message."""
         if not (self._is_dry and self.active_queues and self.qos.can_consume()):
             return
-        for name in [self._q_for_pri(queue, step) for step in self.priority_steps for queue in self.active_queues]:
+        for name in self._awaited_lists():
             waiter = self.waiters.get(name)
             if waiter is None:
                 waiter = self.waiters[name] = Waiter(self._create_client(asynchronous=True), name)
@@ -219,6 +227,11 @@ class Channel(sending.Channel):
             if not waiter.is_waiting:
                 poller.listen(self, waiter.client, _kind(name))
                 waiter.ask()
+
+    def _awaited_lists(self) -> list[str]:
+        awaited = self.priority_steps if self.awaited_priorities is None else self.awaited_priorities
+        lists = [(self._q_for_pri(queue, step), step) for step in self.priority_steps for queue in self.active_queues]
+        return [name for name, step in lists if step in awaited or name in self._used_lists]
 
     def _awoken(self, waiter: Waiter) -> NoReturn:
         try:
@@ -283,9 +296,17 @@ class Transport(guard.Transport):
         super().register_with_event_loop(connection, loop)
         if self.cycle.renewing is not None:
             self.cycle.renewing.cancel()
-        options = connection.client.transport_options
-        timeout = options.get("visibility_timeout", Channel.visibility_timeout)
-        self.cycle.renewing = loop.call_repeatedly(timeout / 4, self.cycle.renew)
+        self.cycle.renewing = loop.call_repeatedly(self._renewal_interval, self.cycle.renew)
+
+    def keep_by_thread(self) -> None:
+        """Renew and acknowledge from a thread: for a worker whose event loop does not turn while tasks run."""
+        self.cycle.keep_by_thread(self._renewal_interval)
+
+    @property
+    def _renewal_interval(self) -> float:
+        options = self.client.transport_options
+        timeout: float = options.get("visibility_timeout", Channel.visibility_timeout)
+        return timeout / 4
 
 
 class SecureTransport(Transport, guard.SecureTransport):

@@ -3,7 +3,8 @@
 Guarantee:
 - One leads. A dead leader is followed after at most its lock's time plus one loop; one that ended in order,
   after one loop.
-- Nothing ends the beat: without Redis or without the lock it stands by, and comes back by itself.
+- Nothing ends the beat: without Redis or without the lock it stands by, and comes back by itself. An entry that has
+  ended stays in the schedule and runs no more; one that cannot be loaded or evaluated is skipped and logged once.
 - A tick is published at least once. An entry counts as run only after its message was sent, so a failed
   publish is repeated in the next loop, however long the broker is away.
 - A leader that was stopped past its lock finds out before it publishes anything.
@@ -31,7 +32,9 @@ from kombu.common import ignore_errors
 from kombu.exceptions import OperationalError
 from kombu.utils.objects import cached_property
 from kombu.utils.url import maybe_sanitize_url
+from redbeat.decoder import to_timestamp
 from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
+from redis.client import NEVER_DECODE
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -50,6 +53,11 @@ class LeadershipLost(Exception):
 
 class BrokerAway(Exception):
     """The message could not be sent now; it stays due."""
+
+
+def _is_wrong_type(error: RedisError) -> bool:
+    """Return True if the key of an entry holds something other than a hash."""
+    return "WRONGTYPE" in str(error)
 
 
 class StoredEntry(RedBeatSchedulerEntry):
@@ -87,6 +95,7 @@ class LeaderScheduler(RedBeatScheduler):
         app.now = lambda: self._clock.now().astimezone(app.timezone)
         self._redis = f"Redis at {maybe_sanitize_url(app.redbeat_conf.redis_url)}"
         self._state = ""
+        self._skipped: dict[str, str] = {}  # why, by the entry's key
         # RedBeat's own lock blocks in the signal `beat_init` until it is free; without a key it is left out.
         self.lock_key: str | None = None
 
@@ -157,15 +166,87 @@ class LeaderScheduler(RedBeatScheduler):
         else:
             logger.error("%s (%s)", state, error)
 
+    # Loading
+
+    @property
+    def schedule(self) -> dict[str, StoredEntry]:
+        """The entries that are due, and the one that is due next. An entry that cannot be loaded is skipped."""
+        now = to_timestamp(self.app.now())
+        keys = self._keys_due("0", now) + self._keys_due(f"({now}", now + self.max_interval, "LIMIT", 0, 1)
+        loaded = {key: self._load(key) for key in keys}
+        for key in self._skipped.keys() - loaded.keys():
+            del self._skipped[key]
+        return {entry.name: entry for entry in loaded.values() if entry is not None}
+
+    def _keys_due(self, *bounds: Any) -> list[str]:
+        command = ("ZRANGEBYSCORE", self.app.redbeat_conf.schedule_key, *bounds)
+        # As bytes: one key that is not UTF-8 must not fail the command.
+        keys = get_redis(self.app).execute_command(*command, **{NEVER_DECODE: True})
+        return [key.decode(errors="backslashreplace") for key in keys]
+
+    def _load(self, key: str) -> StoredEntry | None:
+        client = get_redis(self.app)
+        try:
+            if not client.hexists(key, "definition"):
+                if not client.zrem(self.app.redbeat_conf.schedule_key, key):
+                    raise LookupError("its key is not UTF-8")
+                logger.warning("removed %s from the schedule: it has no definition", key)
+                return None
+            entry = self.Entry.from_key(key, app=self.app)
+            if entry.key != key:
+                # Its runs would be recorded under the other key, so that it would be due in every loop.
+                raise ValueError(f"its name {entry.name!r} belongs to the key {entry.key}")
+            return entry
+        except RedisError as error:
+            if not _is_wrong_type(error):
+                raise
+            self._skip(key, error)
+        except Exception as error:
+            self._skip(key, error)
+        return None
+
+    def _skip(self, key: str, error: Exception) -> None:
+        """Log that an entry is skipped, once for each reason."""
+        reason = f"{type(error).__name__}: {error}"
+        if self._skipped.get(key) != reason:
+            self._skipped[key] = reason
+            logger.error("skipping the schedule entry %s, which cannot be used (%s)", key, reason)
+
+    def update_from_dict(self, dict_: dict[str, Any]) -> None:
+        """Store the entries of the configuration. What is stored of one and cannot be loaded is replaced."""
+        client = get_redis(self.app)
+        for name in dict_:
+            key = self.Entry.generate_key(self.app, name)
+            try:
+                if client.hexists(key, "definition"):
+                    self.Entry.from_key(key, app=self.app)
+            except RedisError as error:
+                if not _is_wrong_type(error):
+                    raise
+                client.delete(key)
+            except Exception as error:
+                logger.error("replacing the schedule entry %s, which cannot be used (%s)", key, error)
+                client.delete(key)
+        super().update_from_dict(dict_)
+
     # Publishing
 
-    def maybe_due(self, entry: StoredEntry, **_: Any) -> float:
-        """Publish `entry` if it is due, and only then move it on; return the seconds until its next run."""
-        is_due, wait = entry.is_due()
-        if is_due:
-            self._publish(entry)
-            self.reserve(entry)
-        return float(wait)
+    def maybe_due(self, entry: StoredEntry, **_: Any) -> float | None:
+        """Publish `entry` if it is due, and only then move it on.
+
+        Returns the seconds until its next run; `None` if there is none or the entry cannot be evaluated.
+        """
+        try:
+            is_due, wait = entry.is_due()
+            if is_due:
+                self._publish(entry)
+                self.reserve(entry)
+            return wait if wait is None else float(wait)
+        except (BrokerAway, LeadershipLost, RedisError):
+            raise
+        except Exception as error:
+            self._skip(entry.key, error)
+            return None
 
     def _publish(self, entry: StoredEntry) -> None:
         """Send the entry's message, without waiting for a broker that is away.

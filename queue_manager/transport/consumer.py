@@ -11,6 +11,9 @@ from typing import Any
 from celery.exceptions import InvalidTaskError
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer as CeleryConsumer
+from celery.worker.state import task_reserved
+
+from queue_manager.transport.batched import Transport
 
 _TEXTS = ("id", "shadow", "eta", "expires", "root_id", "parent_id", "group", "argsrepr", "kwargsrepr", "origin")
 _ACCEPTED: dict[str, tuple[type, ...]] = {
@@ -30,6 +33,7 @@ class Consumer(CeleryConsumer):
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         handle = super().create_task_handler(*args, **kwargs)
+        self._keep_by_thread()
 
         def checked(message: Any) -> Any:
             wrong = _wrong(message.headers) or _wrong_in_payload(message)
@@ -38,6 +42,20 @@ class Consumer(CeleryConsumer):
             return handle(message)
 
         return checked
+
+    def _keep_by_thread(self) -> None:
+        # Only prefork has an event loop that turns while tasks run, also during a warm shutdown.
+        transport = self.connection.transport
+        if not self.pool.uses_semaphore and isinstance(transport, Transport):
+            transport.keep_by_thread()
+
+    def _limit_task(self, request: Any, bucket: Any, tokens: Any) -> Any:
+        task_reserved(request)  # an item's lease is renewed while the rate limit has it wait
+        return super()._limit_task(request, bucket, tokens)
+
+    def _limit_post_eta(self, request: Any, bucket: Any, tokens: Any) -> Any:
+        task_reserved(request)
+        return super()._limit_post_eta(request, bucket, tokens)
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         message.why = "It is no task: its headers name none"

@@ -49,6 +49,7 @@ redis.call('HEXISTS', KEYS[1], '')
 redis.call('ZSCORE', KEYS[2], '')
 
 local function take(list, room)
+    local before = count
     for _, message in ipairs(room > 0 and redis.pcall('RPOP', KEYS[list + 2], room) or {}) do
         count = count + 1
         local tag = ARGV[1] .. string.format('-%04d', count) .. '@' .. ARGV[2 * list + 3]
@@ -56,14 +57,18 @@ local function take(list, room)
         entries[2 * count - 1], entries[2 * count] = tag, '[' .. message .. ARGV[2 * list + 2]
         taken[3 * count - 2], taken[3 * count - 1], taken[3 * count] = list, tag, message
     end
+    return count - before
 end
 
 for first = 1, #KEYS - 2, together do
     local share = math.max(1, math.floor((most - count) / together))
+    local more = {}
     for list = first, first + together - 1 do
-        take(list, math.min(share, most - count))
+        if take(list, math.min(share, most - count)) == share then
+            more[#more + 1] = list
+        end
     end
-    for list = first, first + together - 1 do
+    for _, list in ipairs(more) do
         take(list, most - count)
     end
 end
@@ -106,19 +111,27 @@ if #ARGV > 3 then
         tags[#tags + 1] = ARGV[i]
     end
 else
-    local overdue = redis.call('TIME')[1] - tonumber(ARGV[2])
+    local clock = redis.call('TIME')
+    local overdue = string.format('%.6f', clock[1] + clock[2] / 1000000 - tonumber(ARGV[2]))
     tags = redis.call('ZRANGE', KEYS[2], overdue, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most)
 end
 
+-- Set `redelivered` in an object of the message, as stock kombu does in both.
+local function flagged(message, object)
+    local _, opening = string.find(message, '"' .. object .. '":%s*{')
+    if not opening then
+        return message
+    end
+    local rest = string.sub(message, opening + 1)
+    local comma = string.find(rest, '^%s*}') and '' or ', '
+    return string.sub(message, 1, opening) .. '"redelivered": true' .. comma .. rest
+end
+
 local function redelivered(message)
-    if string.find(message, '"redelivered": true', 1, true) then
+    if string.find(message, '"redelivered":%s*true') then
         return message
     end
-    local before, behind = string.find(message, '"delivery_info": {', 1, true)
-    if not before then
-        return message
-    end
-    return string.sub(message, 1, behind) .. '"redelivered": true, ' .. string.sub(message, behind + 1)
+    return flagged(flagged(message, 'headers'), 'delivery_info')
 end
 
 local foreign = {}

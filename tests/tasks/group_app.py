@@ -107,6 +107,8 @@ class Works(DueWork):
             raise NotYetDue(seconds(1))
         if kind == "hold":
             hold()
+        if kind == "holdshort":
+            hold("goshort")
         return f"{name} by itself"
 
     def postpone(self, item: DueItem, *, wait: timedelta) -> None:

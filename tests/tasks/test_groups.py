@@ -390,3 +390,23 @@ def test_processes_are_asked_for_and_given_back_whatever_comes_when(seed: int) -
     assert pool.started == meant
     assert pool.free.value == processes
     assert not pool.free._waiting
+
+
+def test_rate_limit_holds_items_back_and_makes_no_groups(watched: Watched) -> None:
+    assert app.control.rate_limit(TASK, "1/m", reply=True, timeout=3)
+
+    watched.send("ok-1", "ok-2", "ok-3")
+    eventually(lambda: watched.events["ok-1"][-1:] == ["succeeded"], within=20)
+    eventually(lambda: watched.client.hlen("unacked") == 2, within=20)
+
+    reserved = app.control.inspect(timeout=3).reserved() or {}
+    assert sorted(request["id"] for requests in reserved.values() for request in requests) == ["ok-2", "ok-3"]
+    assert watched.calls() == [["one", ["ok-1", "1"]]]
+
+    assert app.control.rate_limit(TASK, 0, reply=True, timeout=3)
+    watched.send("hold")
+    eventually(lambda: ["one", ["hold", "1"]] in watched.calls())
+    watched.send("ok-4", "ok-5")
+    eventually(lambda: watched.client.hlen("unacked") == 5)
+    watched.client.set("go", 1)
+    eventually(lambda: watched.groups() == [["ok-4", "ok-5"]], within=20)

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from eventually import eventually
 from kombu import Connection
 from redis import Redis
 from taking import Taker, connected, envelope, held, send, waiting
@@ -82,6 +83,38 @@ def test_overdue_messages_are_put_back_and_renewed_ones_are_not(server: Valkey, 
         assert waiting(client, "q") == [*range(1200)]
         assert held(client) == (1, 1)
         theirs.transport.cycle._channels.clear()  # their worker is dead
+
+
+def test_what_is_put_back_is_marked_as_stock_kombu_marks_it(
+    server: Valkey, connection: Connection, client: Redis
+) -> None:
+    send(connection, "q", "with", headers={"task": "t"})
+    client.lpush("q", json.dumps(envelope("without")))
+    client.lpush("q", json.dumps(envelope("compact", task="t"), separators=(",", ":")))
+    taker = Taker(connection, "q")
+    taker.drain()
+
+    taker.channel.qos.give_back([message.delivery_tag for message in taker.taken])
+
+    assert waiting(client, "q") == ["with", "without", "compact"]
+    for raw in client.lrange("q", 0, -1):
+        message = json.loads(raw)
+        assert message["headers"]["redelivered"] is True
+        assert message["properties"]["delivery_info"]["redelivered"] is True
+
+
+def test_fractions_of_a_second_count_for_what_is_overdue(connection: Connection, client: Redis) -> None:
+    send(connection, "q", "late", "not yet")
+    taker = Taker(connection, "q")
+    taker.drain()
+    now, micros = eventually(lambda: (time := client.time())[1] > 200_000 and time)
+    overdue_since = {"late": now + micros / 1_000_000 - 30, "not yet": now - 10}
+    for message in taker.taken:
+        client.zadd("unacked_index", {message.delivery_tag: overdue_since[message.payload]})
+
+    taker.channel.qos.restore_visible()
+
+    assert waiting(client, "q") == ["late"]
 
 
 def test_what_the_stock_transport_registered_is_put_back(server: Valkey, connection: Connection, client: Redis) -> None:

@@ -49,7 +49,7 @@ def lines(diary: Path) -> list[str]:
     return diary.read_text().splitlines() if diary.exists() else []
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_long_work_and_long_waits_are_done_once(
     pool: str, server: Valkey, app: Celery, client: Redis, tmp_path: Path
 ) -> None:
@@ -68,6 +68,30 @@ def test_long_work_and_long_waits_are_done_once(
             eventually(lambda: held(client) == (0, 0), within=20)
             assert lines(running) == ["started", "completed"]
             assert len(lines(waiting)) == 4
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+def test_work_that_ends_during_a_warm_shutdown_is_done_once(
+    pool: str, server: Valkey, app: Celery, client: Redis, tmp_path: Path
+) -> None:
+    short, long = tmp_path / "short", tmp_path / "long"
+    length = TRANSPORT_OPTIONS["visibility_timeout"] * 2
+    with worker(server, tmp_path / "one.log", f"--pool={pool}", "--concurrency=2") as one:
+        one.says(" ready.", within=60)
+        if pool != "solo":
+            app.send_task("guard_app.hold", [3, str(short)], queue="q")
+        app.send_task("guard_app.hold", [length, str(long)], queue="q")
+        eventually(lambda: lines(long) == ["started"] and (pool == "solo" or lines(short)), within=20)
+
+        with worker(server, tmp_path / "two.log", f"--pool={pool}", "--concurrency=2") as two:
+            one.send(signal.SIGTERM)
+            two.says(" ready.", within=60)
+            eventually(lambda: not one.is_alive, within=60)
+            eventually(lambda: held(client) == (0, 0), within=20)
+
+    assert lines(long) == ["started", "completed"]
+    assert lines(short) == ([] if pool == "solo" else ["started", "completed"])
+    assert client.llen("q") == 0
 
 
 @pytest.mark.parametrize(("pool", "length"), [("prefork", TRANSPORT_OPTIONS["visibility_timeout"] * 2), ("threads", 5)])

@@ -14,12 +14,13 @@ import pytest
 from eventually import eventually
 from guard_app import client_app, every
 from redbeat.decoder import RedBeatJSONEncoder
+from redbeat.schedules import rrule
 from redis import Redis
 
 from queue_manager.core.clock import ServerClock, hours, seconds
 from queue_manager.devstack.servers import Valkey
 from queue_manager.transport import scan_ticks
-from queue_manager.transport.beat import LeaderScheduler
+from queue_manager.transport.beat import LeaderScheduler, StoredEntry
 from queue_manager.transport.leadership import LeaderLock
 
 LOCK_KEY = "redbeat::lock"
@@ -108,6 +109,88 @@ def test_entry_that_cannot_be_sent_does_not_hold_up_the_others(server: Valkey, c
     broken["options"]["serializer"] = "no-such-serializer"
     with scheduling(server, {"a-broken": broken, "items": every(1, "items")}) as scheduler:
         eventually(lambda: scheduler.tick() and client.llen("items") >= 1, within=5)
+
+
+def stored(name: str, **definition: Any) -> dict[str, Any]:
+    """Return the definition of an entry as RedBeat stores it."""
+    schedule = {"__type__": "interval", "every": 1, "relative": False}
+    whole = {"name": name, "task": "guard_app.tick", "args": [], "kwargs": {}, "options": {"queue": "broken"}}
+    return {**whole, "schedule": schedule, "enabled": True, **definition}
+
+
+BROKEN: dict[str, dict[str, str | bytes]] = {
+    "definition-is-no-json": {"definition": "{"},
+    "definition-is-not-utf8": {"definition": b"\xff"},
+    "definition-is-a-list": {"definition": "[]"},
+    "definition-of-unknown-type": {"definition": json.dumps(stored("a", schedule={"__type__": "lunar", "day": 1}))},
+    "schedule-is-a-text": {"definition": json.dumps(stored("a", schedule="daily"))},
+    "schedule-is-incomplete": {"definition": json.dumps(stored("a", schedule={"__type__": "interval", "every": 1}))},
+    "member-is-unknown": {"definition": json.dumps(stored("a", colour="red"))},
+    "kwargs-is-a-number": {"definition": json.dumps(stored("a", kwargs=5))},
+    "options-is-a-list": {"definition": json.dumps(stored("a", options=["queue"]))},
+    "name-is-anothers": {"definition": json.dumps(stored("items"))},
+    "meta-is-no-json": {"definition": json.dumps(stored("a")), "meta": "{"},
+    "meta-is-a-number": {"definition": json.dumps(stored("a")), "meta": "5"},
+    "meta-is-empty": {"definition": json.dumps(stored("a")), "meta": "{}"},
+    "last-run-is-a-text": {"definition": json.dumps(stored("a")), "meta": '{"last_run_at": "today"}'},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [
+        *((kind, 0) for kind in [*BROKEN, "no-hash", "key-is-not-utf8"]),
+        *(("meta-is-no-json", score) for score in (-1, 4e9, "+inf")),
+    ],
+)
+def test_broken_entry_is_skipped_and_logged_once(
+    kind: str, score: Any, server: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        scheduler.tick()
+        if kind == "key-is-not-utf8":
+            client.execute_command("ZADD", "redbeat::schedule", score, b"redbeat:\xff")
+        else:
+            client.zadd("redbeat::schedule", {"redbeat:a": score})
+            if kind == "no-hash":
+                client.set("redbeat:a", "a text")
+            else:
+                client.hset("redbeat:a", mapping=BROKEN[kind])
+
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 2, within=10)
+
+    assert client.llen("broken") == 0
+    assert caplog.text.count("skipping the schedule entry") == (1 if score == 0 else 0)
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, "no-hash"])
+def test_broken_entry_of_the_configuration_is_replaced(kind: str, server: Valkey, client: Redis) -> None:
+    if kind == "no-hash":
+        client.set("redbeat:items", "a text")
+    else:
+        client.hset("redbeat:items", mapping=BROKEN[kind])
+
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 1, within=10)
+
+
+@pytest.mark.parametrize("ends", [{"count": 2}, {"until": True}])
+def test_entry_that_ends_runs_no_more_and_the_others_go_on(ends: dict[str, Any], server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        begins = datetime.now(UTC)
+        ending = {"until": begins + seconds(1)} if "until" in ends else ends
+        schedule = rrule("SECONDLY", dtstart=begins, app=scheduler.app, **ending)
+        options = {"queue": "ending"}
+        StoredEntry("ending", "guard_app.tick", schedule, options=options, app=scheduler.app).save()
+
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 4, within=20)
+
+        assert 1 <= client.llen("ending") <= 3
+        assert client.zscore("redbeat::schedule", "redbeat:ending") == -1
+        before = client.llen("ending")
+        client.zadd("redbeat::schedule", {"redbeat:ending": 0})
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 6, within=20)
+        assert client.llen("ending") == before
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=3), timedelta(days=400)])

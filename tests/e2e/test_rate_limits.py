@@ -1,0 +1,41 @@
+"""A rate limit on an item task: items that it holds back keep their leases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from celery_processes import worker
+from eventually import eventually
+from real_servers import Servers
+from rooms import get_room, make_room
+from watching import is_open
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from tasks import app
+from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+
+LEASE = 5
+
+
+def test_items_that_a_rate_limit_holds_back_keep_their_leases(clean: Servers, tmp_path: Path) -> None:
+    rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
+    with worker(tmp_path / "log", env={"QM_LEASE_SECONDS": str(LEASE)}) as process:
+        assert app.control.rate_limit(unsnooze_room.name, "1/h", reply=True, timeout=3)
+        scan_expired_snoozes.delay()
+        eventually(lambda: sum(map(is_open, rooms)) == 1, within=20)
+        waiting = [room for room in rooms if not is_open(room)]
+        tokens = [lease(room)["token"] for room in waiting]
+        began = server_now()
+
+        eventually(
+            lambda: all(lease(room)["claimed_until"] > began + seconds(2 * LEASE) for room in waiting), within=30
+        )
+
+        assert [lease(room)["token"] for room in waiting] == tokens
+        assert process.is_alive()
+
+
+def lease(room: object) -> Any:
+    return next(value for value in get_room(room).values() if isinstance(value, dict) and "claimed_until" in value)

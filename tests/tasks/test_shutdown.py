@@ -1,0 +1,95 @@
+"""What one SIGTERM does to a worker with tasks that end soon, and with one that does not."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from celery_processes import CeleryProcess, worker
+from eventually import eventually
+from real_servers import Servers
+
+from queue_manager.transport import keys
+from tasks import app
+
+QUEUE, TASK = "groups", "group_app.touch"
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def client(clean: Servers) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def start(clean: Servers, tmp_path: Path) -> Iterator[Callable[..., CeleryProcess]]:
+    processes: list[CeleryProcess] = []
+
+    def start_one(**env: str) -> CeleryProcess:
+        process = worker(
+            tmp_path / f"worker{len(processes)}.log",
+            *("--queues", QUEUE, "--prefetch-multiplier", "8", "--hostname", f"w{len(processes)}@h"),
+            app="group_app",
+            env={"PYTHONPATH": f"{TESTS.parents[1]}:{TESTS.parent}:{TESTS}", **env},
+        ).start()
+        processes.append(process)
+        return process
+
+    yield start_one
+    for process in processes:
+        process.kill()
+
+
+def calls(client: redis.Redis) -> list[str]:
+    return [names[0] for what, names in map(json.loads, client.lrange("calls", 0, -1)) if what == "one"]
+
+
+def send(*names: str) -> None:
+    for name in names:
+        app.send_task(TASK, [name], task_id=name, queue=QUEUE)
+
+
+def test_task_that_ends_in_time_is_done_and_one_that_does_not_is_put_back(
+    start: Callable[..., CeleryProcess], client: redis.Redis
+) -> None:
+    one = start(QM_SHUTDOWN_SECONDS="4")
+    send("hold-1", "holdshort-1")
+    eventually(lambda: sorted(calls(client)) == ["hold-1", "holdshort-1"], within=20)
+    send("ok-1", "ok-2")  # they wait in the worker
+    eventually(lambda: client.hlen(keys.UNACKED) == 4)
+
+    one.signal(signal.SIGTERM)
+    eventually(lambda: "Warm shutdown" in one.log)
+    one.signal(signal.SIGTERM)
+    client.set("goshort", 1)
+
+    eventually(lambda: not one.is_alive(), within=30)
+    assert "Tasks are still running" in one.log
+    assert client.hlen(keys.UNACKED) == 0
+    assert client.llen(QUEUE) == 3
+    client.set("go", 1)
+    start()
+    eventually(lambda: client.llen(QUEUE) + client.hlen(keys.UNACKED) == 0, within=20)
+    assert sorted(calls(client)).count("hold-1") == 2
+    assert calls(client).count("holdshort-1") == 1
+
+
+def test_worker_whose_tasks_end_in_time_does_not_wait_for_the_limit(
+    start: Callable[..., CeleryProcess], client: redis.Redis
+) -> None:
+    one = start(QM_SHUTDOWN_SECONDS="3600")
+    send("hold-1")
+    eventually(lambda: calls(client) == ["hold-1"], within=20)
+
+    one.signal(signal.SIGTERM)
+    client.set("go", 1)
+
+    eventually(lambda: not one.is_alive(), within=30)
+    assert one.exit_code() == 0
+    assert (client.llen(QUEUE), client.hlen(keys.UNACKED)) == (0, 0)
+    assert "put back" not in one.log
