@@ -110,9 +110,8 @@ def figures() -> Figures:
 
 
 def _refuse_elsewhere() -> None:
-    chosen = settings()
-    if chosen.jobs_production_only and chosen.app_env != "production":
-        raise ConfigurationError(f"JOBS_PRODUCTION_ONLY=true and APP_ENV={chosen.app_env!r}: no jobs run here")
+    if not settings().allows_jobs:
+        raise ConfigurationError(settings().why_no_jobs)
 
 
 def _period() -> timedelta:
