@@ -2,7 +2,7 @@
 
     {_id, name, arguments, state, due, priority, created, updated, attempts}     every job
     {waiting, first}                        while it may be started: from when, and whether before all others
-    {claim: {token, claimed_until}}         while it is executing
+    {claim: {token, claimed_until, worker}} while it is executing
     {last_error, losses, history, progress} what happened; the last 50 entries
     {key, unique_key, singular, singular_key}   which jobs are the same, and which of them must be the only one
     {text}                                  its arguments as a search reads them
@@ -151,17 +151,29 @@ class Executing:
     id: ObjectId
     name: str
     claimed_until: datetime
+    since: datetime
+    worker: str | None
+    """Host and process, as `host:pid`; `None` for a job that an older release started."""
 
 
 def executing() -> list[Executing]:
     """Return every job that is executing, those whose lease ends first before the others."""
     found = jobs().find(
         {"state": State.EXECUTING},
-        {"name": 1, "claim.claimed_until": 1},
+        {"name": 1, "claim.claimed_until": 1, "claim.worker": 1, "updated": 1},
         sort=[("claim.claimed_until", ASCENDING)],
         hint="executing_by_lease",
     )
-    return [Executing(id=job["_id"], name=job["name"], claimed_until=job["claim"]["claimed_until"]) for job in found]
+    return [
+        Executing(
+            id=job["_id"],
+            name=job["name"],
+            claimed_until=job["claim"]["claimed_until"],
+            since=job["updated"],
+            worker=job["claim"].get("worker"),
+        )
+        for job in found
+    ]
 
 
 # Acting for a new leader, or by hand
@@ -245,6 +257,24 @@ def get(job_id: ObjectId) -> Document | None:
 def find(key: str) -> list[Document]:
     """Return the jobs of one name and arguments, newest first."""
     return list(jobs().find({"key": key}, sort=[("_id", DESCENDING)], hint="same_jobs"))
+
+
+def failing(limit: int) -> dict[str, int]:
+    """Return how many jobs of each name are in failure; of more than `limit` in all, some are left out."""
+    pipeline: list[Document] = [
+        {"$match": {"name": {"$gt": ""}, "state": State.FAILURE}},
+        {"$limit": limit},
+        {"$group": {"_id": "$name", "jobs": {"$sum": 1}}},
+        {"$sort": {"jobs": -1, "_id": 1}},
+    ]
+    return {row["_id"]: row["jobs"] for row in jobs().aggregate(pipeline, hint="jobs_of_a_name")}
+
+
+def by_state(limit: int) -> dict[str, int]:
+    """Return how many jobs are in each state, each counted up to `limit`."""
+    return {
+        state.value: jobs().count_documents({"state": state}, hint="jobs_in_a_state", limit=limit) for state in State
+    }
 
 
 def counts() -> dict[str, dict[str, int]]:

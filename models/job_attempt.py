@@ -28,10 +28,10 @@ class Outcome:
     took_ms: int = 0
 
 
-def start(job: Document, *, token: str, now: datetime, until: datetime) -> bool:
+def start(job: Document, *, token: str, now: datetime, until: datetime, worker: str | None = None) -> bool:
     """Claim one job for execution; tell whether it was still waiting. Raises `Busy`."""
     try:
-        return jobs().update_one(*_start(job, token, now, until), hint="_id_").modified_count == 1
+        return jobs().update_one(*_start(job, token, now, until, worker), hint="_id_").modified_count == 1
     except DuplicateKeyError:
         raise Busy from None
 
@@ -46,12 +46,19 @@ def finish(job: Document, outcome: Outcome, *, token: str, now: datetime) -> boo
 
 
 def finish_and_start(
-    job: Document, outcome: Outcome, following: Document, *, token: str, now: datetime, until: datetime
+    job: Document,
+    outcome: Outcome,
+    following: Document,
+    *,
+    token: str,
+    now: datetime,
+    until: datetime,
+    worker: str | None = None,
 ) -> tuple[bool, bool]:
     """Do both in one round trip, in this order; tell of each whether it was done."""
     writes = [
         UpdateOne(*_finish(job, outcome, token, now), hint="_id_"),
-        UpdateOne(*_start(following, token, now, until), hint="_id_"),
+        UpdateOne(*_start(following, token, now, until, worker), hint="_id_"),
     ]
     try:
         if jobs().bulk_write(writes).modified_count == len(writes):
@@ -71,10 +78,11 @@ def _has_ended(job: Document, token: str) -> bool:
     return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
 
 
-def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[Document, Document]:
+def _start(job: Document, token: str, now: datetime, until: datetime, worker: str | None) -> tuple[Document, Document]:
     still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
+    claim = {"token": token, "claimed_until": until} | ({} if worker is None else {"worker": worker})
     change = {
-        "$set": {"state": State.EXECUTING, "claim": {"token": token, "claimed_until": until}, "updated": now},
+        "$set": {"state": State.EXECUTING, "claim": claim, "updated": now},
         "$unset": {"waiting": "", "first": "", "progress": ""},
         "$inc": {"attempts": 1},
     }

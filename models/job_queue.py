@@ -69,6 +69,11 @@ def pause(names: Iterable[str], *, is_paused: bool) -> None:
         queues().bulk_write(writes, ordered=False)
 
 
+def held(now: datetime) -> set[str]:
+    """Return the names whose queue somebody holds: a worker that runs through it, or a message that waits for one."""
+    return set(claims().find_ids(_OF.live(now), limit=0))
+
+
 def paused() -> set[str]:
     """Return the names that are paused."""
     return {queue["_id"] for queue in queues().find({"paused": True}, {"_id": 1}, hint="paused_queues")}

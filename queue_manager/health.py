@@ -1,10 +1,10 @@
-"""The state of the whole, for `queue-manager health`: servers, leader, last scans, each system's figures."""
+"""The state of the whole, for `queue-manager health` and the overview: servers, leader, workers, scans, systems."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
@@ -13,19 +13,23 @@ import redis
 from beat_schedule import SCHEDULE
 from models import database, scan_run
 from models.database import require_replica_set, server_now
-from queue_manager.core.clock import to_iso
+from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.schedule import Scan
 from queue_manager.core.settings import Settings, masked, settings
-from queue_manager.transport import dead_letters
-from queue_manager.transport.leadership import LEADER_LOCK, leadership
+from queue_manager.transport import dead_letters, presence
+from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadership
+from queue_manager.transport.presence import Worker
 from queue_manager.transport.server import connect, require_server
 from services.due_work import Figures
+from services.problems import MAX_IDS, span
 
 FIGURES: dict[str, Callable[[], Figures]] = {
     scan.name: import_module(f"services.{scan.system}").figures for scan in SCHEDULE
 }
-MISSED_TICKS = 3  # a scan whose last run is older than so many periods is late
+STARTING = seconds(30)  # after a beat began to lead, workers may still be on their way
+NO_LAG = {"review-requests"}
+"""Systems whose lag says nothing: an agency counts from its first subscription, however often it was asked since."""
 
 
 @dataclass(kw_only=True)
@@ -44,36 +48,61 @@ class Health:
         return asdict(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Who runs: the beat that leads, the workers that are online; and the dead letters of the broker."""
+
+    leader: Leadership | None
+    workers: Sequence[Worker]
+    dead_letters: int
+    now: datetime
+    """By the clock of Redis, which is also that of the leader."""
+
+    @classmethod
+    def read(cls, client: redis.Redis) -> Processes:
+        """Raises what redis-py raises."""
+        second, micros = client.time()
+        return cls(
+            now=datetime.fromtimestamp(second + micros / 1_000_000, UTC),
+            leader=leadership(client, LEADER_LOCK),
+            workers=presence.online(client),
+            dead_letters=dead_letters.count(client),
+        )
+
+    @property
+    def are_starting(self) -> bool:
+        return self.leader is not None and self.now - self.leader.since < STARTING
+
+
 def health() -> Health:
     """Look at everything once. A server that is away is a problem in the answer, never an exception."""
     chosen = settings()
     state = Health(mongodb=masked(chosen.mongo_db_url), redis=masked(chosen.redis_url))
-    _look_at_redis(state, chosen)
-    _look_at_mongodb(state, chosen)
+    processes = _look_at_redis(state, chosen)
+    _look_at_mongodb(state, chosen, processes)
     state.problems += chosen.remarks()
     return state
 
 
-def _look_at_redis(state: Health, chosen: Settings) -> None:
+def _look_at_redis(state: Health, chosen: Settings) -> Processes | None:
     try:
         require_server(chosen.redis_url)
         with connect(chosen.redis_url) as client:
-            leader, dead = leadership(client, LEADER_LOCK), dead_letters.count(client)
+            processes = Processes.read(client)
     except ConfigurationError as error:
         state.problems.append(str(error))
+        return None
     except redis.RedisError as error:
         state.problems.append(f"Redis at {state.redis} is unreachable ({error})")
-    else:
-        if dead:
-            state.problems.append(f"{dead} broker messages could not be read or used: see `queue-manager dead-letters`")
-        if leader is None:
-            state.problems.append("no beat leads, so nothing is scanned: start `celery -A tasks beat`")
-            return
+        return None
+    state.problems += problems_of_processes(processes, chosen)
+    if (leader := processes.leader) is not None:
         lease_left = round(leader.lease_left.total_seconds(), 1)
         state.leader = {**asdict(leader), "since": to_iso(leader.since), "lease_left": lease_left}
+    return processes
 
 
-def _look_at_mongodb(state: Health, chosen: Settings) -> None:
+def _look_at_mongodb(state: Health, chosen: Settings, processes: Processes | None) -> None:
     try:
         require_replica_set()
     except ConfigurationError as error:
@@ -85,27 +114,93 @@ def _look_at_mongodb(state: Health, chosen: Settings) -> None:
     for scan in SCHEDULE:
         if scan.flag(chosen):
             try:
-                _look_at_system(state, scan, chosen)
+                _look_at_system(state, scan, chosen, processes)
             except (AppError, database.Error) as error:
                 state.problems.append(f"{scan.name}: {reason(error)}")
 
 
-def _look_at_system(state: Health, scan: Scan, chosen: Settings) -> None:
-    run = scan_run.last(scan.task)
+def _look_at_system(state: Health, scan: Scan, chosen: Settings, processes: Processes | None) -> None:
+    run, now = scan_run.last(scan.task), server_now()
+    leader = None if processes is None else processes.leader
     state.scans[scan.name] = None if run is None else {**run, "at": to_iso(run["at"])}
-    if (remark := remark_on(scan, run, chosen, now=server_now())) is not None:
-        state.problems.append(remark)
+    if is_starting(scan, run, chosen, leader, now=now):
+        state.details.append(f"{scan.name}: starting, its scan has not run yet")
+    state.problems += problems_of_scan(scan, run, chosen, processes, now=now)
     figures = FIGURES[scan.name]()
     state.systems[scan.name] = figures.numbers
     state.details += [f"{scan.name}: {detail}" for detail in figures.details]
-    state.problems += figures.problems
+    state.problems += problems_of_items(scan, figures, chosen)
 
 
-def remark_on(scan: Scan, run: database.Document | None, chosen: Settings, *, now: datetime) -> str | None:
-    """Return what is wrong with the last run of a scan that is switched on, `None` when nothing is."""
-    if run is None or now - run["at"] > MISSED_TICKS * scan.period(chosen):
+# What is wrong, also for the overview
+
+
+def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
+    """Return what is wrong with the processes that all systems need, and the broker's dead letters."""
+    needed = ["scans", *(scan.queue for scan in SCHEDULE if scan.queue is not None and scan.flag(chosen))]
+    is_on = any(scan.flag(chosen) for scan in SCHEDULE)
+    problems = []
+    if processes.dead_letters:
+        problems.append(
+            f"{processes.dead_letters} broker messages could not be read or used: see `queue-manager dead-letters`"
+        )
+    if processes.leader is None:
+        problems.append("No leader: no beat leads, so nothing is scanned; start `celery -A tasks beat`")
+    if not is_on or processes.are_starting:
+        return problems
+    if not processes.workers:
+        problems.append(
+            f"No workers: none is online to consume the queues {', '.join(needed)}; start `celery -A tasks worker`"
+        )
+    elif presence.unconsumed(processes.workers, ["scans"]):
+        problems.append(
+            "no worker consumes the queue scans, so no scan runs: start `celery -A tasks worker --queues scans`"
+        )
+    return problems
+
+
+def is_starting(
+    scan: Scan, run: database.Document | None, chosen: Settings, leader: Leadership | None, *, now: datetime
+) -> bool:
+    """Return True if the scan has not run since the leader began and is not late yet.
+
+    Without a leader, which is a problem of its own, a scan that never ran is starting too.
+    """
+    if leader is None:
+        return run is None
+    return (run is None or run["at"] < leader.since) and now - leader.since <= scan.late_after(chosen)
+
+
+def problems_of_scan(
+    scan: Scan, run: database.Document | None, chosen: Settings, processes: Processes | None, *, now: datetime
+) -> list[str]:
+    """Return what is wrong with the scan of a system that is switched on, and with its queue."""
+    problems = []
+    leader = None if processes is None else processes.leader
+    is_late = run is None or now - run["at"] > scan.late_after(chosen)
+    if is_late and not is_starting(scan, run, chosen, leader, now=now):
         last = "never in the last 24 hours" if run is None else f"last at {to_iso(run['at'])}"
-        return f"the scan {scan.name} is late ({last}): is a worker on the queue `scans`?"
-    if run["errors"]:
-        return f"the last scan {scan.name} met {run['errors']} errors: {run.get('error')}"
-    return None
+        problems.append(f"the scan {scan.name} is late ({last}): is a worker on the queue `scans`?")
+    elif run is not None and not is_late and run["errors"]:
+        problems.append(f"the last scan {scan.name} met {run['errors']} errors: {run.get('error')}")
+    if processes is None or scan.queue is None or not processes.workers or processes.are_starting:
+        return problems
+    if presence.unconsumed(processes.workers, [scan.queue]):
+        problems.append(
+            f"no worker consumes the queue {scan.queue}, so no item of {scan.name} is handled: start "
+            f"`celery -A tasks worker --queues {scan.queue}`"
+        )
+    return problems
+
+
+def problems_of_items(scan: Scan, figures: Figures, chosen: Settings) -> list[str]:
+    """Return what is wrong with the items of a system that is switched on."""
+    lag, limit = seconds(figures.numbers.get("lag_seconds", 0)), scan.late_after(chosen)
+    if lag <= limit or scan.name in NO_LAG:
+        return figures.problems
+    which = f" ({', '.join(figures.late[:MAX_IDS])})" if figures.late else ""
+    late = (
+        f"{scan.name} lags: the oldest due item has waited {span(lag)}, more than {span(limit)}; see that the workers "
+        f"run, keep up and log no errors{which}"
+    )
+    return [late, *figures.problems]

@@ -70,7 +70,8 @@ def _running(running: Job | None, now: datetime) -> str:
     if running is None:
         return ""
     left = (running["claimed_until"] - now).total_seconds()
-    return f"{running['id']}, lease {f'{left:.0f} s' if left > 0 else 'over'}"
+    where = f" on {running['worker']}" if "worker" in running else ""
+    return f"{running['id']}{where}, lease {f'{left:.0f} s' if left > 0 else 'over'}"
 
 
 def _table(*titles: str, numbers: Sequence[str]) -> Table:

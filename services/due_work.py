@@ -37,11 +37,24 @@ class DueBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The state of one system: `numbers` by name, `details`, and `problems` that somebody should look at."""
+    """The state of one system: `numbers` by name, `details`, and `problems` that somebody should look at.
+
+    `queue-manager health` exits with 1 while there are problems, and the dashboard shows them. Each is one sentence:
+    what is wrong, how many, which ids (five at most), what to do. `services.problems` has the words.
+    """
 
     numbers: dict[str, float]
     details: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """Ids of items that have been due for too long, a few of them."""
+    states: dict[str, str] = field(default_factory=dict)
+    """By problem: the state under which the system's page lists the items that it is about."""
+
+    def add_problem(self, text: str, *, state: str | None = None) -> None:
+        self.problems.append(text)
+        if state is not None:
+            self.states[text] = state
 
 
 class Backlog:

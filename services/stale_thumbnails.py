@@ -16,18 +16,24 @@ from itertools import islice
 from typing import Any
 from uuid import uuid4
 
+from bson import ObjectId
+
 from models import database, site
 from models.site import Sites
 from queue_manager.core.clock import hours, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.schedule import late_after
 from queue_manager.core.settings import settings
 from services.due_work import Backlog, DueBatch, DueItem, DueWork, Figures, Limits
+from services.problems import counted, ids
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
 ASK_AGAIN_AFTER = seconds(10)  # between two looks at whether the items of a run have reported
+PERIOD = hours(1)
 SHOWN = 10
+MAX_FAILED = 1_000  # failed resets that are looked at again, the newest
 
 log = get_logger(INITIATOR)
 Result = dict[str, Any]
@@ -172,18 +178,51 @@ def figures() -> Figures:
     before = now - threshold()
     numbers: dict[str, float] = {"resets_last_day": site.resets_since(now - hours(24))}
     oldest: list[tuple[datetime, str]] = []
-    problems = []
     numbers["failed"], numbers["stuck"] = site.count_failed(), 0
     for name, sites in site.ALL.items():
         numbers[f"stuck_{name}"] = sites.stuck(before)
         numbers[f"finished_{name}"] = sites.finished(before)
         numbers["stuck"] += sites.count_reset_often()
         oldest += [(one.started_at, f"{name} {one.id}") for one in islice(sites.stale(before), SHOWN)]
-        problems += [
-            f"{name} {often['_id']} was reset {often['thumbnail_reset_count']} times in a row"
-            for often in sites.reset_often()
-        ]
     numbers["due"] = sum(numbers[f"{state}_{name}"] for name in site.ALL for state in ("stuck", "finished"))
     numbers["lag_seconds"] = max([(before - began).total_seconds() for began, _ in oldest], default=0.0)
     details = [f"{name}: {(now - began) / hours(1):.1f} h" for began, name in sorted(oldest)[:SHOWN]]
-    return Figures(numbers=numbers, details=details, problems=problems)
+    late = [name for began, name in sorted(oldest) if before - began > late_after(PERIOD)]
+    figures = Figures(numbers=numbers, details=details, late=late)
+    _add_problems(figures, before)
+    return figures
+
+
+def _add_problems(figures: Figures, before: datetime) -> None:
+    if stuck := int(figures.numbers["stuck"]):
+        shown = [
+            f"{name} {often['_id']} {often['thumbnail_reset_count']} times"
+            for name, sites in site.ALL.items()
+            for often in sites.reset_often()
+        ]
+        figures.add_problem(
+            f"{counted(stuck, 'stuck site')}: reset {site.OFTEN} times in a row or more and hanging again each time; "
+            f"look at the builder of thumbnails ({ids(shown, stuck)})",
+            state="stuck",
+        )
+    if failed := _failed_and_hanging(before):
+        figures.add_problem(
+            f"{counted(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs; see "
+            f"the error in the dashboard, then retry ({ids(failed, len(failed))})",
+            state="failed",
+        )
+
+
+def _failed_and_hanging(before: datetime) -> list[str]:
+    """Return the sites of the newest failed resets that still hang: a later reset may have done it."""
+    newest = islice(site.list_failed(after=None, is_descending=True), MAX_FAILED)
+    by_collection: dict[str, set[ObjectId]] = {name: set() for name in site.ALL}
+    for one in newest:
+        if one["collection"] in by_collection and ObjectId.is_valid(one["site_id"]):
+            by_collection[one["collection"]].add(ObjectId(one["site_id"]))
+    return [
+        f"{name} {hung.id}"
+        for name, keys in by_collection.items()
+        if keys
+        for hung in site.ALL[name].stale_among(list(keys), before)
+    ]

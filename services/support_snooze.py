@@ -25,6 +25,7 @@ from queue_manager.core.settings import settings
 from services.claimed_work import ClaimedItems
 from services.due_work import DueItem, Figures, Limits
 from services.items import Item, State
+from services.problems import add_claim_problems
 from services.realtime import EmitFailed, Events, events
 
 INITIATOR = "QM/conversations/support-snooze"
@@ -177,11 +178,12 @@ def figures() -> Figures:
     """Return pending, in progress, stuck, cooling off, the lag of the oldest due room, and what is malformed."""
     malformed = support_room.malformed()
     ids = ", ".join(str(room_id) for room_id in malformed.ids)
-    problem = f"{malformed.count} rooms have a malformed snooze_time and can never fall due: {ids}"
-    return Figures(
-        numbers={**support_room.claims().figures(database.server_now()), "malformed": malformed.count},
-        problems=[problem] if malformed.count else [],
-    )
+    claims, now = support_room.claims(), database.server_now()
+    figures = Figures(numbers={**claims.figures(now), "malformed": malformed.count})
+    add_claim_problems(figures, claims, thing="room", period=seconds(settings().qm_snooze_scan_seconds), now=now)
+    if malformed.count:
+        figures.add_problem(f"{malformed.count} rooms have a malformed snooze_time and can never fall due: {ids}")
+    return figures
 
 
 def _arguments(room_id: Any, snoozed_until: Any = None) -> tuple[ObjectId, datetime | None]:

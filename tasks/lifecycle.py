@@ -70,13 +70,13 @@ def settle(**_: Any) -> None:
 def start_heartbeat(sender: Any, **_: Any) -> None:
     memory.collect_seldom()
     _heartbeat.start()
-    presence.show(sender.hostname)
+    presence.show(sender.hostname, sender.app.amqp.queues.consume_from)
 
 
 @signals.heartbeat_sent.connect
 def show_presence(sender: Any, **_: Any) -> None:
     """Show that this worker is there: from its main loop, so that one that hangs is not. It comes also without -E."""
-    presence.show(sender.eventer.hostname)
+    presence.show(sender.eventer.hostname, sender.eventer.app.amqp.queues.consume_from)
 
 
 @signals.worker_shutdown.connect

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings
 
 if TYPE_CHECKING:
     from celery.schedules import crontab
+
+MISSED_RUNS = 3
+MIN_LATE_AFTER = seconds(15)  # a very short period must not raise an alarm for every pause of a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,15 @@ class Scan:
     def system(self) -> str:
         """The module of its service."""
         return self.service or self.task.split(".")[1]
+
+    def late_after(self, settings: Settings) -> timedelta:
+        """Return how long the scan may not have run, or an item may be due, before that is a problem."""
+        return late_after(self.period(settings))
+
+
+def late_after(period: timedelta) -> timedelta:
+    """Return the time after which the work of a scan with this period is late."""
+    return max(MISSED_RUNS * period, MIN_LATE_AFTER)
 
 
 def item_queues(schedule: Sequence[Scan]) -> list[str]:

@@ -193,7 +193,7 @@ class Settings(BaseSettings):
     jobs_imports: list[str] = []
     """Modules that register jobs, imported by workers."""
     jobs_production_only: Flag = False
-    """Runs no jobs unless `app_env` is `production`."""
+    """Runs no jobs unless `app_env` is set to `production`."""
     jobs_timer_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 5_000
     """Milliseconds between two looks for jobs that are due."""
     jobs_lease_seconds: Annotated[float, Field(ge=1, le=3_600)] = 30
@@ -218,7 +218,19 @@ class Settings(BaseSettings):
     @property
     def runs_jobs(self) -> bool:
         """Whether jobs are switched on, and allowed in this environment."""
-        return self.qm_jobs and (not self.jobs_production_only or self.app_env == "production")
+        return self.qm_jobs and self.allows_jobs
+
+    @property
+    def allows_jobs(self) -> bool:
+        """Whether jobs may run in this environment. JOBS_PRODUCTION_ONLY protects: APP_ENV's default is no consent."""
+        is_production = self.app_env == "production" and "app_env" in self.model_fields_set
+        return is_production or not self.jobs_production_only
+
+    @property
+    def why_no_jobs(self) -> str:
+        """What to say where `allows_jobs` is false."""
+        environment = f"APP_ENV={self.app_env!r}" if "app_env" in self.model_fields_set else "APP_ENV is not set"
+        return f"JOBS_PRODUCTION_ONLY=true and {environment}: no jobs run here"
 
     @property
     def has_credentials(self) -> bool:
@@ -238,7 +250,7 @@ class Settings(BaseSettings):
             near = difflib.get_close_matches(name, fields, n=1)
             remarks.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
         if self.qm_jobs and not self.runs_jobs:
-            remarks.append(f"JOBS_PRODUCTION_ONLY=true and APP_ENV={self.app_env!r}: no jobs run here")
+            remarks.append(self.why_no_jobs)
         systems = [name for name, field in fields.items() if _SYSTEM in field.metadata]
         if not any(getattr(self, name.lower()) for name in systems):
             remarks.append(f"no system is switched on, so no scan will run: set {' or '.join(systems)} to true")

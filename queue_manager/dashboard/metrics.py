@@ -6,7 +6,7 @@ so. Totals are of all processes together, since Redis last lost its data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -15,16 +15,19 @@ from prometheus_client.registry import Collector
 from redis import Redis
 
 from beat_schedule import SCHEDULE
+from models.claims import COUNTED
 from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
 from queue_manager.core.schedule import item_queues
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.servers import Unavailable, mongodb, ping_mongodb, redis_server
+from queue_manager.dashboard.systems.named import SYSTEMS
 from queue_manager.health import FIGURES
 from queue_manager.transport import counters, dead_letters
 from queue_manager.transport.counters import Totals
 from queue_manager.transport.keys import PRIORITIES, lists
 from queue_manager.transport.leadership import LEADER_LOCK, epoch_key, leadership
+from services.job_queues import jobs_by_state
 
 SCAN_TOTALS = {
     "runs": "Runs of the scan.",
@@ -69,9 +72,10 @@ _registry.register(Systems())
 
 def _from_redis() -> Iterator[Metric]:
     with redis_server() as client:
-        totals = counters.read(client, (*(scan.task for scan in SCHEDULE), *item_queues(SCHEDULE)))
+        counted = {name: system.counted_as for name, system in SYSTEMS.items() if system.counted_as is not None}
+        totals = counters.read(client, (*(scan.task for scan in SCHEDULE), *counted.values()))
         yield from _scans({scan.name: totals[scan.task] for scan in SCHEDULE})
-        yield _items({scan.name: totals[scan.queue] for scan in SCHEDULE if scan.queue is not None})
+        yield _items({name: totals[key] for name, key in counted.items()})
         yield from _queues(client)
         yield from _leader(client)
 
@@ -121,7 +125,7 @@ def _leader(client: Redis) -> Iterator[Metric]:
     yield GaugeMetricFamily("queue_manager_leader_epoch", "Number of the last take-over.", value=epoch)
 
 
-def _from_mongodb() -> Iterable[Metric]:
+def _from_mongodb() -> Iterator[Metric]:
     """Return one gauge for each name of a figure, with the systems that are switched on."""
     ping_mongodb()  # also when no system is on
     gauges: dict[str, GaugeMetricFamily] = {}
@@ -131,7 +135,18 @@ def _from_mongodb() -> Iterable[Metric]:
                 text = f"Figure {figure} of the system: see `queue-manager health`."
                 gauge = gauges.setdefault(figure, GaugeMetricFamily(f"queue_manager_{figure}", text, labels=["system"]))
                 gauge.add_metric([scan.name], number)
-    return gauges.values()
+    yield from gauges.values()
+    if settings().runs_jobs:
+        yield _jobs()
+
+
+def _jobs() -> Metric:
+    text = f"Jobs by state; {COUNTED} stands for that many or more."
+    jobs = GaugeMetricFamily("queue_manager_jobs", text, labels=["state"])
+    with mongodb():
+        for state, count in jobs_by_state().items():
+            jobs.add_metric([state], count)
+    return jobs
 
 
 def _figures(system: str) -> dict[str, float]:

@@ -58,9 +58,3 @@ def ping_mongodb() -> None:
     """Raises `Unavailable`."""
     with mongodb():
         database.database().command("ping")
-
-
-def ping_redis() -> None:
-    """Raises `Unavailable`."""
-    with redis_server() as client:
-        client.ping()

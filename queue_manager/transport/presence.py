@@ -1,4 +1,5 @@
-"""Which workers are online: each shows itself every two seconds, and leaves when it ends in order.
+"""Which workers are online, and which queues they consume: each shows itself every two seconds, and leaves when it
+ends in order.
 
 Guarantee: a worker that was killed, or that the broker lost, is gone after `GONE_AFTER`, by the clock of Redis. Showing
 oneself never fails and hardly waits.
@@ -6,7 +7,9 @@ oneself never fails and hardly waits.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,13 +22,15 @@ from queue_manager.core.settings import settings
 from queue_manager.transport.server import make_client
 
 KEY = "qm:workers"
+QUEUES_KEY = "qm:workers:queues"
 GONE_AFTER = seconds(10)
 PATIENCE = 0.5  # seconds that a worker waits for a Redis that hangs
 
 # Show that a worker is there now, and forget those that are gone.
 #
 # KEYS[1]  workers: sorted set of names by the time, in ms, at which each showed itself last
-# ARGV     name, ms after which a worker is gone
+# KEYS[2]  hash of the queues of each, as JSON; one that does not say what it consumes is not in it
+# ARGV     name, ms after which a worker is gone, its queues or nothing
 # Returns  nothing
 #
 # A script for its clock. Harmless when repeated.
@@ -33,8 +38,15 @@ SHOW = """
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 redis.call('ZADD', KEYS[1], ms, ARGV[1])
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])) do
+    redis.call('HDEL', KEYS[2], gone)
+end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])
+if ARGV[3] ~= '' then
+    redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
 """
 
 
@@ -44,6 +56,8 @@ class Worker:
     """Celery's node name."""
     pid: int
     seen_at: datetime
+    queues: tuple[str, ...] | None = None
+    """What it consumes; `None`: it does not say, as a worker of an older release."""
 
 
 _client = PerProcess(
@@ -51,16 +65,22 @@ _client = PerProcess(
 )
 
 
-def show(name: str) -> None:
-    """Show that the worker `name` of this process is there. Best effort: the next time comes soon."""
+def show(name: str, queues: Iterable[str] | None = None) -> None:
+    """Show that the worker `name` of this process is there and consumes `queues`. Best effort: the next time comes
+    soon.
+    """
+    consumed = "" if queues is None else json.dumps(sorted(queues))
     with suppress(redis.RedisError):
-        _client().eval(SHOW, 1, KEY, _member(name), milliseconds(GONE_AFTER))
+        _client().eval(SHOW, 2, KEY, QUEUES_KEY, _member(name), milliseconds(GONE_AFTER), consumed)
 
 
 def leave(name: str) -> None:
     """Say that it ends. Best effort: it is gone a little later by itself."""
     with suppress(redis.RedisError):
-        _client().zrem(KEY, _member(name))
+        with _client().pipeline() as pipe:
+            pipe.zrem(KEY, _member(name))
+            pipe.hdel(QUEUES_KEY, _member(name))
+            pipe.execute()
 
 
 def online(client: redis.Redis) -> list[Worker]:
@@ -68,15 +88,30 @@ def online(client: redis.Redis) -> list[Worker]:
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.zrange(KEY, 0, -1, withscores=True)
-        (now, micros), found = pipe.execute()
+        pipe.hgetall(QUEUES_KEY)
+        (now, micros), found, queues = pipe.execute()
     since = now * 1000 + micros // 1000 - milliseconds(GONE_AFTER)
-    return sorted((_worker(member, ms) for member, ms in found if ms > since), key=lambda worker: worker.name)
+    workers = (_worker(member, ms, queues.get(member)) for member, ms in found if ms > since)
+    return sorted(workers, key=lambda worker: worker.name)
+
+
+def unconsumed(workers: Iterable[Worker], queues: Iterable[str]) -> list[str]:
+    """Return those of `queues` that no worker consumes; none while a worker does not say what it consumes."""
+    consumed: set[str] = set()
+    for worker in workers:
+        if worker.queues is None:
+            return []
+        consumed.update(worker.queues)
+    return [queue for queue in queues if queue not in consumed]
 
 
 def _member(name: str) -> str:
     return f"{name} {os.getpid()}"  # two workers of one name, which Celery allows, are two
 
 
-def _worker(member: str, ms: float) -> Worker:
+def _worker(member: str, ms: float, queues: str | None) -> Worker:
     name, _, pid = member.rpartition(" ")
-    return Worker(name=name, pid=int(pid), seen_at=datetime.fromtimestamp(ms / 1000, UTC))
+    seen_at = datetime.fromtimestamp(ms / 1000, UTC)
+    return Worker(
+        name=name, pid=int(pid), seen_at=seen_at, queues=None if queues is None else tuple(json.loads(queues))
+    )

@@ -13,17 +13,20 @@ repeated.
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import redis
 
 from models import database, job_queue
 from models import job as model
-from queue_manager.core.clock import seconds
+from models.claims import COUNTED
+from models.job import Executing
+from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
+from queue_manager.core.schedule import late_after
 from queue_manager.core.settings import settings
 from queue_manager.transport import counters, leadership
 from queue_manager.transport.server import make_client
@@ -34,6 +37,7 @@ from services.job_queues.jobs import Jobs
 from services.job_queues.plain import as_json
 from services.job_queues.registry import Registry, job, registry
 from services.job_queues.runner import Run, Runner, RunReport
+from services.problems import add_claim_problems, counted, ids, span
 
 __all__ = [
     "InvalidJob",
@@ -55,6 +59,7 @@ __all__ = [
 
 INITIATOR = "QM/jobs"
 BUDGET = seconds(30)
+LONG_RUNNING = minutes(10)
 
 log = get_logger(INITIATOR)
 _redis = PerProcess(lambda: make_client(settings().redis_url))
@@ -109,13 +114,60 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
 
 
 def figures() -> Figures:
-    """Return the figures of the queues: `{pending, in_progress, stuck, cooling_off, lag_seconds}` and what executes."""
-    numbers = job_queue.claims().figures(database.server_now())
-    paused = sorted(job_queue.paused())
-    return Figures(
-        numbers={**numbers, "executing": len(model.executing())},
-        details=[f"paused: {', '.join(paused)}"] if paused else [],
+    """Return `{pending, in_progress, stuck, cooling_off}` of the queues, and of the jobs `{executing, failed,
+    lag_seconds}`: the lag of the oldest due job whose queue nobody runs through.
+    """
+    now, claims = database.server_now(), job_queue.claims()
+    executing, paused, failing = model.executing(), job_queue.paused(), model.failing(COUNTED)
+    numbers = {**claims.figures(now), "executing": len(executing), "failed": sum(failing.values())}
+    waiting = _waiting(executing, paused, now)
+    numbers["lag_seconds"] = (now - min(waiting.values(), default=now)).total_seconds()
+    long_running = sorted((one for one in executing if now - one.since > LONG_RUNNING), key=lambda one: one.since)
+    figures = Figures(
+        numbers=numbers,
+        details=[
+            *([f"paused: {', '.join(sorted(paused))}"] if paused else []),
+            *(f"{one.name}: the job {one.id} has been executing for {_where(one, now)}" for one in long_running),
+        ],
     )
+    figures.late.extend(name for name, first in waiting.items() if now - first > late_after(_period()))
+    _add_job_problems(figures, executing, failing, now)
+    add_claim_problems(figures, claims, thing="job queue", period=_period(), now=now, has_page=False)
+    return figures
+
+
+def jobs_by_state() -> dict[str, int]:
+    """Return how many jobs are in each state; a count that has reached `COUNTED` stands for that many or more."""
+    return model.by_state(COUNTED)
+
+
+def _waiting(executing: list[Executing], paused: set[str], now: datetime) -> dict[str, datetime]:
+    """Return since when the first due job of each name waits. Those behind a job of their name wait as they should."""
+    busy = paused | {one.name for one in executing} | job_queue.held(now)
+    return {name: first for name, first in model.due_names(now).items() if name not in busy}
+
+
+def _add_job_problems(figures: Figures, executing: list[Executing], failing: dict[str, int], now: datetime) -> None:
+    if failing:
+        names = ids((f"{name} {count}" for name, count in failing.items()), len(failing))
+        figures.add_problem(
+            f"{counted(sum(failing.values()), 'failing job')}, by name: {names}; see their last error with "
+            "`queue-manager jobs list --state failure`, then repair, retry or cancel them",
+            state="failure",
+        )
+    late = late_after(_period())
+    lost = [one for one in executing if one.claimed_until <= now - late]
+    if lost:
+        shown = ids((f"{one.name} {one.id}" for one in lost), len(lost))
+        figures.add_problem(
+            f"{counted(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
+            f"and no dispatch has taken it back; see that a beat leads and a worker consumes `scans` ({shown})",
+            state="executing",
+        )
+
+
+def _where(one: Executing, now: datetime) -> str:
+    return f"{span(now - one.since)} on {one.worker or 'an unknown worker'}"
 
 
 def _raise_epoch(known: int, age: timedelta) -> None:
@@ -128,9 +180,8 @@ def _raise_epoch(known: int, age: timedelta) -> None:
 
 
 def _refuse_elsewhere() -> None:
-    chosen = settings()
-    if chosen.jobs_production_only and chosen.app_env != "production":
-        raise ConfigurationError(f"JOBS_PRODUCTION_ONLY=true and APP_ENV={chosen.app_env!r}: no jobs run here")
+    if not settings().allows_jobs:
+        raise ConfigurationError(settings().why_no_jobs)
 
 
 def _period() -> timedelta:

@@ -226,4 +226,7 @@ class Jobs:
 
 
 def _shown(executing: job.Executing | None) -> Document | None:
-    return None if executing is None else {"id": executing.id, "claimed_until": executing.claimed_until}
+    if executing is None:
+        return None
+    shown: Document = {"id": executing.id, "claimed_until": executing.claimed_until}
+    return shown if executing.worker is None else {**shown, "worker": executing.worker}

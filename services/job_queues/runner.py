@@ -6,6 +6,8 @@ worker's claim; what a worker does whose claim was lost changes nothing in the r
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from asyncio import CancelledError
 from collections import deque
@@ -120,7 +122,9 @@ class Runner:
     def _start(self, following: Document) -> Document | None:
         now = self.clock()
         try:
-            is_started = job_attempt.start(following, token=self.token, now=now, until=now + self.lease)
+            is_started = job_attempt.start(
+                following, token=self.token, now=now, until=now + self.lease, worker=_this_process()
+            )
         except Busy:
             self._page.clear()
             self.report.stopped = "another run executes a job of this name"
@@ -150,7 +154,9 @@ class Runner:
         if following is None:
             return job_attempt.finish(done, outcome, token=self.token, now=now), False
         until = now + self.lease
-        return job_attempt.finish_and_start(done, outcome, following, token=self.token, now=now, until=until)
+        return job_attempt.finish_and_start(
+            done, outcome, following, token=self.token, now=now, until=until, worker=_this_process()
+        )
 
     def _execute(self, current: Document, heart: _Heart) -> Outcome:
         began = time.monotonic()
@@ -247,6 +253,10 @@ def _text(said: object) -> str:
         return str(said)[:LONGEST_ERROR].encode("utf-8", "replace").decode()
     except Exception as error:
         return f"its text cannot be read ({type(error).__name__})"
+
+
+def _this_process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _ms_since(began: float) -> int:

@@ -21,6 +21,7 @@ import redis
 
 from queue_manager.core.clock import seconds
 from queue_manager.core.per_process import PerProcess
+from queue_manager.core.schedule import late_after
 from queue_manager.core.settings import Settings, settings
 from queue_manager.transport.server import make_client
 from services.due_work import Figures
@@ -39,6 +40,7 @@ from services.message_queue.messages import Bounds, Json, Message, NewMessage
 from services.message_queue.queue import Defaults, Enqueued, MessageQueue, Touched
 from services.message_queue.requeue import Sweeper, Swept, streams
 from services.message_queue.scripts import Scripts
+from services.problems import MAX_IDS, counted, ids
 
 __all__ = [
     "Contents",
@@ -132,7 +134,7 @@ def figures() -> Figures:
     """Return what waits, is held, overdue and dead, and the age of the oldest deadline that has passed, in seconds."""
     counts = contents().counts()
     first = counts.first_deadline_at
-    return Figures(
+    figures = Figures(
         numbers={
             "pending": counts.main,
             "in_progress": counts.processing,
@@ -143,8 +145,18 @@ def figures() -> Figures:
             "dead_lettered_in_all": counts.total_dead_lettered,
             "lag_seconds": max(0.0, round(counts.now - first, 3)) if first else 0.0,
         },
-        details=[f"{counts.dead} dead letters: `queue-manager queue list dead`"] if counts.dead else [],
     )
+    if figures.numbers["lag_seconds"] > late_after(_period(settings())).total_seconds():
+        overdue = contents().list("processing", limit=MAX_IDS, sort_by="deadline_at", ascending=True).messages
+        figures.late.extend(one.id for one in overdue)
+    if counts.dead:
+        newest = contents().list("dead", limit=MAX_IDS).messages
+        figures.add_problem(
+            f"{counted(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be read; see "
+            f"`queue-manager queue list dead`, then replay or delete ({ids((one.id for one in newest), counts.dead)})",
+            state="dead",
+        )
+    return figures
 
 
 def _bounds(chosen: Settings) -> Bounds:

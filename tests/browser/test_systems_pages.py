@@ -49,6 +49,21 @@ def test_the_overview_shows_what_needs_somebody(visit: Visit, clean: Servers) ->
     expect(page.get_by_role("heading", level=1)).to_have_text("Rooms")
 
 
+def test_a_problem_leads_to_the_items_it_is_about(visit: Visit, queue: Queue) -> None:
+    rooms = furnished.rooms()
+    dead = queue.dead()
+    page = visit.open("/")
+    attention = page.get_by_role("region", name="Needs attention")
+    attention.get_by_role("link", name="1 failed room").click()
+    visit.wait_for([rooms["failed"]])
+    assert visit.path == "/rooms?state=failed"
+    expect(page.locator("#health")).to_contain_text("1 stuck room")
+    page.go_back()
+    attention.get_by_role("link", name="Messages").click()
+    visit.wait_for([dead])
+    assert visit.path == "/messages/failed"
+
+
 def test_the_overview_follows_what_happens_without_a_reload(visit: Visit, clean: Servers) -> None:
     page = visit.open("/")
     page.evaluate("globalThis.isSamePage = true")

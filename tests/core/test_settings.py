@@ -155,6 +155,27 @@ def test_node_env_is_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings().app_env == "development"
 
 
+@pytest.mark.parametrize(
+    ("environment", "runs", "said"),
+    [
+        ({}, False, "APP_ENV is not set"),
+        ({"APP_ENV": ""}, False, "APP_ENV is not set"),
+        ({"APP_ENV": "staging"}, False, "APP_ENV='staging'"),
+        ({"APP_ENV": "production"}, True, None),
+        ({"NODE_ENV": "production"}, True, None),
+    ],
+)
+def test_jobs_for_production_only_need_the_environment_to_say_so(
+    environment: dict[str, str], runs: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("APP_ENV")
+    for name, value in {"QM_JOBS": "true", "JOBS_PRODUCTION_ONLY": "true", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert settings().runs_jobs is runs
+    remarks = [] if said is None else [f"JOBS_PRODUCTION_ONLY=true and {said}: no jobs run here"]
+    assert settings().remarks() == remarks
+
+
 def test_env_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("QM_LEASE_SECONDS=7\n")
     assert settings().qm_lease_seconds == 7

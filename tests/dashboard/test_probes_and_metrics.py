@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from eventually import eventually
+from hand_worker import run as try_run
+from hand_worker import take
+from job_lab import Lab
 from prometheus_client.parser import text_string_to_metric_families
+from pymongo import MongoClient
 from real_servers import Servers
+from redis import Redis
 from rooms import make_room
 from web_process import Web, shared_web, web
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
+from queue_manager.devstack.ports import free_port
 from queue_manager.devstack.servers import Mongo, Valkey
 from queue_manager.transport import counters
 from queue_manager.transport.server import connect
+from services import job_queues
+from tasks.job_queues import QUEUE as JOBS
+from tasks.job_queues import dispatch_due_jobs
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 1, "duration_ms": 40}
@@ -64,11 +76,11 @@ def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
     process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
     answer = process.get("/readyz")
     assert (answer.status, answer.body["error"]) == (503, "not ready")
-    assert [reason.split(" does not answer")[0] for reason in answer.body["reasons"]] == [
-        f"MongoDB at {mongo.url}",
-        f"Redis at {valkey.url}",
-    ]
+    assert answer.body["reasons"] == ["MongoDB does not answer", "Redis does not answer"]
     assert answer.took < 4
+    assert not re.search(r"127\.0\.0\.1|redis:|mongodb:|queue_manager", answer.text)  # it is public
+    assert f"MongoDB at {mongo.url}" in process.log
+    assert f"Redis at {valkey.url}" in process.log
     assert process.get("/healthz").body == {"status": "ok"}
     valkey.start()
     mongo.start()
@@ -79,6 +91,58 @@ def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
     assert (hanging.status, len(hanging.body["reasons"])) == (503, 1)
     assert hanging.took < 4
     assert process.get("/readyz").status == 200
+
+
+def test_readyz_refuses_a_redis_that_takes_no_writes(lonely: Lonely) -> None:
+    lonely.mongo.start()
+    lonely.valkey.start()
+    assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
+    with connect(lonely.valkey.url) as client:
+        client.replicaof("127.0.0.1", free_port())  # as after a fail-over: it answers, and is read-only
+        answer = eventually(lambda: (found := lonely.process.get("/readyz")).status == 503 and found, within=10)
+        assert answer.body["reasons"] == ["Redis refuses to write"]
+        client.replicaof("NO", "ONE")
+    assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
+
+
+def test_readyz_refuses_a_mongodb_that_takes_no_writes(lonely: Lonely) -> None:
+    lonely.mongo.start()
+    lonely.valkey.start()
+    assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
+    with MongoClient[dict[str, Any]](lonely.mongo.url) as client:
+        client.admin.command("fsync", lock=True)  # it answers pings and reads, and writes wait
+        try:
+            answer = eventually(lambda: (found := lonely.process.get("/readyz")).status == 503 and found, within=15)
+        finally:
+            client.admin.command("fsyncUnlock")
+        assert answer.body["reasons"] == ["MongoDB does not answer"]
+        assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=15)
+        assert client.get_default_database()["qm_readiness"].count_documents({}) == 1
+
+
+def test_readyz_asks_the_server_of_the_message_queue(clean: Servers, tmp_path: Path) -> None:
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    with web(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=away) as process:
+        answer = process.get("/readyz")
+    assert (answer.status, answer.body["reasons"]) == (503, ["The message queue's Redis does not answer"])
+
+
+def test_readyz_writes_once_a_second_however_often_it_is_asked(lonely: Lonely) -> None:
+    lonely.mongo.start()
+    lonely.valkey.start()
+    assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
+    with connect(lonely.valkey.url) as client:
+        written, began = writes(client), time.monotonic()
+        for _ in range(40):
+            assert lonely.process.get("/readyz").status == 200
+        elapsed = time.monotonic() - began
+        assert writes(client) - written <= elapsed + 1
+        assert 0 < client.pttl("qm:readiness") <= 60_000  # nothing is left of it
+
+
+def writes(client: Redis) -> int:
+    found: int = client.info("commandstats").get("cmdstat_set", {}).get("calls", 0)
+    return found
 
 
 def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
@@ -116,6 +180,34 @@ def test_metrics_show_totals_durations_and_figures(clean: Servers, process: Web)
     ]:
         assert (first[name], second[name]) == (before, after), name
     assert 60 <= first["queue_manager_lag_seconds{support-snooze}"] < 120
+
+
+def test_failing_jobs_show_in_metrics_and_in_the_overview(
+    clean: Servers, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = shared_web(tmp_path_factory, QM_JOBS="true", QM_CONVERSATIONS="false")
+    lab = Lab(server_now)
+    monkeypatch.setattr(job_queues, "registry", lab.registry)
+    lab.works = {"mail": lambda *_, run: 1 / 0}
+    for name in ("report",) * 3 + ("mail",) * 4:
+        lab.run(name)
+    dispatch_due_jobs()
+    for _ in range(2):
+        try_run(take(clean.valkey.url, JOBS))
+    samples = scrape(process)
+    assert samples["queue_manager_items_total{done,job-queues}"] == 3
+    assert samples["queue_manager_items_total{failed,job-queues}"] == 4
+    states = {state: samples[f"queue_manager_jobs{{{state}}}"] for state in ("success", "failure", "pending")}
+    assert states == {"success": 3, "failure": 4, "pending": 0}
+    assert samples["queue_manager_failed{job-queues}"] == 4
+    systems = eventually(lambda: failing(process.get("/api/overview").body["systems"]), within=10)
+    (problem,) = [one for one in systems["problems"] if "failing" in one]
+    assert problem.startswith("4 failing jobs, by name: mail 4;")
+    assert systems["pages"][problem] == "/jobs?state=failure"
+
+
+def failing(systems: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((one for one in systems if one["name"] == "job-queues" and one["failed"] == 4), None)
 
 
 def test_metrics_show_queues_and_the_leader(clean: Servers, process: Web) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from celery_processes import CeleryProcess
 from eventually import eventually
 from real_servers import Servers
-from rooms import make_room
+from rooms import make_room, make_service
 from web_process import Web, shared_web, web
 
 from beat_schedule import SCHEDULE
@@ -31,6 +31,7 @@ from queue_manager.transport.server import connect
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
 NAMES = [scan.name for scan in SCHEDULE]
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +51,11 @@ def system(process: Web, name: str = "support-snooze") -> Any:
     return found
 
 
-def lead(url: str, **next_runs: float) -> None:
+def lead(url: str, *, since: datetime = LONG_AGO, **next_runs: float) -> None:
     """Do what a beat does that leads."""
     with connect(url) as client:
-        fields = {"token": "t", "host": "h", "pid": "1", "since_ms": "1767225600000", "epoch": "7"}
+        since_ms = str(int(since.timestamp() * 1000))
+        fields = {"token": "t", "host": "h", "pid": "1", "since_ms": since_ms, "epoch": "7"}
         client.hset("redbeat::lock", mapping=fields)
         client.pexpire("redbeat::lock", 60_000)
         for name, at in next_runs.items():
@@ -94,6 +96,31 @@ def test_errors_of_a_day_are_added_up(clean: Servers, process: Web) -> None:
         scan_run.record(SCAN, {**RUN, "errors": errors}, error="boom" if errors else None, now=now - ago)
     assert eventually(lambda: system(process)["errors"] == 5)
     assert "is late" in system(process)["problems"][0]
+
+
+def test_problems_name_what_is_missing_and_lead_to_the_items(clean: Servers, process: Web) -> None:
+    make_room(server_now() - seconds(300))
+    service = make_service(server_now)
+    (item,) = [item for batch in service.claim_due(0) for item in batch.items]
+    service.give_up(item, error="boom")
+    body = eventually(lambda: (b := get(process, "/overview"))["systems"][0]["failed"] == 1 and b)
+    assert [problem.split(":")[0] for problem in body["problems"]] == ["No leader", "No workers"]
+    rooms = body["systems"][0]
+    (failed,) = [problem for problem in rooms["problems"] if problem.startswith("1 failed room:")]
+    assert item.args[0] in failed
+    assert rooms["pages"][failed] == "/rooms?state=failed"
+
+
+def test_a_system_that_never_ran_is_starting_until_it_is_late(clean: Servers, process: Web) -> None:
+    lead(clean.valkey.url, since=server_now() - seconds(2))
+    body = eventually(lambda: (b := get(process, "/overview"))["leader"] and b["systems"][0]["is_starting"] and b)
+    assert (body["systems"][0]["problems"], body["problems"]) == ([], [])
+    lead(clean.valkey.url, since=server_now() - minutes(5))
+    rooms = eventually(lambda: not (one := system(process))["is_starting"] and one)
+    assert rooms["problems"][0].startswith("the scan support-snooze is late")
+    with connect(clean.valkey.url) as client:
+        client.delete("redbeat::lock")
+    eventually(lambda: get(process, "/overview")["leader"] is None)  # the next test sees no answer from before
 
 
 def test_the_last_minute_and_the_last_day_are_counted(clean: Servers, process: Web) -> None:

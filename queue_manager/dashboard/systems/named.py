@@ -53,6 +53,12 @@ class System:
     def is_on(self) -> bool:
         return self.scan.flag(settings())
 
+    def page_of(self, state: str) -> str:
+        """Return the page that lists its items in a state."""
+        if self.page == "/messages":
+            return "/messages/failed" if state == "dead" else f"/messages/{state}"
+        return f"{self.page}?state={state}"
+
     @property
     def trigger(self) -> str:
         return f"/api/trigger/{self.scan.trigger}"

@@ -24,9 +24,16 @@ from queue_manager.dashboard.access.keys import now as own_now
 from queue_manager.dashboard.servers import mongodb, redis_server
 from queue_manager.dashboard.systems.named import SYSTEMS, System
 from queue_manager.dashboard.systems.remembered import Remembered
-from queue_manager.health import FIGURES, remark_on
+from queue_manager.health import (
+    FIGURES,
+    Processes,
+    is_starting,
+    problems_of_items,
+    problems_of_processes,
+    problems_of_scan,
+)
 from queue_manager.transport import history, planned, presence
-from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadership
+from queue_manager.transport.leadership import Leadership
 from services.due_work import Figures
 from services.eligible_agencies import standing
 
@@ -52,8 +59,7 @@ log = get_logger("QM/overview")
 
 @dataclass(frozen=True, kw_only=True)
 class InRedis:
-    leader: Leadership | None
-    workers: list[presence.Worker]
+    processes: Processes
     last_minute: dict[str, dict[str, int]]
     next_runs: dict[str, datetime]
 
@@ -85,8 +91,9 @@ async def look() -> Json:
     return {
         "server_time": to_iso(now),
         "servers": {"mongodb": _why(mongo), "redis": _why(redis)},
-        "leader": None if kept is None else shown_leader(kept.leader),
-        "workers": None if kept is None else [_worker(worker) for worker in kept.workers],
+        "leader": None if kept is None else shown_leader(kept.processes.leader),
+        "workers": None if kept is None else [_worker(worker) for worker in kept.processes.workers],
+        "problems": [] if kept is None else problems_of_processes(kept.processes, settings()),
         "counted_to": COUNTED,
         "systems": [_system(system, kept, told) for system in SYSTEMS.values()],
     }
@@ -116,8 +123,7 @@ def _why(answer: object) -> str | None:
 def _redis() -> InRedis:
     with redis_server() as client:
         return InRedis(
-            leader=leadership(client, LEADER_LOCK),
-            workers=presence.online(client),
+            processes=Processes.read(client),
             last_minute=history.last_minute(client, counted()),
             next_runs=planned.next_runs(client, list(SYSTEMS)),
         )
@@ -191,7 +197,9 @@ def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> J
         "last_scan": None if mongo is None else shown_run(mongo.last_runs[system.name]),
         "next_scan_at": _next_run(system, redis),
         "is_running": mongo is not None and system.scan.task in mongo.running,
-        "problems": [] if mongo is None else list(_problems(system, mongo)),
+        "is_starting": _is_starting(system, redis, mongo),
+        "problems": [] if mongo is None else _problems(system, redis, mongo),
+        "pages": _pages(system, mongo),
         "numbers": numbers,
     }
 
@@ -208,19 +216,36 @@ def _per_minute(system: System, redis: InRedis | None, outcome: str) -> int | No
 
 def _next_run(system: System, redis: InRedis | None) -> str | None:
     """Return when it is scanned next; nobody knows while no beat leads."""
-    if redis is None or redis.leader is None or not system.is_on:
+    if redis is None or redis.processes.leader is None or not system.is_on:
         return None
     at = redis.next_runs.get(system.name)
     return None if at is None else to_iso(at)
 
 
-def _problems(system: System, mongo: InMongoDB) -> list[str]:
+def _is_starting(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> bool:
+    if redis is None or mongo is None or not system.is_on:
+        return False
+    run, leader = mongo.last_runs[system.name], redis.processes.leader
+    return is_starting(system.scan, run, settings(), leader, now=mongo.now)
+
+
+def _problems(system: System, redis: InRedis | None, mongo: InMongoDB) -> list[str]:
     if not system.is_on:
         return []
-    remark = remark_on(system.scan, mongo.last_runs[system.name], settings(), now=mongo.now)
-    figures = mongo.figures.get(system.name)
-    said = [remark, mongo.problems.get(system.name), *(figures.problems if figures is not None else ())]
-    return [text for text in said if text is not None]
+    processes = None if redis is None else redis.processes
+    problems = problems_of_scan(system.scan, mongo.last_runs[system.name], settings(), processes, now=mongo.now)
+    if (unread := mongo.problems.get(system.name)) is not None:
+        problems.append(unread)
+    if (figures := mongo.figures.get(system.name)) is not None:
+        problems += problems_of_items(system.scan, figures, settings())
+    return problems
+
+
+def _pages(system: System, mongo: InMongoDB | None) -> dict[str, str]:
+    """Return, by problem, the page that lists the items it is about."""
+    figures = None if mongo is None else mongo.figures.get(system.name)
+    states = {} if figures is None else figures.states
+    return {problem: system.page_of(state) for problem, state in states.items()}
 
 
 def shown_leader(leader: Leadership | None) -> Json | None:

@@ -496,6 +496,10 @@ def test_production_only_refuses_to_run_elsewhere(installed: Lab, monkeypatch: p
     try:
         with pytest.raises(ConfigurationError, match="APP_ENV='test'"):
             job_queues.run_queue("mail", None, token="t")
+        monkeypatch.delenv("APP_ENV")
+        settings.cache_clear()
+        with pytest.raises(ConfigurationError, match="APP_ENV is not set"):
+            job_queues.run_queue("mail", None, token="t")
         assert installed.ran == []
         monkeypatch.setenv("APP_ENV", "production")
         settings.cache_clear()

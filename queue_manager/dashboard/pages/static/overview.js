@@ -14,24 +14,31 @@ const note = (...text) => element("small", { class: "soft" }, ...text);
 
 // What needs somebody
 
-function urgent({ servers, leader, workers, systems }) {
+function urgent({ servers, problems, systems }) {
   return [
-    servers.mongodb && ["bad", "MongoDB does not answer", servers.mongodb],
-    servers.redis && ["bad", "Redis does not answer", servers.redis],
-    workers?.length === 0 && ["bad", "No workers", "nothing is done until one starts"],
-    !leader && !servers.redis && ["bad", "No leader", "no scan starts by itself until a beat runs"],
+    servers.mongodb && ["bad", "MongoDB does not answer", [[servers.mongodb]]],
+    servers.redis && ["bad", "Redis does not answer", [[servers.redis]]],
+    ...problems.map(general),
     ...systems.map(need),
   ].filter(Boolean).sort(([one], [other]) => (one === other ? 0 : one === "bad" ? -1 : 1));
 }
 
+// A problem of no one system: what is wrong stands before its first colon.
+function general(problem) {
+  const [title, ...words] = problem.split(": ");
+  return ["bad", title, [[words.join(": ")]]];
+}
+
 function need(system) {
   const all = needs(system);
-  return all.length > 0 && [all[0][0], system.title, all.map(([, words]) => words).join(" · "), system.page];
+  const isOne = all.length === 1;
+  return all.length > 0 && [all[0][0], system.title, all.map(([, words, page]) => [words, isOne ? null : page]), (isOne && all[0][2]) || system.page];
 }
 
 function attention(list) {
   if (!list.length) return [pill("All well", "good"), " Nothing needs attention."];
-  const one = ([kind, title, words, page]) => element("li", {}, pill(kind === "bad" ? "Act" : "Look", kind), element("span", { class: "clip", title: words }, page ? element("a", { href: page }, title) : element("b", {}, title), `: ${words}`));
+  const said = ([words, page]) => element("span", { class: "clip", title: words }, page ? element("a", { href: page }, words) : words);
+  const one = ([kind, title, all, page]) => element("li", {}, pill(kind === "bad" ? "Act" : "Look", kind), element("div", {}, page ? element("a", { href: page }, title) : element("b", {}, title), ...all.map(said)));
   return [element("h2", {}, "Needs attention"), element("ul", {}, list.map(one))];
 }
 

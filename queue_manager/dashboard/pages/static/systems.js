@@ -23,13 +23,11 @@ export function put(place, value, make) {
   place.replaceChildren(...[make(value)].flat());
 }
 
-// What somebody should look at, the worst first: [kind, words].
-export function needs({ is_on: isOn, problems, stuck, failed, errors }) {
+// What somebody should look at, the worst first: [kind, words, the page that lists the items].
+export function needs({ is_on: isOn, problems, pages, errors }) {
   if (!isOn) return [];
   return [
-    stuck && ["bad", `${number(stuck)} stuck`],
-    ...problems.map((problem) => ["bad", problem]),
-    failed && ["warn", `${number(failed)} failed`],
+    ...problems.map((problem) => ["bad", problem, pages[problem]]),
     errors && ["warn", `${number(errors)} error${errors === 1 ? "" : "s"} in scans of the last 24 h`],
   ].filter(Boolean);
 }
@@ -39,6 +37,7 @@ export function standing(system) {
   if (!system.is_on) return pill("Off");
   if (worst) return pill(worst[0] === "bad" ? "Needs attention" : "Look at it", worst[0]);
   if (system.due === null && !system.last_scan) return pill("Unknown", "warn");
+  if (system.is_starting) return pill("Starting");
   return system.is_running || system.in_progress ? pill("Working", "good") : pill("OK", "good");
 }
 
@@ -62,10 +61,10 @@ export function figures(system) {
   ]);
 }
 
-export function scans({ last_scan: last, next_scan_at: next, is_running: isRunning, errors }) {
+export function scans({ last_scan: last, next_scan_at: next, is_running: isRunning, is_starting: isStarting, errors }) {
   const did = last && [moment(last.at), ` found ${number(last.found)}, sent ${number(last.enqueued)}`, last.errors > 0 && element("span", { class: "bad" }, `, ${number(last.errors)} errors`)];
   return facts("facts scans", [
-    ["Last scan", did ? element("span", {}, ...did.filter(Boolean)) : errors === null ? "—" : "none in 24 h"],
+    ["Last scan", did ? element("span", {}, ...did.filter(Boolean)) : isStarting ? "none yet" : errors === null ? "—" : "none in 24 h"],
     ["Next scan", isRunning ? "running now" : countdown(next && at(next), until)],
   ]);
 }

@@ -1,0 +1,345 @@
+"""`queue-manager health` names what is wrong and exits with 1; what is only starting is no problem."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from celery_processes import worker
+from commands import environment
+from eventually import eventually
+from job_lab import Lab
+from real_servers import Servers
+from rooms import make_room, make_service
+
+from beat_schedule import SCHEDULE
+from models import job, scan_run, site
+from models.database import collection, server_now
+from models.support_room import rooms
+from queue_manager.core.clock import hours, milliseconds, minutes, seconds
+from queue_manager.transport import presence
+from queue_manager.transport.server import connect
+from services.due_work import DueItem
+from services.message_queue import contents, message_queue, requeue_overdue
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
+RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
+QUEUES = ["scans", *(scan.queue for scan in SCHEDULE if scan.queue is not None)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    exit_code: int
+    state: dict[str, Any]
+
+    @property
+    def problems(self) -> list[str]:
+        found: list[str] = self.state["problems"]
+        return found
+
+    def only_problem(self) -> str:
+        assert self.exit_code == 1
+        (problem,) = self.problems
+        return problem
+
+
+def health(directory: Path, **env: str) -> Answer:
+    result = subprocess.run(
+        COMMAND, env=environment(**env), cwd=directory, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.stderr == ""
+    return Answer(result.returncode, json.loads(result.stdout))
+
+
+def lead(servers: Servers, *, since: timedelta) -> None:
+    """Do what a beat does that has led for so long."""
+    with connect(servers.valkey.url) as client:
+        began = client.time()[0] * 1000 - milliseconds(since)
+        fields = {"token": "t", "host": "h", "pid": "1", "since_ms": str(began), "epoch": "7"}
+        client.hset("redbeat::lock", mapping=fields)
+        client.pexpire("redbeat::lock", 600_000)
+
+
+@contextmanager
+def repeated(act: Callable[[], object]) -> Iterator[None]:
+    """Do it now and every second: what processes show expires."""
+    is_over = Event()
+
+    def run() -> None:
+        while not is_over.wait(1):
+            act()
+
+    act()
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def run_scans() -> None:
+    for scan in SCHEDULE:
+        scan_run.record(scan.task, RUN, error=None, now=server_now())
+
+
+def show_worker() -> None:
+    presence.show("worker@here", QUEUES)
+
+
+@pytest.fixture
+def scanned(clean: Servers) -> Iterator[Servers]:
+    """A beat has led for hours, and the scan of each system ran a moment ago."""
+    lead(clean, since=hours(5))
+    with repeated(run_scans):
+        yield clean
+
+
+@pytest.fixture
+def well(scanned: Servers) -> Iterator[Servers]:
+    """There is a worker on every queue, too."""
+    with repeated(show_worker):
+        yield scanned
+    presence.leave("worker@here")
+
+
+def claimed_room(*, due_ago: float) -> DueItem:
+    make_room(server_now() - seconds(due_ago))
+    (item,) = [item for batch in make_service(server_now).claim_due(0) for item in batch.items]
+    return item
+
+
+def lose(item: DueItem, *, ago: float) -> None:
+    """Let the lease have ended so many seconds ago."""
+    ended = {"$set": {"claim.claimed_until": server_now() - seconds(ago)}}
+    rooms().update_one({"_id": ObjectId(item.args[0])}, ended)
+
+
+def test_nothing_wrong_is_exit_code_0(well: Servers, tmp_path: Path) -> None:
+    make_room(server_now() - seconds(5))
+    answer = health(tmp_path, QM_JOBS="true", QM_MESSAGE_QUEUE="true")
+    assert (answer.exit_code, answer.problems, answer.state["details"]) == (0, [], [])
+
+
+# Items
+
+
+def test_an_item_that_is_due_for_long_is_a_problem(well: Servers, tmp_path: Path) -> None:
+    held = claimed_room(due_ago=334)  # somebody holds it, and nothing comes of it
+    problem = health(tmp_path).only_problem()
+    assert problem.startswith("support-snooze lags: the oldest due item has waited 6 min, more than 30 s")
+    assert problem.endswith(f"({held.args[0]})")
+
+
+def test_stuck_items_are_named_and_those_that_the_next_scan_takes_are_not(well: Servers, tmp_path: Path) -> None:
+    stuck, lost_just_now = claimed_room(due_ago=35), claimed_room(due_ago=8)
+    lose(stuck, ago=33)
+    lose(lost_just_now, ago=1)
+    answer = health(tmp_path, QM_SNOOZE_SCAN_SECONDS="10")
+    (problem,) = [one for one in answer.problems if "stuck" in one]
+    assert answer.exit_code == 1
+    assert problem.startswith("1 stuck room:")
+    assert stuck.args[0] in problem
+    assert lost_just_now.args[0] not in problem
+
+
+def test_failed_items_are_named_up_to_five(well: Servers, tmp_path: Path) -> None:
+    failed = [claimed_room(due_ago=5) for _ in range(7)]
+    for item in failed:
+        make_service(server_now).give_up(item, error="boom")
+    problem = health(tmp_path).only_problem()
+    assert problem.startswith("7 failed rooms:")
+    assert sum(item.args[0] in problem for item in failed) == 5
+    assert problem.endswith("and 2 more)")
+
+
+def test_a_failed_reset_is_a_problem_while_the_site_hangs(well: Servers, tmp_path: Path) -> None:
+    began = server_now() - hours(3)
+    building = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": began}
+    hanging = collection("instasites").insert_one({"status": "PUBLISHED", **building}).inserted_id
+    healed = collection("instasites").insert_one({"status": "PUBLISHED"}).inserted_id
+    for one in (hanging, healed):
+        site.record_outcome(f"run-{one}", "instasites", str(one), "failed", now=server_now(), error="boom")
+    env = {"QM_SITES_FIX_STALE_THUMBNAILS": "true", "QM_CONVERSATIONS": "false", "THUMBNAIL_STALE_SECONDS": "7200"}
+    problem = health(tmp_path, **env).only_problem()
+    assert problem.startswith("1 failed site:")
+    assert problem.endswith(f"(instasites {hanging})")
+
+
+def test_sites_that_hang_after_each_reset_are_one_problem(well: Servers, tmp_path: Path) -> None:
+    for _ in range(7):
+        collection("instasites").insert_one({"status": "PUBLISHED", "thumbnail_reset_count": 6})
+    env = {"QM_SITES_FIX_STALE_THUMBNAILS": "true", "QM_CONVERSATIONS": "false"}
+    problem = health(tmp_path, **env).only_problem()
+    assert problem.startswith("7 stuck sites: reset 5 times in a row or more")
+    assert problem.endswith("and 2 more)")
+
+
+# Jobs
+
+JOBS = {"QM_JOBS": "true", "QM_CONVERSATIONS": "false"}
+
+
+def fail(name: str) -> None:
+    raise ValueError(name)
+
+
+def test_failing_jobs_are_counted_by_name(well: Servers, tmp_path: Path) -> None:
+    lab = Lab(server_now)
+    lab.works = {"mail": lambda *_, run: fail("mail"), "report": lambda good, run: good or fail("report")}
+    for name, good in (("mail", False), ("mail", False), ("mail", False), ("report", False), ("report", True)):
+        lab.run(name, good)
+    lab.run_through("mail")
+    lab.run_through("report")
+    answer = health(tmp_path, **JOBS)
+    problem = answer.only_problem()
+    assert problem.startswith("4 failing jobs, by name: mail 3, report 1;")
+    assert answer.state["systems"]["job-queues"]["failed"] == 4
+
+
+def test_a_job_whose_worker_is_gone_is_a_problem(well: Servers, tmp_path: Path) -> None:
+    lab = Lab(server_now)
+    id = lab.run("mail")
+    lab.executing(id)
+    assert health(tmp_path, **JOBS).problems == []
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"claim.claimed_until": server_now() - seconds(20)}})
+    problem = health(tmp_path, **JOBS).only_problem()
+    assert problem.startswith("1 executing job whose lease ended")
+    assert f"(mail {id})" in problem
+
+
+def test_a_job_that_runs_for_long_is_a_detail_with_its_worker(well: Servers, tmp_path: Path) -> None:
+    lab = Lab(server_now)
+    seen: list[Answer] = []
+
+    def look(*_: Any, run: Any) -> None:
+        job.jobs().update_one({"_id": ObjectId(run.id)}, {"$set": {"updated": server_now() - minutes(90)}})
+        seen.append(health(tmp_path, **JOBS))
+
+    lab.works = {"mail": look}
+    id = lab.run("mail", at=server_now() - hours(2))
+    lab.run("mail", "waits for its turn", at=server_now() - hours(1))
+    lab.run_through("mail")
+    answer = seen[0]
+    assert answer.problems == []
+    (detail,) = answer.state["details"]
+    assert detail.startswith(f"job-queues: mail: the job {id} has been executing for 90 min on ")
+    assert detail.endswith(f":{os.getpid()}")
+
+
+def test_a_due_job_that_nobody_starts_is_a_problem_unless_its_queue_is_paused(well: Servers, tmp_path: Path) -> None:
+    lab = Lab(server_now)
+    id = lab.run("mail")
+    long_ago = server_now() - minutes(5)
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"waiting": long_ago, "due": long_ago}})
+    problem = health(tmp_path, **JOBS).only_problem()
+    assert problem.startswith("job-queues lags: the oldest due item has waited 5 min")
+    assert problem.endswith("(mail)")
+    lab.jobs.pause(["mail"])
+    assert health(tmp_path, **JOBS).problems == []
+
+
+# Messages
+
+
+def test_dead_letters_of_the_message_queue_are_a_problem(well: Servers, tmp_path: Path) -> None:
+    queue = message_queue()
+    dead = [queue.enqueue("mail", {}, max_attempts=1, ack_timeout=0.1) for _ in range(6)]
+    for _ in dead:
+        assert queue.dequeue(timeout=0) is not None
+    eventually(lambda: requeue_overdue() and contents().counts().dead == 6, within=30)
+    problem = health(tmp_path, QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="false").only_problem()
+    assert problem.startswith("6 dead letters in the message queue:")
+    assert "queue-manager queue list dead" in problem
+    assert sum(id in problem for id in dead) == 5
+
+
+def test_messages_that_nobody_takes_back_are_a_problem(well: Servers, tmp_path: Path) -> None:
+    queue = message_queue()
+    id = queue.enqueue("mail", {}, ack_timeout=0.1)
+    assert queue.dequeue(timeout=0) is not None
+    env = {"QM_MESSAGE_QUEUE": "true", "QM_CONVERSATIONS": "false", "OVERDUE_CHECK_INTERVAL_MS": "100"}
+    answer = eventually(lambda: (found := health(tmp_path, **env)).problems and found, within=60)
+    assert answer.only_problem().startswith("overdue-messages lags: the oldest due item has waited")
+    assert answer.only_problem().endswith(f"({id})")
+
+
+# Processes
+
+
+@pytest.mark.parametrize(
+    ("option", "unconsumed"),
+    [("--queues=scans,jobs", ["support-snooze"]), ("--exclude-queues=scans,jobs", ["scans", "jobs"])],
+)
+def test_a_queue_that_no_worker_consumes_is_a_problem(
+    option: str, unconsumed: list[str], scanned: Servers, tmp_path: Path
+) -> None:
+    with worker(tmp_path / "worker.log", option), connect(scanned.valkey.url) as client:
+        eventually(lambda: presence.online(client), within=10)
+        problems = health(tmp_path, QM_JOBS="true").problems
+    assert [problem.split(",")[0] for problem in problems] == [
+        f"no worker consumes the queue {queue}" for queue in unconsumed
+    ]
+
+
+def test_no_worker_at_all_is_one_problem(scanned: Servers, tmp_path: Path) -> None:
+    problem = health(tmp_path, QM_JOBS="true").only_problem()
+    assert problem.startswith("No workers: none is online to consume the queues scans, support-snooze, jobs;")
+
+
+def test_a_worker_that_does_not_say_what_it_consumes_raises_no_alarm(scanned: Servers, tmp_path: Path) -> None:
+    with repeated(lambda: presence.show("older@here")):
+        answer = health(tmp_path)
+    assert (answer.exit_code, answer.problems) == (0, [])
+
+
+# Starting
+
+
+def test_a_first_start_is_no_alarm(clean: Servers, tmp_path: Path) -> None:
+    lead(clean, since=seconds(3))
+    answer = health(tmp_path, QM_SITES_FIX_STALE_THUMBNAILS="true")
+    assert (answer.exit_code, answer.problems) == (0, [])
+    assert len([detail for detail in answer.state["details"] if "starting" in detail]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "since", "is_late"),
+    [
+        ("support-snooze", minutes(1), False),
+        ("support-snooze", minutes(10), True),
+        ("stale-thumbnails", minutes(59), False),
+        ("stale-thumbnails", hours(2), False),
+        ("stale-thumbnails", hours(4), True),
+    ],
+)
+def test_a_scan_is_late_after_three_periods_of_a_leader(
+    name: str, since: timedelta, is_late: bool, clean: Servers, tmp_path: Path
+) -> None:
+    lead(clean, since=since)
+    is_room = name == "support-snooze"
+    flags = {"QM_CONVERSATIONS": str(is_room).lower(), "QM_SITES_FIX_STALE_THUMBNAILS": str(not is_room).lower()}
+    with repeated(show_worker):
+        problems = health(tmp_path, QM_SNOOZE_SCAN_SECONDS="60", **flags).problems
+    assert [f"the scan {name} is late" in problem for problem in problems] == ([True] if is_late else [])
+
+
+def test_a_scan_that_stopped_is_late_without_a_leader_too(clean: Servers, tmp_path: Path) -> None:
+    room_scan = SCHEDULE[0]
+    scan_run.record(room_scan.task, RUN, error=None, now=server_now() - minutes(10))
+    with repeated(show_worker):
+        problems = health(tmp_path).problems
+    assert problems[0].startswith("No leader: no beat leads")
+    assert "the scan support-snooze is late" in problems[1]
