@@ -195,6 +195,33 @@ def test_a_client_whose_events_are_not_kept_is_told_and_goes_on(token: str, proc
     assert len(rest) == len(set(rest))
 
 
+class SlowMongo(Mongo):
+    """Takes longer than anybody waits to resume a change stream, as after a token far back in a large log."""
+
+    def _command(self, program: str) -> list[str]:
+        return [*super()._command(program), "--setParameter", "enableTestCommands=1"]
+
+    def be_slow(self) -> None:
+        slow = {"failCommands": ["aggregate"], "blockConnection": True, "blockTimeMS": 20_000}
+        with self._connect() as client:
+            client.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=slow)
+
+
+def test_a_client_whose_events_cannot_be_found_in_time_is_told_and_goes_on(tmp_path: Path) -> None:
+    with SlowMongo(tmp_path / "mongo") as mongo, web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
+        last = heard(process)
+        with listening(process) as other:  # keeps the reader on its change stream
+            missed = run(process)
+            next(told(other, missed))
+            mongo.be_slow()
+            with listening(process, last) as stream:
+                name, data = next(stream.events())
+                assert (name, list(data)) == ("reset", ["message"])
+                live = run(process)
+                assert until(stream, live) == [live]
+                assert next(told(other, live))["id"] == live
+
+
 def test_a_collection_that_was_dropped_is_a_gap(process: Web) -> None:
     with listening(process) as stream:
         run(process)
@@ -208,6 +235,7 @@ def test_a_collection_that_was_dropped_is_a_gap(process: Web) -> None:
 
 
 def test_one_who_hears_nothing_keeps_a_token_that_the_log_reaches(process: Web) -> None:
+    heard(process)  # the reader is past the jobs that were deleted before the test
     with Stream(process, PATH) as stream:
         blocks = stream.blocks()
         first = next(blocks)["id"]
