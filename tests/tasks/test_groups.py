@@ -261,6 +261,7 @@ def test_revoked_item_is_left_out(watched: Watched) -> None:
 def test_terminated_item_takes_no_other_along(watched: Watched) -> None:
     watched.send_together("ok-1", "slow-1", "ok-2")
     eventually(lambda: watched.events["ok-2"][-1:] == ["started"])
+    eventually(lambda: watched.client.exists("seen:slow"))  # a process accepts its tasks before it runs them
 
     app.control.revoke("slow-1", terminate=True, signal="SIGKILL")
 
