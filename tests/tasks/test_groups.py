@@ -78,21 +78,18 @@ class Watched:
 
         def receive() -> None:
             with app.connection_for_read() as connection:
-                receiver = EventReceiver(connection, handlers={"*": note}, app=app)
-                while not self._is_over:
-                    try:
-                        receiver.capture(limit=None, timeout=0.5, wakeup=False)
-                    except TimeoutError:
-                        continue
+                self._receiver = EventReceiver(connection, handlers={"*": note}, app=app)
+                # Without a timeout: after one it would subscribe anew, and miss what was sent in between.
+                self._receiver.capture(limit=None, timeout=None, wakeup=False)
 
-        self._is_over = self._hears = False
+        self._hears = False
         self._thread = Thread(target=receive, daemon=True)
         self._thread.start()
         with app.events.default_dispatcher() as dispatcher:
             eventually(lambda: dispatcher.send("task-ping") or self._hears)
 
     def stop_listening(self) -> None:
-        self._is_over = True
+        self._receiver.should_stop = True
         self._thread.join(10)
 
 
