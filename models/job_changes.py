@@ -15,15 +15,17 @@ from typing import Any, TypeVar
 from bson import ObjectId
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.change_stream import AsyncChangeStream
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
 
-from models.database import Document
+from models.database import Document, within
 from models.job import NAME, jobs
+from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
 
 T = TypeVar("T")
 Stream = AsyncChangeStream[Document]
 
+OPEN_TIMEOUT = seconds(5)  # in which the server must have found a token in its log, and the first changes after it
 WAIT_MS = 250  # that the server waits for a change before it answers that there is none
 AT_ONCE = 100  # changes in one answer, so that reading them never holds up the event loop for long
 OVER = ("drop", "rename", "invalidate")
@@ -33,7 +35,7 @@ LEFT_OUT = {"$project": {"updateDescription": 0, "fullDocument.text": 0, "fullDo
 
 
 class Lost(Exception):
-    """What came after a token cannot be told: it is no token, too old, or the collection was dropped."""
+    """What came after a token cannot be told: no token, too old, too far back, or the collection was dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +100,20 @@ class Changes:
 
     async def _open(self, token: str | None) -> Stream:
         collection = self._client.get_default_database(codec_options=jobs().codec_options)[NAME]
-        return await collection.watch(
-            [LEFT_OUT],
-            full_document="updateLookup",
-            resume_after=None if token is None else {"_data": token},
-            max_await_time_ms=WAIT_MS,
-            batch_size=AT_ONCE,
-        )
+        try:
+            # After a token, the server reads its log of all collections; and would again at every retry.
+            with within(OPEN_TIMEOUT):
+                return await collection.watch(
+                    [LEFT_OUT],
+                    full_document="updateLookup",
+                    resume_after=None if token is None else {"_data": token},
+                    max_await_time_ms=WAIT_MS,
+                    batch_size=AT_ONCE,
+                )
+        except (ExecutionTimeout, NetworkTimeout) as error:
+            if token is None:
+                raise
+            raise Lost(f"not resumed within {OPEN_TIMEOUT.total_seconds():g} s") from error
 
     def _beside(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin what is done to its end also when whoever reads is canceled.
@@ -119,7 +128,7 @@ class Changes:
 
 async def _close(opening: asyncio.Task[Stream], last: asyncio.Task[Any]) -> None:
     await asyncio.gather(last, return_exceptions=True)
-    with suppress(PyMongoError):
+    with suppress(PyMongoError, Lost):
         await (await opening).close()
 
 

@@ -18,6 +18,7 @@ import pytest
 from bson import ObjectId
 from credentials import EYE, HAND, OPERATOR, VIEWER, rewrite
 from eventually import eventually
+from pace import paced, promptly
 from pymongo import MongoClient
 from queue_client import Stream
 from real_servers import Servers
@@ -195,6 +196,33 @@ def test_a_client_whose_events_are_not_kept_is_told_and_goes_on(token: str, proc
     assert len(rest) == len(set(rest))
 
 
+class SlowMongo(Mongo):
+    """Takes longer than anybody waits to resume a change stream, as after a token far back in a large log."""
+
+    def _command(self, program: str) -> list[str]:
+        return [*super()._command(program), "--setParameter", "enableTestCommands=1"]
+
+    def be_slow(self) -> None:
+        slow = {"failCommands": ["aggregate"], "blockConnection": True, "blockTimeMS": 20_000}
+        with self._connect() as client:
+            client.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=slow)
+
+
+def test_a_client_whose_events_cannot_be_found_in_time_is_told_and_goes_on(tmp_path: Path) -> None:
+    with SlowMongo(tmp_path / "mongo") as mongo, web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
+        last = heard(process)
+        with listening(process) as other:  # keeps the reader on its change stream
+            missed = run(process)
+            next(told(other, missed))
+            mongo.be_slow()
+            with listening(process, last) as stream:
+                name, data = next(stream.events())
+                assert (name, list(data)) == ("reset", ["message"])
+                live = run(process)
+                assert until(stream, live) == [live]
+                assert next(told(other, live))["id"] == live
+
+
 def test_a_collection_that_was_dropped_is_a_gap(process: Web) -> None:
     with listening(process) as stream:
         run(process)
@@ -208,6 +236,7 @@ def test_a_collection_that_was_dropped_is_a_gap(process: Web) -> None:
 
 
 def test_one_who_hears_nothing_keeps_a_token_that_the_log_reaches(process: Web) -> None:
+    heard(process)  # the reader is past the jobs that were deleted before the test
     with Stream(process, PATH) as stream:
         blocks = stream.blocks()
         first = next(blocks)["id"]
@@ -234,14 +263,13 @@ def test_one_reader_serves_all_and_ends_with_the_last(process: Web) -> None:
         for stream in streams:
             assert next(told(stream, id))["id"] == id
         eventually(lambda: readers() == 1)  # those of earlier tests have ended
-        left = time.monotonic()
-    eventually(lambda: readers() == 0)
-    assert time.monotonic() - left < 4  # it was closed, and not forgotten
+    with promptly(4):  # it was closed, and not forgotten, when it would count as read for five seconds
+        eventually(lambda: readers() == 0)
 
 
 def test_a_change_reaches_50_pages_within_100_ms(process: Web, figure: Callable[[str], None]) -> None:
     took = []
-    with ExitStack() as stack:
+    with paced() as pace, ExitStack() as stack:
         streams = [stack.enter_context(listening(process)) for _ in range(50)]
         for number in range(10):
             id = run(process, number)
@@ -253,7 +281,7 @@ def test_a_change_reaches_50_pages_within_100_ms(process: Web, figure: Callable[
                 took.append(time.monotonic() - began)
     took.sort()
     figure(f"jobs: a change reached 50 pages in {took[250] * 1000:.0f} ms (p50), {took[494] * 1000:.0f} ms (p99)")
-    assert took[494] < 0.5
+    assert took[494] < 0.5 * pace.slowdown
 
 
 def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(process: Web) -> None:
@@ -266,8 +294,9 @@ def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(process: Web) -
         for number in range(300):
             model.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"progress": {"done": number}}})
             next(told(quick, id))
-        assert process.get("/api/jobs/status").took < 1
-        slow.settimeout(10)
+        with promptly(1):
+            assert process.get("/api/jobs/status").status == 200
+        slow.settimeout(40)
         received = 0
         while chunk := slow.recv(1 << 20):
             received += len(chunk)
@@ -291,22 +320,20 @@ def test_a_viewer_whose_key_is_taken_away_is_cut_off(clean: Servers, tmp_path: P
         with Stream(process, PATH) as refused:
             assert refused.status == 401
         with listening(process, X_API_KEY=VIEWER) as eye, listening(process, X_API_KEY=OPERATOR) as hand:
-            rewrite(file, HAND)
-            began = time.monotonic()
-            assert all(name == "job-update" for name, _ in eye.events())
-            assert time.monotonic() - began < CUT_OFF
+            with promptly(CUT_OFF):
+                rewrite(file, HAND)
+                assert all(name == "job-update" for name, _ in eye.events())
             id = run(process, X_API_KEY=OPERATOR)
             assert next(told(hand, id))["id"] == id
 
 
 def test_it_ends_at_once_when_the_process_is_told_to(clean: Servers, tmp_path: Path) -> None:
     with web(tmp_path, **ON) as process, listening(process) as stream, listening(process) as other:
-        began = time.monotonic()
-        os.kill(process.child.pid, signal.SIGTERM)
-        assert [block for one in (stream, other) for block in one.blocks() if "data" in block] == []
-        assert time.monotonic() - began < 1.5
-        assert process.child.wait(5) == 0
-        assert time.monotonic() - began < 3
+        with promptly(3):
+            with promptly(1.5):
+                os.kill(process.child.pid, signal.SIGTERM)
+                assert [block for one in (stream, other) for block in one.blocks() if "data" in block] == []
+            assert process.child.wait(30) == 0
         assert "Traceback" not in process.log
         assert "error" not in process.log
 
@@ -314,9 +341,9 @@ def test_it_ends_at_once_when_the_process_is_told_to(clean: Servers, tmp_path: P
 def test_without_mongodb_it_starts_and_says_so_and_tells_events_when_it_is_there(tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo", free_port())
     with web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
-        answer = process.get(PATH)
+        with promptly(5):
+            answer = process.get(PATH)
         assert (answer.status, answer.body["error"]) == (503, "unavailable")
-        assert answer.took < 5
         assert process.get("/healthz").status == 200
         with mongo:
             eventually(lambda: process.get("/readyz").status == 200)

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from credentials import EYE, HAND, OPERATOR, VIEWER, cookie, rewrite
 from eventually import eventually
+from pace import promptly
 from queue_client import Stream
 from real_servers import Servers
 from rooms import make_room
 from web_process import Web, shared_web, web
 
 from models.database import client, server_now
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import parse_utc, seconds
 from queue_manager.devstack.servers import Valkey
 
 PATH = "/api/overview/events"
@@ -48,28 +49,30 @@ def due(state: Any) -> Any:
 
 
 def test_the_state_comes_at_once_and_whenever_it_changes(clean: Servers, process: Web) -> None:
-    began = time.monotonic()
-    with States(process) as stream:
-        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        states = stream.states()
-        assert next(states).keys() == {"server_time", "servers", "leader", "workers", "counted_to", "systems"}
-        assert time.monotonic() - began < 1.5
-        for _ in range(3):
+    with ExitStack() as stack:
+        with promptly(1.5):
+            stream = stack.enter_context(States(process))
+            assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+            states = stream.states()
+            assert next(states).keys() == {"server_time", "servers", "leader", "workers", "counted_to", "systems"}
+        for number in range(3):
             make_room(server_now() - seconds(1))
-            began = time.monotonic()
-            seen = next(states)
-            while due(seen) == 0:
-                seen = next(states)
-        assert time.monotonic() - began < 3
+            with promptly(3):
+                while due(next(states)) <= number:
+                    pass
 
 
 def test_a_state_that_stays_is_told_every_five_seconds(clean: Servers, process: Web) -> None:
     with States(process) as stream:
         states = stream.states()
-        seen = [(next(states), time.monotonic()) for _ in range(4)]
-    gaps = [later - earlier for (_, earlier), (_, later) in pairwise(seen)]
-    assert all(4 < gap < 7 for gap in gaps), gaps
-    assert seen[-1][0]["server_time"] > seen[-2][0]["server_time"]
+        seen = [next(states)]
+        for _ in range(3):
+            with promptly(7):
+                seen.append(next(states))
+    times = [parse_utc(state["server_time"], field="server_time") for state in seen]
+    gaps = [later - earlier for earlier, later in pairwise(times) if earlier and later]
+    assert len(gaps) == 3
+    assert min(gaps) > seconds(3.5)  # a state is at most a second old when it is sent
 
 
 def test_fifty_listeners_cost_one_look_a_second_and_none_costs_none(clean: Servers, tmp_path: Path) -> None:
@@ -83,7 +86,7 @@ def test_fifty_listeners_cost_one_look_a_second_and_none_costs_none(clean: Serve
                 next(states)
                 next(states)
             assert looked() - looks <= time.monotonic() - began + 2
-        eventually(lambda: nobody_looks_for(1.5), within=6)
+        eventually(lambda: nobody_looks_for(1.5), within=20)
 
 
 def looked() -> int:
@@ -111,11 +114,10 @@ def test_a_listener_whose_key_ends_is_cut_off(servers: Servers, tmp_path: Path) 
         ):
             for stream in (by_key, by_session, other):
                 next(stream.states())
-            rewrite(keys, HAND)
-            began = time.monotonic()
-            for stream in (by_key, by_session):
-                list(stream.states())  # it ends
-                assert time.monotonic() - began < 3
+            with promptly(3):
+                rewrite(keys, HAND)
+                for stream in (by_key, by_session):
+                    list(stream.states())  # it ends
             next(other.states())
 
 
@@ -123,11 +125,11 @@ def test_it_ends_at_once_when_the_process_does(servers: Servers, tmp_path: Path)
     with web(tmp_path) as process, States(process) as stream:
         states = stream.states()
         next(states)
-        began = time.monotonic()
-        os.kill(process.child.pid, signal.SIGTERM)
-        list(states)
-        assert time.monotonic() - began < 1
-        eventually(lambda: process.child.poll() is not None, within=3)
+        with promptly(4):
+            with promptly(1):
+                os.kill(process.child.pid, signal.SIGTERM)
+                list(states)
+            process.child.wait(30)
 
 
 def test_it_ends_at_once_also_while_a_server_hangs(servers: Servers, tmp_path: Path) -> None:
@@ -135,12 +137,13 @@ def test_it_ends_at_once_also_while_a_server_hangs(servers: Servers, tmp_path: P
         with States(process) as stream:
             next(stream.states())
             os.kill(valkey.pid, signal.SIGSTOP)
-            time.sleep(1.5)  # a look is under way
-            began = time.monotonic()
-            os.kill(process.child.pid, signal.SIGTERM)
-            eventually(lambda: process.child.poll() is not None, within=5)
-            os.kill(valkey.pid, signal.SIGCONT)
-            assert time.monotonic() - began < 3
+            try:
+                time.sleep(1.5)  # a look is under way
+                with promptly(3):
+                    os.kill(process.child.pid, signal.SIGTERM)
+                    process.child.wait(30)
+            finally:
+                os.kill(valkey.pid, signal.SIGCONT)
 
 
 def test_one_that_reads_nothing_slows_nobody_and_gets_the_latest(clean: Servers, process: Web) -> None:
@@ -152,4 +155,5 @@ def test_one_that_reads_nothing_slows_nobody_and_gets_the_latest(clean: Servers,
         states = quick.states()
         for _ in range(3):
             next(states)
-            assert process.get("/healthz").took < 0.5
+            with promptly(0.5):
+                assert process.get("/healthz").status == 200

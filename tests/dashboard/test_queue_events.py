@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
 
 import pytest
+from pace import paced, promptly
 from queue_client import Queue, Stream, empty_queue
 from real_servers import Servers
 
@@ -27,6 +28,17 @@ def heard(queue: Queue) -> str:
         stream.until(is_about(queue.add()))
         assert stream.last is not None
         return stream.last
+
+
+@contextmanager
+def live(queue: Queue) -> Iterator[Stream]:
+    """Give a stream that has caught up: events from before that come without their messages and counts."""
+    with Stream(queue.web) as stream:
+        id = queue.add()
+        stream.until(is_about(id))
+        queue.delete(f"/queue/message/{id}")
+        stream.until(is_about(id, "delete"))
+        yield stream
 
 
 def is_about(id: str, kind: str = "enqueue") -> Callable[[Any], bool]:
@@ -52,18 +64,17 @@ def test_each_operation_is_told_once(queue: Queue) -> None:
 
 
 def test_events_of_the_stream_are_those_of_the_server_byte_for_byte_and_then_more(queue: Queue) -> None:
-    with Stream(queue.web) as stream:
+    with live(queue) as stream:
         queue.add()
         block = next(block for block in stream.blocks() if "data" in block)
     with queue.redis() as client:
-        ((id, fields),) = client.xrange("tested:events")
+        ((id, fields),) = client.xrevrange("tested:events", count=1)
     assert (block["id"], block["event"]) == (id.decode(), "queue-update")
     assert block["data"].startswith(f'{fields[b"event"].decode()[:-1]},"messages":')
 
 
 def test_an_event_brings_the_messages_it_is_about_and_how_many_are_where(queue: Queue) -> None:
-    with Stream(queue.web) as stream:
-        next(stream.blocks())
+    with live(queue) as stream:
         id = queue.add(payload={"digits": 12345678901234567890})
         (added,) = stream.until(is_about(id, "enqueue"))
         queue.take()
@@ -84,8 +95,7 @@ def test_an_event_brings_the_messages_it_is_about_and_how_many_are_where(queue: 
 
 
 def test_an_event_about_many_or_large_messages_does_not_bring_them(queue: Queue) -> None:
-    with Stream(queue.web) as stream:
-        next(stream.blocks())
+    with live(queue) as stream:
         queue.post("/queue/batch", [{"type": "mail"}] * 101)
         many = next(block for block in stream.blocks() if "data" in block)
         large = queue.add(payload="x" * 70_000)
@@ -190,20 +200,20 @@ def test_a_malformed_id_is_422(last: str, queue: Queue) -> None:
 def test_it_pings_every_15_seconds(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         blocks = stream.blocks()
-        next(blocks)
         began = time.monotonic()
-        (comment,) = next(blocks).values()
+        next(blocks)
+        with promptly(17):
+            (comment,) = next(blocks).values()
         assert comment.startswith("ping")
-        assert 14 < time.monotonic() - began < 17
+        assert time.monotonic() - began > 14
 
 
 def test_a_change_reaches_50_pages_within_100_ms(queue: Queue, figure: Callable[[str], None]) -> None:
     took = []
-    with ExitStack() as stack:
+    with paced() as pace, ExitStack() as stack:
         streams = [stack.enter_context(Stream(queue.web)) for _ in range(50)]
         events = [stream.events() for stream in streams]
         for _ in range(10):
-            time.sleep(0.05)
             began = time.monotonic()
             id = queue.add()
             for of_one in events:
@@ -211,7 +221,7 @@ def test_a_change_reaches_50_pages_within_100_ms(queue: Queue, figure: Callable[
                 took.append(time.monotonic() - began)
     took.sort()
     figure(f"queue: an event reached 50 pages in {took[250] * 1000:.0f} ms (p50), {took[494] * 1000:.0f} ms (p99)")
-    assert took[494] < 0.5
+    assert took[494] < 0.5 * pace.slowdown
 
 
 def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(queue: Queue) -> None:
@@ -220,13 +230,15 @@ def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(queue: Queue) -
     slow.connect(("127.0.0.1", queue.web.port))
     slow.sendall(b"GET /api/queue/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     event = json.dumps({"type": "enqueue", "timestamp": 0, "payload": {"ids": ["x" * 100_000]}})
-    with slow, Stream(queue.web) as quick, queue.redis() as client:
+    took = []
+    with slow, paced() as pace, Stream(queue.web) as quick, queue.redis() as client:
         next(quick.blocks())
         for _ in range(300):
             client.xadd("tested:events", {"event": event})
             next(quick.events())
-            assert queue.get("/queue/config").took < 1
-        slow.settimeout(10)
+            took.append(queue.get("/queue/config").took)
+        assert max(took) < 1 * pace.slowdown
+        slow.settimeout(40)
         received = 0
         while chunk := slow.recv(1 << 20):
             received += len(chunk)

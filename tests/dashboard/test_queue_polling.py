@@ -12,9 +12,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from pace import paced, promptly
 from queue_client import Queue, Stream, empty_queue, environment
 from real_servers import Servers
 from web_process import Answer, web
+
+from services.message_queue.scripts import source
 
 
 @pytest.fixture
@@ -23,48 +26,63 @@ def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
 
 
 @contextmanager
+def looking(queue: Queue, clients: int) -> Iterator[None]:
+    """Wait at the end until that many clients have asked for a message."""
+    with queue.redis() as client:
+        sha = client.script_load(source("dequeue"))
+        with client.monitor() as monitor:
+            yield
+            asked = 0
+            while asked < clients:
+                command = monitor.next_command()["command"]
+                asked += command.upper().startswith("EVALSHA") and sha in command
+
+
+@contextmanager
 def waiting(queue: Queue, *queries: str) -> Iterator[list[Future[Answer]]]:
     """Let clients wait, the first one the longest."""
     with ThreadPoolExecutor(len(queries)) as threads:
         answers = []
         for query in queries:
-            answers.append(threads.submit(queue.get, f"/queue/message?{query}"))
-            time.sleep(0.3)  # there is no way to ask whether a client waits already
+            with looking(queue, 1):
+                answers.append(threads.submit(queue.get, f"/queue/message?{query}"))
         yield answers
 
 
 def raw(queue: Queue, query: str) -> socket.socket:
     """Return a client that waits, and reads nothing."""
-    client = socket.create_connection(("127.0.0.1", queue.web.port), timeout=20)
+    client = socket.create_connection(("127.0.0.1", queue.web.port), timeout=40)
     client.sendall(f"GET /api/queue/message?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return client
 
 
 def test_a_message_that_arrives_ends_the_wait(queue: Queue, figure: Callable[[str], None]) -> None:
     with waiting(queue, "timeout=20") as (answer,):
-        began = time.monotonic()
-        id = queue.add()
-        assert answer.result(10).body["id"] == id
-        took = time.monotonic() - began
-    assert took < 0.5
+        with promptly(0.5):
+            began = time.monotonic()
+            id = queue.add()
+            assert answer.result(20).body["id"] == id
+            took = time.monotonic() - began
     figure(f"queue: long poll answered {took * 1000:.0f} ms after the message was sent")
 
 
 def test_a_wait_without_a_message_ends_in_time(queue: Queue) -> None:
-    answer = queue.get("/queue/message?timeout=1.5")
+    with promptly(2.2):
+        answer = queue.get("/queue/message?timeout=1.5")
     assert answer.status == 404
-    assert 1.4 < answer.took < 2.2
+    assert answer.took > 1.4
 
 
 def test_a_message_that_is_there_is_given_at_once(queue: Queue) -> None:
     queue.add()
-    assert queue.get("/queue/message?timeout=20").took < 0.5
+    with promptly(0.5):
+        assert queue.get("/queue/message?timeout=20").status == 200
 
 
 def test_each_message_goes_to_one_of_those_who_wait(queue: Queue) -> None:
     with waiting(queue, *["timeout=3"] * 4) as answers:
         ids = {queue.add() for _ in range(3)}
-        bodies = [answer.result(10) for answer in answers]
+        bodies = [answer.result(20) for answer in answers]
     assert {answer.body["id"] for answer in bodies if answer.status == 200} == ids
     assert [answer.status for answer in bodies].count(404) == 1
 
@@ -75,7 +93,7 @@ def test_a_wait_for_a_type_ends_with_that_type(queue: Queue) -> None:
         time.sleep(0.3)
         assert not answer.done()
         wanted = queue.add("sms")
-        assert answer.result(5).body["id"] == wanted
+        assert answer.result(20).body["id"] == wanted
 
 
 def test_a_message_that_was_given_back_ends_the_wait(queue: Queue) -> None:
@@ -83,19 +101,20 @@ def test_a_message_that_was_given_back_ends_the_wait(queue: Queue) -> None:
     token = queue.take()["lock_token"]
     with waiting(queue, "timeout=20") as (answer,):
         queue.post(f"/queue/message/{id}/nack", {"lock_token": token})
-        assert answer.result(5).body["attempt_count"] == 2
+        assert answer.result(20).body["attempt_count"] == 2
 
 
 def test_a_message_that_timed_out_ends_the_wait(queue: Queue) -> None:
     queue.add(ackTimeout=1)
     queue.take()
     with waiting(queue, "timeout=20") as (answer,):
-        assert answer.result(5).body["attempt_count"] == 2
+        assert answer.result(20).body["attempt_count"] == 2
 
 
 def test_a_client_that_went_away_takes_nothing(queue: Queue) -> None:
-    with raw(queue, "timeout=20"):
-        time.sleep(0.3)
+    with looking(queue, 1):
+        client = raw(queue, "timeout=20")
+    client.close()
     id = queue.add()
     time.sleep(0.5)
     (message,) = queue.page("main")["messages"]
@@ -103,32 +122,33 @@ def test_a_client_that_went_away_takes_nothing(queue: Queue) -> None:
 
 
 def test_the_next_one_gets_what_came_for_a_client_that_went_away(queue: Queue) -> None:
-    gone = [raw(queue, "timeout=20") for _ in range(5)]
-    time.sleep(0.3)
+    with looking(queue, 5):
+        gone = [raw(queue, "timeout=20") for _ in range(5)]
     with waiting(queue, "timeout=20") as (answer,):
         for client in gone:
             client.close()
         id = queue.add()
-        assert answer.result(5).body["id"] == id
+        assert answer.result(20).body["id"] == id
     assert queue.sizes() == (0, 1, 0, 0, 0)
 
 
 def test_200_waiting_clients_delay_nobody(queue: Queue, figure: Callable[[str], None]) -> None:
     with ExitStack() as stack:
-        for n in range(200):
-            stack.enter_context(raw(queue, f"timeout=30{'&type=never' if n % 2 else ''}"))
-        time.sleep(1)
+        with looking(queue, 200):
+            for n in range(200):
+                stack.enter_context(raw(queue, f"timeout=60{'&type=never' if n % 2 else ''}"))
         threads = len(list(Path(f"/proc/{queue.web.child.pid}/task").iterdir()))
-        took = sorted(queue.get("/queue/status").took for _ in range(100))
+        with paced() as pace:
+            took = sorted(queue.get("/queue/status").took for _ in range(100))
     figure(f"queue: with 200 clients waiting, a request takes {took[50] * 1000:.1f} ms (p50), {threads} threads")
-    assert took[90] < 0.1
+    assert took[90] < 0.1 * pace.slowdown
     assert threads < 80
 
 
 def test_a_storm_of_messages_reaches_200_waiting_clients(queue: Queue) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(raw(queue, "timeout=30")) for _ in range(200)]
-        time.sleep(1)
+        with looking(queue, 200):
+            clients = [stack.enter_context(raw(queue, "timeout=60")) for _ in range(200)]
         queue.post("/queue/batch", [{"type": "a"}] * 200)
         statuses = [client.recv(12)[-3:] for client in clients]
     assert statuses == [b"200"] * 200
@@ -140,13 +160,12 @@ def test_it_ends_in_order_although_clients_wait_and_listen(servers: Servers, tmp
     with web(tmp_path, **environment(url)) as process:
         queue = Queue(process, url)
         with ExitStack() as stack:
-            clients = [stack.enter_context(raw(queue, "timeout=30")) for _ in range(20)]
+            with looking(queue, 20):
+                clients = [stack.enter_context(raw(queue, "timeout=60")) for _ in range(20)]
             stream = stack.enter_context(Stream(process))
-            time.sleep(0.5)
-            began = time.monotonic()
-            os.kill(process.child.pid, signal.SIGTERM)
-            assert process.child.wait(5) == 0
-            assert time.monotonic() - began < 2.5
+            with promptly(2.5):
+                os.kill(process.child.pid, signal.SIGTERM)
+                assert process.child.wait(30) == 0
             assert {client.recv(12)[-3:] for client in clients} == {b"404"}
             assert [block for block in stream.blocks() if "data" in block] == []
         assert "Traceback" not in process.log

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 from eventually import eventually
+from pace import paced, promptly
 from queue_client import NAME, Queue, Stream, empty_queue, environment
 from real_servers import Servers
 from web_process import web
@@ -24,7 +25,7 @@ def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
 
 def test_overdue_messages_come_back_at_their_deadline(queue: Queue, figure: Callable[[str], None]) -> None:
     deadlines, late = {}, []
-    with Stream(queue.web) as stream:
+    with paced() as pace, Stream(queue.web) as stream:
         next(stream.blocks())
         queue.post("/queue/batch", [{"type": "a", "ackTimeout": 0.5 + n / 100} for n in range(200)])
         for _ in range(200):
@@ -38,20 +39,22 @@ def test_overdue_messages_come_back_at_their_deadline(queue: Queue, figure: Call
     late.sort()
     figure(f"queue: deadline to requeued {late[100] * 1000:.0f} ms (p50), {late[197] * 1000:.0f} ms (p99)")
     assert late[0] >= 0
-    assert late[197] < 0.25
+    assert late[197] < 0.25 * pace.slowdown
 
 
 def test_a_touch_that_makes_a_deadline_earlier_is_heard(queue: Queue) -> None:
     id = queue.add(ackTimeout=300)
     token = queue.take()["lock_token"]
-    queue.put(f"/queue/message/{id}/touch", {"lock_token": token, "extend_seconds": 0.2})
-    eventually(lambda: queue.ids("main") == [id], within=1)
+    with promptly(1.2):  # and not at the next of the sweeps that come every five seconds
+        queue.put(f"/queue/message/{id}/touch", {"lock_token": token, "extend_seconds": 0.2})
+        eventually(lambda: queue.ids("main") == [id])
 
 
 def test_out_of_attempts_it_is_a_dead_letter(queue: Queue) -> None:
     id = queue.add(ackTimeout=0.1, maxAttempts=1)
-    queue.take()
-    eventually(lambda: queue.ids("dead") == [id], within=1)
+    with promptly(1.1):
+        queue.take()
+        eventually(lambda: queue.ids("dead") == [id])
     assert queue.page("dead")["messages"][0]["last_error"] == "Max attempts exceeded (Stream)"
 
 
@@ -60,8 +63,9 @@ def test_on_a_full_server_overdue_messages_come_back_too(queue: Queue) -> None:
     with queue.redis() as client:
         client.config_set("maxmemory", 1)
         try:
-            queue.take()
-            eventually(lambda: queue.ids("main") == [id], within=2)
+            with promptly(2.3):
+                queue.take()
+                eventually(lambda: queue.ids("main") == [id])
         finally:
             client.config_set("maxmemory", 0)
 
@@ -85,7 +89,8 @@ def test_while_an_older_service_holds_the_lock_nothing_is_swept(queue: Queue) ->
         time.sleep(0.5)
         assert queue.ids("processing") == [id]
         client.delete("tested:overdue_requeue_lock")
-    eventually(lambda: queue.ids("main") == [id], within=2)
+    with promptly(2):
+        eventually(lambda: queue.ids("main") == [id])
 
 
 def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path: Path) -> None:
@@ -106,10 +111,10 @@ def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path
             ("POST", "/queue/replay"),
             ("GET", "/queue/events?lastEventId=0-0"),
         ):
-            answer = queue.ask(method, path, b'{"messageIds":["a"]}' if method == "POST" else None)
+            with promptly(5):
+                answer = queue.ask(method, path, b'{"messageIds":["a"]}' if method == "POST" else None)
             assert (answer.status, answer.body["error"]) == (503, "unavailable"), path
-            assert answer.took < 5
-        time.sleep(2.5)
+        time.sleep(2.5)  # the message's deadline passes
         with Valkey(tmp_path / "valkey", port):
             eventually(lambda: queue.get("/health").status == 200)
             eventually(lambda: queue.ids("main") == [id], within=5)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import stat
 import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +108,48 @@ def test_a_busy_port_gives_way_to_the_next_free_one() -> None:
     with socket.create_server((LOOPBACK, free_port())) as busy:
         taken = busy.getsockname()[1]
         assert taken < free_port(taken) < taken + 100
+
+
+PORTS_OF_ONE_PROCESS = """
+import sys
+from queue_manager.devstack.ports import free_port
+sys.stdin.readline()
+print(*[free_port(int(sys.argv[1])) for _ in range(20)], flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_processes_that_ask_at_once_never_get_the_same_port() -> None:
+    wanted = free_port()
+    with ExitStack() as stack:
+        command = [sys.executable, "-c", PORTS_OF_ONE_PROCESS, str(wanted)]
+        processes = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(4)
+        ]
+        for process in processes:  # each waits for this line, so that all ask at the same moment
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        lines = [process.stdout.readline() for process in processes if process.stdout is not None]
+        ports = [int(port) for line in lines for port in line.split()]
+    assert len(ports) == 80
+    assert len({wanted, *ports}) == 81
+
+
+def test_a_port_is_free_again_when_its_process_has_ended_although_a_child_lives_on() -> None:
+    script = (
+        "import os, subprocess; from queue_manager.devstack.ports import free_port; port = free_port();"
+        "child = os.fork() or os.execlp('sleep', 'sleep', '60'); print(port, child, flush=True); os._exit(0)"
+    )
+    output = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    with output:
+        assert output.stdout is not None
+        port, child = map(int, output.stdout.readline().split())
+    try:
+        assert free_port(port) == port
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_the_environment_is_asked_before_path_and_path_before_the_wheel(tmp_path: Path) -> None:

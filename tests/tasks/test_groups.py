@@ -78,21 +78,18 @@ class Watched:
 
         def receive() -> None:
             with app.connection_for_read() as connection:
-                receiver = EventReceiver(connection, handlers={"*": note}, app=app)
-                while not self._is_over:
-                    try:
-                        receiver.capture(limit=None, timeout=0.5, wakeup=False)
-                    except TimeoutError:
-                        continue
+                self._receiver = EventReceiver(connection, handlers={"*": note}, app=app)
+                # Without a timeout: after one it would subscribe anew, and miss what was sent in between.
+                self._receiver.capture(limit=None, timeout=None, wakeup=False)
 
-        self._is_over = self._hears = False
+        self._hears = False
         self._thread = Thread(target=receive, daemon=True)
         self._thread.start()
         with app.events.default_dispatcher() as dispatcher:
             eventually(lambda: dispatcher.send("task-ping") or self._hears)
 
     def stop_listening(self) -> None:
-        self._is_over = True
+        self._receiver.should_stop = True
         self._thread.join(10)
 
 
@@ -272,6 +269,7 @@ def test_revoked_item_is_left_out(watched: Watched) -> None:
 def test_terminated_item_takes_no_other_along(watched: Watched) -> None:
     watched.send_together("ok-1", "slow-1", "ok-2")
     eventually(lambda: watched.events["ok-2"][-1:] == ["started"])
+    eventually(lambda: watched.client.exists("seen:slow"))  # a process accepts its tasks before it runs them
 
     app.control.revoke("slow-1", terminate=True, signal="SIGKILL")
 

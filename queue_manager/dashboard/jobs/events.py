@@ -21,7 +21,7 @@ async def events(
     """Tell of every job that is stored, changed or deleted: `{id, kind, job, server_time}`.
 
     A browser that comes back sends the header, while the query is still that of its first request. With the id of an
-    event that is not kept any more, the first event is `reset`.
+    event that is not kept any more, or too far back to be found in a few seconds, the first event is `reset`.
     """
     feed: Feed = request.app.state.job_feed
     beginning = await feed.beginning(header or query or None)

@@ -1,0 +1,56 @@
+"""Time limits for a busy machine: each grows with what the machine needs for the same computation meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+PROBE = 0.01  # seconds of CPU time
+PROBE_EVERY = 0.1  # seconds
+
+
+class Pace:
+    """How many times longer than on an idle machine a computation takes."""
+
+    def __init__(self) -> None:
+        self.slowdown = 1.0
+        """The worst so far."""
+
+    def probe(self) -> None:
+        began, cpu = time.monotonic(), time.thread_time()
+        while time.thread_time() - cpu < PROBE:
+            pass
+        self.slowdown = max(self.slowdown, (time.monotonic() - began) / PROBE)
+
+
+@contextmanager
+def paced() -> Iterator[Pace]:
+    """Measure the pace of the machine while the block runs."""
+    pace, is_over = Pace(), Event()
+
+    def watch() -> None:
+        while not is_over.wait(PROBE_EVERY):
+            pace.probe()
+
+    pace.probe()
+    watching = Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield pace
+    finally:
+        is_over.set()
+        watching.join()
+        pace.probe()
+
+
+@contextmanager
+def promptly(limit: float) -> Iterator[None]:
+    """Fail if the block takes longer than `limit` seconds; on a busy machine, longer by the factor of its pace."""
+    with paced() as pace:
+        began = time.monotonic()
+        yield
+        took = time.monotonic() - began
+    allowed = limit * pace.slowdown
+    assert took < allowed, f"took {took:.2f} s of {allowed:.2f} s, at {pace.slowdown:.1f} times the usual {limit} s"
