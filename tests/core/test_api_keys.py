@@ -64,7 +64,7 @@ def test_a_wrong_key_is_refused_at_its_place_without_being_shown(
     given: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = refusal(json.dumps([given]), monkeypatch)
-    assert message.startswith('QM_API_KEYS: accepted is a JSON list of {"name", "key"')
+    assert message.startswith('QM_API_KEYS: must be a JSON list of {"name", "key"')
     assert said in message
     assert "s3cret" not in message
 
@@ -72,7 +72,7 @@ def test_a_wrong_key_is_refused_at_its_place_without_being_shown(
 @pytest.mark.parametrize("value", [SECRET, f'{{"key": "{SECRET}"}}', f'[{{"key": "{SECRET}"', "[" * 100_000])
 def test_what_is_no_list_is_refused_without_being_shown(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal(value, monkeypatch)
-    assert message.startswith("QM_API_KEYS: accepted is a JSON list")
+    assert message.startswith("QM_API_KEYS: must be a JSON list")
     assert "s3cret" not in message
     assert len(message) < 200
 

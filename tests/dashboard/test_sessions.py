@@ -201,8 +201,8 @@ def test_a_file_with_a_mistake_changes_nothing_and_is_said(filed: Web, file: Pat
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"QM_API_KEYS_FILE": "missing.json"}, "QM_API_KEYS_FILE='missing.json': it cannot be read"),
-        ({"QM_API_KEYS_FILE": "keys.json", "QM_API_KEYS": KEYS}, "accepted is one of QM_API_KEYS and"),
+        ({"QM_API_KEYS_FILE": "missing.json"}, "QM_API_KEYS_FILE='missing.json': must be a readable file"),
+        ({"QM_API_KEYS_FILE": "keys.json", "QM_API_KEYS": KEYS}, "must not be set together with QM_API_KEYS"),
         ({"QM_API_KEYS": '[{"name": "a", "key": "short-s3cret", "role": "viewer"}]'}, "[0].key: 32 to 512"),
     ],
 )
