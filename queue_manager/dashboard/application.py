@@ -43,6 +43,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.callback(database.close)
+            await stack.enter_async_context(credentials.refreshing())
             await live.start()
             stack.push_async_callback(live.stop)
             if beside is not None:

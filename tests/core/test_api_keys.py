@@ -50,6 +50,8 @@ def test_no_repr_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**GOOD, "key": "s3cret"}, "[0].key: 32 to 512 visible ASCII characters"),
         ({**GOOD, "key": f"{SECRET} and a space"}, "[0].key: 32 to 512 visible ASCII characters"),
         ({**GOOD, "key": 5}, "[0].key"),
+        ({**GOOD, "key": "o" * 40}, "[0].key: random, with at least 6 different characters"),
+        ({**GOOD, "key": "s3cre" * 8}, "[0].key: random, with at least 6 different characters"),
         ({**GOOD, "role": "s3cret"}, "[0].role: viewer or operator"),
         ({**GOOD, "role": ["viewer"]}, "[0].role"),
         ({**GOOD, "name": "s3cret s3cret"}, "[0].name: 1 to 64"),

@@ -16,7 +16,7 @@ from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.datastructures import Headers
 from starlette.routing import Mount
 
-from queue_manager.dashboard.access.asked import SAFE, LoginFirst, is_page_view
+from queue_manager.dashboard.access.asked import SAFE, LoginFirst, address_of, is_page_view
 from queue_manager.dashboard.access.credentials import Credentials, shown_key
 from queue_manager.dashboard.access.origin import is_from_elsewhere, is_from_own_page, is_link_followed
 from queue_manager.dashboard.access.parameters import refuse_unknown
@@ -47,7 +47,7 @@ class Rule:
             return
         credentials: Credentials = request.app.state.credentials
         try:
-            state.who = who = credentials.who(headers)
+            state.who = who = await credentials.who(headers, address=address_of(request.scope))
         except Refused:
             if is_page_view(request) and shown_key(headers) is None:
                 raise LoginFirst from None
