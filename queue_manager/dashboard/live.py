@@ -12,6 +12,7 @@ Guarantee: a client whose token, key or session ends is disconnected within 2 s.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -57,6 +58,8 @@ class Live:
             # A token or key is the page's own: any site may use it. Without one, only our own page may.
             cors_allowed_origins="*" if self._secret is not None or credentials.are_needed else None,
             max_http_buffer_size=LARGEST_MESSAGE,
+            logger=_errors_of("socketio.server"),
+            engineio_logger=_errors_of("engineio.server"),
         )
         for event, handler in (
             ("connect", self._connect),
@@ -160,6 +163,15 @@ class Live:
             await self.server.disconnect(sid)
         except Exception as error:
             log.warning("A client whose access ended could not be disconnected; tried again", error=reason(error))
+
+
+def _errors_of(name: str) -> logging.Logger:
+    """Return a library's logger; given one, it adds no handler of its own to write past ours. Below errors it logs
+    what clients send, tokens too.
+    """
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.ERROR)
+    return logger
 
 
 def _recent_accounts() -> list[str]:
