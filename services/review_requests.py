@@ -47,8 +47,8 @@ class ReviewRequests(DueWork):
         """Find the eligible agencies. There is nothing to claim: the insert itself asks whether one is blocked."""
         if not self.product_types:
             raise ConfigurationError(
-                "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: accepted is a JSON list "
-                f'such as ["seo", "ads"], of which {", ".join(sorted(NEVER_MANAGED))} do not count'
+                "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: accepted is a list "
+                f"such as seo,ads, of which {', '.join(sorted(NEVER_MANAGED))} do not count"
             )
         yield self._left_out()
         now = self.clock()

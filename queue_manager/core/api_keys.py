@@ -22,6 +22,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 """From the one who may least: each may what those before it may."""
 
 SHORTEST_KEY, LONGEST_KEY = 32, 512  # characters
+FEWEST_DIFFERENT = 6  # characters: a random key of digits alone has more
 MEMBERS = {"name", "key", "role", "expires"}
 FORM = 'a JSON list of {"name", "key", "role": "viewer" or "operator", "expires"?}'
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
@@ -70,6 +71,8 @@ def _key(at: int, given: Any) -> ApiKey:
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         accepted = f"{SHORTEST_KEY} to {LONGEST_KEY} visible ASCII characters"
         raise ValueError(f"{FORM}; [{at}].key: {accepted}")
+    if len(set(key)) < FEWEST_DIFFERENT:
+        raise ValueError(f"{FORM}; [{at}].key: random, with at least {FEWEST_DIFFERENT} different characters")
     if role not in ROLES:
         raise ValueError(f"{FORM}; [{at}].role: {' or '.join(ROLES)}")
     return ApiKey(name=name, key=SecretStr(key), role=role, expires_at=_expiry(at, given.get("expires")))

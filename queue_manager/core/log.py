@@ -1,17 +1,22 @@
 """Structured log lines on top of the standard `logging`: `INFO  Processed snooze rooms.  initiator=… enqueued=12`.
 
-Guarantee: nothing here writes a secret; addresses go through `settings.masked`. Colours only on a terminal.
+Guarantee: nothing here writes a secret; addresses go through `settings.masked`. Colours only on a terminal. An entry is
+one line, and a traceback's lines are indented: text from a request cannot look like an entry of its own.
 Importing this configures nothing: a program that only calls our tasks keeps its own logging.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import cast
 
 import structlog
-from structlog.types import Processor
+from structlog.types import EventDict, Processor, WrappedLogger
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL_IN_TRACEBACK = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # which keeps tabs and lines
 
 _SHARED: list[Processor] = [
     structlog.stdlib.add_log_level,
@@ -49,6 +54,7 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
         shared, renderer = _JSON, structlog.processors.JSONRenderer(sort_keys=True)
     else:
         shared, renderer = _SHARED, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+    escape: list[Processor] = [] if form == "json" else [_escape_control_characters]  # JSON escapes them itself
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -56,6 +62,7 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
                 *shared,
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
+                *escape,
                 renderer,
             ],
         )
@@ -65,3 +72,18 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
     root.setLevel(level)
     # One line per message received says nothing that "succeeded" does not say again.
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+
+
+def _escape_control_characters(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
+    for name, value in entry.items():
+        if not isinstance(value, str):
+            continue  # rendered by `repr`, which escapes them
+        if name in ("exception", "stack"):
+            entry[name] = "  " + _CONTROL_IN_TRACEBACK.sub(_escaped, value).replace("\n", "\n  ")
+        else:
+            entry[name] = _CONTROL.sub(_escaped, value.rstrip())
+    return entry
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return character[0].encode("unicode_escape").decode()

@@ -1,12 +1,13 @@
 """Every setting, read from the environment and `.env`: one class, one place, typed at the edge.
 
-Guarantee: a wrong value raises `ConfigurationError` with the name, the value (secrets masked) and what is
-accepted. Reading the settings opens no connection.
+Guarantee: a wrong value raises `ConfigurationError`: one line with the name, the value (never a secret) and what it
+must be. Reading the settings opens no connection.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from functools import cache
@@ -25,7 +26,10 @@ from queue_manager.core.api_keys import ApiKey
 from queue_manager.core.errors import ConfigurationError
 
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # where a port should be: a password whose @ was forgotten
-
+_COLLECTION = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,118}[A-Za-z0-9_-])?")
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}|\{[A-Za-z0-9_.-]{1,64}\}")
+_TEXT = "text in UTF-8 without control characters"
+_LONGEST_SHOWN = 100  # characters of a wrong value in its error
 _HARMLESS = {
     *("replicaSet", "authSource", "directConnection", "tls", "ssl", "retryWrites"),
     *("w", "journal", "readPreference", "readConcernLevel"),
@@ -54,8 +58,61 @@ def masked(url: str) -> str:
 
 
 def _flag(value: Any) -> bool:
-    # Only the exact word switches a system on; anything unclear is off, and `Settings.remarks` says so.
-    return value is True or (isinstance(value, str) and value.strip() == "true")
+    """Return the flag. An unclear value is an error: it must not switch anything off in silence."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word not in ("true", "false"):
+        raise ValueError("true or false")
+    return word == "true"
+
+
+def _names(value: Any) -> list[str]:
+    """Read a list of texts from JSON, or from a text with commas."""
+    accepted = 'texts separated by commas, such as a,b, or a JSON list of texts, such as ["a", "b"]'
+    names = value
+    if isinstance(value, str):
+        try:
+            names = json.loads(value) if value.lstrip().startswith(("[", "{", '"')) else value.split(",")
+        except (ValueError, RecursionError):
+            raise ValueError(accepted) from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(accepted)
+    names = [name.strip() for name in names]
+    if not all(names):
+        raise ValueError(f"{accepted}; none may be empty")
+    return names
+
+
+def _modules(names: list[str]) -> list[str]:
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError("names of Python modules, separated by commas or as a JSON list, such as billing.jobs")
+    return names
+
+
+def _text(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError(_TEXT)
+    return value
+
+
+def _collection_name(name: str) -> str:
+    if not _COLLECTION.fullmatch(name) or name.startswith("system."):
+        raise ValueError("a name of a MongoDB collection: 1 to 120 letters, digits, _ - or dots between them")
+    return name
+
+
+def _queue_name(name: str) -> str:
+    if not _QUEUE_NAME.fullmatch(name):
+        raise ValueError("1 to 64 letters, digits, _ . or -, for Redis Cluster in {braces}")
+    return name
+
+
+def _file(path: Path) -> Path:
+    if str(path).lstrip().startswith(("[", "{")):
+        raise ValueError("the path of a file; the keys themselves belong in QM_API_KEYS")
+    return path
 
 
 def _mongo_url(url: str) -> str:
@@ -103,16 +160,15 @@ def _long_secret(secret: SecretStr) -> SecretStr:
     return secret
 
 
-def _strict(value: Any) -> bool:
-    # Only the exact word relaxes a check.
-    return not (value is False or (isinstance(value, str) and value.strip() == "false"))
-
-
 SHORTEST_SECRET = 32  # characters: what an HS256 signature is worth
 Secret = Annotated[SecretStr, AfterValidator(_long_secret)]
 Keys = Annotated[list[ApiKey], NoDecode, BeforeValidator(api_keys.parse)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
-Strict = Annotated[bool, BeforeValidator(_strict)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]
+Modules = Annotated[list[str], NoDecode, AfterValidator(_modules), BeforeValidator(_names)]
+Text = Annotated[str, AfterValidator(_text)]
+CollectionName = Annotated[str, AfterValidator(_collection_name)]
+Days = Annotated[float, Field(ge=0, le=36_500)]
 _SYSTEM = "switches a system on"
 System = Annotated[Flag, _SYSTEM]
 
@@ -126,7 +182,7 @@ class Settings(BaseSettings):
     """Where the record is kept; the path names the database."""
     redis_url: Annotated[str, AfterValidator(_redis_url)] = "redis://127.0.0.1:6379/0"
     """The broker, the beat's schedule and lock, and the channel of Socket.IO."""
-    app_env: str = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
+    app_env: Text = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
 
     qm_conversations: System = False
     """Switches support snooze on."""
@@ -156,24 +212,24 @@ class Settings(BaseSettings):
     qm_shutdown_seconds: Annotated[float, Field(ge=0, le=86_400)] = 20
     """Seconds that tasks have to finish after SIGTERM before they are put back; 0: any time."""
 
-    managed_subscriptions: list[str] = []
+    managed_subscriptions: Names = []
     """Product types whose agencies are asked for a review; sites and listings never are."""
-    subscriptions_collection: str = "store-subscription"
-    pulses_collection: str = "projects.pulse"
-    review_after_days: Annotated[float, Field(ge=0)] = 30
+    subscriptions_collection: CollectionName = "store-subscription"
+    pulses_collection: CollectionName = "projects.pulse"
+    review_after_days: Days = 30
     """Days of active subscription after which an agency is asked."""
-    review_window_days: Annotated[float, Field(ge=0)] = 30
+    review_window_days: Days = 30
     """Days after a request before the next one, to which the buffer is added."""
-    review_buffer_days: Annotated[float, Field(ge=0)] = 1
+    review_buffer_days: Days = 1
 
-    thumbnail_stale_seconds: Annotated[float, Field(gt=0)] | None = None
+    thumbnail_stale_seconds: Annotated[float | None, Field(gt=0, le=31_536_000)] = None
     """Seconds after which a thumbnail build counts as hung; unset: 2 h, 15 min in development."""
-    thumbnail_build_task: str | None = None
+    thumbnail_build_task: Text | None = None
     """Name of another application's Celery task that is sent each site that was reset."""
 
     qm_queue_redis_url: Annotated[str, AfterValidator(_redis_url)] | None = None
     """The message queue's own server; unset: `redis_url`."""
-    queue_name: Annotated[str, Field(pattern=r"^([A-Za-z0-9_.-]{1,64}|\{[A-Za-z0-9_.-]{1,64}\})$")] = "queue"
+    queue_name: Annotated[str, AfterValidator(_queue_name)] = "queue"
     """Begins every key of the message queue; `{in braces}` for Redis Cluster."""
     max_priority_levels: Annotated[int, Field(ge=1, le=100)] = 10
     """Priorities of messages: 0, the lowest, up to one less than this."""
@@ -185,12 +241,12 @@ class Settings(BaseSettings):
     """Overdue messages that one call of a script takes back."""
     overdue_check_interval_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 5_000
     """Milliseconds between two looks for overdue messages; they are also looked for at each deadline."""
-    queue_require_lock_token: Strict = True
+    queue_require_lock_token: Flag = True
     """Whether ack, nack and touch need the lock token; off for clients of an older service."""
     queue_max_payload_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
     """Bytes of one message's payload, as JSON."""
 
-    jobs_imports: list[str] = []
+    jobs_imports: Modules = []
     """Modules that register jobs, imported by workers."""
     jobs_production_only: Flag = False
     """Runs no jobs unless `app_env` is set to `production`."""
@@ -201,13 +257,13 @@ class Settings(BaseSettings):
     jobs_takeover_seconds: Annotated[int, Field(ge=6, le=600)] = 6
     """Seconds after which another beat takes over from a leader that gives no sign of life."""
 
-    socketio_channel: str = "socketio"
+    socketio_channel: Text = "socketio"
     """Redis channel on which python-socketio's servers listen."""
     socketio_token_secret: Secret | None = None
     """Signs the tokens of Socket.IO clients (HS256)."""
     qm_api_keys: Keys = []
     """Who may use the web process; without keys it serves this machine alone."""
-    qm_api_keys_file: Path | None = None
+    qm_api_keys_file: Annotated[Path, AfterValidator(_file)] | None = None
     """A file with the keys instead, read again when it changes."""
     qm_hooks: Flag = False
     """Opens the manual triggers of the web process."""
@@ -238,15 +294,11 @@ class Settings(BaseSettings):
         return bool(self.qm_api_keys) or self.qm_api_keys_file is not None
 
     def remarks(self) -> list[str]:
-        """Return what an operator should know of the environment: unclear flags, misspelt names, nothing on."""
+        """Return what an operator should know of the environment: misspelt names, nothing switched on."""
         fields = {name.upper(): field for name, field in type(self).model_fields.items()}
-        given = {name: value for name, value in _environment().items() if name.startswith("QM_")}
-        remarks = [
-            f"{name}={value!r} is neither true nor false: it counts as false"
-            for name, value in given.items()
-            if name in fields and fields[name].annotation is bool and value.strip() not in ("true", "false", "")
-        ]
-        for name in sorted(set(given) - set(fields) - _READ_ELSEWHERE):
+        given = {name for name in _environment() if name.startswith("QM_")}
+        remarks = []
+        for name in sorted(given - set(fields) - _READ_ELSEWHERE):
             near = difflib.get_close_matches(name, fields, n=1)
             remarks.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
         if self.qm_jobs and not self.runs_jobs:
@@ -278,12 +330,33 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         raise ConfigurationError("\n".join(_explain(detail) for detail in error.errors())) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f".env: must be a readable file in UTF-8 ({type(error).__name__})") from None
 
 
 def _explain(detail: Any) -> str:
     name = str(detail["loc"][0]).upper()
-    accepted = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if name.endswith(("_SECRET", "_KEYS")):
-        return f"{name}: accepted is {accepted}"
+    accepted = _accepted(name, detail)
+    if name.endswith(("_SECRET", "_KEYS", "_KEYS_FILE")):
+        return f"{name}: must be {accepted}"
     value = masked(str(detail["input"])) if name.endswith("_URL") else str(detail["input"])
-    return f"{name}={value!r}: accepted is {accepted}"
+    shown = value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}…"
+    return f"{name}={shown!r}: must be {accepted}"
+
+
+def _accepted(name: str, detail: Any) -> str:
+    """Return what the value must be, in our own words: pydantic's do not name the bounds, and quote the value."""
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"])
+    if detail["type"] == "literal_error":
+        return str(detail["ctx"]["expected"]).replace("'", "")
+    field = Settings.model_fields.get(name.lower())
+    kind = field.annotation if field is not None else None
+    if field is None or kind not in (int, float, float | None):
+        return _TEXT
+    limits = {
+        limit: getattr(one, limit) for one in field.metadata for limit in ("gt", "ge", "le") if hasattr(one, limit)
+    }
+    number = "a whole number" if kind is int else "a number"
+    lowest = f"from {limits['ge']}" if "ge" in limits else f"above {limits['gt']}"
+    return f"{number} {lowest} to {limits['le']}"

@@ -14,6 +14,7 @@ from models import database
 from queue_manager.core.settings import Settings
 from queue_manager.dashboard import access, docs, jobs, metrics, pages, probes, problems, queue, systems, triggers
 from queue_manager.dashboard.boundary import Boundary
+from queue_manager.dashboard.head import Head
 from queue_manager.dashboard.live import Live
 
 
@@ -26,7 +27,7 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
         ConfigurationError: the keys, or a module of `JOBS_IMPORTS`, are not as they should be.
     """
     api = api_of(chosen, ending)
-    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=access.Journal(api))
+    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=Head(access.Journal(api)))
     return Boundary(application, local_only=not chosen.has_credentials)
 
 
@@ -42,6 +43,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.callback(database.close)
+            await stack.enter_async_context(credentials.refreshing())
             await live.start()
             stack.push_async_callback(live.stop)
             if beside is not None:

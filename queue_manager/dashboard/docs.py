@@ -31,6 +31,7 @@ REFUSALS = {
     "409": "Its state does not allow it",
     "413": "The body is too large",
     "422": "A field is not as accepted",
+    "429": "Too many wrong keys from this address; see `Retry-After`",
     "503": "A server does not answer",
 }
 

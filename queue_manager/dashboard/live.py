@@ -12,6 +12,8 @@ Guarantee: a client whose token, key or session ends is disconnected within 2 s.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +25,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
 from queue_manager.dashboard import tokens
+from queue_manager.dashboard.access.asked import address_of
 from queue_manager.dashboard.access.credentials import ASK, Credentials, refused
 from queue_manager.dashboard.access.origin import is_from_own_page
 from queue_manager.dashboard.channel import RedisChannel
@@ -55,6 +58,8 @@ class Live:
             # A token or key is the page's own: any site may use it. Without one, only our own page may.
             cors_allowed_origins="*" if self._secret is not None or credentials.are_needed else None,
             max_http_buffer_size=LARGEST_MESSAGE,
+            logger=_errors_of("socketio.server"),
+            engineio_logger=_errors_of("engineio.server"),
         )
         for event, handler in (
             ("connect", self._connect),
@@ -77,30 +82,40 @@ class Live:
                 await self._sweeper
 
     async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
-        access = self._judge(auth, Headers(scope=environ["asgi.scope"]))
+        access = await self._judge(auth, environ["asgi.scope"])
         self._access[sid] = access
         for account in access.accounts or ():
             await self.server.enter_room(sid, _room(account))
 
-    def _judge(self, auth: Any, headers: Headers) -> Access:
+    async def _judge(self, auth: Any, scope: Mapping[str, Any]) -> Access:
         token = auth.get("token") if isinstance(auth, dict) else None
         if self._secret is None and not self._credentials.are_needed:
             return ANY
+        message = ""
         if self._credentials.are_needed:
             try:
-                return self._of_key(token, headers)
+                return await self._of_key(token, scope)
             except Refused as error:
-                if self._secret is None:
-                    raise socketio.exceptions.ConnectionRefusedError(error.message) from None
-        try:
-            return tokens.read(token, secret=self._secret or "")
-        except TokenRefused as error:
-            raise socketio.exceptions.ConnectionRefusedError(str(error)) from None
+                message = error.message
+        if self._secret is not None:
+            try:
+                return tokens.read(token, secret=self._secret)
+            except TokenRefused as error:
+                message = str(error)
+        if self._credentials.are_needed and isinstance(token, str):
+            try:
+                await self._credentials.slow_down(token, address=address_of(scope))
+            except Refused as error:
+                message = error.message
+        raise socketio.exceptions.ConnectionRefusedError(message)
 
-    def _of_key(self, token: Any, headers: Headers) -> Access:
-        """Return what a key or a session gives. Raises `Refused`."""
-        credentials = self._credentials
-        who = credentials.holder(token) if isinstance(token, str) else credentials.who(headers)
+    async def _of_key(self, token: Any, scope: Mapping[str, Any]) -> Access:
+        """Return what a key or a session gives. Raises `Refused`; a wrong `token` is not counted, it may be a JWT."""
+        credentials, headers = self._credentials, Headers(scope=scope)  # type: ignore[arg-type]
+        if isinstance(token, str):
+            who = credentials.holder(token)
+        else:
+            who = await credentials.who(headers, address=address_of(scope))
         if who.by == "session" and not is_from_own_page(headers):
             raise refused(ASK)
         return Access(has_ended=lambda: not credentials.still_admit(who))
@@ -148,6 +163,15 @@ class Live:
             await self.server.disconnect(sid)
         except Exception as error:
             log.warning("A client whose access ended could not be disconnected; tried again", error=reason(error))
+
+
+def _errors_of(name: str) -> logging.Logger:
+    """Return a library's logger; given one, it adds no handler of its own to write past ours. Below errors it logs
+    what clients send, tokens too.
+    """
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.ERROR)
+    return logger
 
 
 def _recent_accounts() -> list[str]:

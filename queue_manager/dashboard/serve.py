@@ -7,6 +7,7 @@ loopback only.
 from __future__ import annotations
 
 import asyncio
+import logging as stdlib_logging
 import signal
 import socket
 import sys
@@ -36,6 +37,8 @@ def serve(*, host: str, port: int) -> None:
     chosen = settings()
     _refuse_open_house(host, chosen)
     logging.configure(level=chosen.qm_log_level, form=chosen.qm_log_format)
+    stdlib_logging.captureWarnings(True)
+    stdlib_logging.getLogger("uvicorn.error").addFilter(_without_query)
     if chosen.qm_message_queue:
         _refuse_old_server(message_queue.server_url())
     for remark in chosen.remarks():
@@ -67,6 +70,13 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._ending.set()
         await super().shutdown(sockets)
+
+
+def _without_query(record: stdlib_logging.LogRecord) -> bool:
+    """Cut the query off the path of a WebSocket: clients send keys and tokens in it, though none is read there."""
+    if "WebSocket" in str(record.msg) and isinstance(record.args, tuple):
+        record.args = tuple(arg.partition("?")[0] if isinstance(arg, str) else arg for arg in record.args)
+    return True
 
 
 def _refuse_open_house(host: str, chosen: Settings) -> None:

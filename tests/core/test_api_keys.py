@@ -50,6 +50,8 @@ def test_no_repr_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**GOOD, "key": "s3cret"}, "[0].key: 32 to 512 visible ASCII characters"),
         ({**GOOD, "key": f"{SECRET} and a space"}, "[0].key: 32 to 512 visible ASCII characters"),
         ({**GOOD, "key": 5}, "[0].key"),
+        ({**GOOD, "key": "o" * 40}, "[0].key: random, with at least 6 different characters"),
+        ({**GOOD, "key": "s3cre" * 8}, "[0].key: random, with at least 6 different characters"),
         ({**GOOD, "role": "s3cret"}, "[0].role: viewer or operator"),
         ({**GOOD, "role": ["viewer"]}, "[0].role"),
         ({**GOOD, "name": "s3cret s3cret"}, "[0].name: 1 to 64"),
@@ -64,7 +66,7 @@ def test_a_wrong_key_is_refused_at_its_place_without_being_shown(
     given: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = refusal(json.dumps([given]), monkeypatch)
-    assert message.startswith('QM_API_KEYS: accepted is a JSON list of {"name", "key"')
+    assert message.startswith('QM_API_KEYS: must be a JSON list of {"name", "key"')
     assert said in message
     assert "s3cret" not in message
 
@@ -72,7 +74,7 @@ def test_a_wrong_key_is_refused_at_its_place_without_being_shown(
 @pytest.mark.parametrize("value", [SECRET, f'{{"key": "{SECRET}"}}', f'[{{"key": "{SECRET}"', "[" * 100_000])
 def test_what_is_no_list_is_refused_without_being_shown(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal(value, monkeypatch)
-    assert message.startswith("QM_API_KEYS: accepted is a JSON list")
+    assert message.startswith("QM_API_KEYS: must be a JSON list")
     assert "s3cret" not in message
     assert len(message) < 200
 

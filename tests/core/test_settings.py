@@ -1,9 +1,11 @@
-"""Settings: wrong values are named with what is accepted, unclear flags are off, secrets stay secret."""
+"""Settings: each wrong value is one line that says what it must be; secrets stay secret."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from typing import Literal, get_origin
 
 import pytest
 
@@ -11,6 +13,8 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings, masked, settings
 
 ROOT = Path(__file__).parents[2]
+FLAGS = [name.upper() for name, field in Settings.model_fields.items() if field.annotation is bool]
+LISTS = [name.upper() for name, field in Settings.model_fields.items() if field.annotation == list[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +40,11 @@ def read_again_afterwards() -> object:
         ("MONGO_DB_URL", "mongodb://db/product?readPreference=secondaryPreferred", "readPreference=primary"),
         ("REDIS_URL", "http://cache", "redis:// or rediss:// URL"),
         ("REDIS_URL", "redis://cache/zero", "redis:// or rediss:// URL"),
-        ("QM_LEASE_SECONDS", "soon", "valid number"),
-        ("QM_LEASE_SECONDS", "-1", "greater than or equal to 2"),
-        ("QM_CLAIM_BATCH", "1.5", "valid integer"),
-        ("QM_LOG_LEVEL", "LOUD", "'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
-        ("QM_LOG_FORMAT", "xml", "'console' or 'json'"),
+        ("QM_LEASE_SECONDS", "soon", "a number from 2 to 3600"),
+        ("QM_LEASE_SECONDS", "-1", "a number from 2 to 3600"),
+        ("QM_CLAIM_BATCH", "1.5", "a whole number from 1 to 10000"),
+        ("QM_LOG_LEVEL", "LOUD", "DEBUG, INFO, WARNING or ERROR"),
+        ("QM_LOG_FORMAT", "xml", "console or json"),
     ],
 )
 def test_wrong_value_names_the_setting_the_value_and_what_is_accepted(
@@ -49,7 +53,7 @@ def test_wrong_value_names_the_setting_the_value_and_what_is_accepted(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError) as error:
         settings()
-    assert str(error.value).startswith(f"{name}={value!r}: accepted is ")
+    assert str(error.value).startswith(f"{name}={value!r}: must be ")
     assert accepted in str(error.value)
 
 
@@ -129,10 +133,118 @@ def test_wrong_url_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch
     assert "s3cret" not in str(error.value)
 
 
-def test_flag_that_is_neither_true_nor_false_is_off_with_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QM_CONVERSATIONS", "yes")
-    assert settings().qm_conversations is False
-    assert "QM_CONVERSATIONS='yes' is neither true nor false: it counts as false" in settings().remarks()
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("value", ["1", "0", "yes", "no", "on", "off", "ture", "t", "true,", "true false", " "])
+def test_flag_that_is_neither_true_nor_false_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as error:
+        settings()
+    assert str(error.value) == f"{name}={value!r}: must be true or false"
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(
+    ("value", "means"), [("true", True), ("TRUE", True), (" True\t", True), ("false", False), (" False ", False)]
+)
+def test_flag_is_read_in_any_case_with_spaces_around_it(
+    name: str, value: str, means: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert getattr(settings(), name.lower()) is means
+
+
+@pytest.mark.parametrize(
+    ("value", "means"),
+    [
+        ("seo", ["seo"]),
+        ("seo,ads", ["seo", "ads"]),
+        (" seo , ads ", ["seo", "ads"]),
+        ('["seo", "ads"]', ["seo", "ads"]),
+        (' [" seo "]', ["seo"]),
+        ("[]", []),
+    ],
+)
+@pytest.mark.parametrize("name", LISTS)
+def test_list_is_read_from_commas_and_from_json(
+    name: str, value: str, means: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert getattr(settings(), name.lower()) == means
+
+
+@pytest.mark.parametrize("name", [name.upper() for name in Settings.model_fields])
+def test_every_wrong_value_of_every_setting_is_one_line_that_says_what_it_must_be(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = wrong_values(name)
+    assert values
+    for value in values:
+        monkeypatch.setenv(name, value)
+        settings.cache_clear()
+        with pytest.raises(ConfigurationError) as error:
+            settings()
+        message = str(error.value)
+        assert message.startswith((f"{name}=", f"{name}: ")), value
+        assert ": must be " in message
+        assert len(message.splitlines()) == 1
+        assert len(message) < 400
+        assert "s3cret" not in message
+        message.encode()  # can be printed
+
+
+def wrong_values(name: str) -> list[str]:
+    """Return values of several kinds that `name` must refuse; a text of bytes that are no UTF-8 always is one."""
+    not_utf8 = os.fsdecode(b"s3\xffx")
+    field = Settings.model_fields[name.lower()]
+    if name == "QM_API_KEYS_FILE":  # any other text may be a path: the web process reads the file when it starts
+        return ['[{"name": "a", "key": "s3cret"}]', ' {"key": "s3cret"}']
+    if name == "QM_API_KEYS":
+        return ["s3cret", "s3cret,s3cret", '["s3cret"]', '{"key": "s3cret"}', '[{"key": "s3cret"', "[" * 100_000]
+    if name.endswith("_SECRET"):
+        return ["s3cret", "s3cret\ns3cret"]
+    if name.endswith("_URL"):
+        return [":s3cret@h", "http://u:s3cret@h/x", "u:s3cret", "[1]", "redis://u:s3cret@h/x y", "s3cret" * 1_000]
+    if name in LISTS:
+        texts = [
+            "a,,b",
+            "a,",
+            ",",
+            " ",
+            "[",
+            '["a"',
+            '["a",]',
+            "[1]",
+            '[["a"]]',
+            '[""]',
+            '{"a": "b"}',
+            '"a"',
+            "[" * 10_000,
+        ]
+        return [*texts, *(["a b", "1a", "a..b", ".a", "a/b.py", '["a-b"]'] if name == "JOBS_IMPORTS" else [])]
+    if name in FLAGS:
+        return ["1", "yes", "on", "ture", "2026-01-01", "true\nfalse", not_utf8, "x" * 10_000]
+    if field.annotation in (int, float, float | None):
+        return [
+            "many",
+            "1,5",
+            "1e999",
+            "nan",
+            "inf",
+            "-inf",
+            "-1",
+            "0x10",
+            "1;2",
+            "9" * 30,
+            "9" * 5_000,
+            not_utf8,
+        ]
+    if get_origin(field.annotation) is Literal:
+        return ["LOUD", "info,json", "true", not_utf8]
+    if name.endswith("_COLLECTION"):
+        return ["$where", "a..$b", ".a", "a.", "system.users", "a b", "x" * 200, not_utf8]
+    if name == "QUEUE_NAME":
+        return ["a b", "{a", "a}", "{a}b", "a:b", "x" * 65, "a\n", not_utf8]
+    return [not_utf8]
 
 
 def test_no_flag_switched_on_is_one_remark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +293,13 @@ def test_env_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert settings().qm_lease_seconds == 7
 
 
-def test_env_file_is_looked_through_for_unclear_flags_and_misspelt_names(tmp_path: Path) -> None:
+def test_env_file_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"QM_LEASE_SECONDS=7\nAPP_ENV=M\xfcnchen\n")
+    with pytest.raises(ConfigurationError, match=r"^\.env: must be a readable file in UTF-8 \(UnicodeDecodeError\)$"):
+        settings()
+
+
+def test_env_file_is_looked_through_for_misspelt_names(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("QM_LEASE_SECOND=7\nQM_MAX_QUEU=1\n")
     assert [remark.partition(" ")[0] for remark in settings().remarks()] == ["QM_LEASE_SECOND", "QM_MAX_QUEU"]
 

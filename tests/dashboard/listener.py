@@ -20,7 +20,14 @@ class Listener:
     """Connected on return. Events come in order from `next_event`."""
 
     def __init__(
-        self, port: int, auth: Any = None, *, host: str = "127.0.0.1", origin: str | None = None, **headers: str
+        self,
+        port: int,
+        auth: Any = None,
+        *,
+        host: str = "127.0.0.1",
+        origin: str | None = None,
+        query: str = "",
+        **headers: str,
     ) -> None:
         self._events: deque[tuple[str, dict[str, Any]]] = deque()
         self._packets: deque[str] = deque()
@@ -29,7 +36,7 @@ class Listener:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         self._protocol = WSConnection(ConnectionType.CLIENT)
         try:
-            self._open(auth, host, headers | ({} if origin is None else {"Origin": origin}))
+            self._open(auth, host, query, headers | ({} if origin is None else {"Origin": origin}))
         except BaseException:
             self.close()
             raise
@@ -60,9 +67,10 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, auth: Any, host: str, headers: Mapping[str, str]) -> None:
+    def _open(self, auth: Any, host: str, query: str, headers: Mapping[str, str]) -> None:
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        request = Request(host=host, target="/socket.io/?EIO=4&transport=websocket", extra_headers=named)
+        target = f"/socket.io/?EIO=4&transport=websocket{query}"
+        request = Request(host=host, target=target, extra_headers=named)
         self._socket.sendall(self._protocol.send(request))
         assert self._receive()[0] == "0"
         self._send("40" + ("" if auth is None else json.dumps(auth)))

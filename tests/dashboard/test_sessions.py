@@ -19,6 +19,8 @@ from queue_client import DATABASE, Queue, Stream, empty_queue, environment
 from real_servers import Servers
 from web_process import SECRET, Answer, Web, shared_web, token, web
 
+from queue_manager.devstack.servers import Valkey
+
 STATUS = "/api/queue/status"
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 CUT_OFF = 2.0  # seconds
@@ -88,6 +90,67 @@ def test_logging_out_takes_the_cookie_away(guarded: Web) -> None:
     answer = guarded.post("/logout", **own_page(guarded, VIEWER))
     assert (answer.status, answer.headers["location"]) == (303, "/login")
     assert re.match(r'qm_session=""; expires=.*; HttpOnly; Max-Age=0; Path=/', answer.headers["set-cookie"])
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_copied_cookie_is_refused_by_every_process_after_the_log_out(guarded: Web, tmp_path: Path) -> None:
+    copied, other = own_page(guarded, OPERATOR), own_page(guarded, OPERATOR)
+    with web(tmp_path, QM_API_KEYS=KEYS) as second:
+        assert second.get("/metrics", **copied).status == guarded.get("/metrics", **copied).status == 200
+        assert guarded.post("/logout", **copied).status == 303
+        assert guarded.get("/metrics", **copied).status == 401
+        assert second.get("/metrics", **copied).status == 401
+        assert second.get("/", **copied, **HTML).headers["location"] == "/login?next=%2F"
+        assert guarded.post("/api/queue/message", '{"type": "a"}', **copied).status == 401
+        # Nobody else is logged out, nor a later session of the same key.
+        assert second.get("/metrics", **other).status == 200
+        assert second.get("/metrics", **own_page(guarded, OPERATOR)).status == 200
+    with web(tmp_path, QM_API_KEYS=KEYS) as later:
+        assert later.get("/metrics", **copied).status == 401
+        assert later.get("/metrics", **other).status == 200
+
+
+@pytest.mark.usefixtures("clean")
+def test_another_spelling_of_a_logged_out_cookie_is_refused_too(guarded: Web) -> None:
+    page = own_page(guarded, VIEWER)
+    assert guarded.post("/logout", **page).status == 303
+    for last in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_":
+        respelt = {**page, "Cookie": page["Cookie"][:-1] + last}
+        assert guarded.get("/api/schedule", **respelt).status == 401
+
+
+@pytest.mark.usefixtures("clean")
+def test_who_stays_connected_is_cut_off_by_the_log_out(queue: Queue, tmp_path: Path) -> None:
+    guarded, page = queue.web, own_page(queue.web, VIEWER)
+    url = queue.redis_url
+    with web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as second:
+        with (
+            Stream(guarded, **page) as here,
+            Stream(second, **page) as there,
+            Stream(second, X_API_KEY=VIEWER) as by_key,
+            Listener(second.port, host=f"127.0.0.1:{second.port}", **page) as client,
+        ):
+            assert {here.status, there.status, by_key.status} == {200}
+            assert guarded.post("/logout", **page).status == 303
+            assert is_ended(here)
+            assert is_ended(there)
+            client.wait_until_disconnected()
+            queue.post("/queue/message", {"type": "a"}, X_API_KEY=OPERATOR)
+            assert next(by_key.events())[0] == "queue-update"
+
+
+def test_while_redis_is_away_sessions_stay_and_a_log_out_counts_here_at_once(tmp_path: Path, clean: Servers) -> None:
+    valkey = Valkey(tmp_path / "valkey")
+    (tmp_path / "other").mkdir()
+    env = {"REDIS_URL": valkey.url, "QM_API_KEYS": KEYS}
+    with web(tmp_path, **env) as first, web(tmp_path / "other", **env) as second:
+        leaving, staying = own_page(first, VIEWER), own_page(first, VIEWER)
+        assert first.get("/schedule", **leaving).status == second.get("/schedule", **staying).status == 200
+        assert first.post("/logout", **leaving).status == 303
+        assert first.get("/schedule", **leaving).status == 401
+        with valkey:  # what was logged out meanwhile is told to the others
+            assert eventually(lambda: second.get("/schedule", **leaving).status == 401, within=30)
+            assert second.get("/schedule", **staying).status == 200
 
 
 def test_a_page_sends_people_to_the_login_and_back(guarded: Web) -> None:
@@ -201,8 +264,8 @@ def test_a_file_with_a_mistake_changes_nothing_and_is_said(filed: Web, file: Pat
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"QM_API_KEYS_FILE": "missing.json"}, "QM_API_KEYS_FILE='missing.json': it cannot be read"),
-        ({"QM_API_KEYS_FILE": "keys.json", "QM_API_KEYS": KEYS}, "accepted is one of QM_API_KEYS and"),
+        ({"QM_API_KEYS_FILE": "missing.json"}, "QM_API_KEYS_FILE='missing.json': must be a readable file"),
+        ({"QM_API_KEYS_FILE": "keys.json", "QM_API_KEYS": KEYS}, "must not be set together with QM_API_KEYS"),
         ({"QM_API_KEYS": '[{"name": "a", "key": "short-s3cret", "role": "viewer"}]'}, "[0].key: 32 to 512"),
     ],
 )

@@ -38,7 +38,7 @@ def test_without_keys_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> No
 def test_a_short_secret_is_refused_without_being_shown(tmp_path: Path) -> None:
     result = start(cwd=tmp_path, SOCKETIO_TOKEN_SECRET="short-s3cret")
     assert result.returncode == 2
-    expected = "queue-manager: SOCKETIO_TOKEN_SECRET: accepted is a secret of at least 32 characters"
+    expected = "queue-manager: SOCKETIO_TOKEN_SECRET: must be a secret of at least 32 characters"
     assert result.stderr.strip() == expected
 
 

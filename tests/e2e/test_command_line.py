@@ -118,7 +118,7 @@ def test_wrong_setting_stops_the_process_with_one_clear_message(command: str, tm
     process = CeleryProcess(tmp_path / "log", command, env={"QM_LEASE_SECONDS": "soon"}).start(ready=False)
     eventually(lambda: not process.is_alive(), within=20)
     assert process.exit_code() == 1
-    assert "QM_LEASE_SECONDS='soon': accepted is a valid number" in process.log
+    assert "QM_LEASE_SECONDS='soon': must be a number from 2 to 3600" in process.log
     assert "Traceback" not in process.log
 
 
@@ -126,7 +126,50 @@ def test_wrong_setting_stops_the_process_with_one_clear_message(command: str, tm
 def test_wrong_setting_stops_a_command_with_one_clear_message(command: str, tmp_path: Path) -> None:
     result = queue_manager(command, cwd=tmp_path, REDIS_URL="http://app:s3cret@cache")
     assert result.returncode == 2
-    assert result.stderr.startswith("queue-manager: REDIS_URL='http://***@cache': accepted is")
+    assert result.stderr.startswith("queue-manager: REDIS_URL='http://***@cache': must be")
+
+
+COMMANDS = {
+    "migrate": ["migrate"],
+    "health": ["health"],
+    "web": ["web"],
+    "scan": ["scan", "support-snooze"],
+    "jobs": ["jobs", "list"],
+    "queue": ["queue", "list"],
+    "dead-letters": ["dead-letters"],
+}
+WRONG = {  # in the order of the settings
+    "QM_CONVERSATIONS": ("ture", "QM_CONVERSATIONS='ture': must be true or false"),
+    "MANAGED_SUBSCRIPTIONS": ("seo,,ads", "MANAGED_SUBSCRIPTIONS='seo,,ads': must be texts separated by commas"),
+    "REVIEW_AFTER_DAYS": ("inf", "REVIEW_AFTER_DAYS='inf': must be a number from 0 to 36500"),
+    "JOBS_IMPORTS": ('["billing"', """JOBS_IMPORTS='["billing"': must be texts separated by commas"""),
+    "QM_API_KEYS": ("s3cret", "QM_API_KEYS: must be a JSON list of"),
+}
+
+
+def assert_one_line_each(lines: list[str]) -> None:
+    for (_, said), line in zip(WRONG.values(), lines, strict=True):
+        assert line.startswith(said)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_wrong_settings_of_every_kind_are_one_line_each_in_every_command(command: str, tmp_path: Path) -> None:
+    wrong = {name: value for name, (value, _) in WRONG.items()}
+    result = queue_manager(*COMMANDS[command], cwd=tmp_path, **wrong)
+    assert (result.returncode, result.stdout) == (1 if command == "queue" else 2, "")
+    assert_one_line_each(result.stderr.removeprefix("queue-manager: ").splitlines())
+    assert "s3cret" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_wrong_settings_of_every_kind_stop_celery_with_one_line_each(command: str, tmp_path: Path) -> None:
+    wrong = {name: value for name, (value, _) in WRONG.items()}
+    process = CeleryProcess(tmp_path / "log", command, env=wrong).start(ready=False)
+    eventually(lambda: not process.is_alive(), within=60)
+    assert process.exit_code() == 1
+    assert_one_line_each([line for line in process.log.splitlines() if ": must be " in line])
+    assert "Traceback" not in process.log
+    assert "s3cret" not in process.log
 
 
 @pytest.mark.parametrize("command", ["worker", "beat"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from hmac import compare_digest
 from http import HTTPStatus
 
@@ -10,7 +12,9 @@ from starlette.datastructures import Headers
 from queue_manager.core.settings import Settings
 from queue_manager.dashboard.access import session
 from queue_manager.dashboard.access.keys import Keys, now
+from queue_manager.dashboard.access.revocation import Revocations
 from queue_manager.dashboard.access.who import LOOPBACK, Who
+from queue_manager.dashboard.access.wrong_keys import WrongKeys
 from queue_manager.dashboard.errors import Refused
 
 HEADER = "x-api-key"
@@ -27,18 +31,48 @@ class Credentials:
     def __init__(self, chosen: Settings) -> None:
         self._keys = Keys(chosen)
         self.are_needed = chosen.has_credentials
+        self._revocations = Revocations(chosen.redis_url)
+        self._wrong_keys = WrongKeys()
 
-    def who(self, headers: Headers) -> Who:
-        """Return who sends this. A key counts more than a cookie. Raises `Refused`."""
+    @asynccontextmanager
+    async def refreshing(self) -> AsyncIterator[None]:
+        """Keep up with the log-outs of other processes while it is entered."""
+        if not self.are_needed:
+            yield
+            return
+        async with self._revocations.refreshing():
+            yield
+
+    async def who(self, headers: Headers, *, address: str | None) -> Who:
+        """Return who sends this from `address`. A key counts more than a cookie. Raises `Refused`."""
         if not self.are_needed:
             return LOOPBACK
         if (key := shown_key(headers)) is not None:
-            return self.holder(key)
+            return await self.holder_or_slow_down(key, address=address)
         cookie = session.shown(headers)
         who = session.read(cookie, self._keys) if cookie else None
-        if who is None:
+        if who is None or await self._revocations.is_revoked(who.session):
             raise refused("The session has ended: log in again at /login" if cookie else ASK)
         return who
+
+    async def log_out(self, headers: Headers) -> None:
+        """Revoke the session that these headers show, in every process."""
+        cookie = session.shown(headers)
+        who = session.read(cookie, self._keys) if cookie else None
+        if who is not None and who.until is not None:
+            await self._revocations.revoke(who.session, who.until.timestamp())
+
+    async def holder_or_slow_down(self, key: str, *, address: str | None) -> Who:
+        """Return whose key this is. Raises `Refused`, later and later when one address tries many."""
+        try:
+            return self.holder(key)
+        except Refused:
+            await self.slow_down(key, address=address)
+            raise
+
+    async def slow_down(self, key: str, *, address: str | None) -> None:
+        """Count a wrong key. Raises `Refused` when its address has tried too many."""
+        await self._wrong_keys.slow_down(key, address)
 
     def holder(self, key: str) -> Who:
         """Return whose key this is. Raises `Refused`."""
@@ -53,7 +87,7 @@ class Credentials:
         if who is LOOPBACK:
             return True
         found = self._keys.named(who.name)
-        if found is None or (who.until is not None and now() >= who.until):
+        if found is None or (who.until is not None and now() >= who.until) or self._revocations.is_known(who.session):
             return False
         key, digest = found
         return key.role == who.role and compare_digest(digest, who.digest)

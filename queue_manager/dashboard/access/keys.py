@@ -34,7 +34,7 @@ class Keys:
 
     def __init__(self, chosen: Settings) -> None:
         if chosen.qm_api_keys and chosen.qm_api_keys_file is not None:
-            raise ConfigurationError(f"{SETTING}: accepted is one of QM_API_KEYS and {SETTING}, not both")
+            raise ConfigurationError(f"{SETTING}: must not be set together with QM_API_KEYS")
         self._file = chosen.qm_api_keys_file
         self._looked_at = time.monotonic()
         self._stamp = _stamp(self._file) if self._file is not None else None
@@ -83,11 +83,13 @@ def _read(file: Path) -> list[ApiKey]:
     try:
         return api_keys.parse(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"{SETTING}={str(file)!r}: it cannot be read ({error.strerror})") from None
+        raise ConfigurationError(
+            f"{SETTING}={str(file)!r}: must be a readable file; it cannot be read ({error.strerror})"
+        ) from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{SETTING}={str(file)!r}: accepted is JSON in UTF-8") from None
+        raise ConfigurationError(f"{SETTING}={str(file)!r}: must be a file of JSON in UTF-8") from None
     except ValueError as error:
-        raise ConfigurationError(f"{SETTING}={str(file)!r}: accepted is {error}") from None
+        raise ConfigurationError(f"{SETTING}={str(file)!r}: must be a file of {error}") from None
 
 
 def _stamp(file: Path) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 
 from queue_manager.dashboard.access import session
-from queue_manager.dashboard.access.asked import LoginFirst, prefers_page
+from queue_manager.dashboard.access.asked import LoginFirst, address_of, prefers_page
 from queue_manager.dashboard.access.credentials import Credentials
 from queue_manager.dashboard.answers import NOT_KEPT
 from queue_manager.dashboard.bodies import read
@@ -42,11 +42,12 @@ async def log_in(request: Request) -> Response:
     if not _credentials(request).are_needed:
         return _onwards(next)
     try:
-        request.state.who = who = _credentials(request).holder(key)
+        credentials, address = _credentials(request), address_of(request.scope)
+        request.state.who = who = await credentials.holder_or_slow_down(key, address=address)
     except Refused as error:
         if not prefers_page(request.headers):
             raise
-        return _form(next, problem=error.message)
+        return _form(next, refusal=error)
     response = _onwards(next)
     session.give(response, who, is_https=_is_https(request))
     return response
@@ -54,6 +55,8 @@ async def log_in(request: Request) -> Response:
 
 @router.post("/logout", status_code=HTTPStatus.SEE_OTHER, response_class=RedirectResponse)
 async def log_out(request: Request) -> Response:
+    """End the session here and in every process, and take the cookie away."""
+    await _credentials(request).log_out(request.headers)
     response = _onwards("/login")
     session.take_away(response, is_https=_is_https(request))
     return response
@@ -73,9 +76,11 @@ def _credentials(request: Request) -> Credentials:
     return credentials
 
 
-def _form(next: str, *, problem: str = "") -> Response:
-    status = HTTPStatus.UNAUTHORIZED if problem else HTTPStatus.OK
-    return rendered("login.html", status=status, next=_own(next), problem=problem)
+def _form(next: str, *, refusal: Refused | None = None) -> Response:
+    status, problem = (refusal.status, refusal.message) if refusal is not None else (HTTPStatus.OK, "")
+    response = rendered("login.html", status=status, next=_own(next), problem=problem)
+    response.headers.update(refusal.headers or {} if refusal is not None else {})
+    return response
 
 
 def _onwards(next: str) -> RedirectResponse:

@@ -16,9 +16,10 @@ from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.datastructures import Headers
 from starlette.routing import Mount
 
-from queue_manager.dashboard.access.asked import SAFE, LoginFirst, is_page_view
+from queue_manager.dashboard.access.asked import SAFE, LoginFirst, address_of, is_page_view
 from queue_manager.dashboard.access.credentials import Credentials, shown_key
 from queue_manager.dashboard.access.origin import is_from_elsewhere, is_from_own_page, is_link_followed
+from queue_manager.dashboard.access.parameters import refuse_unknown
 from queue_manager.dashboard.access.who import Who
 from queue_manager.dashboard.errors import Refused
 
@@ -32,7 +33,13 @@ class Rule:
         self.role = role
 
     async def __call__(self, request: Request) -> None:
+        await self._admit(request)
+        refuse_unknown(request)
+
+    async def _admit(self, request: Request) -> None:
         headers, state = request.headers, request.state
+        if self.role == "operator" and getattr(state, "is_head", False):
+            raise _no_head()  # HEAD must have no effect, and this GET takes a message
         state.acts = self.role == "operator"
         if self.role == "public":
             if request.method not in SAFE and is_from_elsewhere(headers):
@@ -40,7 +47,7 @@ class Rule:
             return
         credentials: Credentials = request.app.state.credentials
         try:
-            state.who = who = credentials.who(headers)
+            state.who = who = await credentials.who(headers, address=address_of(request.scope))
         except Refused:
             if is_page_view(request) and shown_key(headers) is None:
                 raise LoginFirst from None
@@ -92,6 +99,11 @@ def _dependencies(route: RouteContext) -> list[Any]:
 
 def _rule(dependency: Any) -> Rule | None:
     return dependency.call if isinstance(dependency.call, Rule) else None
+
+
+def _no_head() -> Refused:
+    status = HTTPStatus.METHOD_NOT_ALLOWED
+    return Refused(status, status.phrase.lower(), "HEAD must have no effect, and GET has one here")
 
 
 def _other_site() -> Refused:

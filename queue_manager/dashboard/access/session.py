@@ -1,12 +1,15 @@
 """The cookie of somebody who logged in: the name of a key and an expiry, signed with a secret made of that key.
 
-Guarantee: it ends with its key. Every process that has the key reads it, and no secret has to be configured.
+Guarantee: it ends with its key, or when it is revoked (`revocation`). Every process that has the key reads it, and no
+secret has to be configured.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 from datetime import datetime, timedelta
+from hashlib import sha256
 
 import jwt
 from starlette.datastructures import Headers
@@ -27,7 +30,7 @@ def text_for(who: Who) -> tuple[str, timedelta]:
     """Return the cookie's text for the holder of a key, and how long it lasts: never longer than the key."""
     began = now()
     until = min(began + LASTS, who.until or datetime.max.replace(tzinfo=began.tzinfo))
-    claims = {"name": who.name, "role": who.role, "exp": int(until.timestamp())}
+    claims = {"name": who.name, "role": who.role, "exp": int(until.timestamp()), "jti": secrets.token_hex(8)}
     return jwt.encode(claims, _secret(who.digest), algorithm="HS256"), until - began
 
 
@@ -46,7 +49,9 @@ def read(text: str, keys: Keys) -> Who | None:
         return None
     if claims["role"] != key.role:  # the key's role was changed since: log in again
         return None
-    return Who(name=key.name, role=key.role, by="session", digest=digest, until=until)
+    # Of what is signed: the signature of a copy may be written in several ways. Cookies of 0.1 have no `jti`.
+    id = sha256(text.rpartition(".")[0].encode()).hexdigest()[:32]
+    return Who(name=key.name, role=key.role, by="session", digest=digest, session=id, until=until)
 
 
 def shown(headers: Headers) -> str | None:

@@ -19,6 +19,8 @@ class Who:
     by: Literal["loopback", "key", "session"]
     digest: bytes = field(default=b"", repr=False)
     """Of the key, so that another key under its name is not taken for it."""
+    session: str = field(default="", repr=False)
+    """The id of the session, by which it is revoked."""
     until: datetime | None = None
     """When the key, or the session, ends."""
 

@@ -6,6 +6,7 @@ Guarantee: nothing comes from another host, no script is inline, and what others
 from __future__ import annotations
 
 from http import HTTPStatus
+from os import PathLike, stat_result
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import Response
+from starlette.types import Scope
 
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.access import Current, viewer
@@ -56,9 +59,20 @@ TABS = (
 router = APIRouter(include_in_schema=False)
 
 
+class Static(StaticFiles):
+    """Static files that browsers revalidate before each use: after an upgrade, a new page never runs an old script."""
+
+    def file_response(
+        self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
 def install(api: FastAPI) -> None:
     api.include_router(router, dependencies=[viewer])
-    api.mount("/static", GZipMiddleware(StaticFiles(directory=STATIC)))
+    api.mount("/static", GZipMiddleware(Static(directory=STATIC)))
 
 
 @router.get("/")
