@@ -16,8 +16,8 @@ from queue_manager.devstack.servers import Valkey
 from services.message_queue import Filter, Message, NewMessage, Place, looking
 from services.message_queue.places import PLACES, SORTABLE
 
-SLICE = 1_000  # entries of one call, see reading.lua
-BLOCK = 256  # by which the last block of a slice may pass it
+SLICE = 700  # entries of one call, see reading.lua
+BLOCK = 160  # by which the last block of a slice may pass it
 ONE_BY_ONE = """
 for _, id in ipairs(redis.call('HKEYS', KEYS[1])) do
   cjson.decode(redis.call('HGET', KEYS[1], id))
