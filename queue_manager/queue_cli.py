@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -20,13 +21,14 @@ from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError, reason
 from queue_manager.queue_display import console, counts_line, page_json, print_json, print_message, printable, table_of
 from services import message_queue
-from services.message_queue import Filter, InvalidMessage, Place
+from services.message_queue import Filter, InvalidMessage, Place, Swept
 from services.message_queue.contents import LARGEST_PAGE, PLACES, Outcome
 from services.message_queue.messages import LONGEST_TYPE, checked_text
 
 BATCH = 100  # dead letters replayed by one call
 TRIGGERED_BY = "command line"
 SWEEP_BUDGET = minutes(5)
+PROGRESS_INTERVAL = 2.0  # seconds between two lines about a long sweep
 _CURSOR = re.compile(r"\d{1,20}(-\d{1,20}/\d{1,3})?")
 SAID: dict[Outcome, str] = {
     "MOVED": "replayed",
@@ -144,7 +146,7 @@ def requeue() -> None:
     They go back to their queue or, out of attempts, to the dead letters. Workers and `web` do this by themselves.
     """
     with _clear_errors():
-        swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET)
+        swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
     if swept.is_locked:
         _fail("another sweeper is at work and holds the lock, for 30 s at most", code=1)
     typer.echo(json.dumps(swept.as_dict()))
@@ -177,6 +179,18 @@ def _replay(ids: Sequence[str]) -> list[Outcome]:
     for id, outcome in outcomes.items():
         typer.echo(f"{printable(id)}  {SAID.get(outcome, outcome)}")
     return list(outcomes.values())
+
+
+class _Progress:
+    """Says on the error output, every few seconds, how many messages a long sweep has taken back."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, swept: Swept) -> None:
+        if time.monotonic() - self._said >= PROGRESS_INTERVAL:
+            self._said = time.monotonic()
+            typer.echo(f"{len(swept.requeued) + len(swept.dead_lettered)} messages taken back so far", err=True)
 
 
 # What can go wrong

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from queue_manager.core.clock import seconds
 from services.message_queue.errors import InvalidMessage, MessageHeld, UnknownMessage
@@ -48,8 +48,8 @@ __all__ = [
 LARGEST_PAGE = 1_000
 MOST_IDS = 1_000
 """Messages that one call moves, deletes or replays."""
-MOVED_AT_ONCE = 200
-"""Messages that one of several calls moves: about 10 ms."""
+AT_ONCE = 100
+"""Messages that one call of the server moves, deletes or finds, unless their payloads are large: less than 10 ms."""
 COUNT_FOR = seconds(2)
 REPLAY_FOR = seconds(10)
 BY_HAND = "Moved by hand"
@@ -166,13 +166,15 @@ class Contents:
 
     def find(self, id: str) -> Message | None:
         """Return the message wherever it is, or `None`."""
-        found = self.locate([checked_id(id)])
-        return found[0][1] if found else None
+        return next((message for _, message in self.locate([checked_id(id)])), None)
 
-    def locate(self, ids: Sequence[str]) -> Sequence[tuple[Place, Message]]:
-        """Return those of the messages that are anywhere, with where they are."""
-        rows = self._scripts.run("locate", *ids) if ids else []
-        return [(place.decode(), Message.read(id, data, record)) for id, data, record, place in rows]
+    def locate(self, ids: Sequence[str]) -> Iterator[tuple[Place, Message]]:
+        """Yield those of the messages that are anywhere, with where they are; read in slices."""
+        done = 0
+        while done < len(ids):
+            rows, looked = self._scripts.run("locate", *ids[done : done + AT_ONCE])
+            yield from ((place.decode(), Message.read(id, data, record)) for id, data, record, place in rows)
+            done += looked
 
     def move(
         self, ids: Sequence[str], *, to: Place, source: Place | None = None, reason: str | None = None
@@ -180,11 +182,7 @@ class Contents:
         """Move messages to `to`, from `source` or wherever they are. Moved to `main` they begin anew."""
         if to == "processing":
             raise InvalidMessage("toQueue", "main, dead, acknowledged or archived")
-        checked = checked_ids(ids)
-        if not checked:
-            return {}
-        answers = self._scripts.run("move", source or "", to, cut(reason or BY_HAND), *checked)
-        return {id: answer.decode() for id, answer in zip(checked, answers, strict=True)}
+        return self._each("move", ids, source or "", to, cut(reason or BY_HAND))
 
     def replay(self, ids: Sequence[str]) -> dict[str, Outcome]:
         """Send dead letters to the main queue again: with all their attempts, and their history kept."""
@@ -195,19 +193,23 @@ class Contents:
         ends = time.monotonic() + within.total_seconds()
         replayed = Replayed()
         for ids in self.dead_letters(wanted):
-            for begin in range(0, len(ids), MOVED_AT_ONCE):
+            for begin in range(0, len(ids), AT_ONCE):
                 if time.monotonic() >= ends:
                     return replace(replayed, is_complete=False)
-                replayed = replayed.with_more(self.replay(ids[begin : begin + MOVED_AT_ONCE]))
+                replayed = replayed.with_more(self.replay(ids[begin : begin + AT_ONCE]))
         return replayed
 
     def delete(self, ids: Sequence[str], *, source: Place | None = None) -> dict[str, Outcome]:
         """Delete messages from `source` or wherever they are, whoever holds them."""
+        return self._each("delete", ids, source or "")
+
+    def _each(self, script: str, ids: Sequence[str], *arguments: str | bytes) -> dict[str, Outcome]:
+        """Run a script for messages in slices. Raises QueueUnavailable; then earlier slices may be done."""
         checked = checked_ids(ids)
-        if not checked:
-            return {}
-        answers = self._scripts.run("delete", source or "", *checked)
-        return {id: answer.decode() for id, answer in zip(checked, answers, strict=True)}
+        answers: list[bytes] = []
+        while (done := len(answers)) < len(checked):
+            answers += self._scripts.run(script, *arguments, *checked[done : done + AT_ONCE])
+        return {id: cast(Outcome, answer.decode()) for id, answer in zip(checked, answers, strict=True)}
 
     def update(self, id: str, changes: Mapping[str, Any], *, source: Place | None = None) -> None:
         """Change type, payload, priority, ack timeout or attempts of a message that nobody works on.
@@ -246,8 +248,20 @@ class Contents:
             raise InvalidMessage("id", f"the id of a message; {id} cannot be decoded, only deleted or archived")
 
     def clear(self, place: Place | None = None) -> int:
-        """Delete everything in `place`, or everywhere; return how many messages that were."""
-        return int(self._scripts.run("clear", place or "", self._bounds.levels))
+        """Delete everything in `place`, or everywhere; return how many messages that were. See `clearing`."""
+        return sum(self.clearing(place))
+
+    def clearing(self, place: Place | None = None) -> Iterator[int]:
+        """Delete everything in `place`, or everywhere, slice by slice; yield how many messages each slice had.
+
+        What is enqueued after the first slice stays, and so may a message that moves meanwhile.
+        """
+        state: bytes | str = ""
+        while True:
+            cleared, state = self._scripts.run("clear", place or "", self._bounds.levels, state)
+            yield cleared
+            if not state:
+                return
 
 
 def checked_ids(ids: Sequence[str]) -> list[str]:

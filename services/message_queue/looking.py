@@ -38,6 +38,8 @@ SORTED = 5_000
 PAGE_BYTES = 16 * 1024 * 1024
 READ = 200  # entries that one call is asked to read
 _CURSOR = re.compile(r"\d{1,20}-\d{1,20}/\d{1,3}|\d{1,9}")
+_SORTED_CURSOR = re.compile(r"(?P<start>\d{1,20}-\d{1,20}/\d{1,3}|\d{1,9})?(~(?P<shown>\d{1,9}))?")
+"""Where the entries begin that are sorted, and how many of them earlier pages have shown."""
 
 
 def has_order(place: Place, sort_by: str | None) -> bool:
@@ -72,11 +74,12 @@ class Looking:
         ascending: bool,
     ) -> Page:
         """Read a page. Raises `InvalidMessage`, which names the argument."""
-        if cursor is not None and not _CURSOR.fullmatch(cursor):
+        has_own_order = has_order(place, sort_by)
+        if cursor is not None and not (_CURSOR if has_own_order else _SORTED_CURSOR).fullmatch(cursor):
             raise InvalidMessage("cursor", "the cursor of an earlier page")
         if sort_by is not None and sort_by not in SORTABLE:
             raise InvalidMessage("sortBy", f"one of {', '.join(SORTABLE)}")
-        if sort_by is None or has_order(place, sort_by):
+        if sort_by is None or has_own_order:
             order = ORDERS.get((place, sort_by), ("newest", "oldest"))[ascending]
             return self._in_order(place, order, limit, skip, cursor, wanted)
         return self._sorted(place, sort_by, ascending, limit, skip, cursor, wanted)
@@ -143,11 +146,17 @@ class Looking:
         cursor: str | None,
         wanted: Filter,
     ) -> Page:
-        """Sort what lies within a bound, from the end at which what comes first is more likely to be."""
+        """Sort what lies within a bound, from the end at which what comes first is more likely to be.
+
+        A page that stops at its bytes has a cursor that goes on behind its last message, by the same order.
+        """
         order: Order = "oldest" if ascending and sort_by in MOMENTS else "newest"
         is_bounded = sort_by in BEFORE_THE_ENTRY and not ascending and place != "processing" and wanted == EVERYTHING
         found: list[tuple[Any, str, str]] = []
-        at, looked, is_settled = cursor or "", 0, False
+        given = _SORTED_CURSOR.fullmatch(cursor or "")
+        start, shown = (given["start"] or "", given["shown"]) if given else ("", None)
+        skip += int(shown or 0)
+        at, looked, is_settled = start, 0, False
         while True:
             some, at, _, of_slice = self._survey(place, order, at, wanted, sort_by)
             found += some
@@ -155,23 +164,30 @@ class Looking:
             is_settled = is_bounded and _is_settled(found, skip + limit, at)
             if not at or looked >= SORTED or is_settled:
                 break
-        ranked = _ranked(found, ascending)
+        chosen = _ranked(found, ascending)[skip : skip + limit]
+        messages, read = self._read(place, chosen)
+        end = skip + read
+        is_cut = read < len(chosen)
+        goes_on = is_cut or (shown is not None and end < len(found))
         return Page(
-            messages=self._read(place, ranked[skip : skip + limit]),
-            cursor=at or None,
+            messages=messages,
+            cursor=f"{start}~{end}" if goes_on else at or None,
             matched=len(found),
-            is_partial=bool(at) and not is_settled,
+            is_partial=is_cut or (bool(at) and not is_settled),
+            is_reached=goes_on or end >= len(found),
         )
 
-    def _read(self, place: Place, found: Sequence[tuple[Any, str, str]]) -> list[Message]:
+    def _read(self, place: Place, found: Sequence[tuple[Any, str, str]]) -> tuple[list[Message], int]:
+        """Return the messages of entries, as many as a page may have by their bytes, and how many entries that were."""
         messages: dict[str, Message] = {}
-        read = 0
-        while read < len(found):
+        read = size = 0
+        while read < len(found) and size < PAGE_BYTES:
             entries = [word for _, stream, sid in found[read : read + READ] for word in (_bytes(stream), sid)]
             rows, looked = self._scripts.run("read", place, *entries)
             messages |= _by_id(rows)
             read += looked
-        return list(messages.values())
+            size += sum(len(row[1]) for row in rows)
+        return list(messages.values()), read
 
     def _survey(self, place: Place, order: Order, cursor: str, wanted: Filter, field: str) -> _Survey:
         found, ended, matched, looked = self._scripts.run(

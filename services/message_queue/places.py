@@ -63,12 +63,14 @@ class Page:
     """`cursor` is where the next page begins; `None` at the end.
 
     `matched` counts what was found on the way; `is_partial` says that the search stopped at its limit before the end.
+    `is_reached` says that all messages before the cursor were shown, on this page or earlier ones.
     """
 
     messages: list[Message]
     cursor: str | None
     matched: int
     is_partial: bool
+    is_reached: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

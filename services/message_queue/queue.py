@@ -37,6 +37,8 @@ from services.message_queue.scripts import Scripts
 
 LONGEST_POLL = 60
 """Seconds that a consumer may wait for a message."""
+SEARCH_FOR = 0.25
+"""Seconds that one dequeue searches for messages of other producers; the next one goes on."""
 UNDECODABLE = "Undecodable message"
 UNANSWERED = "Negative acknowledgement"
 
@@ -172,7 +174,12 @@ class MessageQueue:
             self.bounds.levels,
             self._sweep_within,
         )
+        ends = time.monotonic() + SEARCH_FOR
         while answer := self.scripts.run("dequeue", uuid4().hex, *arguments):
+            if answer == 1:  # the script stopped at a slice
+                if time.monotonic() >= ends:
+                    return None
+                continue
             id, data, record, planned = answer
             self._planned(planned)
             message = Message.read(id, data, record)

@@ -8,6 +8,7 @@ follows what is overdue, not what is pending. Entries that other consumers took 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,6 @@ from services.message_queue.scripts import Scripts
 
 HEAL_EVERY, HEAL_BUDGET = minutes(1), seconds(1)
 PENDING_PAGE = 100  # entries of a pending list that one call looks at
-RECORDS_PAGE = 500
 SCHEDULER = "scheduler"
 
 
@@ -60,8 +60,17 @@ class Sweeper:
         self._batch, self._max_attempts = batch, max_attempts
         self._ack_timeout, self._within, self._levels = ack_timeout, within, levels
 
-    def sweep(self, *, triggered_by: str = SCHEDULER, can_plan: bool = False, budget: timedelta | None = None) -> Swept:
+    def sweep(
+        self,
+        *,
+        triggered_by: str = SCHEDULER,
+        can_plan: bool = False,
+        budget: timedelta | None = None,
+        progress: Callable[[Swept], object] | None = None,
+    ) -> Swept:
         """Take back everything that is overdue, for as long as `budget`, by default most of a period.
+
+        `progress` is called after each slice, with what was done so far.
 
         Raises: QueueUnavailable.
         """
@@ -76,7 +85,10 @@ class Sweeper:
             requeued, dead, looked_at, deadline, now, planned = answer
             swept.requeued += [id.decode("utf-8", "replace") for id in requeued]
             swept.dead_lettered += [id.decode("utf-8", "replace") for id in dead]
-            if looked_at < self._batch or time.monotonic() > end:
+            if progress is not None:
+                progress(swept)
+            is_over = looked_at < self._batch and not 0 < deadline <= now
+            if is_over or time.monotonic() > end:
                 swept.next_deadline_in = timedelta(milliseconds=max(deadline - now, 0)) if deadline else None
                 swept.plan_in = timedelta(milliseconds=planned) if planned else None
                 return swept
@@ -102,7 +114,7 @@ class Sweeper:
     def _forget_lost(self, end: float) -> None:
         is_done = False
         while not is_done and time.monotonic() < end:
-            is_done = self._scripts.run("forget_lost", RECORDS_PAGE) == 1
+            is_done = self._scripts.run("forget_lost") == 1
 
     def _streams(self) -> list[str]:
         return [*streams(self._scripts.queue, self._levels), f"{self._scripts.queue}_typed"]

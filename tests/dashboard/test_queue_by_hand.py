@@ -194,7 +194,7 @@ def test_one_queue_is_cleared(queue: Queue) -> None:
     queue.dead()
     queue.add()
     answer = queue.delete("/queue/dead/clear")
-    assert (answer.status, answer.body["cleared"]) == (200, 1)
+    assert (answer.status, answer.body["cleared"], answer.body["is_complete"]) == (200, 1, True)
     assert queue.sizes() == (1, 0, 0, 0, 0)
 
 

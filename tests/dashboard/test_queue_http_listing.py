@@ -283,3 +283,20 @@ def test_the_configuration_and_the_health_are_told(queue: Queue) -> None:
     assert (config["ack_timeout_seconds"], config["max_attempts"]) == (30, 3)
     health = queue.get("/health")
     assert (health.status, health.body) == (200, {"status": "OK"})
+
+
+@pytest.mark.parametrize("order", ["", "sortBy=id", "sortBy=attemptCount&sortOrder=asc"])
+def test_answer_is_bounded_in_bytes_in_every_order(order: str, queue: Queue) -> None:
+    payload = "x" * 1_000_000
+    ids = {queue.add(payload=payload, priority=number % 3) for number in range(24)}
+    found: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        answer = queue.get(f"/queue/main/messages?limit=1000&{order}&cursor={cursor}")
+        assert len(answer.text) < 19_000_000
+        found += [message["id"] for message in answer.body["messages"]]
+        assert answer.body["pagination"]["is_partial"] == (len(found) < 24)
+        cursor = answer.body["pagination"]["cursor"]
+
+    assert len(found) == 24
+    assert set(found) == ids

@@ -73,6 +73,17 @@ def test_a_wait_without_a_message_ends_in_time(queue: Queue) -> None:
     assert answer.took > 1.4
 
 
+def test_the_longest_wait_ends_before_a_proxy_gives_up_after_60_s(queue: Queue) -> None:
+    began = time.monotonic()
+    with raw(queue, "timeout=60") as client:
+        client.settimeout(70)
+        answer = client.recv(4096)
+    took = time.monotonic() - began
+
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert 54 < took < 59
+
+
 def test_a_message_that_is_there_is_given_at_once(queue: Queue) -> None:
     queue.add()
     with promptly(0.5):

@@ -23,6 +23,9 @@ ACK = thing("id", id=TEXT, lock_token=TEXT)
 NACK = thing(lock_token=TEXT, errorReason=TEXT)
 TOUCH = thing(lock_token=TEXT, extend_seconds=NUMBER)
 
+LONGEST_WAIT = 55.0
+"""Seconds after which a poll is answered, however long it was to wait."""
+
 router = APIRouter()
 
 
@@ -34,12 +37,16 @@ async def take(
     type: Annotated[Text, Query()] = None,
     consumer_id: Annotated[Text, Query(alias="consumerId")] = None,
 ) -> Response:
-    """Give the next message, or wait for one for `timeout` seconds."""
+    """Give the next message, or wait for one for `timeout` seconds, up to 60.
+
+    It answers after 55 s at the latest: proxies give up after 60, and a message that comes then would be lost to its
+    consumer until its deadline.
+    """
     patience = checked_number(timeout or 0, "timeout", least=0, most=LONGEST_POLL)
     wanted = waiting.Wanted(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
     message = await run_in_threadpool(partial(wanted.take, message_queue()))
     if message is None and patience:
-        message = await waiting.wait_for(wanted, patience, request=request)
+        message = await waiting.wait_for(wanted, min(patience, LONGEST_WAIT), request=request)
     if message is None:
         raise Refused(HTTPStatus.NOT_FOUND, "not found", "Message not found")
     return Response(message.to_json(), media_type="application/json", headers={"cache-control": "no-store"})

@@ -14,7 +14,6 @@ from queue_manager.dashboard.queue.places import named_place
 from queue_manager.dashboard.queue.queries import Text, Whole, moment
 from services.message_queue import Counts, Filter, InvalidMessage, Page, Place, contents
 from services.message_queue.contents import LARGEST_PAGE, SORTABLE
-from services.message_queue.looking import has_order
 from services.message_queue.messages import LONGEST_TYPE, checked_text, checked_whole
 
 USUAL_PAGE = 50
@@ -109,7 +108,8 @@ def messages(place: Annotated[Place, Depends(named_place)], asked: Annotated[Ask
 
     With a filter it looks for about 80 ms; sorted by a field by which entries have no order, it sorts the nearest
     5,000, and `cursor`, given once they are all shown, goes on behind them. `is_partial` says that there is more than
-    was looked at: then `total` counts what was found so far, and `/count` counts all.
+    was looked at: then `total` counts what was found so far, and `/count` counts all. In every order a page ends
+    after about 16 MiB, with a cursor behind its last message.
     """
     counts = contents().counts()
     found = _read(place, asked, counts)
@@ -142,12 +142,11 @@ def _read(place: Place, asked: Asked, counts: Counts) -> Page:
 def _pagination(place: Place, asked: Asked, found: Page, counts: Counts) -> dict[str, Any]:
     total = found.matched if asked.is_filtered else counts.of(place)
     # Sorting is within what was looked at: its cursor leads behind all of that, so the pages before come first.
-    is_shown = has_order(place, asked.sort_by) or asked.skip + asked.limit >= found.matched
     return {
         "page": asked.page,
         "limit": asked.limit,
         "total": total,
         "total_pages": math.ceil(total / asked.limit),
-        "cursor": found.cursor if is_shown else None,
+        "cursor": found.cursor if found.is_reached else None,
         "is_partial": found.is_partial or (asked.is_filtered and found.cursor is not None),
     }

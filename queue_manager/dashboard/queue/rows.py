@@ -44,8 +44,14 @@ def _rows(events: Sequence[Event], contents: Contents) -> dict[str, str] | None:
     ids = list(dict.fromkeys(id for event in events for id in _ids(event)))
     if len(ids) > MOST:
         return None
-    rows = {message.id: _written(place, message) for place, message in contents.locate(ids)}
-    return rows if sum(map(len, rows.values())) <= LARGEST else None
+    rows: dict[str, str] = {}
+    size = 0
+    for place, message in contents.locate(ids):
+        rows[message.id] = _written(place, message)
+        size += len(rows[message.id])
+        if size > LARGEST:
+            return None
+    return rows
 
 
 def _listed(event: Event, rows: Mapping[str, str]) -> str:

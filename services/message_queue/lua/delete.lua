@@ -2,12 +2,16 @@
 -- Deletes messages, whoever holds them.
 --
 -- ARGV     place they are in ('' for any), then the ids
--- Returns  for each id 'DELETED', or 'NOT_FOUND' when it is not in that place (any more)
+-- Returns  for each id of this slice 'DELETED', or 'NOT_FOUND' when it is not in that place (any more)
 --
 -- Atomic, so that a message which moves meanwhile is deleted or kept as a whole. With allow-oom: it makes room.
 
 local deleted, answers = {}, {}
 for i = 2, #ARGV do
+  if is_slice_full() then
+    break
+  end
+  handled = handled + 1
   local id = ARGV[i]
   local record = record_of(id)
   local place = record and record.sid and place_of(record)

@@ -3,15 +3,15 @@
 --
 -- ARGV     lock token, consumer id, ack timeout in ms ('' for the message's own), default ack timeout in ms,
 --          type ('' for any), priority levels, ms to the next periodic sweep (0: no sweep can be planned)
--- Returns  {id, data, record, ms until a sweep that the caller is to plan, or 0}, or false when nothing waits
+-- Returns  {id, data, record, ms until a sweep that the caller is to plan, or 0}; false when nothing waits; 1 when the
+--          search stopped at a slice and the caller is to call again
 --
 -- Atomic, so that what a consumer was given always has its attempt counted and its deadline set. With allow-oom: a
 -- full server must be drained.
 
 local token, consumer_id, own_timeout, default_timeout, kind, levels, sweep_within = unpack(ARGV)
 local ADOPTED = QUEUE .. ':adopted' -- how far each stream was searched for messages of other producers
-local PAGE = 100
-local SEARCHED = 5000 -- entries that one call looks at, since everybody else waits meanwhile; the next one goes on
+local SEARCHED = 100 -- entries that one call searches for messages of other producers
 
 local function next_entry(stream)
   local read = { 'XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', 1, 'STREAMS', stream, '>' }
@@ -49,15 +49,20 @@ local function of_any_type()
         unindex(id, record)
         return deliver(id, record, data)
       end
+      handled, handled_bytes = handled + 2, handled_bytes + #(data_of(entry[2]) or '')
+      if is_slice_full() then
+        return 1
+      end
       entry = next_entry(stream)
     end
   end
   return false
 end
 
+-- Returns the number of entries looked at, and whether there are no more.
 local function index_page(stream)
   local after = redis.call('HGET', ADOPTED, stream)
-  local entries = redis.call('XRANGE', stream, after and '(' .. after or '-', '+', 'COUNT', PAGE)
+  local entries, is_end = read_entries_of(stream, after and '(' .. after or '-', '+')
   for _, entry in ipairs(entries) do
     local data = data_of(entry[2])
     local id = identity(data)
@@ -73,27 +78,32 @@ local function index_page(stream)
   if #entries > 0 then
     redis.call('HSET', ADOPTED, stream, entries[#entries][1])
   end
-  return #entries
+  return #entries, is_end
 end
 
--- Messages of other producers are in no index of ours until somebody looks for a type.
+-- Messages of other producers are in no index of ours until somebody looks for a type. Returns whether all are.
 local function index_others()
   local left = SEARCHED
   for priority = levels - 1, 0, -1 do
     repeat
-      local looked_at = index_page(stream_of(priority))
+      if left <= 0 or handled_bytes >= MAX_BYTES then
+        return false
+      end
+      local looked_at, is_end = index_page(stream_of(priority))
       left = left - looked_at
-    until looked_at < PAGE or left <= 0
+    until is_end
   end
+  return true
 end
 
 local function of_type()
-  index_others()
-  while true do
+  local is_searched = index_others()
+  repeat
     local member = redis.call('ZPOPMIN', QUEUE .. ':type:' .. kind)[1]
     if not member then
-      return false
+      return not is_searched and 1
     end
+    handled = handled + 1
     local id = string.match(member, '^[%d-]+:(.*)$')
     local record = record_of(id)
     local data = record and record.sid and index_member(id, record) == member and entry_at(record.stream, record.sid)
@@ -106,7 +116,8 @@ local function of_type()
       until not entry or entry[1] == record.sid
       return deliver(id, record, data)
     end
-  end
+  until is_slice_full()
+  return 1
 end
 
 if kind == '' then

@@ -3,8 +3,8 @@
 --
 -- ARGV     place they come from ('' for any), place they go to ('main', 'dead', 'archived' or 'acknowledged'), reason,
 --          then the ids
--- Returns  for each id 'MOVED', 'NOT_FOUND' when it is not in that place (any more), or 'UNDECODABLE' when it is no
---          message that a consumer could take
+-- Returns  for each id of this slice 'MOVED', 'NOT_FOUND' when it is not in that place (any more), or 'UNDECODABLE'
+--          when it is no message that a consumer could take
 --
 -- Atomic, so that a message is in one place whatever dies; one that has gone is never added again. With allow-oom: a
 -- full server must be drained.
@@ -76,6 +76,10 @@ end
 
 local answers, moved = {}, {}
 for i = 4, #ARGV do
+  if is_slice_full() then
+    break
+  end
+  handled = handled + 1
   answers[#answers + 1] = move(ARGV[i])
   if answers[#answers] == 'MOVED' then
     moved[#moved + 1] = ARGV[i]

@@ -5,23 +5,22 @@
 -- for. Scripts that read carry allow-oom: messages of other producers get their record, so that what is seen can be
 -- acted on.
 
-local SLICE = 1000 -- entries of one call: about 12 ms
-local SLICE_BYTES = 4 * 1024 * 1024
+local SLICE = 700 -- entries of one call
 local ODD = 5 -- entries that one without a record of ours is worth
 local SHOWN = 3 -- entries that one is worth which is given back whole
-local FIRST_READ, LONGEST_READ = 4, 128 -- entries of one stream: few at first, since each may be a mebibyte
+local FIRST_READ, LONGEST_READ = 2, 16 -- entries of one stream: few at first, since each may be a mebibyte
 local HOUR_MS = 3600 * 1000
 local KEPT = { dead = DEAD, acknowledged = ACKNOWLEDGED, archived = ARCHIVED }
 
-local spent, read_bytes, read_entries, shown_bytes = 0, 0, 0, 0
+local spent, read_entries, shown_bytes = 0, 0, 0
 
 local function is_spent()
-  return spent >= SLICE or read_bytes >= SLICE_BYTES
+  return spent >= SLICE or handled_bytes >= MAX_BYTES
 end
 
 -- Tells whether no more is to be given back, even of what has been read.
 local function is_full()
-  return spent >= SLICE or shown_bytes >= SLICE_BYTES
+  return spent >= SLICE or shown_bytes >= MAX_BYTES
 end
 
 -- What a record says, whoever wrote it
@@ -75,7 +74,7 @@ local function items_of(source, entries)
   for i, entry in ipairs(entries) do
     local data, id = data_of(entry[2])
     items[i] = { sid = entry[1], stream = source.stream, rank = source.rank, data = data, id = identity(data, id) }
-    read_bytes = read_bytes + (data and #data or 0)
+    handled_bytes = handled_bytes + (data and #data or 0)
   end
   read_entries = read_entries + #entries
   return items
@@ -179,12 +178,12 @@ end
 -- Blocks: what comes next, from whichever source
 
 local function refill(source, most)
-  local average = read_entries > 0 and math.max(read_bytes / read_entries, 1) or 1
-  local fitting = math.floor((SLICE_BYTES - read_bytes) / average)
+  local average = read_entries > 0 and math.max(handled_bytes / read_entries, 1) or 1
+  local fitting = math.floor((MAX_BYTES - handled_bytes) / average)
   local count = math.max(1, math.min(source.count or FIRST_READ, most, fitting))
   source.items, source.position = source.read(count), 1
   source.is_done = #source.items < count
-  source.count = math.min(count * 2, LONGEST_READ)
+  source.count = LONGEST_READ
 end
 
 -- Takes from a source what comes no later than the horizon: behind it another source may have something that comes first.
@@ -262,7 +261,6 @@ end
 local function find_entry(item, record)
   local data = record.sid and entry_at(record.stream, record.sid)
   item.stream, item.sid, item.data = record.stream, record.sid, data
-  read_bytes = read_bytes + (data and #data or 0)
   return data
 end
 

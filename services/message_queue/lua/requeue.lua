@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Takes back messages whose deadline has passed, the oldest deadline first.
 --
--- ARGV     most messages of this call, default max attempts, who asks ('scheduler' for the schedule), ms to the next
+-- ARGV     most messages of this call, which stops at a slice, default max attempts, who asks ('scheduler' for the schedule), ms to the next
 --          periodic sweep (0: none can be planned)
 -- Returns  {ids requeued, ids dead-lettered, overdue ones looked at, the next deadline in ms or 0, now in ms,
 --          ms until a sweep that the caller is to plan, or 0}, or false while another sweeper holds the lock
@@ -16,9 +16,14 @@ local batch, max_attempts, triggered_by, sweep_within = unpack(ARGV)
 if redis.call('EXISTS', QUEUE .. ':overdue_requeue_lock') == 1 then
   return false
 end
-local overdue = redis.call('ZRANGE', DEADLINES, '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, batch)
+local most = math.min(tonumber(batch), MAX_HANDLED)
+local overdue = redis.call('ZRANGE', DEADLINES, '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, most)
 local requeued, dead = {}, {}
 for _, id in ipairs(overdue) do
+  if is_slice_full() then
+    break
+  end
+  handled = handled + 1
   local record = record_of(id)
   local data = record and record.sid and release(id, record)
   if not data then
@@ -49,7 +54,7 @@ end
 local first = redis.call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')
 local deadline = tonumber(first[2]) or 0
 local planned = 0
-if deadline > 0 and #overdue < tonumber(batch) then
+if deadline > NOW_MS and handled < tonumber(batch) then
   planned = plan_sweep(math.max(deadline, NOW_MS + COALESCED), tonumber(sweep_within))
 end
-return { requeued, dead, #overdue, deadline, NOW_MS, planned }
+return { requeued, dead, handled, deadline, NOW_MS, planned }

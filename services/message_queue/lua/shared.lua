@@ -36,9 +36,23 @@ local REPLAYS_TOLD = 10 -- earlier lives that a replayed message remembers
 local LONGEST_ID = 256 -- bytes
 local LAST_SID_PART = '18446744073709551615'
 
+-- Every other client waits while a script runs. A script for many messages therefore stops after so many of them, or so
+-- many bytes of their payloads, and its caller runs it again for the rest: at most 10 ms each.
+local MAX_HANDLED = 100
+local MAX_BYTES = 1024 * 1024
+local DECODING = 6 -- decoding a byte of JSON takes as long as reading so many
+local MAX_READ = 8 -- entries that are read at once while they are small
+local SMALL = 16 * 1024 -- bytes
+
 local clock = redis.call('TIME')
 local NOW_MS = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NOW = NOW_MS / 1000
+
+local handled, handled_bytes = 0, 0
+
+local function is_slice_full()
+  return handled >= MAX_HANDLED or handled_bytes >= MAX_BYTES
+end
 
 local PLACES = { [DEAD] = 'dead', [ACKNOWLEDGED] = 'acknowledged', [ARCHIVED] = 'archived' }
 
@@ -87,11 +101,45 @@ local function is_place(stream, sid)
       or string.sub(stream, 1, #QUEUE) == QUEUE and string.find(stream, '^_p%d+$', #QUEUE + 1))
 end
 
+-- Reading entries of a stream: one after the other while they are large, since each may be a mebibyte.
+
+local next_read = 2
+
+local function read_entries_of(stream, from, to)
+  local count = next_read
+  local entries = redis.pcall('XRANGE', stream, from, to, 'COUNT', count)
+  if entries.err then
+    return {}, true
+  end
+  if #entries == count then
+    next_read = math.min(count * 2, MAX_READ)
+  end
+  for _, entry in ipairs(entries) do
+    local size = 0
+    for _, value in ipairs(entry[2]) do
+      size = size + #value
+    end
+    handled_bytes = handled_bytes + size
+    next_read = size > SMALL and 1 or next_read
+  end
+  return entries, #entries < count
+end
+
 -- Records
 
+local last_large, last_decoded -- the same large text is decoded by several steps
+
 local function decoded(text)
+  if text == last_large then
+    return last_decoded
+  end
+  handled_bytes = handled_bytes + #text * DECODING
   local ok, value = pcall(cjson.decode, text)
-  return ok and type(value) == 'table' and value or nil
+  value = ok and type(value) == 'table' and value or nil
+  if #text > SMALL then
+    last_large, last_decoded = text, value
+  end
+  return value
 end
 
 -- Returns a number that can be reckoned with, or nothing: others write records too, and cjson reads NaN.
@@ -179,7 +227,9 @@ end
 local function entry_at(stream, sid)
   local entry = redis.call('XRANGE', stream, sid, sid)[1]
   if entry then
-    return data_of(entry[2]), true
+    local data = data_of(entry[2])
+    handled_bytes = handled_bytes + (data and #data or 0)
+    return data, true
   end
 end
 
@@ -409,7 +459,8 @@ local function remember(id, record, data)
   }))
   save(id, record)
   redis.call('INCR', TOTAL_ACKNOWLEDGED)
-  local excess = redis.call('XLEN', ACKNOWLEDGED) - HISTORY
+  local length = redis.call('XLEN', ACKNOWLEDGED)
+  local excess = math.min(length - HISTORY, MAX_READ) -- another service may have kept many more
   if excess > 0 then
     for _, entry in ipairs(redis.call('XRANGE', ACKNOWLEDGED, '-', '+', 'COUNT', excess)) do
       local oldest = identity(data_of(entry[2]))
@@ -418,7 +469,7 @@ local function remember(id, record, data)
         forget(oldest)
       end
     end
-    redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', HISTORY)
+    redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', length - excess)
   end
 end
 

@@ -13,11 +13,11 @@ from message_lab import Lab
 
 from queue_manager.core.clock import seconds
 from queue_manager.devstack.servers import Valkey
-from services.message_queue import Filter, Message, NewMessage, Place, looking
+from services.message_queue import Filter, InvalidMessage, Message, NewMessage, Place, looking
 from services.message_queue.places import PLACES, SORTABLE
 
-SLICE = 1_000  # entries of one call, see reading.lua
-BLOCK = 256  # by which the last block of a slice may pass it
+SLICE = 700  # entries of one call, see reading.lua
+BLOCK = 160  # by which the last block of a slice may pass it
 ONE_BY_ONE = """
 for _, id in ipairs(redis.call('HKEYS', KEYS[1])) do
   cjson.decode(redis.call('HGET', KEYS[1], id))
@@ -403,3 +403,39 @@ def test_first_pages_read_little(server: Valkey, count: int) -> None:
             found = cost(lab, lambda: lab.contents.list("main", **options))  # noqa: B023 - called at once
             assert found.scripts == 1
             assert found.commands < 100, options
+
+
+@pytest.mark.parametrize("sort_by", [None, "id", "created_at", "attempt_count"])
+@pytest.mark.parametrize("ascending", [True, False])
+def test_page_of_any_order_ends_at_the_same_bytes_and_its_cursor_goes_on(
+    lab: Lab, sort_by: str | None, ascending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, bound = 100_000, 1_000_000
+    monkeypatch.setattr(looking, "PAGE_BYTES", bound)
+    ids = [f"{number:03}" for number in range(60)]
+    for id in random.Random(1).sample(ids, len(ids)):
+        lab.queue.enqueue("job", "x" * size, id=id, priority=int(id) % lab.levels)
+    found: list[str] = []
+    cursor, pages = None, 0
+    while cursor is not None or pages == 0:
+        page = lab.contents.list("main", limit=1000, cursor=cursor, sort_by=sort_by, ascending=ascending)
+        assert sum(len(message.payload) for message in page.messages) <= bound + 1024 * 1024 + size
+        assert page.is_reached
+        assert page.is_partial == (page.cursor is not None)
+        found += ids_of(page.messages)
+        cursor, pages = page.cursor, pages + 1
+
+    assert pages >= 3
+    assert sorted(found) == ids
+    if sort_by == "id":
+        assert found == sorted(ids, reverse=not ascending)
+
+
+@pytest.mark.parametrize("cursor", ["~", "~x", "1-1/0~1", "~5"])
+def test_cursor_of_a_sorted_page_is_for_sorted_pages(lab: Lab, cursor: str) -> None:
+    for options in ({}, {"sort_by": "id"}):
+        if cursor in ("1-1/0~1", "~5") and options:
+            lab.contents.list("main", cursor=cursor, **options)
+            continue
+        with pytest.raises(InvalidMessage):
+            lab.contents.list("main", cursor=cursor, **options)
