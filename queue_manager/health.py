@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
@@ -15,14 +15,14 @@ from models import database, scan_run
 from models.database import require_replica_set, server_now
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.schedule import Scan
+from queue_manager.core.schedule import Scan, item_queues
 from queue_manager.core.settings import Settings, masked, settings
-from queue_manager.transport import dead_letters, presence
+from queue_manager.transport import dead_letters, losses, presence
 from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadership
 from queue_manager.transport.presence import Worker
 from queue_manager.transport.server import connect, require_server
 from services.due_work import Figures
-from services.problems import MAX_IDS, span
+from services.problems import MAX_IDS, counted, ids, span
 
 FIGURES: dict[str, Callable[[], Figures]] = {
     scan.name: import_module(f"services.{scan.system}").figures for scan in SCHEDULE
@@ -50,11 +50,13 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Who runs: the beat that leads, the workers that are online; and the dead letters of the broker."""
+    """The beat that leads, the workers online, the broker's dead letters, and items that lost their process."""
 
     leader: Leadership | None
     workers: Sequence[Worker]
     dead_letters: int
+    losses: Mapping[str, Mapping[str, int]]
+    """By queue and id, of items that lost their process often: how often in a row."""
     now: datetime
     """By the clock of Redis, which is also that of the leader."""
 
@@ -67,6 +69,7 @@ class Processes:
             leader=leadership(client, LEADER_LOCK),
             workers=presence.online(client),
             dead_letters=dead_letters.count(client),
+            losses={queue: losses.often(client, queue) for queue in item_queues(SCHEDULE)},
         )
 
     @property
@@ -144,6 +147,12 @@ def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
         problems.append(
             f"{processes.dead_letters} broker messages could not be read or used: see `queue-manager dead-letters`"
         )
+    for queue, items in processes.losses.items():
+        if items:
+            problems.append(
+                f"{counted(len(items), 'item')} of {queue} killed or hung their process at least {losses.OFTEN} "
+                f"times in a row: see the workers' log, then repair or remove {ids(items, len(items))}"
+            )
     if processes.leader is None:
         problems.append("No leader: no beat leads, so nothing is scanned; start `celery -A tasks beat`")
     if not is_on or processes.are_starting:

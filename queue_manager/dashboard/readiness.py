@@ -22,7 +22,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import make_client
 from services.message_queue import server_url
 
 TIMEOUT = 2.0  # seconds for each server; all are asked at once
@@ -140,7 +140,7 @@ def _redis(name: str, url: str) -> Server:
 
 
 def _client(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, **{**CLIENT_OPTIONS, "socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT})
+    return make_client(url, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT)
 
 
 _broker = PerProcess(lambda: _client(settings().redis_url))

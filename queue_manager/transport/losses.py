@@ -25,7 +25,7 @@ from queue_manager.core.per_process import PerProcess
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 from queue_manager.transport.scripts import Script
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.transport.server import make_client
 
 FIRST_PAUSE, MAX_PAUSE = minutes(1), hours(1)
 OFTEN = 3  # losses in a row after which health names the item
@@ -160,8 +160,7 @@ class _Recorder:
     """This process's way to the records."""
 
     def __init__(self, url: str) -> None:
-        options = {**CLIENT_OPTIONS, "socket_timeout": REDIS_TIMEOUT, "socket_connect_timeout": REDIS_TIMEOUT}
-        self._client = redis.Redis.from_url(url, **options)
+        self._client = make_client(url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT)
         self._retry_at = 0.0
 
     def run(self, script: Script, queue: str, *arguments: Any) -> Any:
