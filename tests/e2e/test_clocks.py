@@ -20,6 +20,8 @@ from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.transport.leadership import LEADER_LOCK, leadership
 
+pytestmark = pytest.mark.timeout(300)  # several processes are started one after another
+
 HOUR = 3600
 SCAN = "tasks.support_snooze.scan_expired_snoozes"
 ENV = {"QM_SNOOZE_SCAN_SECONDS": "1", "QM_LEASE_SECONDS": "5"}
@@ -44,7 +46,7 @@ def test_rooms_wake_though_the_beats_clock_is_off(shift: int, clean: Servers, tm
     rooms = [make_room(server_now() + seconds(due)) for due in (-1, 2, 8)]
     due_at = {room: get_room(room)["snooze_time"]["time"] for room in rooms}
     with worker(tmp_path / "worker.log", env=ENV), beat(tmp_path, "beat", shift):
-        eventually(lambda: all(is_open(room) for room in rooms), within=40)
+        eventually(lambda: all(is_open(room) for room in rooms), within=60)
         before = runs()
         eventually(lambda: runs() >= before + 3, within=20)
     assert all(times_woken(room)[0] >= due_at[room] for room in rooms)
@@ -55,7 +57,7 @@ def test_rooms_wake_though_the_workers_clock_is_off(shift: int, clean: Servers, 
     rooms = [make_room(server_now() + seconds(due)) for due in (-1, 2, 8)]
     due_at = {room: get_room(room)["snooze_time"]["time"] for room in rooms}
     with worker(tmp_path / "worker.log", env=off_by(shift)) as off, beat(tmp_path, "beat", 0):
-        eventually(lambda: all(is_open(room) for room in rooms), within=40)
+        eventually(lambda: all(is_open(room) for room in rooms), within=60)
         assert "off the database's" in off.log
     assert all(times_woken(room)[0] >= due_at[room] for room in rooms)
 
@@ -67,10 +69,10 @@ def test_beat_that_takes_over_goes_on_at_the_same_rate(first: int, second: int, 
         beat(tmp_path, "first", first) as leader,
         redis.Redis.from_url(clean.valkey.url) as client,
     ):
-        eventually(lambda: runs() >= 2, within=40)
+        eventually(lambda: runs() >= 2, within=60)
         with beat(tmp_path, "second", second) as follower:
             leader.signal(signal.SIGKILL)
-            eventually(lambda: (found := leadership(client, LEADER_LOCK)) and found.pid == follower.pid, within=40)
+            eventually(lambda: (found := leadership(client, LEADER_LOCK)) and found.pid == follower.pid, within=60)
             before, sent = runs(), follower.log.count("sent support-snooze")
             eventually(lambda: runs() >= before + 3, within=30)
             started_at, sent = server_now(), follower.log.count("sent support-snooze")
@@ -81,11 +83,11 @@ def test_beat_that_takes_over_goes_on_at_the_same_rate(first: int, second: int, 
 
 def test_ticks_that_piled_up_are_one_run(clean: Servers, tmp_path: Path) -> None:
     with beat(tmp_path, "beat", 0) as the_beat, redis.Redis.from_url(clean.valkey.url) as client:
-        eventually(lambda: client.llen("scans") >= 8, within=40)
+        eventually(lambda: client.llen("scans") >= 8, within=60)
         the_beat.stop()  # nothing more is sent
         waiting = client.llen("scans")
         with CeleryProcess(tmp_path / "worker.log", "worker", "--queues", "scans", *QUICK_START, env=ENV):
-            eventually(lambda: runs() == 1, within=40)
+            eventually(lambda: runs() == 1, within=60)
             eventually(lambda: client.hget("qm:totals:" + SCAN, "runs") == b"1")
             theirs = Celery(broker=clean.valkey.url, set_as_current=False)
             theirs.send_task(SCAN, queue="scans")  # by hand: always a run; it is behind every tick

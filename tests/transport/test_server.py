@@ -85,7 +85,7 @@ def test_a_node_of_a_cluster_is_refused_as_the_broker(role: str, servers: Server
         require_server(node.url)  # the message queue runs on a cluster
         process = CeleryProcess(tmp_path / "process.log", role, env={"REDIS_URL": node.url}).start(ready=False)
         with process:
-            eventually(lambda: process.exit_code() is not None, within=30)
+            eventually(lambda: process.exit_code() is not None, within=60)
     assert process.exit_code() == 1
     assert "is a node of a Redis Cluster" in process.log
     assert "Traceback" not in process.log
