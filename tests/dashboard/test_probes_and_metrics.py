@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually
+from pace import promptly
 from prometheus_client.parser import text_string_to_metric_families
 from real_servers import Servers
 from rooms import make_room
@@ -62,22 +63,24 @@ def scrape(process: Web) -> dict[str, float]:
 
 def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
     process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
-    answer = process.get("/readyz")
+    with promptly(4):
+        answer = process.get("/readyz")
     assert (answer.status, answer.body["error"]) == (503, "not ready")
     assert [reason.split(" does not answer")[0] for reason in answer.body["reasons"]] == [
         f"MongoDB at {mongo.url}",
         f"Redis at {valkey.url}",
     ]
-    assert answer.took < 4
     assert process.get("/healthz").body == {"status": "ok"}
     valkey.start()
     mongo.start()
     assert eventually(lambda: process.get("/readyz").status == 200, within=10)
     os.kill(valkey.pid, signal.SIGSTOP)
-    hanging = process.get("/readyz")
-    os.kill(valkey.pid, signal.SIGCONT)
+    try:
+        with promptly(4):
+            hanging = process.get("/readyz")
+    finally:
+        os.kill(valkey.pid, signal.SIGCONT)
     assert (hanging.status, len(hanging.body["reasons"])) == (503, 1)
-    assert hanging.took < 4
     assert process.get("/readyz").status == 200
 
 
