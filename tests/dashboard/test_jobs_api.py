@@ -452,7 +452,7 @@ class TestBoundary:
     def test_it_leaves_this_machine_for_nobody(self, tmp_path: Path) -> None:
         env = {**os.environ, **ON, "SOCKETIO_TOKEN_SECRET": SECRET, "PYTHONPATH": str(Path(__file__).parents[2])}
         started = subprocess.run(
-            [*COMMAND, "--host", "0.0.0.0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30
+            [*COMMAND, "--host", "0.0.0.0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
         assert started.returncode == 2
         assert started.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS anybody could")
