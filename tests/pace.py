@@ -1,4 +1,4 @@
-"""Time limits for a busy machine: each grows with what the machine needs for the same computation meanwhile."""
+"""Time limits for a busy machine: each grows with how much longer the same computation takes meanwhile."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Pace:
 
     def __init__(self) -> None:
         self.slowdown = 1.0
-        """The worst so far."""
+        """The worst so far. What exceeds 1 counts twice, since several processes wait for each other."""
 
     def probe(self) -> None:
         began, cpu = time.monotonic(), time.thread_time()
         while time.thread_time() - cpu < PROBE:
             pass
-        self.slowdown = max(self.slowdown, (time.monotonic() - began) / PROBE)
+        self.slowdown = max(self.slowdown, 2 * (time.monotonic() - began) / PROBE - 1)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from eventually import eventually
 from hand_worker import run as try_run
 from hand_worker import take
 from job_lab import Lab
+from pace import promptly
 from prometheus_client.parser import text_string_to_metric_families
 from pymongo import MongoClient
 from real_servers import Servers
@@ -74,10 +75,10 @@ def scrape(process: Web) -> dict[str, float]:
 
 def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
     process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
-    answer = process.get("/readyz")
+    with promptly(4):
+        answer = process.get("/readyz")
     assert (answer.status, answer.body["error"]) == (503, "not ready")
     assert answer.body["reasons"] == ["MongoDB does not answer", "Redis does not answer"]
-    assert answer.took < 4
     assert not re.search(r"127\.0\.0\.1|redis:|mongodb:|queue_manager", answer.text)  # it is public
     assert f"MongoDB at {mongo.url}" in process.log
     assert f"Redis at {valkey.url}" in process.log
@@ -86,10 +87,12 @@ def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
     mongo.start()
     assert eventually(lambda: process.get("/readyz").status == 200, within=10)
     os.kill(valkey.pid, signal.SIGSTOP)
-    hanging = process.get("/readyz")
-    os.kill(valkey.pid, signal.SIGCONT)
+    try:
+        with promptly(4):
+            hanging = process.get("/readyz")
+    finally:
+        os.kill(valkey.pid, signal.SIGCONT)
     assert (hanging.status, len(hanging.body["reasons"])) == (503, 1)
-    assert hanging.took < 4
     assert process.get("/readyz").status == 200
 
 

@@ -15,6 +15,7 @@ import pytest
 from credentials import EYE, HAND, KEYS, OPERATOR, UNKNOWN, VIEWER, cookie, key, log_in, own_page, rewrite
 from eventually import eventually
 from listener import ConnectionRefused, Listener
+from pace import paced, promptly
 from queue_client import DATABASE, Queue, Stream, empty_queue, environment
 from real_servers import Servers
 from web_process import SECRET, Answer, Web, shared_web, token, web
@@ -24,6 +25,7 @@ from queue_manager.devstack.servers import Valkey
 STATUS = "/api/queue/status"
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 CUT_OFF = 2.0  # seconds
+BRIEF = 6.0  # seconds; in which clients can connect also on a busy machine
 
 
 @pytest.fixture
@@ -227,8 +229,9 @@ def test_another_process_with_the_keys_knows_the_session(guarded: Web, tmp_path:
 # Keys that end
 
 
-def refused_within(seconds: float, ask: Callable[[], Answer]) -> bool:
-    return bool(eventually(lambda: ask().status == 401, within=seconds))
+def refused_within(limit: float, ask: Callable[[], Answer]) -> bool:
+    with promptly(limit):
+        return bool(eventually(lambda: ask().status == 401, within=30))
 
 
 def test_a_key_taken_out_of_the_file_is_refused_with_its_session(filed: Web, file: Path) -> None:
@@ -308,22 +311,23 @@ def test_an_event_stream_is_cut_off_when_its_key_is_taken_away(filed: Web, file:
         assert (by_key.status, by_session.status) == (200, 200)
         with Stream(filed) as refused:
             assert refused.status == 401
-        rewrite(file, HAND)
-        began = time.monotonic()
-        assert all(map(is_ended, (by_key, by_session)))
-        assert time.monotonic() - began < CUT_OFF
+        with promptly(CUT_OFF):
+            rewrite(file, HAND)
+            assert all(map(is_ended, (by_key, by_session)))
         Queue(filed, "").post("/queue/message", {"type": "a"}, X_API_KEY=OPERATOR)
         assert next(other.events())[0] == "queue-update"
 
 
 def test_an_event_stream_is_cut_off_when_its_key_expires(filed: Web, file: Path) -> None:
-    ends_at = time.monotonic() + 3
-    rewrite(file, HAND, key("brief", UNKNOWN, "viewer", soon(3)))
-    assert eventually(lambda: filed.get(STATUS, X_API_KEY=UNKNOWN).status == 200, within=CUT_OFF)
-    session = own_page(filed, UNKNOWN)
-    with Stream(filed, X_API_KEY=UNKNOWN) as by_key, Stream(filed, **session) as by_session:
-        assert all(map(is_ended, (by_key, by_session)))
-    assert 0 <= time.monotonic() - ends_at < CUT_OFF
+    ends_at = time.monotonic() + BRIEF
+    with paced() as pace:
+        rewrite(file, HAND, key("brief", UNKNOWN, "viewer", soon(BRIEF)))
+        assert eventually(lambda: filed.get(STATUS, X_API_KEY=UNKNOWN).status == 200)
+        session = own_page(filed, UNKNOWN)
+        with Stream(filed, X_API_KEY=UNKNOWN) as by_key, Stream(filed, **session) as by_session:
+            assert (by_key.status, by_session.status) == (200, 200)
+            assert all(map(is_ended, (by_key, by_session)))
+    assert 0 <= time.monotonic() - ends_at < CUT_OFF * pace.slowdown
     assert filed.get(STATUS, **session).status == 401
 
 
@@ -333,10 +337,9 @@ def test_who_waits_for_a_message_gets_none_after_the_key_is_taken_away(filed: We
     waiting = Thread(target=lambda: answers.append(queue.get("/queue/message?type=z&timeout=20", X_API_KEY=OPERATOR)))
     waiting.start()
     assert eventually(lambda: filed.get(STATUS, X_API_KEY=VIEWER).status == 200)
-    began = time.monotonic()
-    rewrite(file, EYE)
-    waiting.join(5)
-    assert time.monotonic() - began < CUT_OFF
+    with promptly(CUT_OFF):
+        rewrite(file, EYE)
+        waiting.join()
     assert answers[0].status == 404
 
 
@@ -372,21 +375,21 @@ def test_a_socket_io_client_is_cut_off_when_its_key_is_taken_away(filed: Web, fi
         Listener(filed.port, **session) as by_session,
         Listener(filed.port, {"token": OPERATOR}) as other,
     ):
-        rewrite(file, HAND)
-        began = time.monotonic()
-        by_key.wait_until_disconnected()
-        by_session.wait_until_disconnected()
-        assert time.monotonic() - began < CUT_OFF
+        with promptly(CUT_OFF):
+            rewrite(file, HAND)
+            by_key.wait_until_disconnected()
+            by_session.wait_until_disconnected()
         assert other.call("join", "a") == {"joined": ["a"]}
 
 
 def test_a_socket_io_client_is_cut_off_when_its_key_expires(filed: Web, file: Path) -> None:
-    ends_at = time.monotonic() + 2.5
-    rewrite(file, key("brief", UNKNOWN, "viewer", soon(2.5)))
-    assert eventually(lambda: filed.get(STATUS, X_API_KEY=UNKNOWN).status == 200, within=CUT_OFF)
-    with Listener(filed.port, {"token": UNKNOWN}) as client:
-        client.wait_until_disconnected()
-    assert 0 <= time.monotonic() - ends_at < CUT_OFF
+    ends_at = time.monotonic() + BRIEF
+    with paced() as pace:
+        rewrite(file, key("brief", UNKNOWN, "viewer", soon(BRIEF)))
+        assert eventually(lambda: filed.get(STATUS, X_API_KEY=UNKNOWN).status == 200)
+        with Listener(filed.port, {"token": UNKNOWN}) as client:
+            client.wait_until_disconnected()
+    assert 0 <= time.monotonic() - ends_at < CUT_OFF * pace.slowdown
 
 
 def test_tokens_of_accounts_stay_as_they_are_beside_keys(

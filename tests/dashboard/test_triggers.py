@@ -11,6 +11,7 @@ import pytest
 import redis
 from celery_processes import worker
 from eventually import eventually
+from pace import promptly
 from real_servers import Servers
 from rooms import make_room
 from watching import is_open
@@ -96,18 +97,18 @@ def test_a_trigger_wakes_what_is_due_although_the_system_is_off(clean: Servers, 
 def test_a_broker_that_is_away_is_503_and_leaves_no_mark(clean: Servers, tmp_path: Path) -> None:
     gone = f"redis://:s3cret@127.0.0.1:{free_port()}/0"
     with web(tmp_path, QM_HOOKS="true", REDIS_URL=gone) as process:
-        answer = process.post(SNOOZE)
+        with promptly(5):
+            answer = process.post(SNOOZE)
     assert (answer.status, answer.body["error"]) == (503, "unavailable")
     assert answer.body["message"].startswith("The broker at redis://")
     assert "s3cret" not in answer.text + process.log
-    assert answer.took < 5
     assert collection(scan_mark.NAME).find_one({"runs.0": {"$exists": True}}) is None
 
 
 def test_a_mongodb_that_is_away_is_503(servers: Servers, tmp_path: Path) -> None:
     gone = f"mongodb://127.0.0.1:{free_port()}/product"
     with web(tmp_path, QM_HOOKS="true", MONGO_DB_URL=gone) as process:
-        answer = process.post(SNOOZE)
+        with promptly(5):
+            answer = process.post(SNOOZE)
     assert (answer.status, answer.body["error"]) == (503, "unavailable")
     assert answer.body["message"].startswith(f"MongoDB at {gone} does not answer")
-    assert answer.took < 5

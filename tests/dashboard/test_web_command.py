@@ -6,12 +6,12 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 from listener import Listener
+from pace import promptly
 from real_servers import Servers
 from web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
 
@@ -25,7 +25,7 @@ def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
 
 def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=20)
+    return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
 def test_without_keys_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
@@ -48,10 +48,9 @@ def test_it_ends_in_order_although_a_client_is_connected(
 ) -> None:
     with web(tmp_path, SOCKETIO_TOKEN_SECRET=SECRET) as process:
         client = Listener(process.port, {"token": token("a")})
-        began = time.monotonic()
-        os.kill(process.child.pid, number)
-        assert process.child.wait(5) == 0
-        assert time.monotonic() - began < 2.5
+        with promptly(2.5):
+            os.kill(process.child.pid, number)
+            assert process.child.wait(30) == 0
         client.close()
         assert "Traceback" not in process.log
 

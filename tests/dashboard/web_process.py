@@ -99,7 +99,7 @@ def web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
             [*COMMAND, "--port", str(port), *arguments], env=environment, cwd=directory, stdout=log, stderr=log
         )
     try:
-        eventually(lambda: is_answering(port) or child.poll() is not None, within=30)
+        eventually(lambda: is_answering(port) or child.poll() is not None, within=60)
         yield Web(child=child, port=port, log_path=log_path)
     finally:
         child.kill()

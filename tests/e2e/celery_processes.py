@@ -41,7 +41,7 @@ class CeleryProcess:
         with self.log_path.open("ab") as log:
             self._child = spawn(self._command, env=self._env, cwd=ROOT, stdout=log, stderr=log, grace=10)
         if ready:
-            eventually(lambda: READY[self._role] in self.log[seen:], within=30)
+            eventually(lambda: READY[self._role] in self.log[seen:], within=60)
         return self
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from eventually import eventually
 from message_lab import Lab
+from pace import promptly
 
 from queue_manager.devstack.servers import Valkey
 from services.message_queue import InvalidMessage, Message, QueueUnavailable
@@ -80,15 +81,15 @@ def test_waiting_consumer_is_woken_by_a_message_that_comes_back(lab: Lab) -> Non
 
 def test_message_that_is_there_is_taken_without_waiting(lab: Lab) -> None:
     lab.queue.enqueue("job")
-    began = time.monotonic()
-    assert lab.queue.dequeue(timeout=PATIENT) is not None
-    assert time.monotonic() - began < 1
+    with promptly(1):
+        assert lab.queue.dequeue(timeout=PATIENT) is not None
 
 
 def test_nothing_comes_to_who_has_waited_enough(lab: Lab) -> None:
     began = time.monotonic()
-    assert lab.queue.dequeue(timeout=0.2) is None
-    assert 0.2 <= time.monotonic() - began < 0.5
+    with promptly(0.5):
+        assert lab.queue.dequeue(timeout=0.2) is None
+    assert time.monotonic() - began >= 0.2
     lab.queue.enqueue("job", id="later")
     assert lab.take().id == "later"
 
