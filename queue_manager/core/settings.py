@@ -79,8 +79,8 @@ def _names(value: Any) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(accepted)
     names = [name.strip() for name in names]
-    if not all(names):
-        raise ValueError(f"{accepted}; none may be empty")
+    if not all(name and name.isprintable() for name in names):
+        raise ValueError(f"{accepted}; none may be empty or have control characters")
     return names
 
 
@@ -178,9 +178,11 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True)
 
-    mongo_db_url: Annotated[str, AfterValidator(_mongo_url)] = "mongodb://127.0.0.1:27017/queue_manager"
+    mongo_db_url: Annotated[str, AfterValidator(_text), AfterValidator(_mongo_url)] = (
+        "mongodb://127.0.0.1:27017/queue_manager"
+    )
     """Where the record is kept; the path names the database."""
-    redis_url: Annotated[str, AfterValidator(_redis_url)] = "redis://127.0.0.1:6379/0"
+    redis_url: Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)] = "redis://127.0.0.1:6379/0"
     """The broker, the beat's schedule and lock, and the channel of Socket.IO."""
     app_env: Text = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
 
@@ -227,7 +229,7 @@ class Settings(BaseSettings):
     thumbnail_build_task: Text | None = None
     """Name of another application's Celery task that is sent each site that was reset."""
 
-    qm_queue_redis_url: Annotated[str, AfterValidator(_redis_url)] | None = None
+    qm_queue_redis_url: Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)] | None = None
     """The message queue's own server; unset: `redis_url`."""
     queue_name: Annotated[str, AfterValidator(_queue_name)] = "queue"
     """Begins every key of the message queue; `{in braces}` for Redis Cluster."""

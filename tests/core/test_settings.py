@@ -203,7 +203,8 @@ def wrong_values(name: str) -> list[str]:
     if name.endswith("_SECRET"):
         return ["s3cret", "s3cret\ns3cret"]
     if name.endswith("_URL"):
-        return [":s3cret@h", "http://u:s3cret@h/x", "u:s3cret", "[1]", "redis://u:s3cret@h/x y", "s3cret" * 1_000]
+        malformed = [":s3cret@h", "http://u:s3cret@h/x", "u:s3cret", "[1]", "redis://u:s3cret@h/x y", "s3cret" * 1_000]
+        return [*malformed, f"redis://u:s3cret@h{not_utf8}/0", f"mongodb://u:s3cret@h/a{not_utf8}"]
     if name in LISTS:
         texts = [
             "a,,b",
@@ -219,6 +220,8 @@ def wrong_values(name: str) -> list[str]:
             '{"a": "b"}',
             '"a"',
             "[" * 10_000,
+            not_utf8,
+            '["a\\u0000"]',
         ]
         return [*texts, *(["a b", "1a", "a..b", ".a", "a/b.py", '["a-b"]'] if name == "JOBS_IMPORTS" else [])]
     if name in FLAGS:

@@ -51,7 +51,7 @@ def status(process: Web, method: str, path: str, **headers: str) -> int:
     if path == "/api/queue/events":
         headers["Last_Event_ID"] = "none"  # 422, and no stream without end
     answer = process.ask(method, path, **headers)
-    if answer.status in REFUSED:
+    if answer.status in REFUSED and method != "HEAD":
         assert {"error", "message"} == answer.body.keys()
     return answer.status
 

@@ -15,10 +15,19 @@ from web_process import SECRET, Answer, Web, token, web
 FREE = 10  # different wrong keys in a minute
 
 
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Web]:
-    with web(tmp_path, QM_API_KEYS=KEYS) as process:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    with web(tmp_path_factory.mktemp("web"), QM_API_KEYS=KEYS) as process:
         yield process
+
+
+_addresses = (f"203.0.113.{number}" for number in range(1, 255))
+
+
+@pytest.fixture
+def address() -> dict[str, str]:
+    """The headers of a client that nobody else is, as a proxy on this machine sends them."""
+    return {"X_Forwarded_For": next(_addresses)}
 
 
 def wrong(number: int) -> str:
@@ -29,24 +38,26 @@ def ask(process: Web, key: str, **headers: str) -> Answer:
     return process.get("/schedule", X_API_KEY=key, **headers)
 
 
-def test_many_wrong_keys_are_answered_later_and_later_with_429(guarded: Web) -> None:
-    answers = [ask(guarded, wrong(number)) for number in range(FREE + 5)]
+def test_many_wrong_keys_are_answered_later_and_later_with_429(guarded: Web, address: dict[str, str]) -> None:
+    answers = [ask(guarded, wrong(number), **address) for number in range(FREE + 5)]
     assert [answer.status for answer in answers] == [401] * FREE + [429] * 5
     for number, answer in enumerate(answers[FREE:], start=1):
         assert answer.body["error"] == "too many wrong keys"
         assert 1 <= int(answer.headers["retry-after"]) <= 60
         assert answer.took >= 0.1 * number
-    assert guarded.log.count("Wrong keys from one address") == 1
+    logged = [line for line in guarded.log.splitlines() if f"address={address['X_Forwarded_For']} " in line]
+    assert len(logged) == 1
+    assert "Wrong keys from one address" in logged[0]
     assert "a-wrong-key" not in guarded.log
 
 
-def test_right_keys_and_other_addresses_are_not_held_up(guarded: Web) -> None:
+def test_right_keys_and_other_addresses_are_not_held_up(guarded: Web, address: dict[str, str]) -> None:
     for number in range(FREE + 2):
-        ask(guarded, wrong(number), X_Forwarded_For="203.0.113.9")
-    assert ask(guarded, wrong(99), X_Forwarded_For="203.0.113.9").status == 429
-    assert ask(guarded, VIEWER, X_Forwarded_For="203.0.113.9").status == 200
-    assert log_in(guarded, OPERATOR, X_Forwarded_For="203.0.113.9").status == 303
-    assert ask(guarded, wrong(99), X_Forwarded_For="203.0.113.10").status == 401
+        ask(guarded, wrong(number), **address)
+    assert ask(guarded, wrong(99), **address).status == 429
+    assert ask(guarded, VIEWER, **address).status == 200
+    assert log_in(guarded, OPERATOR, **address).status == 303
+    assert ask(guarded, wrong(99), X_Forwarded_For="198.51.100.1").status == 401
     assert ask(guarded, wrong(99)).status == 401
 
 
@@ -57,15 +68,18 @@ def test_all_of_an_ipv6_network_is_one_address(guarded: Web) -> None:
     assert ask(guarded, wrong(99), X_Forwarded_For="2001:db8:0:1::1").status == 401
 
 
-def test_one_wrong_key_again_and_again_is_no_guessing(guarded: Web) -> None:
-    assert {ask(guarded, UNKNOWN).status for _ in range(5 * FREE)} == {401}
+def test_one_wrong_key_again_and_again_is_no_guessing(guarded: Web, address: dict[str, str]) -> None:
+    assert {ask(guarded, UNKNOWN, **address).status for _ in range(5 * FREE)} == {401}
 
 
-def test_a_program_that_never_ends_repeating_a_wrong_key_is_slowed_down_too(guarded: Web) -> None:
+def test_a_program_that_never_ends_repeating_a_wrong_key_is_slowed_down_too(
+    guarded: Web, address: dict[str, str]
+) -> None:
+    headers = {"X-API-KEY": UNKNOWN, "X-Forwarded-For": address["X_Forwarded_For"]}
     connection = HTTPConnection("127.0.0.1", guarded.port, timeout=30)
     try:
         for _ in range(20 * 1_000):
-            connection.request("GET", "/api/schedule", headers={"X-API-KEY": UNKNOWN})
+            connection.request("GET", "/api/schedule", headers=headers)
             answer = connection.getresponse()
             answer.read()
             if answer.status == 429:
@@ -74,21 +88,21 @@ def test_a_program_that_never_ends_repeating_a_wrong_key_is_slowed_down_too(guar
     finally:
         connection.close()
     assert answer.status == 429
-    assert ask(guarded, VIEWER).status == 200
+    assert ask(guarded, VIEWER, **address).status == 200
 
 
-def test_the_log_in_and_socket_io_count_too(guarded: Web) -> None:
+def test_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, str]) -> None:
     for number in range(FREE - 2):
-        assert log_in(guarded, wrong(number)).status == 401
+        assert log_in(guarded, wrong(number), **address).status == 401
     for number in range(FREE - 2, FREE):
         with pytest.raises(ConnectionRefused, match="unknown or has expired"):
-            Listener(guarded.port, {"token": wrong(number)})
+            Listener(guarded.port, {"token": wrong(number)}, **address)
     with pytest.raises(ConnectionRefused, match="Too many wrong keys"):
-        Listener(guarded.port, {"token": wrong(99)})
-    page = log_in(guarded, wrong(100), Accept="text/html")
+        Listener(guarded.port, {"token": wrong(99)}, **address)
+    page = log_in(guarded, wrong(100), Accept="text/html", **address)
     assert (page.status, "Too many wrong keys" in page.text) == (429, True)
     assert int(page.headers["retry-after"]) >= 1
-    with Listener(guarded.port, {"token": VIEWER}) as client:
+    with Listener(guarded.port, {"token": VIEWER}, **address) as client:
         assert client.call("join", "a") == {"joined": ["a"]}
 
 
@@ -101,8 +115,8 @@ def test_tokens_of_accounts_are_not_counted_as_wrong_keys(tmp_path: Path) -> Non
         assert "Wrong keys" not in process.log
 
 
-@pytest.mark.parametrize("given", ["o" * 40, "ab" * 20, "12345" * 8])
-def test_a_key_of_few_different_characters_stops_the_start(given: str, tmp_path: Path) -> None:
+def test_a_key_of_few_different_characters_stops_the_start(tmp_path: Path) -> None:
+    given = "o" * 40
     keys = json.dumps([{"name": "weak", "key": given, "role": "viewer"}])
     with web(tmp_path, QM_API_KEYS=keys) as process:
         assert process.child.wait(30) == 2
