@@ -13,6 +13,8 @@ const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", ackn
 const place = byId("tabs")?.dataset.place;
 const UNSEEN = 250; // ms between two looks at events in a page that nobody sees, which has no frames
 const MAX_EVENTS = 500; // of one frame
+const TYPED_FROM = 1000; // messages; who deletes more has to type the queue's name
+let size; // messages in this place, when it is known
 let config; // what the queue is set to, when it is known
 let list;
 
@@ -97,7 +99,8 @@ function look(message) {
 
 // Acting
 
-const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : `${number(ids.length)} messages`);
+const counted = (count) => `${number(count)} message${count === 1 ? "" : "s"}`;
+const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : counted(ids.length));
 
 function fieldsOf(message = {}) {
   return [
@@ -184,10 +187,16 @@ function filterOf({ filterType, filterPriority, filterAttempts, startDate, endDa
 }
 
 function clear() {
-  const shown = document.querySelector(`[data-count="${place}"]`).textContent;
+  const name = PLACES[place];
+  const isMany = !(size <= TYPED_FROM); // or not known yet
+  const what = size === undefined ? "messages" : counted(size);
   askFor({
-    title: `Delete all ${shown} messages in ${PLACES[place]}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
-    act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
+    title: `Delete all ${what} in ${name}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
+    fields: isMany ? [{ name: "queue", label: `Type ${name} to confirm`, isNeeded: true }] : [],
+    async act({ queue }) {
+      if (isMany && queue.trim() !== name) throw new Problem(422, { field: "queue", message: `Type the name of the queue: ${name}` });
+      return done(await ask("DELETE", `/queue/${place}/clear`));
+    },
   });
 }
 
@@ -250,6 +259,11 @@ async function count() {
 
 function showCounts(counts) {
   for (const shown of document.querySelectorAll("[data-count]")) shown.textContent = number(counts[shown.dataset.count]);
+  size = counts[place];
+  const clearing = byId("clear");
+  if (!clearing) return;
+  clearing.textContent = `Clear ${PLACES[place]}: ${counted(size)} …`;
+  clearing.hidden = !size;
 }
 
 function begin() {
