@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from queue_manager.dashboard.access.asked import is_page_view
 from queue_manager.dashboard.errors import Refused, answer
@@ -15,6 +16,7 @@ from queue_manager.dashboard.pages.navigation import around
 from queue_manager.dashboard.rendering import rendered
 from queue_manager.dashboard.servers import Unavailable
 
+METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 OF_PROGRAMS = ("/api/", "/static/", "/socket.io", "/metrics", "/healthz", "/readyz", "/openapi.json")
 
 
@@ -43,12 +45,25 @@ def install(api: FastAPI) -> None:
         message = f"{request.method} {request.url.path}: {status.description or status.phrase}"
         if _is_page(request):
             return _page(request, status, message)
-        return answer(status, status.phrase.lower(), message, headers=error.headers)
+        headers = error.headers
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = {**(headers or {}), "Allow": _allowed(request)}
+        return answer(status, status.phrase.lower(), message, headers=headers)
 
     @api.exception_handler(Exception)
     async def unexpected(request: Request, _: Exception) -> Response:
         status, message = HTTPStatus.INTERNAL_SERVER_ERROR, "It failed; the log of this process says why"
         return _page(request, status, message) if _is_page(request) else answer(status, "internal error", message)
+
+
+def _allowed(request: Request) -> str:
+    """Return the methods of all routes that the path has: the framework names those of one."""
+    return ", ".join(method for method in METHODS if _has_route(request, method))
+
+
+def _has_route(request: Request, method: str) -> bool:
+    scope = {**request.scope, "method": method}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 def _is_page(request: Request) -> bool:

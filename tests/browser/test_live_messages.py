@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
@@ -36,6 +37,34 @@ HEARD = """{
       this.addEventListener("queue-update", (event) => heard.push(event.lastEventId));
     }
   };
+}"""
+
+LISTS = "**/api/queue/main/messages*"
+FRAMES_BY_HAND = """{
+  globalThis.awaited = [];
+  globalThis.requestAnimationFrame = (act) => awaited.push(act);
+  globalThis.EventSource = class extends EventSource {
+    constructor(...given) {
+      super(...given);
+      globalThis.source = this;
+    }
+  };
+}"""
+RENDERED = """() => {
+  globalThis.rendered = { rows: 0, where: 0 };
+  for (const id of Object.keys(rendered)) {
+    new MutationObserver((changes) => {
+      for (const { addedNodes } of changes) rendered[id] += addedNodes.length;
+    }).observe(document.getElementById(id), { childList: true });
+  }
+}"""
+SHOW_FRAME = "awaited.splice(0).map((act) => act()).length"
+GHOSTS = """(count) => {
+  for (let n = 0; n < count; n += 1) {
+    const ghost = { id: `ghost-${n}`, place: "main", type: "ghost", priority: 0, attempt_count: 0, payload: 1 };
+    const data = JSON.stringify({ type: "enqueue", payload: { ids: [ghost.id] }, messages: [ghost] });
+    source.dispatchEvent(new MessageEvent("queue-update", { data }));
+  }
 }"""
 
 
@@ -144,6 +173,49 @@ def test_what_others_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> 
     queue.delete(f"/queue/message/{second}")
     expect(page.locator("#empty")).to_be_visible()
     assert page.evaluate("isSamePage")
+
+
+def test_a_burst_of_events_is_rendered_once_per_frame(
+    visiting: Visiting, queue: Queue, figure: Callable[[str], None]
+) -> None:
+    burst, size = 120, 50
+    visit = visiting(queue.web, script=HEARD + FRAMES_BY_HAND)
+    visit.expect(BROKEN_OFF)
+    visit.page.route(LISTS, lambda route: None)  # all that is shown comes from events
+    page = visit.open("/messages")
+    expect(page.locator("#state")).to_have_text("Live")
+    page.evaluate(RENDERED)
+
+    ids = [queue.add() for _ in range(burst)]
+    eventually(partial(is_beyond, page, "heard.length", burst - 1), within=20)
+    assert page.evaluate("rendered") == {"rows": 0, "where": 0}
+
+    assert page.evaluate(SHOW_FRAME) == 1
+    visit.wait_for(ids[: -size - 1 : -1])
+    expect(page.locator('[data-count="main"]')).to_have_text(f"{burst}")
+    assert page.evaluate("rendered") == {"rows": size, "where": 1}
+    figure(f"messages page: a burst of {burst} events is rendered once, with {size} new rows")
+
+
+def test_what_too_many_events_said_is_read_anew(visiting: Visiting, queue: Queue) -> None:
+    held: list[Route] = []
+    is_read = Event()
+    visit = visiting(queue.web, script=FRAMES_BY_HAND)
+    visit.page.route(LISTS, lambda route: route.continue_() if is_read.is_set() else held.append(route))
+    page = visit.open("/messages")
+    expect(page.locator("#state")).to_have_text("Live")
+    eventually(lambda: page.evaluate("true") and bool(held))
+    page.evaluate(GHOSTS, 3)
+    assert page.evaluate(SHOW_FRAME) == 1
+    visit.wait_for(["ghost-2", "ghost-1", "ghost-0"])  # what events say is believed
+    is_read.set()
+    for route in held:
+        route.continue_()
+    visit.wait_for([])
+
+    page.evaluate(GHOSTS, 2_000)
+    assert page.evaluate(SHOW_FRAME) == 1
+    visit.wait_for([])
 
 
 def test_counts_that_arrive_late_do_not_hide_what_events_said_meanwhile(visit: Visit, queue: Queue) -> None:

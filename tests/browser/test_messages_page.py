@@ -215,12 +215,56 @@ def test_a_place_is_cleared_whatever_the_filter_says(visit: Visit, queue: Queue)
     left = queue.dead()
     page = visit.open("/messages?filterType=mail")
     expect(page.locator('[data-count="main"]')).to_have_text("2")
-    visit.press("Clear")
+    visit.press("Clear Waiting: 2 messages …")
     expect(visit.dialog.get_by_role("heading")).to_have_text("Delete all 2 messages in Waiting?")
     expect(visit.dialog).to_contain_text("Filters do not count")
     visit.press("Delete all")
     visit.wait_for([])
     assert (queue.sizes(), queue.ids("dead")) == ((0, 0, 1, 0, 0), [left])
+
+
+def test_clearing_stands_away_from_the_filter_and_is_not_offered_for_an_empty_place(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/messages")
+    expect(page.locator("#empty")).to_be_visible()
+    expect(page.locator("#clear")).to_be_hidden()
+    expect(page.locator("#filter #clear")).to_have_count(0)
+    queue.add()
+    expect(page.get_by_role("button", name="Clear Waiting: 1 message …", exact=True)).to_be_visible()
+
+
+def test_more_than_a_thousand_messages_are_cleared_only_with_the_name_of_their_queue(
+    visit: Visit, queue: Queue
+) -> None:
+    assert queue.post("/queue/batch", [{"type": "mail"}] * 1_000).status == 201
+    page = visit.open("/messages")
+    visit.press("Clear Waiting: 1,000 messages …")
+    expect(visit.dialog.get_by_role("textbox")).to_have_count(0)
+    visit.press("Cancel", visit.dialog)
+
+    queue.add()
+    visit.press("Clear Waiting: 1,001 messages …")
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Delete all 1,001 messages in Waiting?")
+    visit.press("Delete all")
+    expect(visit.dialog).to_contain_text("Type the name of the queue: Waiting")
+    visit.dialog.get_by_label("Type Waiting to confirm").fill("waiting room")
+    visit.press("Delete all")
+    expect(visit.dialog.locator("[aria-invalid]")).to_have_count(1)
+    assert queue.sizes()[0] == 1_001
+
+    visit.dialog.get_by_label("Type Waiting to confirm").fill("Waiting")
+    visit.press("Delete all")
+    expect(toast(page)).to_contain_text("1001 messages deleted")
+    visit.wait_for([])
+    assert queue.sizes()[0] == 0
+
+
+def test_clear_by_somebody_else_empties_the_page(visit: Visit, queue: Queue) -> None:
+    queue.add()
+    page = visit.open("/messages")
+    expect(page.locator('[data-count="main"]')).to_have_text("1")
+    queue.delete("/queue/main/clear")
+    expect(page.locator("#empty")).to_be_visible()
+    expect(page.locator('[data-count="main"]')).to_have_text("0")
 
 
 # Replaying

@@ -67,6 +67,22 @@ def test_the_projects_own_pages_may(queue: Queue) -> None:
     assert queue.get("/queue/status", Sec_Fetch_Site="same-origin").status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/queue/message", {"GET", "POST"}),
+        ("POST", "/queue/message/some-id", {"PUT", "DELETE"}),
+        ("PATCH", "/queue/main/clear", {"DELETE"}),
+    ],
+)
+def test_a_wrong_method_is_told_all_methods_of_the_path(
+    method: str, path: str, allowed: set[str], queue: Queue
+) -> None:
+    answer = queue.ask(method, path)
+    assert answer.status == 405
+    assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == allowed
+
+
 def test_a_method_that_a_path_does_not_know_is_405(queue: Queue) -> None:
     answer = queue.ask("PATCH", "/queue/message")
     assert (answer.status, answer.body["error"]) == (405, "method not allowed")

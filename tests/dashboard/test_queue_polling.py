@@ -12,8 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import redis
+from eventually import eventually
 from pace import paced, promptly
-from queue_client import Queue, Stream, empty_queue, environment
+from queue_client import NAME, Queue, Stream, empty_queue, environment
 from real_servers import Servers
 from web_process import Answer, web
 
@@ -164,6 +166,24 @@ def test_a_storm_of_messages_reaches_200_waiting_clients(queue: Queue) -> None:
         statuses = [client.recv(12)[-3:] for client in clients]
     assert statuses == [b"200"] * 200
     assert queue.sizes() == (0, 200, 0, 0, 0)
+
+
+def test_it_ends_in_order_in_the_middle_of_a_long_clear(servers: Servers, tmp_path: Path) -> None:
+    url, many = servers.valkey.url.removesuffix("/0") + "/8", 50_000
+    with redis.Redis.from_url(url) as client, web(tmp_path, **environment(url)) as process:
+        client.flushdb()
+        with client.pipeline(transaction=False) as pipe:
+            for number in range(many):
+                pipe.xadd(NAME, {"data": f'{{"id":"{number}","type":"mail","payload":1}}'})
+            pipe.execute()
+        with socket.create_connection(("127.0.0.1", process.port), timeout=20) as clearing:
+            clearing.sendall(b"DELETE /api/queue/clear HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            eventually(lambda: client.xlen(NAME) < many, within=20)
+            os.kill(process.child.pid, signal.SIGTERM)
+            assert process.child.wait(20) == 0
+        assert 0 < client.xlen(NAME) < many
+        assert "Traceback" not in process.log
+        client.flushdb()
 
 
 def test_it_ends_in_order_although_clients_wait_and_listen(servers: Servers, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 
 from queue_manager.core.log import get_logger
 from queue_manager.dashboard.described import ANY, MOMENT, NUMBER, TEXT, WHOLE, body, many, one_of, thing
 from queue_manager.dashboard.queue import bodies
+from queue_manager.dashboard.queue.beside import Beside
 from queue_manager.dashboard.queue.listing import FilterNames, filter_of
 from queue_manager.dashboard.queue.places import given_place, named_place
 from queue_manager.dashboard.queue.queries import Text
@@ -104,17 +105,21 @@ def replay(body: bodies.OfMany) -> dict[str, Any]:
 
 
 @router.delete("/queue/clear")
-def clear() -> dict[str, Any]:
-    return _cleared(None)
+def clear(request: Request) -> dict[str, Any]:
+    return _cleared(None, request)
 
 
 @router.delete("/queue/{queueType}/clear")
-def clear_one(place: Annotated[Place, Depends(named_place)]) -> dict[str, Any]:
-    return _cleared(place)
+def clear_one(place: Annotated[Place, Depends(named_place)], request: Request) -> dict[str, Any]:
+    return _cleared(place, request)
 
 
-def _cleared(place: Place | None) -> dict[str, Any]:
-    """Delete in slices, each of which is an event. What takes longer than 50 s is left for the next request."""
+def _cleared(place: Place | None, request: Request) -> dict[str, Any]:
+    """Delete in slices, each of which is an event.
+
+    What takes longer than 50 s, or is not done when the process is told to end, is left for the next request.
+    """
+    beside: Beside = request.app.state.beside
     begun = logged = time.monotonic()
     count, is_complete = 0, True
     for of_slice in contents().clearing(place):
@@ -123,7 +128,7 @@ def _cleared(place: Place | None) -> dict[str, Any]:
         if now - logged >= PROGRESS_INTERVAL:
             log.info("Clearing by hand", queue=place or "all", messages=count)
             logged = now
-        if now - begun >= CLEAR_FOR:
+        if now - begun >= CLEAR_FOR or beside.end.done():
             is_complete = False
             break
     log.info("Cleared by hand", queue=place or "all", messages=count, complete=is_complete)

@@ -40,6 +40,7 @@ def cleared_per_script(lab: Lab) -> list[int]:
     return [event["payload"]["count"] for event in events if event["type"] == "clear"]
 
 
+@pytest.mark.timeout(600)
 def test_clear_of_100_000_lets_other_clients_work_meanwhile(lab: Lab, figure: Callable[[str], None], kind: str) -> None:
     enqueue(lab, MANY)
     lab.client.config_set("slowlog-log-slower-than", 1_000)

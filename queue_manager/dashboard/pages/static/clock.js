@@ -20,22 +20,26 @@ export const now = () => (base === undefined ? Date.now() : base + performance.n
 // A moment of the API as ms: the queue says seconds, everything else ISO 8601.
 export const at = (moment) => (typeof moment === "number" ? moment * 1000 : Date.parse(moment));
 
-const two = (number) => String(number).padStart(2, "0");
+// A formatter costs far more to make than to use.
+const months = { day: "numeric", month: "short", timeZone: "UTC" };
+const days = new Intl.DateTimeFormat("en-GB", months);
+const years = new Intl.DateTimeFormat("en-GB", { ...months, year: "numeric" });
+const numbers = new Intl.NumberFormat("en");
 
 // A moment in UTC: the time of today, the day besides otherwise; in full on hovering.
 export function moment(value) {
   const time = document.createElement("time");
-  if (value === undefined || value === null) {
+  if (value == null) {
     time.textContent = "—";
     return time;
   }
   const date = new Date(at(value));
-  const clock = `${two(date.getUTCHours())}:${two(date.getUTCMinutes())}:${two(date.getUTCSeconds())}`;
-  const isToday = new Date(now()).toISOString().slice(0, 10) === date.toISOString().slice(0, 10);
-  const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: date.getUTCFullYear() === new Date(now()).getUTCFullYear() ? undefined : "numeric", timeZone: "UTC" });
-  time.dateTime = date.toISOString();
-  time.title = `${date.toISOString().replace("T", " ").slice(0, 23)} UTC`;
-  time.textContent = isToday ? clock : `${day} ${clock}`;
+  const full = date.toISOString();
+  const today = new Date(now()).toISOString();
+  const day = today.slice(0, 10) === full.slice(0, 10) ? "" : `${(today.slice(0, 4) === full.slice(0, 4) ? days : years).format(date)} `;
+  time.dateTime = full;
+  time.title = `${full.replace("T", " ").slice(0, 23)} UTC`;
+  time.textContent = day + full.split("T")[1].slice(0, 8);
   return time;
 }
 
@@ -49,4 +53,4 @@ export function span(ms) {
   return `${Math.round(seconds)} s`;
 }
 
-export const number = (value) => (value === undefined || value === null ? "—" : value.toLocaleString("en"));
+export const number = (value) => (value == null ? "—" : numbers.format(value));

@@ -190,14 +190,14 @@ export class List {
     if (this.shown.has(this.on.id(row))) this.rowOf(row, this.shown);
   }
 
-  // Show a row that has come to the top of the list, or has changed. Only for a list in its usual order.
-  put(row) {
+  // Show rows that are new or have changed, the latest last. Only for a list in its usual order.
+  put(rows) {
     this.isAhead = true;
-    if (this.shown.has(this.on.id(row))) return this.change(row);
-    byId("rows").prepend(this.rowOf(row, this.shown));
-    if (this.total !== undefined) this.total += 1;
-    const last = byId("rows").lastChild;
-    if (this.shown.size > this.on.size) this.shown.delete(last.dataset.id), last.remove();
+    for (const row of rows) this.change(row);
+    const added = rows.filter((row) => !this.shown.has(this.on.id(row)));
+    byId("rows").prepend(...added.slice(-this.on.size).reverse().map((row) => this.rowOf(row, this.shown)));
+    if (this.total !== undefined) this.total += added.length;
+    for (const last of [...byId("rows").children].slice(this.on.size)) this.shown.delete(last.dataset.id), last.remove();
     this.showWhere();
   }
 

@@ -11,6 +11,10 @@ import { List, cell } from "./list.js";
 const PAGE = 50;
 const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", acknowledged: "Acknowledged", archived: "Archived" };
 const place = byId("tabs")?.dataset.place;
+const UNSEEN = 250; // ms between two looks at events in a page that nobody sees, which has no frames
+const MAX_EVENTS = 500; // of one frame
+const TYPED_FROM = 1000; // messages; who deletes more has to type the queue's name
+let size; // messages in this place, when it is known
 let config; // what the queue is set to, when it is known
 let list;
 
@@ -95,7 +99,8 @@ function look(message) {
 
 // Acting
 
-const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : `${number(ids.length)} messages`);
+const counted = (count) => `${number(count)} message${count === 1 ? "" : "s"}`;
+const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : counted(ids.length));
 
 function fieldsOf(message = {}) {
   return [
@@ -182,10 +187,16 @@ function filterOf({ filterType, filterPriority, filterAttempts, startDate, endDa
 }
 
 function clear() {
-  const shown = document.querySelector(`[data-count="${place}"]`).textContent;
+  const name = PLACES[place];
+  const isMany = !(size <= TYPED_FROM); // or not known yet
+  const what = size === undefined ? "messages" : counted(size);
   askFor({
-    title: `Delete all ${shown} messages in ${PLACES[place]}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
-    act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
+    title: `Delete all ${what} in ${name}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
+    fields: isMany ? [{ name: "queue", label: `Type ${name} to confirm`, isNeeded: true }] : [],
+    async act({ queue }) {
+      if (isMany && queue.trim() !== name) throw new Problem(422, { field: "queue", message: `Type the name of the queue: ${name}` });
+      return done(await ask("DELETE", `/queue/${place}/clear`));
+    },
   });
 }
 
@@ -197,18 +208,40 @@ function done(answer) {
 
 // Living
 
+let waiting = []; // events, as text, until the next frame
+let isCut = false; // whether they were too many to keep
+
+function hear(event) {
+  waiting.push(event);
+  if (waiting.length === 1) document.hidden ? setTimeout(showHeard, UNSEEN) : requestAnimationFrame(showHeard);
+  if (waiting.length > 2 * MAX_EVENTS) waiting.splice(0, MAX_EVENTS), (isCut = true);
+}
+
+// Once per frame, however many events there are: of too many only the latest count, and the list is read anew.
+function showHeard() {
+  const events = waiting.splice(0);
+  const isAll = !isCut && events.length <= MAX_EVENTS;
+  isCut = false;
+  happened(events.slice(-MAX_EVENTS).map(exactly));
+  if (!isAll) list.refresh();
+}
+
 // An event has the messages it is about, where they are few, and how many are where.
-function happened({ payload, messages, counts }) {
+function happened(events) {
+  const counts = events.findLast((event) => event.counts)?.counts;
   if (counts) {
     heard += 1;
     showCounts(counts);
   }
-  if (!messages) return list.refresh();
-  const here = messages.filter((message) => message.place === place);
-  const staying = new Set(here.map((message) => message.id));
-  list.remove([...(payload.ids ?? []), ...(payload.dlq_ids ?? [])].filter((id) => !staying.has(id)));
+  if (events.some(({ type, messages }) => !messages || type === "clear")) return list.refresh();
+  const latest = new Map(); // by id; null where it is not here any more
+  for (const { payload, messages } of events) {
+    for (const id of [...(payload.ids ?? []), ...(payload.dlq_ids ?? [])]) latest.delete(id), latest.set(id, null);
+    for (const message of messages) if (message.place === place) latest.set(message.id, message);
+  }
+  list.remove([...latest.keys()].filter((id) => !latest.get(id)));
   if (!list.isUsual) return list.refresh();
-  for (const message of here) list.put(message);
+  list.put([...latest.values()].filter(Boolean));
   list.fill();
 }
 
@@ -226,11 +259,16 @@ async function count() {
 
 function showCounts(counts) {
   for (const shown of document.querySelectorAll("[data-count]")) shown.textContent = number(counts[shown.dataset.count]);
+  size = counts[place];
+  const clearing = byId("clear");
+  if (!clearing) return;
+  clearing.textContent = `Clear ${PLACES[place]}: ${counted(size)} …`;
+  clearing.hidden = !size;
 }
 
 function begin() {
   list = new List({ load, cells, id: (message) => message.id, size: PAGE });
-  new Events("/queue/events", ["queue-update"], { event: happened, parse: exactly, again: () => (list.refresh(), count()) });
+  new Events("/queue/events", ["queue-update"], { event: hear, parse: String, again: () => (list.refresh(), count()) });
   for (const [id, act] of [["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll, complaint)]]) byId(id)?.addEventListener("click", act);
   for (const [id, act] of [["replay", replay], ["move", move], ["delete", remove]]) byId(id)?.addEventListener("click", () => act([...list.picked]));
   configure();
