@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from celery import Task, current_task
 from celery.exceptions import Ignore
+from kombu import Queue
 
 from models import scan_mark, scan_run
 from models.database import server_now, within
@@ -29,6 +30,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.transport import counters
 from queue_manager.transport.backlog import waiting
+from queue_manager.transport.keys import FOREIGN_DEFAULT_QUEUE
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
 from tasks.publishing import publish
@@ -268,8 +270,9 @@ class ItemTask(GroupedTask):
 
 
 def send_by_name(name: str, *args: Any) -> None:
-    """Send a task that another application has."""
-    app.send_task(name, list(args), retry=False)
+    """Send a task that another application has, to the queue where its workers take tasks by default."""
+    # As an object: a queue by its name would be consumed by this worker when it connects again.
+    app.send_task(name, list(args), queue=Queue(FOREIGN_DEFAULT_QUEUE), retry=False)
 
 
 def item_task(

@@ -23,7 +23,7 @@ from queue_manager.dashboard.servers import Unavailable, mongodb, ping_mongodb, 
 from queue_manager.health import FIGURES
 from queue_manager.transport import counters, dead_letters
 from queue_manager.transport.counters import Totals
-from queue_manager.transport.keys import PRIORITIES, lists
+from queue_manager.transport.keys import DEFAULT_QUEUE, PRIORITIES, UNACKED, lists
 from queue_manager.transport.leadership import LEADER_LOCK, epoch_key, leadership
 
 SCAN_TOTALS = {
@@ -34,8 +34,7 @@ SCAN_TOTALS = {
     "errors": "Steps of the scan that failed.",
 }
 OUTCOMES = ("done", "failed", "retried")
-QUEUES = ("celery", "scans", *item_queues(SCHEDULE))
-UNACKED = "unacked"  # kombu's hash of all messages that workers hold
+QUEUES = (DEFAULT_QUEUE, "scans", *item_queues(SCHEDULE))
 
 log = get_logger("QM/metrics")
 router = APIRouter()
