@@ -29,8 +29,8 @@ from queue_manager.transport.server import connect
 LONGEST_SHOWN = 200  # characters of a message in the table
 
 dead_letters_cli = typer.Typer(
-    help="Look at the broker messages that no worker could make anything of. They wait for nobody and are not tried "
-    "again; those of the message queue are under `queue-manager queue list dead`.",
+    help="Look at the broker messages that no worker could read or use, and put them back. Those of the message queue "
+    "are under `queue-manager queue list dead`.",
     invoke_without_command=True,
 )
 
@@ -66,14 +66,42 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask firs
         typer.echo(f"{dead_letters.clear(client)} deleted")
 
 
+@dead_letters_cli.command()
+def replay(
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids, from the list.", metavar="[ID]...")] = None,
+    all_letters: Annotated[bool, typer.Option("--all", help="Replay all of them.")] = False,
+) -> None:
+    """Put messages back into their queues. One that no worker could read is refused, with the reason.
+
+    The exit code is 1 if something was not replayed.
+    """
+    if bool(ids) == all_letters:
+        raise typer.BadParameter("give the ids of dead letters, or --all")
+    replayed, failed = 0, []
+    missing = dict.fromkeys(ids or [])
+    with _redis() as client:
+        for letter, refused in dead_letters.replay(client, None if all_letters else missing.copy()):
+            missing.pop(letter.id, None)
+            if refused:
+                failed.append(f"{letter.id}: {refused}")
+            else:
+                replayed += 1
+    typer.echo(f"{replayed} replayed")
+    for line in (*failed, *(f"{id}: there is no such dead letter" for id in missing)):
+        typer.echo(printable(line), err=True)
+    if failed or missing:
+        sys.exit(1)
+
+
 def _table(letters: Sequence[DeadLetter]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
     table.add_column("at", no_wrap=True)
+    table.add_column("id", no_wrap=True)
     for title in ("queue", "reason"):
         table.add_column(title, overflow="fold")
     table.add_column("message", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
     for letter in letters:
-        cells = (_at(letter), letter.queue, letter.reason, letter.message[:LONGEST_SHOWN])
+        cells = (_at(letter), letter.id, letter.queue, letter.reason, letter.message[:LONGEST_SHOWN])
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 

@@ -24,7 +24,12 @@ class Application(Celery):
 
 app = Application(
     "queue_manager",
-    include=["tasks.lifecycle", "tasks.shutdown", *(scan.task.rpartition(".")[0] for scan in SCHEDULE)],
+    include=[
+        "tasks.lifecycle",
+        "tasks.shutdown",
+        "tasks.old_keys",
+        *(scan.task.rpartition(".")[0] for scan in SCHEDULE),
+    ],
     events="queue_manager.transport.events:Events",
     set_as_current=False,
 )

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from celery import Task, current_task
 from celery.exceptions import Ignore
+from kombu import Queue
 
 from beat_schedule import SCHEDULE
 from models import scan_mark, scan_run
@@ -30,6 +31,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.transport import counters, losses, scan_ticks
+from queue_manager.transport.keys import FOREIGN_DEFAULT_QUEUE
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
 from tasks.backlog import QueueBacklog
@@ -304,8 +306,9 @@ class ItemTask(GroupedTask):
 
 
 def send_by_name(name: str, *args: Any) -> None:
-    """Send a task that another application has."""
-    app.send_task(name, list(args), retry=False)
+    """Send a task that another application has, to the queue where its workers take tasks by default."""
+    # As an object: a queue by its name would be consumed by this worker when it connects again.
+    app.send_task(name, list(args), queue=Queue(FOREIGN_DEFAULT_QUEUE), retry=False)
 
 
 def item_task(

@@ -14,7 +14,9 @@ from beat_schedule import SCHEDULE as _SCHEDULE
 from queue_manager.core.schedule import celery_entries as _celery_entries
 from queue_manager.core.schedule import item_queues as _item_queues
 from queue_manager.transport.choice import install as _install
+from queue_manager.transport.keys import DEFAULT_QUEUE as _DEFAULT_QUEUE
 from queue_manager.transport.keys import PRIORITIES as _PRIORITIES
+from queue_manager.transport.keys import TRANSPORT_OPTIONS as _TRANSPORT_OPTIONS
 from queue_manager.transport.leadership import LEADER_LOCK as _LEADER_LOCK
 from queue_manager.transport.server import client_options as _client_options
 from tasks.errors import settings_or_usage_error as _settings_or_usage_error
@@ -32,6 +34,7 @@ broker_transport = _install(broker_url)
 if broker_url.startswith("rediss:"):
     broker_use_ssl = {"ssl_cert_reqs": _ssl.CERT_REQUIRED}  # for Flower, which does not look at the scheme
 broker_transport_options = {
+    **_TRANSPORT_OPTIONS,
     # What a killed worker held comes back after this. A worker that lives renews what it holds.
     "visibility_timeout": 30,
     "unacked_restore_interval": 5,
@@ -62,9 +65,9 @@ task_acks_on_failure = True
 task_acks_on_timeout = True
 task_ignore_result = True
 result_expires = None  # no result backend: nothing to clean up
-task_default_queue = "celery"  # where another application's `send_task` arrives when it names no queue
+task_default_queue = _DEFAULT_QUEUE
 task_routes = [_queue_of]
-task_queues = [_Queue(name, routing_key=name) for name in ("celery", "scans", *_item_queues(_SCHEDULE))]
+task_queues = [_Queue(name, routing_key=name) for name in (_DEFAULT_QUEUE, "scans", *_item_queues(_SCHEDULE))]
 
 worker_consumer = "queue_manager.transport.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.qm_worker_concurrency

@@ -25,7 +25,7 @@ from queue_manager.dashboard.systems.named import SYSTEMS
 from queue_manager.health import FIGURES
 from queue_manager.transport import counters, dead_letters
 from queue_manager.transport.counters import Totals
-from queue_manager.transport.keys import PRIORITIES, lists
+from queue_manager.transport.keys import DEFAULT_QUEUE, PRIORITIES, UNACKED, lists
 from queue_manager.transport.leadership import LEADER_LOCK, epoch_key, leadership
 from services.job_queues import jobs_by_state
 
@@ -37,8 +37,7 @@ SCAN_TOTALS = {
     "errors": "Steps of the scan that failed.",
 }
 OUTCOMES = ("done", "failed", "retried")
-QUEUES = ("celery", "scans", *item_queues(SCHEDULE))
-UNACKED = "unacked"  # kombu's hash of all messages that workers hold
+QUEUES = (DEFAULT_QUEUE, "scans", *item_queues(SCHEDULE))
 
 log = get_logger("QM/metrics")
 router = APIRouter()

@@ -28,6 +28,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.transport import guard, held, scripts, sending
+from queue_manager.transport.dead_letters import PUT_ASIDE
 from queue_manager.transport.envelope import Message, NotAMessage, read
 from queue_manager.transport.guard import refusal_is_a_connection_error
 from queue_manager.transport.held import LOST
@@ -35,7 +36,6 @@ from queue_manager.transport.poller import Poller
 from queue_manager.transport.waiter import Waiter
 
 TAKE_AT_MOST = 256  # messages in one round trip: more would keep other clients of the server waiting
-PUT_ASIDE = "put_aside"  # the property of a message that failed once when it was handed over
 UNBOUNDED = 2**31  # connections of a pool: one for each list that is waited on
 
 log = get_logger("QM/transport")
@@ -57,7 +57,14 @@ class Channel(sending.Channel):
     The other lists are looked at every second while nothing comes, and waited on once they have had a message.
     """
 
-    from_transport_options = (*sending.Channel.from_transport_options, "awaited_priorities")
+    from_transport_options = (
+        *sending.Channel.from_transport_options,
+        "awaited_priorities",
+        # Names of keys that stock kombu does not have as options.
+        "keyprefix_queue",
+        "keyprefix_binding_permanent",
+        "keyprefix_binding_deadlines",
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._tags = uuid4().hex

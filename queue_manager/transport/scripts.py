@@ -1,8 +1,7 @@
 """What the batched transport does on the server, in one step each.
 
-The keys are kombu's own: a list for each queue and priority, the hash `unacked` of tag → `[message, exchange, routing
-key]`, and the sorted set `unacked_index` of tag → when it was delivered, in seconds. So a worker on the stock transport
-may run beside ours and give back what ours held.
+The form is kombu's own: a list for each queue and priority, a hash of tag → `[message, exchange, routing key]`, and a
+sorted set of tag → when it was delivered, in seconds. The names of the last two are transport options: see `keys`.
 """
 
 from __future__ import annotations
@@ -169,6 +168,21 @@ if redis.call('HDEL', KEYS[1], ARGV[1]) == 1 then
     end
 end
 redis.call('ZREM', KEYS[2], ARGV[1])
+""")
+
+# Move a dead letter's message back to a list, as its newest.
+#
+# KEYS     the dead letters, the list
+# ARGV     the letter as it is stored, the message
+# Returns  1, or 0 if the letter is not there any more
+#
+# Atomic because two people may replay the same letter.
+REPLAY = Script("""#!lua
+if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then
+    return 0
+end
+redis.call('LPUSH', KEYS[2], ARGV[2])
+return 1
 """)
 
 # Add a member to sets, however full the server is: else no worker could start that would empty it.

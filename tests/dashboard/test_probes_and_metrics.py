@@ -217,7 +217,7 @@ def test_metrics_show_queues_and_the_leader(clean: Servers, process: Web) -> Non
     with connect(clean.valkey.url) as client:
         client.rpush("scans", "a message")
         client.rpush("scans\x06\x163", "another, of priority 3")
-        client.hset("unacked", "tag", "a message")
+        client.hset("qm:unacked", "tag", "a message")
         client.set("redbeat::lock:epoch", 7)
         fields: dict[str, str] = {"token": "t", "host": "h", "pid": "1", "since_ms": "1", "epoch": "7"}
         client.hset("redbeat::lock", mapping=fields)

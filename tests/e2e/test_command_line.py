@@ -260,7 +260,7 @@ def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -
         url = f"http://127.0.0.1:{port}/api/queues/length"
         answer = eventually(lambda: _get(url), within=10)
         names = {queue["name"] for queue in json.loads(answer)["active_queues"]}
-        assert names <= {"celery", "scans", *(scan.queue for scan in SCHEDULE)}
+        assert names <= {"queue-manager", "scans", *(scan.queue for scan in SCHEDULE)}
         assert "Traceback" not in re.sub(r"Inspect method.*", "", flower.log)
 
 

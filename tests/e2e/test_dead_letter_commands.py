@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from celery import Celery
 from commands import environment, said_on_a_terminal
 from real_servers import Servers
 
@@ -54,7 +56,9 @@ def gauge() -> str:
 def test_they_are_listed_newest_first(tmp_path: Path) -> None:
     shown = queue_manager("dead-letters", "--limit", "2", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    rows = [line.split()[:4] for line in shown.stdout.splitlines()[1:3]]
+    cells = [line.split() for line in shown.stdout.splitlines()[1:3]]
+    assert all(re.fullmatch("[0-9a-f]{12}", of_row.pop(1)) for of_row in cells)
+    rows = [of_row[:4] for of_row in cells]
     assert rows == [[f"2026-01-01T00:00:0{number}.000Z", "scans", "reason", str(number)] for number in (2, 1)]
     assert "[bold]x[/] ü" in shown.stdout
     assert "there are 3" in shown.stdout
@@ -72,7 +76,13 @@ def test_json_has_them_in_full(tmp_path: Path) -> None:
     assert page == {
         "count": 3,
         "dead_letters": [
-            {"at": "2026-01-01T00:00:02.000Z", "queue": "scans", "reason": "reason 2", "message": HOSTILE}
+            {
+                "at": "2026-01-01T00:00:02.000Z",
+                "id": page["dead_letters"][0]["id"],
+                "queue": "scans",
+                "reason": "reason 2",
+                "message": HOSTILE,
+            }
         ],
     }
 
@@ -90,6 +100,72 @@ def test_health_and_metrics_show_them_until_they_are_cleared(tmp_path: Path) -> 
     assert gauge() == "queue_manager_dead_letters 0.0"
     assert "dead-letters" not in queue_manager("health", "--json", cwd=tmp_path).stdout
     assert queue_manager("dead-letters", cwd=tmp_path).stdout == "no dead letter\n"
+
+
+def bury(servers: Servers, queue: str, message: str, **members: object) -> None:
+    letter = {"at": 1_767_225_600.0, "queue": queue, "reason": "for a test", "message": message, **members}
+    with connect(servers.valkey.url) as client:
+        client.lpush(dead_letters.NAME, json.dumps(letter))
+
+
+def sent(servers: Servers, name: str, **options: object) -> str:
+    """Return a message as a stock application sends it."""
+    with Celery(broker=servers.valkey.url, set_as_current=False) as theirs, connect(servers.valkey.url) as client:
+        theirs.send_task(name, queue="for-a-test", **options)
+        message: str = client.rpop("for-a-test")
+        return message
+
+
+def contents(servers: Servers, *lists: str) -> list[list[str]]:
+    with connect(servers.valkey.url) as client:
+        return [client.lrange(name, 0, -1) for name in lists]
+
+
+def test_all_are_put_back_byte_for_byte_and_in_order(clean: Servers, tmp_path: Path) -> None:
+    first, second = sent(clean, "shop.charge"), sent(clean, "shop.charge", priority=0)
+    urgent = json.dumps(
+        {**json.loads(sent(clean, "t")), "properties": {**json.loads(first)["properties"], "priority": 5}}
+    )
+    tried = json.loads(sent(clean, "t"))
+    tried["properties"]["put_aside"] = True
+    for queue, message in (("celery", first), ("celery", second), ("celery", urgent), ("scans", json.dumps(tried))):
+        bury(clean, queue, message)
+
+    result = queue_manager("dead-letters", "replay", "--all", cwd=tmp_path)
+
+    assert (result.returncode, result.stdout, result.stderr) == (0, "4 replayed\n", "")
+    *others, [again] = contents(clean, "celery", "celery\x06\x163", dead_letters.NAME, "scans")
+    assert others == [[second, first], [urgent], []]
+    del tried["properties"]["put_aside"]
+    assert json.loads(again) == tried
+
+
+def test_those_with_an_id_are_put_back_and_what_is_refused_is_named(clean: Servers, tmp_path: Path) -> None:
+    good, other = sent(clean, "good"), sent(clean, "other")
+    for queue, message in (("scans", good), ("scans", other), ("scans", HOSTILE), ("scans", "\\xff"), ("", good)):
+        bury(clean, queue, message)
+    shown = json.loads(queue_manager("dead-letters", "--json", cwd=tmp_path).stdout)["dead_letters"]
+    ids = [letter["id"] for letter in reversed(shown)]
+
+    result = queue_manager("dead-letters", "replay", ids[0], *ids[2:], "000000000000", cwd=tmp_path)
+
+    assert (result.returncode, result.stdout) == (1, "1 replayed\n")
+    errors = result.stderr.splitlines()
+    assert [line.split(": ")[0] for line in errors] == [*ids[2:], "000000000000"]
+    assert [word in line for word, line in zip(("JSON", "JSON", "queue", "no such"), errors, strict=True)] == [True] * 4
+    assert "\x1b" not in result.stderr
+    [waiting], left = contents(clean, "scans", dead_letters.NAME)
+    assert waiting == good
+    assert len(left) == 4
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "0123456789ab"]])
+def test_replay_wants_ids_or_all(arguments: list[str], clean: Servers, tmp_path: Path) -> None:
+    bury(clean, "scans", sent(clean, "t"))
+    result = queue_manager("dead-letters", "replay", *arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--all" in result.stderr
+    assert contents(clean, "scans") == [[]]
 
 
 def test_server_that_is_away_is_one_line(tmp_path: Path) -> None:

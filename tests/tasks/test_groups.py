@@ -44,7 +44,7 @@ class Watched:
         """Send items that wait until the last of them is in the worker."""
         with self.held():
             self.send(*names, **options)
-            eventually(lambda: self.client.hlen("unacked") == 1 + len(names))
+            eventually(lambda: self.client.hlen("qm:unacked") == 1 + len(names))
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -62,7 +62,7 @@ class Watched:
         return [names for what, names in self.calls() if what == "many"]
 
     def is_idle(self) -> bool:
-        return self.client.llen(QUEUE) + self.client.hlen("unacked") == 0
+        return self.client.llen(QUEUE) + self.client.hlen("qm:unacked") == 0
 
     def is_done(self) -> None:
         """Wait until nothing waits and everything is acknowledged."""
@@ -162,7 +162,7 @@ def test_what_follows_an_item_of_a_group_is_sent(watched: Watched) -> None:
         watched.send("ok-1")
         after = app.signature(TASK, args=["ok-after"], immutable=True, queue=QUEUE)
         watched.send("ok-2", link=after)
-        eventually(lambda: watched.client.hlen("unacked") == 3)
+        eventually(lambda: watched.client.hlen("qm:unacked") == 3)
     watched.is_done()
     eventually(lambda: ["one", ["ok-after", "1"]] in watched.calls())
     assert watched.groups() == [["ok-1", "ok-2"]]
@@ -179,7 +179,7 @@ def test_malformed_message_fails_alone(watched: Watched, body: list[Any]) -> Non
         watched.send("ok-1")
         watched.client.lpush(QUEUE, json.dumps(message))
         watched.send("ok-2")
-        eventually(lambda: watched.client.hlen("unacked") == 4)
+        eventually(lambda: watched.client.hlen("qm:unacked") == 4)
     watched.is_done()
     eventually(lambda: watched.events["malformed"][2:] in (["failed"], ["succeeded"]))  # as Celery has it
     for name in ("ok-1", "ok-2"):
@@ -259,7 +259,7 @@ def test_item_without_enough_memory_fails_and_its_worker_lives(watched: Watched)
 def test_revoked_item_is_left_out(watched: Watched) -> None:
     with watched.held():
         watched.send("ok-1", "ok-2", "ok-3")
-        eventually(lambda: watched.client.hlen("unacked") == 4)
+        eventually(lambda: watched.client.hlen("qm:unacked") == 4)
         app.control.revoke("ok-2", reply=True, timeout=5)
     watched.is_done()
     assert watched.groups() == [["ok-1", "ok-3"]]
@@ -284,19 +284,19 @@ def test_warm_shutdown_gives_back_what_waits(watched: Watched) -> None:
     names = [f"ok-{number}" for number in range(300)]
     with watched.held():
         watched.send(*names)
-        eventually(lambda: watched.client.hlen("unacked") == 301)
+        eventually(lambda: watched.client.hlen("qm:unacked") == 301)
         watched.process.signal(signal.SIGTERM)
         eventually(lambda: "Warm shutdown" in watched.process.log)
     eventually(lambda: not watched.process.is_alive(), within=30)
     assert watched.groups() == []
-    assert (watched.client.llen(QUEUE), watched.client.hlen("unacked")) == (300, 0)
+    assert (watched.client.llen(QUEUE), watched.client.hlen("qm:unacked")) == (300, 0)
 
 
 def test_lost_connection_loses_nothing_of_what_waits(watched: Watched, start: Callable[..., Watched]) -> None:
     names = [f"ok-{number}" for number in range(300)]
     with watched.held():
         watched.send(*names)
-        eventually(lambda: watched.client.hlen("unacked") == 301)
+        eventually(lambda: watched.client.hlen("qm:unacked") == 301)
         watched.client.client_kill_filter(_type="normal", skipme=True)
         eventually(lambda: "Connection to broker lost" in watched.process.log)
     watched.is_done()
@@ -395,7 +395,7 @@ def test_rate_limit_holds_items_back_and_makes_no_groups(watched: Watched) -> No
 
     watched.send("ok-1", "ok-2", "ok-3")
     eventually(lambda: watched.events["ok-1"][-1:] == ["succeeded"], within=20)
-    eventually(lambda: watched.client.hlen("unacked") == 2, within=20)
+    eventually(lambda: watched.client.hlen("qm:unacked") == 2, within=20)
 
     reserved = app.control.inspect(timeout=3).reserved() or {}
     assert sorted(request["id"] for requests in reserved.values() for request in requests) == ["ok-2", "ok-3"]
@@ -405,6 +405,6 @@ def test_rate_limit_holds_items_back_and_makes_no_groups(watched: Watched) -> No
     watched.send("hold")
     eventually(lambda: ["one", ["hold", "1"]] in watched.calls())
     watched.send("ok-4", "ok-5")
-    eventually(lambda: watched.client.hlen("unacked") == 5)
+    eventually(lambda: watched.client.hlen("qm:unacked") == 5)
     watched.client.set("go", 1)
     eventually(lambda: watched.groups() == [["ok-4", "ok-5"]], within=20)

@@ -1,0 +1,49 @@
+"""Has the workers empty the keys of release 0.1: one at a time, from a thread of the main process."""
+
+from __future__ import annotations
+
+from threading import Event, Thread
+from typing import Any
+
+import redis
+from celery import signals
+
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.transport.old_keys import OldKeys
+from queue_manager.transport.server import connect
+from tasks.app import app
+
+PERIOD = 2.0  # seconds
+TURN = "qm:old_keys:turn"
+
+log = get_logger("QM/broker")
+_stop = Event()
+
+
+def queues_by_task() -> dict[str, str]:
+    """Return the queue of each of our tasks. Tasks that another application shares with ours have none."""
+    return {name: task.queue_name for name, task in app.tasks.items() if hasattr(task, "queue_name")}
+
+
+@signals.worker_ready.connect
+def start(**_: Any) -> None:
+    Thread(target=_run, name="old-keys", daemon=True).start()
+
+
+@signals.worker_shutdown.connect
+def stop(**_: Any) -> None:
+    _stop.set()
+
+
+def _run() -> None:
+    old = OldKeys(queues_by_task())
+    while not _stop.wait(PERIOD):
+        try:
+            with connect(settings().redis_url) as client:
+                # Expires a little before the next turn: whichever worker comes first takes it.
+                if client.set(TURN, 1, nx=True, px=int(PERIOD * 900)) and (moved := old.empty(client)):
+                    log.info("Messages of release 0.1 and of callers without a queue were moved", messages=moved)
+        except redis.RedisError as error:
+            log.debug("The keys of release 0.1 could not be read", error=reason(error))

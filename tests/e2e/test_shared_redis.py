@@ -1,0 +1,162 @@
+"""Our workers and those of another, stock Celery application on one Redis leave each other alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+from celery_processes import QUICK_START, CeleryProcess, worker
+from eventually import eventually
+from real_servers import Servers
+from rooms import get_room, make_room
+from watching import is_open
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.transport import keys
+from queue_manager.transport.old_keys import PAGE, OldKeys
+from tasks import app
+from tasks.old_keys import queues_by_task
+
+UNSNOOZE = "tasks.support_snooze.unsnooze_room"
+OLD_TAG = "0123456789abcdef0123456789abcdef-7-0001@0"
+
+
+@pytest.fixture
+def client(clean: Servers) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def shop(clean: Servers) -> Iterator[Celery]:
+    with Celery("shop", broker=clean.valkey.url, set_as_current=False) as shop:
+        yield shop
+
+
+def shop_worker(servers: Servers, log: Path, *arguments: str) -> CeleryProcess:
+    options = ("--concurrency", "1", "--loglevel", "info", *QUICK_START, *arguments)
+    return CeleryProcess(log, "worker", *options, app="shop_app", env={"SHOP_URL": servers.valkey.url})
+
+
+def charged(client: redis.Redis) -> list[int]:
+    return sorted(map(int, client.lrange("shop:charged", 0, -1)))
+
+
+def due_room() -> object:
+    return make_room(server_now() - seconds(1), snooze_queue_in_progress=True)
+
+
+def test_each_does_its_own_tasks_and_each_of_them_once(
+    clean: Servers, client: redis.Redis, shop: Celery, tmp_path: Path
+) -> None:
+    theirs = shop_worker(clean, tmp_path / "shop", "--queues", "celery,slow", "--prefetch-multiplier", "30")
+    with worker(tmp_path / "ours", app="short_timeout_app") as ours, theirs:
+        for number in range(20):
+            shop.send_task("shop.charge", [number])
+        eventually(lambda: charged(client) == [*range(20)], within=30)
+
+        client.delete("shop:charged")
+        for number in range(6):  # the last one is held three times as long as our timeout
+            shop.send_task("shop.charge", [number, 2], queue="slow")
+        eventually(lambda: client.hlen(keys.OLD_UNACKED) == 6)
+        rooms = [due_room() for _ in range(5)]
+        for room in rooms:
+            shop.send_task(UNSNOOZE, [str(room)], queue="support-snooze")
+        eventually(lambda: all(is_open(room) for room in rooms), within=30)
+        eventually(lambda: client.hlen(keys.OLD_UNACKED) == 0, within=40)
+
+        assert charged(client) == [*range(6)]
+        assert client.llen("qm:dead-letters") == 0
+        assert ours.is_alive()
+
+
+def test_broadcasts_reach_their_own_workers_alone(
+    clean: Servers, client: redis.Redis, shop: Celery, tmp_path: Path
+) -> None:
+    with worker(tmp_path / "ours", "--hostname", "ours@h") as ours, shop_worker(clean, tmp_path / "shop") as theirs:
+        assert list(app.control.inspect(timeout=3).ping()) == ["ours@h"]
+        assert "ours@h" not in shop.control.inspect(timeout=3).ping()
+
+        shop.control.shutdown()
+        eventually(lambda: not theirs.is_alive(), within=30)
+        room = due_room()
+        app.send_task(UNSNOOZE, [str(room)], queue="support-snooze")
+        eventually(lambda: is_open(room), within=20)
+        assert ours.is_alive()
+
+        with shop_worker(clean, tmp_path / "another") as another:
+            app.control.shutdown()
+            eventually(lambda: not ours.is_alive(), within=30)
+            shop.send_task("shop.charge", [1])
+            eventually(lambda: charged(client) == [1], within=20)
+            assert another.is_alive()
+
+
+def test_callers_that_name_no_queue_are_served_and_foreign_tasks_stay(
+    client: redis.Redis, shop: Celery, tmp_path: Path
+) -> None:
+    shop.send_task("shop.charge", [1])
+    rooms = [due_room(), due_room()]
+    shop.send_task(UNSNOOZE, [str(rooms[0])])
+    shop.send_task("shop.charge", [2], priority=6)
+    shop.send_task(UNSNOOZE, [str(rooms[1])], priority=6)
+    before = [message for message in client.lrange("celery", 0, -1) if "shop.charge" in message]
+
+    with worker(tmp_path / "ours"):
+        eventually(lambda: all(is_open(room) for room in rooms), within=30)
+
+    assert client.lrange("celery", 0, -1) == before
+    assert client.llen(keys.list_of("celery", 6)) == 1
+    assert client.llen("qm:dead-letters") == 0
+
+
+def test_what_workers_of_release_0_1_held_is_put_back_when_overdue(
+    client: redis.Redis, shop: Celery, tmp_path: Path
+) -> None:
+    overdue, renewed, without_queue = due_room(), due_room(), due_room()
+    hold(client, shop, OLD_TAG, UNSNOOZE, overdue, queue="support-snooze", ago=60)
+    hold(client, shop, OLD_TAG[:-1] + "3", UNSNOOZE, without_queue, queue="celery", ago=60)
+    hold(client, shop, OLD_TAG.replace("7", "8"), UNSNOOZE, renewed, queue="support-snooze", ago=5)
+    hold(client, shop, "a-stock-tag", UNSNOOZE, renewed, queue="support-snooze", ago=7200)
+    hold(client, shop, OLD_TAG.replace("7", "9"), "shop.charge", 1, queue="celery", ago=60)
+
+    with worker(tmp_path / "ours"):
+        eventually(lambda: is_open(overdue) and is_open(without_queue), within=30)
+        eventually(lambda: client.llen("celery") == 1)
+
+    assert sorted(client.hkeys(keys.OLD_UNACKED)) == sorted(client.zrange(keys.OLD_UNACKED_INDEX, 0, -1))
+    assert sorted(client.hkeys(keys.OLD_UNACKED)) == sorted([OLD_TAG.replace("7", "8"), "a-stock-tag"])
+    assert not is_open(renewed)
+    assert get_room(renewed)["snooze_queue_in_progress"] is True
+
+
+def hold(client: redis.Redis, shop: Celery, tag: str, task: str, argument: object, *, queue: str, ago: float) -> None:
+    """Have a message as a worker held it that renewed it `ago` seconds ago."""
+    shop.send_task(task, [str(argument)], queue="held-for-a-test")
+    message = client.rpop("held-for-a-test")
+    client.hset(keys.OLD_UNACKED, tag, f'[{message}, "", {json.dumps(queue)}]')
+    client.zadd(keys.OLD_UNACKED_INDEX, {tag: time.time() - ago})
+
+
+def test_ours_are_found_behind_many_foreign_messages_in_bounded_runs(
+    client: redis.Redis, shop: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queue_manager.transport.old_keys.MAX_PAGES", 2)
+    foreign = [json.dumps({"headers": {"task": "shop.charge", "id": str(number)}}) for number in range(5 * PAGE)]
+    odd = ["no JSON", "[]", '{"headers": null}', '{"headers": {"task": 5}}', "[" * 5000]
+    client.lpush("celery", *foreign, *odd)
+    shop.send_task(UNSNOOZE, ["last"])
+    app.loader.import_default_modules()
+    old = OldKeys(queues_by_task())
+
+    runs = [old.empty(client) for _ in range(3)]
+
+    assert runs == [0, 0, 1]
+    assert client.llen("support-snooze") == 1
+    assert client.lrange("celery", 0, -1) == [*reversed(odd), *reversed(foreign)]
