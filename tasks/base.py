@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Task, current_task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 
 from models import scan_mark, scan_run
 from models.database import server_now, within
@@ -187,7 +187,7 @@ class ItemTask(GroupedTask):
         item = self.item(self.request.id, args, kwargs)
         try:
             return self._run_when_due(item)
-        except (PermanentError, Ignore):
+        except (PermanentError, Ignore, Reject):
             raise
         except Exception as error:
             attempt = self.request.retries + 1
@@ -195,7 +195,7 @@ class ItemTask(GroupedTask):
                 raise
             wait = self.retry_policy.wait_before(attempt + 1)
             self._postpone(item, wait)
-            raise self.retry(exc=error, countdown=wait.total_seconds(), throw=False) from error
+            raise self._retry(error, wait) from error
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
         counters.items(self.queue_name, {"done": 1})
@@ -256,8 +256,28 @@ class ItemTask(GroupedTask):
         """Come back after `wait` as the same attempt of the same task."""
         self._postpone(item, wait)
         same = self.signature_from_request(self.request, countdown=wait.total_seconds(), retries=self.request.retries)
-        same.apply_async()
+        try:
+            same.apply_async()
+        except Exception as error:
+            raise self._requeued(error) from error
         raise Ignore
+
+    def _retry(self, error: Exception, wait: timedelta) -> Exception:
+        """Publish the next attempt; return the exception that ends this one."""
+        try:
+            return self.retry(exc=error, countdown=wait.total_seconds(), throw=False)
+        except Reject as rejected:  # Celery gives up a message whose retry it cannot publish
+            return self._requeued(rejected.reason)
+
+    def _requeued(self, error: Any) -> Reject:
+        """Return what puts this message back: while no other carries the item on, it must not be lost."""
+        log.warning(
+            "The next attempt could not be published; this message is delivered again",
+            task=self.name,
+            task_id=self.request.id,
+            error=reason(error),
+        )
+        return Reject(reason(error), requeue=True)
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:
