@@ -98,14 +98,15 @@ def wake_many(room_ids: Sequence[ObjectId], tokens: Sequence[str], *, now: datet
     """End the snoozes of rooms for which one of these tokens claimed them, as `wake` does: one write and one read.
 
     Returns:
-        `{_id, account_id, status, unsnoozed_at, unsnoozed_by_task}` of each that one of these tokens has woken, now or
-        at an earlier delivery, and that was not snoozed again.
+        `{_id, account_id, status, unsnoozed_at, unsnoozed_by_task}` of each that one of these tokens has woken now,
+        even if it was snoozed again since; or at an earlier delivery, if it was not.
     """
     these = {"_id": {"$in": room_ids}}
     is_meant = {"$expr": {"$eq": ["$claim.due_at", "$snooze_time.time"]}}
     held = {**these, "claim.token": {"$in": tokens}, **_ended(None, now), **is_meant}
     rooms().update_many(held, _woken("$claim.token", now), hint="_id_")
-    woken = {**these, "unsnoozed_by_task": {"$in": tokens}, "unsnoozed_at": A_DATE, "snooze_time": {"$exists": False}}
+    now_or_before = [{"unsnoozed_at": now}, {"unsnoozed_at": A_DATE, "snooze_time": {"$exists": False}}]
+    woken = {**these, "unsnoozed_by_task": {"$in": tokens}, "$or": now_or_before}
     return list(rooms().find(woken, {**WOKEN, "unsnoozed_by_task": 1}, hint="_id_"))
 
 

@@ -123,9 +123,9 @@ class SupportSnooze(ClaimedItems):
         room = support_room.find(room_key)
         if room is None:
             return _skipped("Room not found")
+        if room.get("unsnoozed_by_task") == token:
+            return self._announce([room])[0]  # whether it was announced is not known, also if it is snoozed again
         snooze = room.get("snooze_time")
-        if not isinstance(snooze, dict) and room.get("unsnoozed_by_task") == token:
-            return self._announce([room])[0]
         ends_at = snooze.get("time") if isinstance(snooze, dict) else None
         holds = room.get("claim", {}).get("token") == token
         if isinstance(ends_at, datetime) and meant in (None, ends_at) and ends_at > now:
