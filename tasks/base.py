@@ -20,20 +20,24 @@ from uuid import uuid4
 
 from celery import Task, current_task
 from celery.exceptions import Ignore, Reject
+from kombu.exceptions import OperationalError
 
 from models import scan_mark, scan_run
-from models.database import server_now, within
+from models.database import OUTAGES, server_now, within
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import HandOn, NotYetDue, PermanentError, ScanFailed, reason
+from queue_manager.core.errors import AppError, HandOn, NotYetDue, PermanentError, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.transport import counters
 from queue_manager.transport.backlog import waiting
+from queue_manager.transport.held import LOST
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
 from tasks.publishing import publish
 from tasks.together import WAIT_IN_PLACE, GroupedTask
 
+EXPECTED = (AppError, OperationalError, *OUTAGES, *LOST)
+"""Errors that say enough in one line: those raised on purpose, and a server that is away."""
 FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
 
 log = get_logger("QM/tasks")
@@ -78,6 +82,7 @@ class ScanTask(Task):
     queue_name = "scans"
     acks_late = False
     max_retries = 0
+    throws = (ScanFailed,)  # each of its errors is logged already
     initiator: str
     sent: str
     failed: str
@@ -88,7 +93,7 @@ class ScanTask(Task):
             try:
                 report = self.run(*args, **kwargs)
             except Exception as error:
-                report = ScanReport(errors=[f"{type(error).__name__}: {reason(error)}"])
+                report = ScanReport(errors=[described(error)])
         duration_ms = round((time.monotonic() - started) * 1000)
         run = {**report.figures(), "duration_ms": duration_ms}
         scan_log = get_logger(self.initiator)
@@ -155,8 +160,16 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
                 report.noted.update(batch.noted)
                 _send(task, work, batch, report)
         except Exception as error:
-            report.errors.append(f"{type(error).__name__}: {reason(error)}")
+            report.errors.append(described(error))
     return report
+
+
+def described(error: Exception) -> str:
+    """Return an error as a report says it. The stack of one that no outage explains is logged here, once."""
+    said = f"{type(error).__name__}: {reason(error)}"
+    if not isinstance(error, EXPECTED):
+        log.error("Unexpected error in a scan", error=said, exc_info=error)
+    return said
 
 
 def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) -> None:
@@ -165,6 +178,7 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
             publish(task, batch.items, producer)
         report.enqueued += len(batch.items)
     except Exception as error:
+        described(error)
         report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
         work.release(batch.items)
 
