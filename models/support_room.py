@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from bson import ObjectId
 from pymongo import ASCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
@@ -63,7 +62,7 @@ def indexes() -> list[IndexModel]:
     return [*claims().of.indexes(), malformed]
 
 
-def find(room_id: ObjectId) -> Document | None:
+def find(room_id: Any) -> Document | None:
     """Return what is needed to judge a room that could not be woken."""
     fields = {
         "account_id": 1,
@@ -76,7 +75,7 @@ def find(room_id: ObjectId) -> Document | None:
     return rooms().find_one({"_id": room_id}, fields)
 
 
-def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now: datetime) -> Document | None:
+def wake(room_id: Any, *, snoozed_until: datetime | None, task_id: str, now: datetime) -> Document | None:
     """End the snooze of one room if it has ended and is still the one meant: one atomic write.
 
     Args:
@@ -94,7 +93,7 @@ def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now
     )
 
 
-def wake_many(room_ids: Sequence[ObjectId], tokens: Sequence[str], *, now: datetime) -> list[Document]:
+def wake_many(room_ids: Sequence[Any], tokens: Sequence[str], *, now: datetime) -> list[Document]:
     """End the snoozes of rooms for which one of these tokens claimed them, as `wake` does: one write and one read.
 
     Returns:
@@ -125,9 +124,7 @@ def _woken(task_id: Any, now: datetime) -> list[Document]:
     ]
 
 
-def cool_off(
-    room_id: ObjectId, *, snoozed_until: datetime | None, token: str, error: str, now: datetime
-) -> Document | None:
+def cool_off(room_id: Any, *, snoozed_until: datetime | None, token: str, error: str, now: datetime) -> Document | None:
     """Record that all attempts at one snooze failed; the room may be claimed again after a growing pause.
 
     Applies only to the snooze that is meant, once it has ended, and not while another token holds the room.
@@ -177,7 +174,7 @@ class Malformed:
     """How many rooms have a malformed snooze, and the first of their ids."""
 
     count: int
-    ids: list[ObjectId]
+    ids: list[Any]
 
 
 def malformed() -> Malformed:
