@@ -102,10 +102,13 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
 def figures() -> Figures:
     """Return the figures of the queues: `{pending, in_progress, stuck, cooling_off, lag_seconds}` and what executes."""
     numbers = job_queue.claims().figures(database.server_now())
-    paused = sorted(job_queue.paused())
+    paused, others = sorted(job_queue.paused()), model.count_foreign()
+    details = [f"paused: {', '.join(paused)}"] if paused else []
+    if others:
+        details.append(f"{model.NAME} has {others} documents of another form, which are left alone")
     return Figures(
-        numbers={**numbers, "executing": len(model.executing())},
-        details=[f"paused: {', '.join(paused)}"] if paused else [],
+        numbers={**numbers, "executing": len(model.executing()), "other_documents": others},
+        details=details,
     )
 
 
