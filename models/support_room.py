@@ -32,16 +32,19 @@ WOKEN = {"account_id": 1, "status": 1, "unsnoozed_at": 1}
 SHOWN = ("account_id", "unsnooze_error", "unsnooze_failures")
 """What a list of rooms shows beside their claim."""
 
-_SCALARS = ["string", "double", "int", "long", "decimal", "bool", "array", "timestamp", "objectId"]
+_NO_DATES = [
+    *("string", "double", "int", "long", "decimal", "bool", "array", "timestamp", "objectId", "binData", "regex"),
+    *("javascript", "javascriptWithScope", "symbol", "dbPointer", "undefined", "minKey", "maxKey"),
+]
 MALFORMED: Document = {
     "$or": [
-        {DUE: {"$type": [*_SCALARS, "object", "null"]}},
-        {"snooze_time": {"$type": _SCALARS}},
+        {DUE: {"$type": [*_NO_DATES, "object", "null"]}},
+        {"snooze_time": {"$type": [*_NO_DATES, "date"]}},
         {"snooze_time": {"$type": "object"}, DUE: None},
         {DUE: {"$type": "date", "$lt": A_DATE["$gte"]}},
     ]
 }
-"""A snooze whose `time` is not a date, or one before the epoch: it can never fall due."""
+"""A snooze that is not a document, or whose `time` is not a date, or one before the epoch: it can never fall due."""
 
 
 def rooms() -> Collection[Document]:
