@@ -44,5 +44,5 @@ def reason(error: BaseException) -> str:
     """
     said = str(error)
     if missing := _MISSING_INDEX.search(said):
-        return f"an index of {missing[1]} is missing: run `queue-manager migrate`"
+        return f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
     return said.split(", Timeout:")[0] or type(error).__name__
