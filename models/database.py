@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bson import DatetimeConversion, ObjectId
+import bson
+from bson import Code, DatetimeConversion, Decimal128, ObjectId, Regex, json_util
 from bson.codec_options import CodecOptions
 from pymongo import IndexModel, MongoClient, timeout
 from pymongo.collection import Collection
@@ -34,6 +35,7 @@ OUTAGES = (ConnectionFailure,)
 _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
 _INDEX_DIFFERS = (85, 86)
+_ID_JSON = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, tz_aware=True, tzinfo=UTC)
 # Clamped: one date of the year 300,000 must not make the documents around it unreadable.
 _CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_CLAMP
@@ -104,6 +106,61 @@ def object_id(value: Any, *, field: str) -> ObjectId:
     return ObjectId(value)
 
 
+class _DocumentKey(dict[str, Any]):
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(id_text(self))
+
+
+class _DecimalKey(Decimal128):
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(id_text(self))
+
+
+def id_key(id: Any) -> Any:
+    """Return an id as a key of a dictionary, which some types cannot be. MongoDB takes it for the id itself."""
+    if isinstance(id, dict):
+        return _DocumentKey(id)
+    return _DecimalKey.from_bid(id.bid) if isinstance(id, Decimal128) else id
+
+
+def id_text(value: Any) -> str:
+    """Return an id of any type as a text from which `read_id` reads it.
+
+    An ObjectId is its 24 hexadecimal digits; anything else is canonical extended JSON, so a text stands in quotation
+    marks.
+    """
+    return str(value) if isinstance(value, ObjectId) else json_util.dumps(value, json_options=_ID_JSON)
+
+
+def read_id(value: Any, *, field: str) -> Any:
+    """Read an id from its text. Raises PermanentError, which names `field` and the value."""
+    if isinstance(value, str) and ObjectId.is_valid(value):
+        return ObjectId(value)
+    try:
+        if not isinstance(value, str):
+            raise TypeError("not a text")
+        found = json_util.loads(value, json_options=_ID_JSON)
+        if isinstance(found, list | Regex | Code) or (isinstance(found, dict) and _is_condition(found)):
+            raise TypeError("MongoDB has no such ids")
+        bson.encode({"_id": found})
+    except Exception as error:  # bson raises errors of many kinds for values that are not of the type that they name
+        raise PermanentError(
+            f"{field}: {value!r:.100} is not an id: must be the 24 hexadecimal digits of an ObjectId, or extended "
+            'JSON, such as "text" in quotation marks'
+        ) from error
+    return id_key(found)
+
+
+def shown_id(id: Any) -> str:
+    """Return an id as its own application writes it: a text without quotation marks, a number in digits."""
+    return str(id) if isinstance(id, str | int | float | Decimal128) else id_text(id)
+
+
+def _is_condition(document: Document) -> bool:
+    """Return True if a document is a condition in a query instead of a value."""
+    return any(name.startswith("$") for name in document)
+
+
 def require_replica_set() -> None:
     """Refuse a standalone server, which loses acknowledged writes when it is killed, and wrong credentials.
 
@@ -145,6 +202,13 @@ def rights_to_migrate() -> Iterator[None]:
 def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     """Create what is missing, per collection, and build anew what differs; return `collection.index`. Repeatable."""
     return [f"{name}.{_create(name, index)}" for name, indexes in wanted.items() for index in indexes]
+
+
+def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:
+    """Drop indexes of earlier releases, by collection; those that are gone already are left out."""
+    for name, indexes in obsolete.items():
+        for index in {*collection(name).index_information()} & {*indexes}:
+            collection(name).drop_index(index)
 
 
 def _create(name: str, index: IndexModel) -> str:

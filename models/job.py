@@ -8,7 +8,8 @@
     {text}                                  its arguments as a search reads them
 
 Guarantee: of the jobs of one name at most one is `executing`, by a unique index. Every change of state is one
-conditional write: of any number of them at once, one wins, and a late one changes nothing.
+conditional write: of any number of them at once, one wins, and a late one changes nothing. Documents of another form,
+which another program stored in the same collection, are not listed and never changed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ HISTORY = 50
 # date matches nothing but dates; `$type`, which says the same, would make the server read the documents.
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAY_BE_STARTED: Document = {"waiting": {"$gte": EPOCH}}
+
+_COUNTED_ATTEMPTS: Document = {"attempts": {"$gte": 0}}
+OURS: Document = {"_id": {"$type": "objectId"}, **_COUNTED_ATTEMPTS}
+"""What every job has. Another program, such as the one whose collection this was, may have stored documents of its own
+form here."""
+COUNTED = 10_000
 
 IN_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
 
@@ -62,13 +69,24 @@ class AlreadyThere(Exception):
     """A job that must be the only one of its kind is there already."""
 
 
+def is_ours(document: Document) -> bool:
+    """Return True if a document is a job, as `OURS` says it."""
+    attempts = document.get("attempts")
+    return isinstance(document["_id"], ObjectId) and isinstance(attempts, int | float) and attempts >= 0
+
+
 def indexes() -> list[IndexModel]:
     waiting = {"partialFilterExpression": MAY_BE_STARTED}
     executing = {"partialFilterExpression": {"state": State.EXECUTING}}
     return [
         IndexModel([("name", ASCENDING), ("waiting", ASCENDING)], name="due_names", **waiting),
         IndexModel([("name", ASCENDING), *IN_ORDER], name="next_of_a_name", **waiting),
-        IndexModel([("name", ASCENDING)], name="one_executes", unique=True, **executing),
+        IndexModel(
+            [("name", ASCENDING)],
+            name="one_executing_job",
+            unique=True,
+            partialFilterExpression={"state": State.EXECUTING, **_COUNTED_ATTEMPTS},
+        ),
         IndexModel([("claim.claimed_until", ASCENDING), ("name", ASCENDING)], name="executing_by_lease", **executing),
         IndexModel([("unique_key", ASCENDING)], name="unique_jobs", unique=True, sparse=True),
         IndexModel([("singular_key", ASCENDING)], name="singular_jobs", unique=True, sparse=True),
@@ -86,6 +104,10 @@ def _indexes_of_lists() -> Iterator[IndexModel]:
         by = [("state", ASCENDING), (field, DESCENDING), ("_id", DESCENDING)]
         yield IndexModel(by, name=f"jobs_in_a_state_by_{field}")
         yield IndexModel([("name", ASCENDING), *by], name=f"jobs_of_a_name_by_{field}")
+
+
+OBSOLETE = {NAME: ("one_executes",)}
+"""Indexes of earlier releases. This one counted documents of other programs, too."""
 
 
 def jobs() -> Collection[Document]:
@@ -133,14 +155,17 @@ def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
     """Return when the first job of `name` may be started, or the first `after` then; `None` when none waits."""
     waiting = MAY_BE_STARTED if after is None else {"waiting": {"$gt": after}}
     found = jobs().find_one(
-        {"name": name, **waiting}, {"_id": 0, "waiting": 1}, sort=[("waiting", ASCENDING)], hint="due_names"
+        {"name": name, **waiting, **_COUNTED_ATTEMPTS},
+        {"_id": 0, "waiting": 1},
+        sort=[("waiting", ASCENDING)],
+        hint="due_names",
     )
     return None if found is None else found["waiting"]
 
 
 def next_jobs(name: str, *, now: datetime, limit: int) -> list[Document]:
     """Return the jobs of `name` that are due, in their order."""
-    query = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}}
+    query = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}, **_COUNTED_ATTEMPTS}
     return list(jobs().find(query, sort=IN_ORDER, hint="next_of_a_name", limit=limit))
 
 
@@ -159,7 +184,7 @@ class Executing:
 def executing() -> list[Executing]:
     """Return every job that is executing, those whose lease ends first before the others."""
     found = jobs().find(
-        {"state": State.EXECUTING},
+        {"state": State.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **_COUNTED_ATTEMPTS},
         {"name": 1, "claim.claimed_until": 1, "claim.worker": 1, "updated": 1},
         sort=[("claim.claimed_until", ASCENDING)],
         hint="executing_by_lease",
@@ -181,7 +206,10 @@ def executing() -> list[Executing]:
 
 def take_over(now: datetime) -> int:
     """Make every failed job due now, once before all others of its name; return how many there are."""
-    failed = {"state": State.FAILURE}
+    failed = {"state": State.FAILURE, **OURS}
+    # Release 0.1 also made failed documents of other programs due, which nothing can run.
+    foreign = {"state": State.FAILURE, "first": 1, "attempts": {"$exists": False}}
+    jobs().update_many(foreign, {"$unset": {"waiting": "", "first": ""}}, hint="failed_jobs")
     return (
         jobs()
         .update_many(failed, {"$set": {"waiting": now, "due": now, "first": 1}}, hint="failed_jobs")
@@ -232,18 +260,21 @@ def pushed(entry: Document) -> Document:
 
 def _change(job_id: ObjectId, states: Iterable[State], change: Any) -> Document | None:
     return jobs().find_one_and_update(
-        {"_id": job_id, "state": {"$in": [*states]}}, change, return_document=ReturnDocument.AFTER, hint="_id_"
+        {"_id": job_id, "state": {"$in": [*states]}, **_COUNTED_ATTEMPTS},
+        change,
+        return_document=ReturnDocument.AFTER,
+        hint="_id_",
     )
 
 
 def clear(states: Sequence[State], name: str | None, *, most: int | None = None) -> int:
     """Delete the jobs in `states`, of one name or of all, `most` of them; return how many those were."""
-    query: Document = {"state": {"$in": [*states]}}
+    query: Document = {"state": {"$in": [*states]}, **OURS}
     if name is not None:
         query["name"] = name
     if most is not None:
         some = [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=most)]
-        query = {"_id": {"$in": some}, **query}
+        query |= {"_id": {"$in": some}}
     return jobs().delete_many(query).deleted_count
 
 
@@ -254,6 +285,12 @@ def get(job_id: ObjectId) -> Document | None:
     return jobs().find_one({"_id": job_id})
 
 
+def get_any(ids: Sequence[Any]) -> Document | None:
+    """Return the document that has one of these ids, the first that there is; also one of another form."""
+    found = list(jobs().find({"_id": {"$in": [*ids]}}, hint="_id_"))
+    return next((document for id in ids for document in found if document["_id"] == id), None)
+
+
 def find(key: str) -> list[Document]:
     """Return the jobs of one name and arguments, newest first."""
     return list(jobs().find({"key": key}, sort=[("_id", DESCENDING)], hint="same_jobs"))
@@ -262,28 +299,38 @@ def find(key: str) -> list[Document]:
 def failing(limit: int) -> dict[str, int]:
     """Return how many jobs of each name are in failure; of more than `limit` in all, some are left out."""
     pipeline: list[Document] = [
-        {"$match": {"name": {"$gt": ""}, "state": State.FAILURE}},
+        {"$match": {"name": {"$gt": ""}, "state": State.FAILURE, **_COUNTED_ATTEMPTS}},
         {"$limit": limit},
         {"$group": {"_id": "$name", "jobs": {"$sum": 1}}},
         {"$sort": {"jobs": -1, "_id": 1}},
     ]
-    return {row["_id"]: row["jobs"] for row in jobs().aggregate(pipeline, hint="jobs_of_a_name")}
+    return {row["_id"]: row["jobs"] for row in jobs().aggregate(pipeline, hint="jobs_of_a_name_by_attempts")}
 
 
 def by_state(limit: int) -> dict[str, int]:
     """Return how many jobs are in each state, each counted up to `limit`."""
     return {
-        state.value: jobs().count_documents({"state": state}, hint="jobs_in_a_state", limit=limit) for state in State
+        state.value: jobs().count_documents(
+            {"state": state, **_COUNTED_ATTEMPTS}, hint="jobs_in_a_state_by_attempts", limit=limit
+        )
+        for state in State
     }
 
 
 def counts() -> dict[str, dict[str, int]]:
     """Return how many jobs of each name are in each state."""
     pipeline: list[Document] = [
+        {"$match": _COUNTED_ATTEMPTS},  # and not `OURS`: the fields of one index must tell
         {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}},
         {"$sort": {"_id.name": 1}},
     ]
     found: dict[str, dict[str, int]] = {}
-    for row in jobs().aggregate(pipeline, hint="jobs_of_a_name"):
+    for row in jobs().aggregate(pipeline, hint="jobs_of_a_name_by_attempts"):
         found.setdefault(row["_id"]["name"], {})[row["_id"]["state"]] = row["jobs"]
     return found
+
+
+def count_foreign() -> int:
+    """Count the documents of another form, up to `COUNTED`: the cost follows them, not the jobs."""
+    without = {"attempts": {"$not": _COUNTED_ATTEMPTS["attempts"]}}
+    return jobs().count_documents(without, hint="jobs_in_a_state_by_attempts", limit=COUNTED)

@@ -1,7 +1,8 @@
 """What happens to jobs, as it happens: MongoDB's change stream of `jobs_data`, for an event loop.
 
 Guarantee: every change that a majority has, once and in order, after any token that the server's log still reaches.
-A change carries the job as it is when the change is read: a later change may show in it already.
+A change carries the job as it is when the change is read: a later change may show in it already. Documents of another
+form are left out, but not their deletion.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pymongo.asynchronous.change_stream import AsyncChangeStream
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
 
 from models.database import Document, within
-from models.job import NAME, jobs
+from models.job import NAME, is_ours, jobs
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
 
@@ -140,4 +141,6 @@ async def _next(stream: Stream) -> Step | None:
     if change["operationType"] in OVER:
         raise Lost("the collection was dropped")
     key, document = change["documentKey"], change.get("fullDocument")
+    if document is not None and not is_ours(document):
+        return Step(token=change["_id"]["_data"], change=None)
     return Step(token=change["_id"]["_data"], change=Change(id=key["_id"], job=document))

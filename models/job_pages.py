@@ -17,7 +17,7 @@ from bson import ObjectId
 from pymongo import ASCENDING, DESCENDING
 
 from models.database import Document
-from models.job import State, jobs
+from models.job import OURS, State, jobs
 
 AT_ONCE = 500  # jobs that a search looks at in one question, so that it can stop in time
 MOST_LOOKED_AT = 20_000
@@ -49,17 +49,21 @@ class Asked:
 
     @property
     def query(self) -> Document:
-        if self.name is None and self.state is None and self.by == "_id":
-            return {}
+        if self._is_of_all:
+            return OURS
         states = [*State] if self.state is None else [self.state]
-        return {"state": {"$in": states}} | ({} if self.name is None else {"name": self.name})
+        return {"state": {"$in": states}, **OURS} | ({} if self.name is None else {"name": self.name})
 
     @property
     def index(self) -> str:
-        if not self.query:
+        if self._is_of_all:
             return "_id_"
         of = "jobs_in_a_state" if self.name is None else "jobs_of_a_name"
         return of if self.by == "_id" else f"{of}_by_{self.by}"
+
+    @property
+    def _is_of_all(self) -> bool:
+        return self.name is None and self.state is None and self.by == "_id"
 
     def ranges(self) -> Iterator[tuple[Document, dict[str, int]]]:
         """Give the queries, each with its order, whose results one after another are all that comes after the place."""

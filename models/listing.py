@@ -58,4 +58,10 @@ def _beyond(after: Position, order: Order, *, is_descending: bool) -> Iterator[D
     further = "$lt" if is_descending else "$gt"
     for same in reversed(range(len(order))):
         equal = {field: {"$eq": value} for field, value in zip(order[:same], after, strict=False)}
-        yield {**equal, order[same]: {further: after[same]}}
+        field, value = order[same], after[same]
+        # Outside an expression, values of the same type alone are compared, and ids may be of several.
+        is_id = field == "_id"
+        yield {
+            **equal,
+            **({"$expr": {further: [f"${field}", {"$literal": value}]}} if is_id else {field: {further: value}}),
+        }

@@ -24,6 +24,7 @@ from queue_manager.core.settings import settings
 REVIEW_REQUEST = "review_request"
 OPEN = ["pending", "in_progress"]
 _KEYS = ("account_id", "metadata.parent_account")
+NAMED = 20
 _DUPLICATE = 11000  # MongoDB's code for a document that a unique index refuses
 
 
@@ -172,7 +173,10 @@ def indexes() -> list[IndexModel]:
 
 
 def obstacles() -> list[str]:
-    """Return what keeps the unique indexes from being built: accounts with more than one open review request."""
+    """Return what keeps the unique indexes from being built: accounts with more than one open review request.
+
+    Of each kind the first `NAMED`, and how many there are besides.
+    """
     found = []
     for key in _KEYS:
         open_ones = {"type": REVIEW_REQUEST, "status": {"$in": OPEN}, key: {"$type": ["objectId", "string"]}}
@@ -181,14 +185,18 @@ def obstacles() -> list[str]:
                 {"$match": open_ones},
                 {"$group": {"_id": f"${key}", "ids": {"$push": "$_id"}}},
                 {"$match": {"ids.1": {"$exists": True}}},
-                {"$limit": 20},
+                {"$facet": {"some": [{"$limit": NAMED}], "all": [{"$count": "groups"}]}},
             ]
         )
+        (counted,) = groups
         found += [
             f"{pulses().name}: {key} {group['_id']} has {len(group['ids'])} open review requests: "
             f"{', '.join(map(str, group['ids']))}"
-            for group in groups
+            for group in counted["some"]
         ]
+        count = sum(one["groups"] for one in counted["all"])
+        if count > NAMED:
+            found.append(f"{pulses().name}: {key}: {count - NAMED} more, {count} in total")
     return found
 
 

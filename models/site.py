@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from bson import ObjectId
 from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
@@ -44,7 +43,7 @@ Outcome = Literal["reset", "skipped", "failed"]
 class Site:
     """A site whose build hangs."""
 
-    id: ObjectId
+    id: Any
     started_at: datetime
     is_finished: bool
     """Its thumbnail is there: only the flag was forgotten."""
@@ -94,7 +93,7 @@ class Sites:
         )
         return map(Site.of, found)
 
-    def list_reset_often(self, *, after: Position | None, is_descending: bool) -> Iterator[tuple[ObjectId, int]]:
+    def list_reset_often(self, *, after: Position | None, is_descending: bool) -> Iterator[tuple[Any, int]]:
         """Yield the sites that were reset `OFTEN` times or more in a row, with how often; by that and their id."""
         order = (RESET_COUNT, "_id")
         found = listing.walk(
@@ -109,7 +108,7 @@ class Sites:
         for site in found:
             yield site["_id"], site[RESET_COUNT]
 
-    def stale_among(self, ids: Sequence[ObjectId], before: datetime) -> list[Site]:
+    def stale_among(self, ids: Sequence[Any], before: datetime) -> list[Site]:
         """Return those of `ids` that `stale` would yield."""
         found = self.collection().find(
             {**self._stale(before), "_id": {"$in": list(ids)}}, {STARTED: 1, DESKTOP: 1}, hint="_id_"
@@ -127,7 +126,7 @@ class Sites:
         )
         return result.modified_count
 
-    def reset(self, site_id: ObjectId, started_at: datetime) -> int | None:
+    def reset(self, site_id: Any, started_at: datetime) -> int | None:
         """Take the build that began at `started_at` back, so that the builder begins anew: one atomic write.
 
         Returns:
@@ -154,7 +153,7 @@ class Sites:
             hint="reset_in_a_row",
         )
 
-    def exists(self, site_id: ObjectId) -> bool:
+    def exists(self, site_id: Any) -> bool:
         return self.collection().find_one({"_id": site_id}, {"_id": 1}) is not None
 
     def count_reset_often(self) -> int:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from bson import ObjectId
 from pymongo import ASCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
@@ -33,16 +32,19 @@ WOKEN = {"account_id": 1, "status": 1, "unsnoozed_at": 1}
 SHOWN = ("account_id", "unsnooze_error", "unsnooze_failures")
 """What a list of rooms shows beside their claim."""
 
-_SCALARS = ["string", "double", "int", "long", "decimal", "bool", "array", "timestamp", "objectId"]
+_NO_DATES = [
+    *("string", "double", "int", "long", "decimal", "bool", "array", "timestamp", "objectId", "binData", "regex"),
+    *("javascript", "javascriptWithScope", "symbol", "dbPointer", "undefined", "minKey", "maxKey"),
+]
 MALFORMED: Document = {
     "$or": [
-        {DUE: {"$type": [*_SCALARS, "object", "null"]}},
-        {"snooze_time": {"$type": _SCALARS}},
+        {DUE: {"$type": [*_NO_DATES, "object", "null"]}},
+        {"snooze_time": {"$type": [*_NO_DATES, "date"]}},
         {"snooze_time": {"$type": "object"}, DUE: None},
         {DUE: {"$type": "date", "$lt": A_DATE["$gte"]}},
     ]
 }
-"""A snooze whose `time` is not a date, or one before the epoch: it can never fall due."""
+"""A snooze that is not a document, or whose `time` is not a date, or one before the epoch: it can never fall due."""
 
 
 def rooms() -> Collection[Document]:
@@ -63,7 +65,7 @@ def indexes() -> list[IndexModel]:
     return [*claims().of.indexes(), malformed]
 
 
-def find(room_id: ObjectId) -> Document | None:
+def find(room_id: Any) -> Document | None:
     """Return what is needed to judge a room that could not be woken."""
     fields = {
         "account_id": 1,
@@ -76,7 +78,7 @@ def find(room_id: ObjectId) -> Document | None:
     return rooms().find_one({"_id": room_id}, fields)
 
 
-def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now: datetime) -> Document | None:
+def wake(room_id: Any, *, snoozed_until: datetime | None, task_id: str, now: datetime) -> Document | None:
     """End the snooze of one room if it has ended and is still the one meant: one atomic write.
 
     Args:
@@ -94,18 +96,19 @@ def wake(room_id: ObjectId, *, snoozed_until: datetime | None, task_id: str, now
     )
 
 
-def wake_many(room_ids: Sequence[ObjectId], tokens: Sequence[str], *, now: datetime) -> list[Document]:
+def wake_many(room_ids: Sequence[Any], tokens: Sequence[str], *, now: datetime) -> list[Document]:
     """End the snoozes of rooms for which one of these tokens claimed them, as `wake` does: one write and one read.
 
     Returns:
-        `{_id, account_id, status, unsnoozed_at, unsnoozed_by_task}` of each that one of these tokens has woken, now or
-        at an earlier delivery, and that was not snoozed again.
+        `{_id, account_id, status, unsnoozed_at, unsnoozed_by_task}` of each that one of these tokens has woken now,
+        even if it was snoozed again since; or at an earlier delivery, if it was not.
     """
     these = {"_id": {"$in": room_ids}}
     is_meant = {"$expr": {"$eq": ["$claim.due_at", "$snooze_time.time"]}}
     held = {**these, "claim.token": {"$in": tokens}, **_ended(None, now), **is_meant}
     rooms().update_many(held, _woken("$claim.token", now), hint="_id_")
-    woken = {**these, "unsnoozed_by_task": {"$in": tokens}, "unsnoozed_at": A_DATE, "snooze_time": {"$exists": False}}
+    now_or_before = [{"unsnoozed_at": now}, {"unsnoozed_at": A_DATE, "snooze_time": {"$exists": False}}]
+    woken = {**these, "unsnoozed_by_task": {"$in": tokens}, "$or": now_or_before}
     return list(rooms().find(woken, {**WOKEN, "unsnoozed_by_task": 1}, hint="_id_"))
 
 
@@ -124,9 +127,7 @@ def _woken(task_id: Any, now: datetime) -> list[Document]:
     ]
 
 
-def cool_off(
-    room_id: ObjectId, *, snoozed_until: datetime | None, token: str, error: str, now: datetime
-) -> Document | None:
+def cool_off(room_id: Any, *, snoozed_until: datetime | None, token: str, error: str, now: datetime) -> Document | None:
     """Record that all attempts at one snooze failed; the room may be claimed again after a growing pause.
 
     Applies only to the snooze that is meant, once it has ended, and not while another token holds the room.
@@ -176,7 +177,7 @@ class Malformed:
     """How many rooms have a malformed snooze, and the first of their ids."""
 
     count: int
-    ids: list[ObjectId]
+    ids: list[Any]
 
 
 def malformed() -> Malformed:

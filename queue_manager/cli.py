@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,7 +18,7 @@ from models.database import OUTAGES, require_replica_set, rights_to_migrate
 from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.settings import settings
+from queue_manager.core.settings import Settings, settings
 from queue_manager.dead_letters_cli import dead_letters_cli
 from queue_manager.health import Health, health
 from queue_manager.jobs_cli import jobs
@@ -47,12 +47,30 @@ def main() -> None:
 
 @cli.command()
 def migrate() -> None:
-    """Create every index that is missing. Safe to repeat; waits for MongoDB while it is away."""
+    """Create the missing indexes of the systems that are switched on.
+
+    Safe to repeat; waits for MongoDB while it is away. Exit code 2 when documents contradict an index: it names them
+    and the systems that could not be migrated, and the others are done.
+    """
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
     until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
-    with rights_to_migrate():
-        names = schema.migrate()
+    try:
+        with rights_to_migrate():
+            names = schema.migrate(_switched_on(settings()))
+    except schema.Obstructed as error:
+        _log_indexes(error.indexes)
+        raise
+    _log_indexes(names)
+
+
+def _switched_on(chosen: Settings) -> set[str]:
+    """Return the systems that are switched on; jobs also where they are stored and not run."""
+    jobs = {"job_queues"} if chosen.qm_jobs else set()
+    return {scan.system for scan in SCHEDULE if scan.flag(chosen)} | jobs
+
+
+def _log_indexes(names: Sequence[str]) -> None:
     log.info(f"{len(names)} indexes are in place", indexes=", ".join(names))
 
 

@@ -34,14 +34,20 @@ def table_of(jobs: Sequence[Job], now: datetime) -> Table:
 def print_job(console: Console, job: Job) -> None:
     """Print everything of one job, a field a line, and what happened to it."""
     shown = as_json(job)
-    history = shown.pop("history", [])
+    history = shown.pop("history") if _has_entries(shown.get("history")) else []
     for name, value in shown.items():
         said = value if isinstance(value, str) else _text(value)
         console.print(Text.assemble((f"{printable(name):<12}", "bold"), printable(said)), soft_wrap=True)
     console.print(Text("history", "bold"))
     for entry in history:
         said = "  ".join(f"{name} {value}" for name, value in entry.items() if name not in ("at", "state"))
-        console.print(Text(printable(f"  {entry['at']}  {entry['state']:<9}  {said}".rstrip())), soft_wrap=True)
+        line = f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {said}"
+        console.print(Text(printable(line.rstrip())), soft_wrap=True)
+
+
+def _has_entries(history: Any) -> bool:
+    """Return True if a history, which another program may have written, is a list of documents."""
+    return isinstance(history, list) and all(isinstance(entry, dict) for entry in history)
 
 
 def print_status(console: Console, status: dict[str, Any], now: datetime) -> None:
@@ -53,6 +59,8 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
         heard, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
         said = f"leader of epoch {leader['epoch']}, last heartbeat {heard}, took over {since}"
     console.print(Text(said), soft_wrap=True)
+    if others := status["other_documents"]:
+        console.print(f"{others} documents of another form, which are left alone")
     if not status["queues"]:
         console.print("no queue")
         return

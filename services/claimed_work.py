@@ -76,11 +76,11 @@ class ClaimedWork(DueWork):
 
     def arguments(self, claimed: Claimed) -> tuple[Any, ...]:
         """Return the arguments of the item's task; the first names the document."""
-        return str(claimed.id), to_iso(claimed.due_at)
+        return database.id_text(claimed.id), to_iso(claimed.due_at)
 
     def read_id(self, argument: Any) -> Any:
         """Return the document's id. Raises PermanentError when the argument names none."""
-        return database.object_id(argument, field="id")
+        return database.read_id(argument, field="id")
 
     def _item(self, claimed: Claimed, now: datetime) -> DueItem:
         eta = claimed.due_at if claimed.due_at > now else None
@@ -123,7 +123,7 @@ class ClaimedItems(ClaimedWork, Listed):
         claim = document.get("claim", {}) if state != "due" else {}
         ends_at = claim.get("claimed_until")
         return Item(
-            id=str(document["_id"]),
+            id=database.id_text(document["_id"]),
             title="",
             state=state,
             position=position,

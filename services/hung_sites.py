@@ -7,18 +7,18 @@ reset. Nothing is ever in progress: a reset holds nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-
-from bson import ObjectId
+from typing import Any
 
 from models import database, site
 from models.listing import Position
 from models.site import Sites
-from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import PermanentError
 from services.due_work import DueItem
 from services.items import Item, Listed, State, merged
-from services.stale_thumbnails import new_run, threshold
+from services.stale_thumbnails import item_of, new_run, threshold
 
 BETWEEN = ":"
 """Stands in an id between the collection and the site."""
@@ -44,7 +44,7 @@ class HungSites(Listed):
         before = self.clock() - self.threshold
         for one in sites.list_stale(before, after=after, is_descending=newest_first):
             yield Item(
-                id=_id(sites.name, one.id),
+                id=_id(sites.name, database.id_text(one.id)),
                 title=sites.name,
                 state="due",
                 position=(one.started_at, one.id),
@@ -57,7 +57,7 @@ class HungSites(Listed):
     def _stuck(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         for key, resets in sites.list_reset_often(after=after, is_descending=newest_first):
             yield Item(
-                id=_id(sites.name, key),
+                id=_id(sites.name, database.id_text(key)),
                 title=sites.name,
                 state="stuck",
                 position=(resets, key),
@@ -69,7 +69,7 @@ class HungSites(Listed):
         """Return those of `ids` that hang now. There is nothing to hold: the reset asks whether it is that build."""
         run, before = new_run(), self.clock() - self.threshold
         return [
-            DueItem(token=f"{run}-{one.id}", args=(name, str(one.id), to_iso(one.started_at)))
+            item_of(name, one, run=run)
             for name, keys in _by_collection(ids).items()
             for one in site.ALL[name].stale_among(keys, before)
         ]
@@ -88,7 +88,7 @@ def _failed(reset: dict[str, object]) -> Item:
     assert isinstance(at, datetime)
     said = reset.get("error")
     return Item(
-        id=_id(sites, reset["site_id"]),
+        id=_id(sites, str(reset["site_id"])),
         title=sites,
         state="failed",
         position=(at, reset["_id"]),
@@ -98,14 +98,15 @@ def _failed(reset: dict[str, object]) -> Item:
     )
 
 
-def _id(collection: str, key: object) -> str:
+def _id(collection: str, key: str) -> str:
     return f"{collection}{BETWEEN}{key}"
 
 
-def _by_collection(ids: Sequence[str]) -> dict[str, list[ObjectId]]:
+def _by_collection(ids: Sequence[str]) -> dict[str, list[Any]]:
     """Return the sites that ids name; one that names none is left out."""
-    found: dict[str, list[ObjectId]] = {}
+    found: dict[str, list[Any]] = {}
     for name, _, key in (id.partition(BETWEEN) for id in ids):
-        if name in site.ALL and ObjectId.is_valid(key):
-            found.setdefault(name, []).append(ObjectId(key))
+        with suppress(PermanentError):
+            if name in site.ALL:
+                found.setdefault(name, []).append(database.read_id(key, field="id"))
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 from models.claimable import Selection
 from models.claims import COUNTED, Claims
+from models.database import shown_id
 from queue_manager.core.schedule import late_after
 from services.due_work import Figures
 
@@ -28,7 +29,7 @@ def add_claim_problems(
     late = late_after(period)
     if figures.numbers["lag_seconds"] > late.total_seconds():
         for overdue in (claims.of.behind(now - late), claims.of.unclaimed(now - late)):
-            figures.late.extend(map(str, claims.find_ids(overdue, limit=MAX_IDS)))
+            figures.late.extend(map(shown_id, claims.find_ids(overdue, limit=MAX_IDS)))
     stuck, failed = claims.of.lost(now - late), claims.of.cooling_off(now)
     if count := claims.count(stuck, limit=COUNTED):
         figures.add_problem(
@@ -45,7 +46,7 @@ def add_claim_problems(
 
 
 def _ids_of(claims: Claims, selection: Selection, count: int) -> str:
-    return ids(claims.find_ids(selection, limit=MAX_IDS), count)
+    return ids(map(shown_id, claims.find_ids(selection, limit=MAX_IDS)), count)
 
 
 def counted(count: int, thing: str) -> str:

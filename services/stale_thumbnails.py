@@ -65,8 +65,7 @@ class StaleSites(DueWork):
             yield DueBatch(found=len(some), items=[self._item(one) for one in some], noted=noted)
 
     def _item(self, one: site.Site) -> DueItem:
-        args = (self.sites.name, str(one.id), to_iso(one.started_at))
-        return DueItem(token=f"{self.run}-{one.id}", args=args)
+        return item_of(self.sites.name, one, run=self.run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ class StaleThumbnails(DueWork):
         """
         if collection not in site.ALL:
             raise PermanentError(f"collection: {collection!r} is not one of {', '.join(site.ALL)}")
-        key, began = database.object_id(site_id, field="site_id"), parse_utc(started_at, field="started_at")
+        key, began = database.read_id(site_id, field="site_id"), parse_utc(started_at, field="started_at")
         if began is None:
             raise PermanentError("started_at: the start of the build that is meant is missing")
         sites = site.ALL[collection]
@@ -107,7 +106,7 @@ class StaleThumbnails(DueWork):
         site.record_outcome(token, collection, site_id, "reset", now=self.clock())
         if in_a_row >= site.OFTEN:
             log.warning("Site was reset many times in a row", collection=collection, site_id=site_id, times=in_a_row)
-        self._hand_over(collection, site_id)
+        self._hand_over(collection, database.shown_id(key))
         return {"reset": True, "collection": collection, "site_id": site_id, "resets_in_a_row": in_a_row}
 
     def _hand_over(self, collection: str, site_id: str) -> None:
@@ -152,6 +151,12 @@ def stale_sites(run: str) -> list[StaleSites]:
 def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
     """Return the service of this process."""
     return StaleThumbnails(clock=database.server_now, hand_over=hand_over)
+
+
+def item_of(collection: str, one: site.Site, *, run: str) -> DueItem:
+    """Return the item that resets a site."""
+    name = str(one.id) if isinstance(one.id, ObjectId) else uuid4().hex  # a token must be fit for a task's id
+    return DueItem(token=f"{run}-{name}", args=(collection, database.id_text(one.id), to_iso(one.started_at)))
 
 
 def new_run() -> str:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from bson import ObjectId
-
 from models import database, support_room
 from models.database import Document
 from models.listing import Position
@@ -52,7 +50,7 @@ class SupportSnooze(ClaimedItems):
             return
         log.error(
             "Room could not be unsnoozed; it is tried again after a pause",
-            room_id=str(room_id),
+            room_id=item.args[0],
             failures=cooled["unsnooze_failures"],
             retry_at=to_iso(cooled["unsnooze_retry_at"]),
             error=error,
@@ -62,7 +60,7 @@ class SupportSnooze(ClaimedItems):
         """Wake one room if its snooze has ended and still is the one meant; then tell its account's dashboards.
 
         Args:
-            room_id: 24 hexadecimal digits.
+            room_id: 24 hexadecimal digits; an id of another type as `database.id_text` writes it.
             snoozed_until: the snooze that was due when this was sent; `None`: whichever the room has.
             token: this task's id, by which it holds the room if it came from a scan.
 
@@ -113,20 +111,20 @@ class SupportSnooze(ClaimedItems):
         woken = support_room.wake_many(ids, [item.token for item in items], now=now)
         if count := sum(room["unsnoozed_at"] == now for room in woken):
             log.info(f"Unsnoozed {count} rooms")
-        whose = [(room["_id"], room["unsnoozed_by_task"]) for room in woken]
+        whose = [(database.id_key(room["_id"]), room["unsnoozed_by_task"]) for room in woken]
         results = dict(zip(whose, self._announce(woken), strict=True))
         return [
             None if one is None else results.get((one[0], item.token)) for one, item in zip(named, items, strict=True)
         ]
 
-    def _not_woken(self, room_key: ObjectId, meant: datetime | None, token: str, now: datetime) -> Result:
+    def _not_woken(self, room_key: Any, meant: datetime | None, token: str, now: datetime) -> Result:
         """Tell why the write did not apply; give the room back if we hold it for a snooze that is gone."""
         room = support_room.find(room_key)
         if room is None:
             return _skipped("Room not found")
+        if room.get("unsnoozed_by_task") == token:
+            return self._announce([room])[0]  # whether it was announced is not known, also if it is snoozed again
         snooze = room.get("snooze_time")
-        if not isinstance(snooze, dict) and room.get("unsnoozed_by_task") == token:
-            return self._announce([room])[0]
         ends_at = snooze.get("time") if isinstance(snooze, dict) else None
         holds = room.get("claim", {}).get("token") == token
         if isinstance(ends_at, datetime) and meant in (None, ends_at) and ends_at > now:
@@ -158,7 +156,7 @@ class SupportSnooze(ClaimedItems):
 
 
 def _result(room: Document) -> Result:
-    done = {"success": True, "room_id": str(room["_id"]), "unsnoozed_at": to_iso(room["unsnoozed_at"])}
+    done = {"success": True, "room_id": database.shown_id(room["_id"]), "unsnoozed_at": to_iso(room["unsnoozed_at"])}
     return {**done, "status": "closed"} if room.get("status") == "closed" else done
 
 
@@ -177,7 +175,7 @@ def support_snooze() -> SupportSnooze:
 def figures() -> Figures:
     """Return pending, in progress, stuck, cooling off, the lag of the oldest due room, and what is malformed."""
     malformed = support_room.malformed()
-    ids = ", ".join(str(room_id) for room_id in malformed.ids)
+    ids = ", ".join(map(database.shown_id, malformed.ids))
     claims, now = support_room.claims(), database.server_now()
     figures = Figures(numbers={**claims.figures(now), "malformed": malformed.count})
     add_claim_problems(figures, claims, thing="room", period=seconds(settings().qm_snooze_scan_seconds), now=now)
@@ -186,12 +184,12 @@ def figures() -> Figures:
     return figures
 
 
-def _arguments(room_id: Any, snoozed_until: Any = None) -> tuple[ObjectId, datetime | None]:
+def _arguments(room_id: Any, snoozed_until: Any = None) -> tuple[Any, datetime | None]:
     """Read the item's arguments. Raises PermanentError, which names the one that is malformed."""
-    return database.object_id(room_id, field="room_id"), parse_utc(snoozed_until, field="snoozed_until")
+    return database.read_id(room_id, field="room_id"), parse_utc(snoozed_until, field="snoozed_until")
 
 
-def _named(*args: Any) -> tuple[ObjectId, datetime | None] | None:
+def _named(*args: Any) -> tuple[Any, datetime | None] | None:
     """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""
     try:
         return _arguments(*args)

@@ -19,18 +19,20 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Task, current_task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 from kombu import Queue
+from kombu.exceptions import OperationalError
 
 from beat_schedule import SCHEDULE
 from models import scan_mark, scan_run
-from models.database import server_now, within
+from models.database import OUTAGES, server_now, within
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import HandOn, NotYetDue, PermanentError, ScanFailed, reason
+from queue_manager.core.errors import AppError, HandOn, NotYetDue, PermanentError, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.transport import counters, losses, scan_ticks
+from queue_manager.transport.held import LOST
 from queue_manager.transport.keys import FOREIGN_DEFAULT_QUEUE
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
@@ -38,6 +40,8 @@ from tasks.backlog import QueueBacklog
 from tasks.publishing import publish
 from tasks.together import WAIT_IN_PLACE, GroupedTask
 
+EXPECTED = (AppError, OperationalError, *OUTAGES, *LOST)
+"""Errors that say enough in one line: those raised on purpose, and a server that is away."""
 MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
 FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
 
@@ -83,6 +87,7 @@ class ScanTask(Task):
     queue_name = "scans"
     acks_late = False
     max_retries = 0
+    throws = (ScanFailed,)  # each of its errors is logged already
     initiator: str
     sent: str
     failed: str
@@ -96,7 +101,7 @@ class ScanTask(Task):
             try:
                 report = self.run(*args, **kwargs)
             except Exception as error:
-                report = ScanReport(errors=[f"{type(error).__name__}: {reason(error)}"])
+                report = ScanReport(errors=[described(error)])
         duration_ms = round((time.monotonic() - started) * 1000)
         run = {**report.figures(), "duration_ms": duration_ms}
         scan_log = get_logger(self.initiator)
@@ -163,7 +168,7 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
                 report.noted.update(batch.noted)
                 _send(task, work, batch, report)
         except Exception as error:
-            report.errors.append(f"{type(error).__name__}: {reason(error)}")
+            report.errors.append(described(error))
     return report
 
 
@@ -174,12 +179,21 @@ def _time_of_scan() -> timedelta:
     return min([0.9 * period for period in periods] + [MAX_SCAN])
 
 
+def described(error: Exception) -> str:
+    """Return an error as a report says it. The stack of one that no outage explains is logged here, once."""
+    said = f"{type(error).__name__}: {reason(error)}"
+    if not isinstance(error, EXPECTED):
+        log.error("Unexpected error in a scan", error=said, exc_info=error)
+    return said
+
+
 def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) -> None:
     try:
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
         report.enqueued += len(batch.items)
     except Exception as error:
+        described(error)
         report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
         work.release(batch.items)
 
@@ -223,7 +237,7 @@ class ItemTask(GroupedTask):
     def _attempt(self, item: DueItem) -> Any:
         try:
             return self._run_when_due(item)
-        except (PermanentError, Ignore):
+        except (PermanentError, Ignore, Reject):
             raise
         except Exception as error:
             attempt = self.request.retries + 1
@@ -233,7 +247,7 @@ class ItemTask(GroupedTask):
                 raise
             wait = self.retry_policy.wait_before(attempt + 1)
             self._postpone(item, wait)
-            raise self.retry(exc=error, countdown=wait.total_seconds(), throw=False) from error
+            raise self._retry(error, wait) from error
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
         counters.items(self.queue_name, {"done": 1})
@@ -294,8 +308,28 @@ class ItemTask(GroupedTask):
         """Come back after `wait` as the same attempt of the same task."""
         self._postpone(item, wait)
         same = self.signature_from_request(self.request, countdown=wait.total_seconds(), retries=self.request.retries)
-        same.apply_async()
+        try:
+            same.apply_async()
+        except Exception as error:
+            raise self._requeued(error) from error
         raise Ignore
+
+    def _retry(self, error: Exception, wait: timedelta) -> Exception:
+        """Publish the next attempt; return the exception that ends this one."""
+        try:
+            return self.retry(exc=error, countdown=wait.total_seconds(), throw=False)
+        except Reject as rejected:  # Celery gives up a message whose retry it cannot publish
+            return self._requeued(rejected.reason)
+
+    def _requeued(self, error: Any) -> Reject:
+        """Return what puts this message back: while no other carries the item on, it must not be lost."""
+        log.warning(
+            "The next attempt could not be published; this message is delivered again",
+            task=self.name,
+            task_id=self.request.id,
+            error=reason(error),
+        )
+        return Reject(reason(error), requeue=True)
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:

@@ -10,7 +10,7 @@ from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.retry import ONCE
 from queue_manager.core.settings import settings
 from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails
-from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task, send_by_name
+from tasks.base import ScanReport, current_token, described, fan_out, item_task, scan_task, send_by_name
 
 QUEUE = "stale-thumbnails"
 
@@ -25,7 +25,10 @@ def scan_stale_thumbnails() -> ScanReport:
     run = new_run()
     report = fan_out(reset_stale_thumbnail, *stale_sites(run))
     if report.enqueued:
-        log_resets.delay(run, report.enqueued, to_iso(server_now() + hours(1)))
+        try:
+            log_resets.delay(run, report.enqueued, to_iso(server_now() + hours(1)))
+        except Exception as error:  # whatever it is, the sites were sent
+            report.errors.append(f"The count of the resets could not be sent: {described(error)}")
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 
@@ -33,6 +34,15 @@ class HandOn(AppError):
     """An item did a part of its work and comes back for the rest; no attempt is used up."""
 
 
+_MISSING_INDEX = re.compile(r"ns=(\S+?)\W.*hint provided does not correspond", re.DOTALL)
+
+
 def reason(error: BaseException) -> str:
-    """Return what a driver's error says, without the view of the whole topology that PyMongo adds."""
-    return str(error).split(", Timeout:")[0] or type(error).__name__
+    """Return what a driver's error says, without the view of the whole topology that PyMongo adds.
+
+    Of a query that needs an index that is missing, MongoDB says all but that.
+    """
+    said = str(error)
+    if missing := _MISSING_INDEX.search(said):
+        return f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
+    return said.split(", Timeout:")[0] or type(error).__name__

@@ -60,8 +60,12 @@ class QoS(guard.QoS):
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Put a message back, to be delivered last; or move it to the dead letters, with `why` of the message."""
         if requeue:
-            with refusal_is_a_connection_error():
-                super().reject(delivery_tag, requeue=True)
+            try:
+                with refusal_is_a_connection_error():
+                    super().reject(delivery_tag, requeue=True)
+            except LOST:
+                self.forget(delivery_tag)  # no longer renewed, it comes back when its visibility timeout ends
+                raise
         else:
             why = getattr(self._delivered.get(delivery_tag), "why", REJECTED)
             self.bury(delivery_tag, why)

@@ -119,7 +119,13 @@ def figures() -> Figures:
     """
     now, claims = database.server_now(), job_queue.claims()
     executing, paused, failing = model.executing(), job_queue.paused(), model.failing(COUNTED)
-    numbers = {**claims.figures(now), "executing": len(executing), "failed": sum(failing.values())}
+    others = model.count_foreign()
+    numbers = {
+        **claims.figures(now),
+        "executing": len(executing),
+        "failed": sum(failing.values()),
+        "other_documents": others,
+    }
     waiting = _waiting(executing, paused, now)
     numbers["lag_seconds"] = (now - min(waiting.values(), default=now)).total_seconds()
     long_running = sorted((one for one in executing if now - one.since > LONG_RUNNING), key=lambda one: one.since)
@@ -127,6 +133,7 @@ def figures() -> Figures:
         numbers=numbers,
         details=[
             *([f"paused: {', '.join(sorted(paused))}"] if paused else []),
+            *([f"{model.NAME} has {others} documents of another form, which are left alone"] if others else []),
             *(f"{one.name}: the job {one.id} has been executing for {_where(one, now)}" for one in long_running),
         ],
     )

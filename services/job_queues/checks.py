@@ -11,13 +11,16 @@ import bson
 from bson import ObjectId, json_util
 from bson.errors import BSONError
 
+from models.database import read_id
 from models.job import EPOCH, State
 from queue_manager.core.clock import truncate
+from queue_manager.core.errors import PermanentError
 from services.job_queues.errors import InvalidJob
 from services.job_queues.registry import ACCEPTED_NAME, NAME
 
 HIGHEST_PRIORITY = 100
 LARGEST = 1024 * 1024  # bytes of the arguments of one job
+LONGEST_ID = 1024  # characters of an id of another type
 DEEPEST = 64  # levels of an argument: MongoDB refuses a document of 200
 FARTHEST = timedelta(days=3650)
 SPELLINGS = {"cancelled": State.CANCELED}
@@ -98,6 +101,21 @@ def checked_due(at: Any, delay: Any, now: datetime) -> datetime:
 
 def checked_id(id: Any) -> ObjectId:
     """Return the id of a job. Raises `InvalidJob`."""
-    if not isinstance(id, str | ObjectId) or not ObjectId.is_valid(id):
+    if not is_id(id):
         raise InvalidJob("id", f"{id!r:.60} is no id of a job; accepted are 24 hexadecimal digits")
     return ObjectId(id)
+
+
+def is_id(id: Any) -> bool:
+    """Return True if this can be the id of a job."""
+    return isinstance(id, str | ObjectId) and ObjectId.is_valid(id)
+
+
+def other_ids(id: Any) -> list[Any]:
+    """Return the ids of other types that a text may mean: itself, and what it is in extended JSON."""
+    if not isinstance(id, str) or not id.isprintable() or len(id) > LONGEST_ID:
+        return []
+    try:
+        return [id, read_id(id, field="id")]
+    except PermanentError:
+        return [id]

@@ -20,7 +20,9 @@ from services.job_queues.checks import (
     checked_name,
     checked_priority,
     checked_state,
+    is_id,
     key_of,
+    other_ids,
 )
 from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
 from services.job_queues.paging import JobPage, cursor_of, field_of, place_of
@@ -100,7 +102,7 @@ class Jobs:
 
     def cancel(self, id: str) -> Document:
         """Cancel a job that is pending or failed. Raises `WrongState`: it runs or is over; `UnknownJob`."""
-        canceled = job.cancel(checked_id(id), now=self._clock())
+        canceled = job.cancel(self._own_id(id), now=self._clock())
         return canceled or self._refuse(id, "be canceled")
 
     def reschedule(
@@ -125,9 +127,10 @@ class Jobs:
         return self._make_due(id, RETRIED, self._clock(), None, "be tried again")
 
     def get(self, id: str) -> Document:
-        """Return a job. Raises `UnknownJob`."""
-        found = job.get(checked_id(id))
+        """Return a job, or what another program stored under this id. Raises `UnknownJob`."""
+        found = job.get_any([ObjectId(id), str(id)]) if is_id(id) else self._foreign(id)
         if found is None:
+            checked_id(id)
             raise UnknownJob(f"There is no job {id}")
         return found
 
@@ -192,7 +195,11 @@ class Jobs:
         job_queue.pause([checked_name(name) for name in names], is_paused=False)
 
     def status(self) -> dict[str, Any]:
-        """Return `{queues, leader}`: every name that has jobs, a function or a pause; who hands out, since when."""
+        """Return `{queues, leader, other_documents}`.
+
+        The queues are every name that has jobs, a function or a pause; the leader: who hands out, since when; and how
+        many documents are of another form, up to `job.COUNTED`.
+        """
         now, counts, paused = self._clock(), job.counts(), job_queue.paused()
         running = {executing.name: executing for executing in job.executing()}
         queues = [
@@ -206,23 +213,44 @@ class Jobs:
             )
             for name in sorted({*counts, *paused, *self._registry.names()})
         ]
-        return {"queues": [asdict(queue) for queue in queues], "leader": job_leader.current()}
+        return {
+            "queues": [asdict(queue) for queue in queues],
+            "leader": job_leader.current(),
+            "other_documents": job.count_foreign(),
+        }
 
     def _make_due(
         self, id: str, states: Sequence[State], due: datetime | None, priority: int | None, what: str
     ) -> Document:
-        found = job.get(checked_id(id))
-        if found is not None:
+        key = self._own_id(id)
+        found = job.get(key)
+        if found is not None and job.is_ours(found):
             job_queue.refresh([found["name"]], due_at=due or found["due"])
         try:
-            changed = job.make_due(checked_id(id), states, due=due, priority=priority, now=self._clock())
+            changed = job.make_due(key, states, due=due, priority=priority, now=self._clock())
         except AlreadyThere:
             raise NotTheOnly(f"The job {id} is singular, and another with its name and arguments is live") from None
         return changed or self._refuse(id, what)
 
     def _refuse(self, id: str, what: str) -> Document:
-        state = self.get(id)["state"]
-        raise WrongState(f"The job {id} is {state} and cannot {what}")
+        found = self.get(id)
+        if not job.is_ours(found):
+            raise _is_foreign(id)
+        raise WrongState(f"The job {id} is {found['state']} and cannot {what}")
+
+    def _own_id(self, id: str) -> ObjectId:
+        """Return the id of a job. Raises `InvalidJob`; `WrongState`: it is that of a document of another form."""
+        if not is_id(id) and self._foreign(id) is not None:
+            raise _is_foreign(id)
+        return checked_id(id)
+
+    def _foreign(self, id: Any) -> Document | None:
+        """Return the document that has this id of another type, as a text or in extended JSON."""
+        return job.get_any(other_ids(id))
+
+
+def _is_foreign(id: str) -> WrongState:
+    return WrongState(f"The document {id} was stored by another program, in another form, and is left alone")
 
 
 def _shown(executing: job.Executing | None) -> Document | None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 from bson import ObjectId
 from eventually import eventually
+from foreign_jobs import TEXT_ID, add_foreign_jobs
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
@@ -525,3 +526,19 @@ class TestAnything:
 def test_the_python_api_and_http_see_the_same_jobs(api: Api) -> None:
     job = Jobs(registry, clock=server_now).get(api.run(INVOICE, 5)["_id"])
     assert job["arguments"] == [5]
+
+
+@pytest.mark.parametrize("sort", ["", "attempts", "due"])
+def test_documents_of_another_program_stop_no_page(sort: str, api: Api) -> None:
+    others = add_foreign_jobs(INVOICE, server_now())
+    ids = {api.run(INVOICE, str(number), **NOT_YET)["_id"] for number in range(3)}
+    found, cursor = [], ""
+    while cursor is not None:
+        answer = api.get(f"?limit=1&sort={sort}&before={quote(cursor)}")
+        assert answer.status == 200, answer.text
+        found += [job["_id"] for job in answer.body["jobs"]]
+        cursor = answer.body["cursor"]
+    assert sorted(found) == sorted(ids)
+    assert api.get("/status").body["other_documents"] == len(others)
+    assert api.get(f"/{TEXT_ID}").body["job"]["_id"] == TEXT_ID
+    assert api.post(f"/{TEXT_ID}/cancel").status == 409

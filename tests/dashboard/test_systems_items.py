@@ -16,6 +16,7 @@ from bson import ObjectId
 from celery_processes import worker
 from eventually import eventually
 from hand_worker import run, take, waiting_messages
+from odd_ids import ODD_IDS
 from pace import promptly
 from real_servers import Servers
 from rooms import get_room, make_room, make_service, resnooze
@@ -23,7 +24,7 @@ from watching import is_open, times_woken
 from web_process import Web, shared_web, web
 
 from models import site, subscription, support_room
-from models.database import collection, server_now
+from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.devstack.ports import free_port
 from services.due_work import Backlog, DueItem
@@ -94,6 +95,20 @@ def all_of(process: Web, path: str, query: str) -> Iterator[Any]:
         assert answer.status == 200, answer.text
         yield from answer.body["items"]
         cursor = answer.body["cursor"]
+
+
+def test_items_with_ids_of_any_type_are_listed_page_by_page_and_tried_again(clean: Servers, process: Web) -> None:
+    due_at = server_now() - minutes(1)
+    ids = [make_room(due_at, _id=id) for id in [ObjectId(), *ODD_IDS]]
+    for order in ("newest", "oldest"):
+        found = [item["id"] for item in all_of(process, ROOMS, f"state=due&limit=2&order={order}")]
+        assert sorted(found) == sorted(map(id_text, ids))
+    for id in found:
+        answer = process.ask("POST", f"{ROOMS}/{quote(id, safe='')}/retry")
+        assert answer.status == 202, answer.text
+    for _ in ids:
+        assert run(take(clean.valkey.url, "support-snooze"))["success"]
+    assert all(is_open(id) for id in ids)
 
 
 def test_each_state_lists_its_rooms(rooms: dict[str, ObjectId], process: Web) -> None:

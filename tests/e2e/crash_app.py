@@ -1,6 +1,6 @@
 """The product's own application, with one thing that goes wrong at one step; `celery -A crash_app worker`.
 
-CRASH_AT  the step: claimed, published, written, attempt
+CRASH_AT  the step: claimed, published, unread (a group is written, and not read back yet), written, attempt
 CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for
           RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s)
 CRASH_MARK  a file made when it has happened: it happens once; slow and fail happen every time while it is missing
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bson import ObjectId
+from pymongo.collection import Collection
 from pymongo.errors import AutoReconnect
 
 from models import support_room
@@ -70,5 +71,11 @@ elif STEP == "published":
 elif STEP == "attempt":
     before(support_room, "wake", lambda room_id, **_: room_id)
     before(support_room, "wake_many", lambda room_ids, tokens, **_: room_ids[0])
+elif STEP == "unread":
+    before(
+        Collection,
+        "find",
+        lambda _, where=None, *__, **___: where["_id"]["$in"][0] if where and "unsnoozed_by_task" in where else None,
+    )
 elif STEP == "written":
     before(SupportSnooze, "_announce", lambda service, rooms: rooms[0]["_id"] if rooms else None)

@@ -12,11 +12,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from bson import ObjectId
 from celery_processes import ROOT, CeleryProcess, worker
 from eventually import eventually
 from hand_worker import waiting_messages
+from pymongo import MongoClient
 from real_servers import Servers
 from rooms import get_room, make_room
 from watching import is_open
@@ -28,7 +31,7 @@ from queue_manager.devstack import procfile
 from queue_manager.devstack.binaries import MONGOD
 from queue_manager.devstack.children import spawn
 from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import Mongo, Valkey
+from queue_manager.devstack.servers import DATABASE, Mongo, Valkey
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
@@ -49,6 +52,58 @@ def test_migrate_may_be_repeated(clean: Servers, tmp_path: Path) -> None:
         result = queue_manager("migrate", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert "indexes are in place" in result.stderr
+
+
+@pytest.fixture
+def empty(clean: Servers) -> Iterator[str]:
+    """The URL of an empty database."""
+    name = "migrated"
+    with MongoClient[dict[str, Any]](clean.mongo.url) as client:
+        client.drop_database(name)
+        yield clean.mongo.url.replace(f"/{DATABASE}?", f"/{name}?")
+        client.drop_database(name)
+
+
+def indexed(url: str) -> set[str]:
+    """Return the collections that have indexes besides that of the ids."""
+    with MongoClient[dict[str, Any]](url) as client:
+        found = client.get_default_database()
+        return {name for name in found.list_collection_names() if len(found[name].index_information()) > 1}
+
+
+def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str, tmp_path: Path) -> None:
+    result = queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_CONVERSATIONS="true")
+    assert result.returncode == 0, result.stderr
+    assert indexed(empty) == {"support_rooms", "scan_runs"}
+    queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_JOBS="true", JOBS_PRODUCTION_ONLY="true")
+    assert {"jobs_data", "job_queues"} <= indexed(empty)
+
+
+def test_migrate_names_the_system_whose_documents_stand_against_it_and_does_the_others(
+    empty: str, tmp_path: Path
+) -> None:
+    request = {"type": "review_request", "status": "pending"}
+    with MongoClient[dict[str, Any]](empty) as client:
+        pulses = client.get_default_database()["projects.pulse"]
+        accounts = [ObjectId() for _ in range(25)]
+        pulses.insert_many({**request, "account_id": account} for account in accounts * 2)
+
+        result = queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_PROJECTS="true")
+
+        assert result.returncode == 2
+        assert "queue-manager: review-requests could not be migrated, everything else is done" in result.stderr
+        assert "indexes are in place" in result.stderr
+        assert sum(str(account) in result.stderr for account in accounts) == 20
+        assert "5 more, 25 in total" in result.stderr
+        assert "support_rooms" in indexed(empty)
+        assert "projects.pulse" not in indexed(empty)
+
+        result = queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty)
+        assert result.returncode == 0, result.stderr
+        pulses.delete_many({})
+    result = queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_PROJECTS="true")
+    assert result.returncode == 0, result.stderr
+    assert "projects.pulse" in indexed(empty)
 
 
 def test_scan_sends_what_is_due_and_prints_what_it_did(clean: Servers, tmp_path: Path) -> None:

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from celery_processes import CeleryProcess, worker
 from eventually import eventually
 from real_servers import Servers
-from rooms import get_room, make_room
+from rooms import get_room, make_room, resnooze
 from watching import Heard, is_open, listening, send_scan, times_woken
 
 from models import scan_run
 from models.database import server_now
 from queue_manager.core.clock import seconds, to_iso
+from tasks.support_snooze import unsnooze_room
 
 LEASE, PERIOD = 2.0, 0.5
 ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD)}
@@ -89,6 +91,49 @@ def test_new_snooze_survives_and_ends_at_its_own_time(
     *earlier, last = times_woken(room)
     assert last >= new_end
     assert len(earlier) == (1 if step == "written" else 0)
+
+
+def test_room_of_a_group_that_is_snoozed_again_before_it_is_read_back_has_its_event(
+    tmp_path: Path, heard: Heard
+) -> None:
+    rooms = [make_room(server_now() - seconds(1)) for _ in range(8)]
+    with crashing(tmp_path, "unread", "resnooze", RESNOOZE_SECONDS="3600"):
+        send_scan()
+        eventually((tmp_path / "happened").exists, within=20)
+        eventually(lambda: all(len(times_woken(room)) == 1 for room in rooms), within=20)
+        eventually(lambda: all(heard.of(room) for room in rooms), within=20)
+    assert [is_open(room) for room in rooms].count(False) == 1
+    for room in rooms:
+        assert {event["timestamp"] for event in heard.of(room)} == {to_iso(at) for at in times_woken(room)}
+
+
+@pytest.mark.parametrize("is_snoozed_again", [False, True])
+def test_room_that_was_written_has_its_event_though_no_retry_could_be_published(
+    is_snoozed_again: bool, tmp_path: Path, heard: Heard, clean: Servers
+) -> None:
+    rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
+    process = crashing(tmp_path, "written", "fail")
+    with redis.Redis.from_url(clean.valkey.url) as client, process:
+        unsnooze_room.delay(str(rooms[0]))
+        eventually(lambda: "Retry in 1.0s" in process.log, within=20)
+        send_scan()
+        eventually(lambda: process.log.count("Retry in 1.0s") >= len(rooms), within=20)
+        try:
+            client.execute_command("ACL", "SETUSER", "default", "-lpush")
+            eventually(lambda: process.log.count("could not be published") >= len(rooms), within=20)
+        finally:
+            client.execute_command("ACL", "SETUSER", "default", "+lpush")
+        until = server_now() + seconds(3600)
+        for room in rooms if is_snoozed_again else []:
+            resnooze(room, until)
+        (tmp_path / "happened").touch()
+
+        eventually(lambda: all(heard.of(room) for room in rooms), within=30)
+        eventually(lambda: client.hlen("unacked") == 0, within=30)
+        assert client.llen("qm:dead-letters") == 0
+    for room in rooms:
+        assert {event["timestamp"] for event in heard.of(room)} == {to_iso(at) for at in times_woken(room)}
+        assert is_open(room) is not is_snoozed_again
 
 
 @pytest.mark.usefixtures("ticking")

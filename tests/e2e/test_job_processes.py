@@ -11,6 +11,7 @@ import pytest
 import redis
 from celery_processes import CeleryProcess
 from eventually import eventually
+from foreign_jobs import add_foreign_jobs, foreign_jobs
 from job_lab import Lab
 from job_names import CONSECUTIVE
 from job_processes import (
@@ -169,3 +170,12 @@ def test_worker_with_jobs_that_cannot_be_imported_says_so_and_ends(
         assert process.exit_code() != 0
         assert "JOBS_IMPORTS: 'broken_jobs' cannot be imported" in process.log
         assert " ready." not in process.log
+
+
+def test_documents_of_another_program_stop_no_queue(clean: Servers, tmp_path: Path) -> None:
+    others = add_foreign_jobs("now", server_now())
+    with job_worker(tmp_path).start(ready=False), job_beat(tmp_path):
+        lab = job_lab()
+        ids = [lab.run(name) for name in ("now", "now", "now", "soon")]
+        eventually(lambda: {lab.state(id) for id in ids} == {"success"}, within=60)
+    assert foreign_jobs() == others

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from commands import environment, said_on_a_terminal
+from foreign_jobs import TEXT_ID, add_foreign_jobs
 from real_servers import Servers
 
 from models import job as model
@@ -273,3 +274,18 @@ def test_the_application_is_found_where_the_command_is_started(clean: Servers, t
     assert started.stderr == ""
     assert jobs.get(started.stdout.strip())["name"] == "bill"
     assert run("run", "bill", "2", JOBS_IMPORTS='["billing"]').returncode == 0
+
+
+def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Servers) -> None:
+    others = add_foreign_jobs(INVOICE, server_now())
+    ids = [str(made(INVOICE, str(number))["_id"]) for number in range(3)]
+
+    first = printed("list", "--json", "--limit", "2")
+    rest = printed("list", "--json", "--limit", "2", "--before", first["cursor"])
+
+    assert [job["_id"] for page in (first, rest) for job in page["jobs"]] == ids[::-1]
+    assert run("list").returncode == 0
+    assert f"{len(others)} documents of another form" in run("status").stdout
+    assert others[0]["serverId"] in run("show", TEXT_ID).stdout
+    refused = run("cancel", TEXT_ID)
+    assert (refused.returncode, "was stored by another program" in refused.stdout) == (1, True)

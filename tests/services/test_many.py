@@ -225,6 +225,27 @@ def test_of_two_messages_for_a_room_the_one_that_holds_it_wakes_it(
     assert len(events.sent) == 1
 
 
+def test_room_that_is_snoozed_again_after_its_wake_has_its_event_when_its_task_comes_back(
+    events: RecordedEvents,
+) -> None:
+    clock = HandClock()
+    snooze = make_service(clock, events)
+    room = make_room(OVER)
+    (item,) = claim(snooze)
+    (first,) = snooze.unsnooze_many([item])
+    assert first is not None
+    events.sent.clear()  # as if it had been lost
+    clock.advance(seconds(5))
+    again = {"time": T0 + minutes(5)}
+    support_room.rooms().update_one({"_id": room}, {"$set": {"snooze_time": again, "status": "snoozed"}})
+
+    assert snooze.unsnooze_many([item]) == [None]
+    assert snooze.unsnooze(*item.args, token=item.token) == first
+    ((_, data, _),) = events.sent
+    assert data["timestamp"] == first["unsnoozed_at"]
+    assert (get_room(room)["snooze_time"], get_room(room)["status"]) == (again, "snoozed")
+
+
 def test_refused_events_are_sent_again_and_delay_no_room() -> None:
     events = RecordedEvents(refusals=2)
     snooze = make_service(HandClock(), events)

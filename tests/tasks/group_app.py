@@ -3,7 +3,8 @@
 GROUP_APP_LIMIT  soft time limit of the worker, in seconds
 GROUP_APP_HEARS  any value: it hears of each task that succeeded
 
-In Redis: `calls` lists each call as JSON, [what, names]; `go` lets what holds a process go on.
+In Redis: `calls` lists each call as JSON, [what, names]; `go` lets what holds a process go on; items named `flaky` fail
+and those named `late` come too early until there is `healthy`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ def is_first(what: str) -> bool:
         return bool(client.set(f"seen:{what}", 1, nx=True))
 
 
+def is_healthy() -> bool:
+    with connect(settings().redis_url) as client:
+        return bool(client.exists("healthy"))
+
+
 def hold(sign: str = "go") -> None:
     with connect(settings().redis_url) as client:
         eventually(lambda: client.exists(sign), within=60)
@@ -88,21 +94,23 @@ class Works(DueWork):
                 return [None]
             if kind == "moment" and is_first("moment"):
                 raise NotYetDue(seconds(0.05))
-            if kind == "away":
+            if kind == "away" or (kind == "flaky" and not is_healthy()):
                 raise AutoReconnect("connection closed")
-        return [f"{name} with {len(names)}" if name.startswith("ok") else None for name in names]
+        return [f"{name} with {len(names)}" if name.startswith(("ok", "flaky")) else None for name in names]
 
     def touch(self, name: str, attempt: int) -> str:
         say("one", name, str(attempt))
         kind = name.partition("-")[0]
         if kind == "poison":
             raise Poison("it never", " works")
-        if kind == "away":
+        if kind == "away" or (kind == "flaky" and not is_healthy()):
             raise AutoReconnect("connection closed")
         if kind == "memory":
             raise MemoryError
         if kind == "permanent":
             raise PermanentError("this is none")
+        if kind == "late" and not is_healthy():
+            raise NotYetDue(seconds(1))
         if kind == "early" and is_first(name):
             raise NotYetDue(seconds(1))
         if kind == "hold":

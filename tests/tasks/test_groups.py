@@ -226,6 +226,39 @@ def test_while_mongodb_is_away_each_is_retried_and_only_the_first_waits_for_it(w
         assert watched.events[name].count("retried") == 1
 
 
+@pytest.fixture
+def may_publish(clean: Servers) -> Iterator[Callable[[bool], None]]:
+    """Have the server refuse new messages, and do everything else."""
+    with redis.Redis.from_url(clean.valkey.url) as client:
+
+        def allow(is_allowed: bool) -> None:
+            client.execute_command("ACL", "SETUSER", "default", "+lpush" if is_allowed else "-lpush")
+
+        yield allow
+        allow(True)
+
+
+@pytest.mark.parametrize("names", [["flaky-1"], ["late-1"], ["flaky-1", "flaky-2", "flaky-3"]])
+def test_item_whose_next_attempt_cannot_be_published_comes_back_as_the_same_attempt(
+    names: list[str], watched: Watched, may_publish: Callable[[bool], None]
+) -> None:
+    with watched.held():
+        watched.send(*names)
+        eventually(lambda: watched.client.hlen("unacked") == 1 + len(names))
+        may_publish(False)
+    eventually(lambda: watched.process.log.count("could not be published") >= len(names), within=20)
+    eventually(lambda: watched.process.log.count("Couldn't reject") >= len(names), within=20)
+    watched.client.set("healthy", 1)
+    may_publish(True)
+
+    eventually(lambda: all("succeeded" in watched.events[name] for name in names), within=40)
+    watched.is_done()
+    assert watched.client.llen("qm:dead-letters") == 0
+    assert not [event for name in names for event in watched.events[name] if event in ("retried", "failed")]
+    assert {names[1] for what, names in watched.calls() if what == "one"} == {"1"}
+    assert watched.groups()[:1] == ([names] if len(names) > 1 else [])
+
+
 def test_item_that_came_twice_is_done_once_and_acknowledged_twice(watched: Watched) -> None:
     watched.send_together("ok-1", "ok-1", "ok-2")
     watched.is_done()

@@ -9,6 +9,7 @@ import pytest
 from bson import ObjectId
 from celery.exceptions import Ignore, Retry
 from hand_worker import run, take, waiting_messages
+from kombu.exceptions import OperationalError
 from pymongo.errors import AutoReconnect
 from real_servers import Servers
 
@@ -188,3 +189,28 @@ class TestStaleThumbnails:
             settings.cache_clear()
         (handed,) = waiting_messages(broker, "celery")
         assert (handed.task, handed.args) == ("builder.build", ["instasites", str(made)])
+
+
+def test_missing_index_is_one_clear_sentence(broker: str) -> None:
+    pulse.pulses().drop_indexes()
+    collection("store-subscription").drop_indexes()
+    collection("agency_websites").drop_indexes()
+    for scan in (scan_eligible_agencies, scan_stale_thumbnails):
+        with pytest.raises(ScanFailed, match=r"an index of \S+ is missing: run `queue-manager migrate` while its .+$"):
+            scan()
+
+
+def test_count_of_resets_that_cannot_be_sent_leaves_the_report_as_it_is(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_stale("instasites")
+
+    def refused(*_: object) -> None:
+        raise OperationalError("connection refused")
+
+    monkeypatch.setattr(log_resets, "delay", refused)
+    with pytest.raises(ScanFailed, match="The count of the resets could not be sent: OperationalError: connection ref"):
+        scan_stale_thumbnails()
+    stored = scan_run.last("tasks.stale_thumbnails.scan_stale_thumbnails")
+    assert stored is not None
+    assert (stored["found"], stored["enqueued"], stored["errors"]) == (1, 1, 1)

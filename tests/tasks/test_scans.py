@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from hand_worker import waiting_messages
+from hand_worker import run, take, waiting_messages
 from kombu.exceptions import OperationalError
 from pymongo.errors import AutoReconnect
 from real_servers import Servers
+from redis.exceptions import ConnectionError as RedisConnectionError
 from rooms import get_room, make_room
 
 from models import scan_run, support_room
@@ -145,3 +148,41 @@ def test_missing_index_says_what_to_run(broker: str) -> None:
     support_room.rooms().drop_indexes()
     with pytest.raises(ScanFailed, match=r"support_rooms.unclaimed_by_due is missing: run `queue-manager migrate`"):
         scan_expired_snoozes()
+
+
+@pytest.mark.parametrize("place", ["in a batch", "outside"])
+def test_unexpected_error_is_logged_once_with_its_stack(
+    place: str, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*_: object) -> Iterator[DueBatch]:
+        return {}["surprise"]  # type: ignore[no-any-return]
+
+    if place == "in a batch":
+        monkeypatch.setattr(support_snooze.SupportSnooze, "claim_due", breaks)
+    else:
+        monkeypatch.setattr("tasks.support_snooze.fan_out", breaks)
+    with pytest.raises(ScanFailed, match="KeyError: 'surprise'"):
+        scan_expired_snoozes()
+    (error,) = [said["exc_info"] for said in _said(caplog) if "exc_info" in said]
+    assert traceback.extract_tb(error.__traceback__)[-1].name == "breaks"
+
+
+@pytest.mark.parametrize("error", [AutoReconnect("connection closed"), RedisConnectionError("refused")])
+def test_outage_of_a_server_is_one_line_without_a_stack(
+    error: Exception, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> Iterator[DueBatch]:
+        raise error
+
+    monkeypatch.setattr(support_snooze.SupportSnooze, "claim_due", away)
+    scan_expired_snoozes.delay()
+    assert isinstance(run(take(broker, "scans")), ScanFailed)
+    failures = [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
+    assert len(failures) == 1
+    assert not [record for record in caplog.records if record.exc_info]
+    assert not [said for said in _said(caplog) if "exc_info" in said]
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Return the lines of our own loggers."""
+    return [record.msg for record in caplog.records if isinstance(record.msg, dict)]

@@ -9,15 +9,17 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
-from bson import ObjectId, json_util
+import bson
+from bson import Decimal128, ObjectId, Timestamp, json_util
 from bson.errors import BSONError
 from bson.json_util import CANONICAL_JSON_OPTIONS
 
 from models.listing import NoPosition
 from queue_manager.dashboard.errors import Refused
 
-LONGEST = 1_024
+LONGEST = 4_096
 LARGEST = 2**63 - 1
+PLAIN = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp, dict)
 OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 
 
@@ -32,6 +34,7 @@ def position(text: str | None, *, of: str) -> tuple[Any, ...] | None:
         return None
     try:
         read = json_util.loads(base64.urlsafe_b64decode(text[:LONGEST].encode()), json_options=OPTIONS)
+        bson.encode({"position": read})
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, BSONError):
         raise refused() from None
     if not isinstance(read, list) or len(read) < 2 or read[0] != of or not all(map(_is_plain, read)):
@@ -54,4 +57,5 @@ def refused() -> Refused:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, datetime | ObjectId | str | float) or (isinstance(value, int) and abs(value) <= LARGEST)
+    """Return True for what a date, a number or an id of any type is read as."""
+    return value is None or isinstance(value, PLAIN) or (isinstance(value, int) and abs(value) <= LARGEST)

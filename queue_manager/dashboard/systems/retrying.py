@@ -82,7 +82,7 @@ def retry_all(found: WithItems, given: Body) -> JSONResponse:
 
 
 @router.post(
-    "/systems/{name}/items/{id}/retry",
+    "/systems/{name}/items/{id:path}/retry",
     status_code=HTTPStatus.ACCEPTED,
     openapi_extra=body(thing(), is_needed=False),
 )

@@ -1,0 +1,54 @@
+"""Ids of every type as texts, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import bson
+import pytest
+from bson import ObjectId
+from odd_ids import ODD_IDS
+
+from models.database import id_key, id_text, read_id
+from queue_manager.core.errors import PermanentError
+
+
+@pytest.mark.parametrize("id", [ObjectId(), *ODD_IDS], ids=lambda id: type(id).__name__)
+def test_id_is_read_as_it_was_written(id: Any) -> None:
+    text = id_text(id)
+    assert json.loads(json.dumps(text)) == text
+    read = read_id(text, field="id")
+    assert bson.encode({"_id": read}) == bson.encode({"_id": id})
+    assert {id_key(id): "found"}[read] == "found"
+
+
+def test_object_id_is_its_digits_and_no_other_id_is() -> None:
+    id = ObjectId()
+    assert id_text(id) == str(id)
+    assert read_id(id_text(str(id)), field="id") == str(id)
+    assert len({id_text(one) for one in ODD_IDS}) == len(ODD_IDS)
+
+
+BAD = [
+    *(
+        "nonsense",
+        "",
+        "[1]",
+        '{"$gt": ""}',
+        '{"$regex": "a"}',
+        '{"$oid": "x"}',
+        '{"$date": "x"}',
+        '"',
+        '"\\ud800"',
+        "[",
+    ),
+    *('{"$numberInt": "' + "9" * 5000 + '"}', str(2**70), "[" * 100_000, '{"$regularExpression": {}}'),
+    *(None, 5, {}, {"$gt": ""}, []),
+]
+
+
+@pytest.mark.parametrize("value", BAD, ids=lambda value: repr(value)[:20])
+def test_what_is_not_an_id_is_refused_by_the_name_of_its_field(value: Any) -> None:
+    with pytest.raises(PermanentError, match=r"^room_id: .{0,120} is not an id: must be"):
+        read_id(value, field="room_id")

@@ -1,0 +1,111 @@
+"""What another program stored in `jobs_data` stops nothing, is never changed, and is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
+from job_lab import Lab
+from real_servers import Servers
+
+from models import job
+from services import job_queues
+from services.job_queues import WrongState
+
+NAME = "mail"
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab()
+
+
+def test_queue_runs_through_its_jobs_and_leaves_the_others_alone(lab: Lab) -> None:
+    others = add_foreign_jobs(NAME, lab.clock())
+    ids = [lab.run(NAME, number) for number in range(3)]
+
+    assert sum(report.succeeded for report in lab.serve(epoch=1)) == 3
+
+    assert {lab.state(id) for id in ids} == {"success"}
+    assert lab.serve(epoch=1) == []
+    assert foreign_jobs() == others
+
+
+def test_what_release_0_1_made_due_is_not_due_any_more_after_a_take_over(lab: Lab) -> None:
+    add_foreign_jobs(NAME, lab.clock())
+    now = lab.clock()
+    job.jobs().update_many({"state": "failure"}, {"$set": {"waiting": now, "due": now, "first": 1}})
+    id = lab.run(NAME)
+    assert job.next_jobs(NAME, now=now, limit=10) == [lab.jobs.get(id)]
+
+    lab.serve(epoch=1)
+
+    assert lab.state(id) == "success"
+    assert lab.names_dispatched(epoch=1) == []
+    assert not [one for one in foreign_jobs() if "waiting" in one or "first" in one]
+
+
+SORTS = ["created", "due", "updated", "priority", "attempts"]
+FILTERS: list[dict[str, Any]] = [{}, {"name": NAME}, {"state": "pending"}, {"search": "a"}]
+
+
+def test_pages_hold_every_job_once_and_nothing_else(lab: Lab) -> None:
+    ids = {lab.run(NAME, f"a{number}") for number in range(3)}
+    add_foreign_jobs(NAME, lab.clock())
+    ids |= {lab.run(NAME, f"a{number}") for number in range(3, 5)}
+    for sort, is_descending, only in product(SORTS, (True, False), FILTERS):
+        assert sorted(_paged(lab, only, sort, is_descending)) == sorted(ids), (sort, is_descending, only)
+
+
+def _paged(lab: Lab, only: dict[str, Any], sort: str, is_descending: bool) -> list[str]:
+    found: list[str] = []
+    before = None
+    while True:
+        page = lab.jobs.page(**only, sort=sort, is_descending=is_descending, before=before, limit=2)
+        found += [str(one["_id"]) for one in page.jobs]
+        if (before := page.cursor) is None:
+            return found
+
+
+def test_they_are_counted_and_not_among_the_queues(lab: Lab) -> None:
+    others = add_foreign_jobs("of another program", lab.clock())
+    lab.run(NAME)
+    status = lab.jobs.status()
+    assert status["other_documents"] == len(others)
+    assert [queue["name"] for queue in status["queues"]] == ["mail", "report"]
+    figures = job_queues.figures()
+    assert figures.numbers["other_documents"] == len(others)
+    assert figures.details == [f"jobs_data has {len(others)} documents of another form, which are left alone"]
+
+
+def test_each_can_be_looked_at_whatever_its_id_is(lab: Lab) -> None:
+    for one in add_foreign_jobs(NAME, lab.clock()):
+        id = one["_id"]
+        name = {5: '{"$numberInt": "5"}'}.get(id, str(id)) if not isinstance(id, dict) else '{"number": 5}'
+        assert lab.jobs.get(name) == one
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda jobs, id: jobs.cancel(id),
+        lambda jobs, id: jobs.retry(id),
+        lambda jobs, id: jobs.reschedule(id, priority=1),
+    ],
+)
+def test_no_command_changes_them(lab: Lab, act: Callable[[Any, str], Any]) -> None:
+    others = add_foreign_jobs(NAME, lab.clock())
+    for one in others:
+        if not isinstance(one["_id"], dict | int):
+            with pytest.raises(WrongState, match=r"stored by another program"):
+                act(lab.jobs, str(one["_id"]))
+    assert lab.jobs.clear([state for state in STATES if state != "executing"]) == 0
+    assert foreign_jobs() == others
+
+
+def test_text_id_of_nothing_is_still_refused_as_an_id(lab: Lab) -> None:
+    with pytest.raises(job_queues.InvalidJob, match="24 hexadecimal digits"):
+        lab.jobs.cancel(TEXT_ID)
