@@ -30,7 +30,7 @@ from models.support_room import rooms
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.transport import presence
 from queue_manager.transport.server import connect
-from services.due_work import DueItem
+from services.due_work import Backlog, DueItem
 from services.message_queue import contents, message_queue, requeue_overdue
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
@@ -119,7 +119,7 @@ def well(scanned: Servers) -> Iterator[Servers]:
 
 def claimed_room(*, due_ago: float) -> DueItem:
     make_room(server_now() - seconds(due_ago))
-    (item,) = [item for batch in make_service(server_now).claim_due(0) for item in batch.items]
+    (item,) = [item for batch in make_service(server_now).claim_due(Backlog()) for item in batch.items]
     return item
 
 

@@ -13,7 +13,7 @@ from models import site, support_room
 from models.database import collection, id_text, shown_id
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
-from services.due_work import DueItem, Limits
+from services.due_work import Backlog, DueItem, Limits
 from services.hung_sites import HungSites
 from services.stale_thumbnails import StaleSites, StaleThumbnails
 from services.support_snooze import SupportSnooze
@@ -34,7 +34,7 @@ def snooze(events: RecordedEvents) -> SupportSnooze:
 
 
 def claim(snooze: SupportSnooze) -> list[DueItem]:
-    return [item for batch in snooze.claim_due(0) for item in batch.items]
+    return [item for batch in snooze.claim_due(Backlog()) for item in batch.items]
 
 
 def make_rooms() -> list[Any]:
@@ -110,7 +110,7 @@ def test_sites_are_reset_listed_and_taken_by_hand() -> None:
     assert len(hung.take(listed)) == len(ids)
     assert all(map(hung.has, listed))
 
-    items = [item for batch in work.claim_due(0) for item in batch.items]
+    items = [item for batch in work.claim_due(Backlog()) for item in batch.items]
     results = [service.reset(*item.args, token=item.token) for item in items]
 
     assert [result.get("reset") for result in results] == [True] * len(ids)
