@@ -146,7 +146,7 @@ def read_id(value: Any, *, field: str) -> Any:
     except Exception as error:  # bson raises errors of many kinds for values that are not of the type that they name
         raise PermanentError(
             f"{field}: {value!r:.100} is not an id: must be the 24 hexadecimal digits of an ObjectId, or extended "
-            'JSON, such as "text" in quotation marks'
+            "JSON, in which a text stands in quotation marks"
         ) from error
     return id_key(found)
 

@@ -19,7 +19,7 @@ from queue_manager.dashboard.errors import Refused
 
 LONGEST = 4_096
 LARGEST = 2**63 - 1
-PLAIN = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp, dict)
+PLAIN = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp)
 OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 
 
@@ -58,4 +58,6 @@ def refused() -> Refused:
 
 def _is_plain(value: Any) -> bool:
     """Return True for what a date, a number or an id of any type is read as."""
+    if isinstance(value, dict):
+        return not any(name.startswith("$") for name in value)
     return value is None or isinstance(value, PLAIN) or (isinstance(value, int) and abs(value) <= LARGEST)
