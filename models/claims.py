@@ -192,7 +192,9 @@ class Claims:
             if error.code != _BAD_VALUE:
                 raise
             name = f"{self.collection().name}.{selection.index}"
-            raise ConfigurationError(f"the index {name} is missing: run `queue-manager migrate`") from error
+            raise ConfigurationError(
+                f"the index {name} is missing: run `queue-manager migrate` while its system is switched on"
+            ) from error
 
     # Update expressions
 

@@ -177,7 +177,9 @@ def is_starting(
     """
     if leader is None:
         return run is None
-    return (run is None or run["at"] < leader.since) and now - leader.since <= scan.late_after(chosen)
+    late_after = scan.late_after(chosen)
+    ran_in_time = run is None or leader.since - late_after <= run["at"] < leader.since
+    return ran_in_time and now - leader.since <= late_after
 
 
 def problems_of_scan(

@@ -10,6 +10,7 @@ Emits: nothing; each reset site may be handed over to another application's task
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -221,13 +222,14 @@ def _add_problems(figures: Figures, before: datetime) -> None:
 def _failed_and_hanging(before: datetime) -> list[str]:
     """Return the sites of the newest failed resets that still hang: a later reset may have done it."""
     newest = islice(site.list_failed(after=None, is_descending=True), MAX_FAILED)
-    by_collection: dict[str, set[ObjectId]] = {name: set() for name in site.ALL}
+    by_collection: dict[str, list[Any]] = {name: [] for name in site.ALL}
     for one in newest:
-        if one["collection"] in by_collection and ObjectId.is_valid(one["site_id"]):
-            by_collection[one["collection"]].add(ObjectId(one["site_id"]))
+        if one["collection"] in by_collection:
+            with suppress(PermanentError):
+                by_collection[one["collection"]].append(database.read_id(one["site_id"], field="site_id"))
     return [
-        f"{name} {hung.id}"
+        f"{name} {database.shown_id(hung.id)}"
         for name, keys in by_collection.items()
         if keys
-        for hung in site.ALL[name].stale_among(list(keys), before)
+        for hung in site.ALL[name].stale_among(keys, before)
     ]

@@ -209,6 +209,7 @@ class ItemTask(GroupedTask):
     queue_name: str
     retry_policy: RetryPolicy
     is_long: bool
+    has_worker_limit = False  # `--time-limit` of this worker
     max_retries = None  # `retry_policy` decides
     throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
 
@@ -223,16 +224,24 @@ class ItemTask(GroupedTask):
                 return self._attempt(item)
         except losses.MustPause as lost:
             log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
-            self.work().rest(item, pause=lost.pause)
+            self._rest(item, lost.pause)
             raise Ignore from None
+
+    def _rest(self, item: DueItem, pause: timedelta) -> None:
+        try:
+            self.work().rest(item, pause=pause)
+        except Exception as error:
+            log.warning("Item could not be released; its lease ends by itself", task_id=item.token, error=reason(error))
 
     @property
     def item_timeout(self) -> float | None:
         """Seconds after which the process of this item, or of its group, is replaced.
 
-        Not Celery's `time_limit`, which every message would carry, and which is for one task.
+        Not Celery's `time_limit`, which every message would carry, and which is for one task. Where that is set, it
+        holds instead.
         """
-        return None if self.is_long else settings().qm_item_timeout_seconds
+        is_limited = self.has_worker_limit or self.time_limit or self.app.conf.task_time_limit
+        return None if self.is_long or is_limited else settings().qm_item_timeout_seconds
 
     def _attempt(self, item: DueItem) -> Any:
         try:

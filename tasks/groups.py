@@ -45,6 +45,7 @@ def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
 
 def _makes_groups(task: Any, consumer: Any) -> bool:
     worker = consumer.controller
+    task.has_worker_limit = bool(worker.time_limit)
     is_told = consumer.on_task_request == getattr(worker, "_process_task_sem", None)
     limits = (task.time_limit, task.soft_time_limit, worker.time_limit, worker.soft_time_limit)
     return is_told and not any(limits) and task.work().many is not None
@@ -99,6 +100,13 @@ class _Grouping:
         else:
             self._consumer.controller._quick_release()
 
+    def _execute_alone(self, request: Any) -> None:
+        # It waits again: left among the running ones, it would never be given up when the connection is lost, and a
+        # `revoke` would kill the process that executed it before.
+        state.active_requests.discard(request)
+        request.time_start = request.worker_pid = None
+        self._consumer.on_task_request(request)
+
     def _execute(self, group: Sequence[Any]) -> None:
         def accepted(pid: int, at: float) -> None:
             for request in group:
@@ -107,7 +115,7 @@ class _Grouping:
         def ended(outcomes: Sequence[Any]) -> None:
             for request, outcome in zip(group, outcomes, strict=True):
                 if outcome is Verdict.ALONE:
-                    self._consumer.on_task_request(request)
+                    self._execute_alone(request)
                 else:
                     _tell(request.on_success, outcome)
 
@@ -123,7 +131,7 @@ class _Grouping:
                 )
             for request in group:
                 if (was_lost or was_terminated) and not (request._already_revoked or request._already_cancelled):
-                    self._consumer.on_task_request(request)
+                    self._execute_alone(request)
                 else:
                     _tell(request.on_failure, error)
 

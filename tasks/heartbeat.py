@@ -48,12 +48,12 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_EVERY):
-            try:
-                self.beat()
-                self.release_lost()
-            except Exception as error:
-                # MongoDB is away: leases may run out, which costs duplicates that are left alone.
-                log.warning("Leases could not be renewed", error=reason(error))
+            for act in (self.beat, self.release_lost):
+                try:
+                    act()
+                except Exception as error:
+                    # MongoDB is away: leases may run out, which costs duplicates that are left alone.
+                    log.warning("Leases could not be renewed or released", error=reason(error))
 
     def release_lost(self) -> None:
         """Make the items of processes that died due again, as soon as MongoDB takes it."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from billiard.einfo import ExceptionWithTraceback
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.worker import state
 from celery.worker.request import Request
 
 from queue_manager.core.log import get_logger
@@ -45,8 +46,13 @@ class ItemRequest(Request):
             heartbeat.lost.append(self)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Log it. Of a hard timeout `on_failure` was told already, which is all that Celery would do again here."""
+        """Log it. A hard timeout is a failure, of which the prefork pool has told `on_failure` before."""
         if soft:
             super().on_timeout(soft, timeout)
-        else:
-            log.error("Item was stopped: it took too long", task=self.name, task_id=self.id, seconds=timeout)
+            return
+        log.error("Item was stopped: it took too long", task=self.name, task_id=self.id, seconds=timeout)
+        if self in state.reserved_requests:  # other pools tell only this
+            try:
+                raise TimeLimitExceeded(timeout)
+            except TimeLimitExceeded:
+                self.on_failure(ExceptionInfo())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pymongo
 import redis
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, WriteError, WTimeoutError
 
 from models import readiness
@@ -26,6 +26,7 @@ from queue_manager.transport.server import make_client
 from services.message_queue import server_url
 
 TIMEOUT = 2.0  # seconds for each server; all are asked at once
+PROBES = CapacityLimiter(8)  # threads of their own: those of requests may all be busy
 WRITE_INTERVAL = 1.0  # seconds
 MONGO_TIMEOUT = 1.5  # seconds; shorter, so that the driver says what is wrong
 KEY = "qm:readiness"
@@ -104,7 +105,7 @@ async def _tried(server: Server, act: Callable[[], object]) -> tuple[str | None,
     """Return what is wrong, in public words and in those of the driver."""
     try:
         # A thread that hangs is left alone; it ends by the timeouts of its client.
-        await asyncio.wait_for(to_thread.run_sync(act, abandon_on_cancel=True), TIMEOUT)
+        await asyncio.wait_for(to_thread.run_sync(act, abandon_on_cancel=True, limiter=PROBES), TIMEOUT)
     except TimeoutError:
         return NO_ANSWER, f"no answer within {TIMEOUT:g} s"
     except Exception as error:  # whatever a driver raises, the server cannot be used

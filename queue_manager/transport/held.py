@@ -60,12 +60,9 @@ class QoS(guard.QoS):
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Put a message back, to be delivered last; or move it to the dead letters, with `why` of the message."""
         if requeue:
-            try:
-                with refusal_is_a_connection_error():
-                    super().reject(delivery_tag, requeue=True)
-            except LOST:
-                self.forget(delivery_tag)  # no longer renewed, it comes back when its visibility timeout ends
-                raise
+            # No longer renewed: should the next step fail, it comes back when its visibility timeout ends.
+            self.forget(delivery_tag)
+            self._restore(delivery_tag, push="LPUSH")
         else:
             why = getattr(self._delivered.get(delivery_tag), "why", REJECTED)
             self.bury(delivery_tag, why)
@@ -140,9 +137,9 @@ class QoS(guard.QoS):
         while self._restore() == AT_ONCE:
             pass
 
-    def _restore(self, *tags: str) -> int:
+    def _restore(self, *tags: str, push: str = "RPUSH") -> int:
         """Put back what these tags hold; without any, what is overdue. Returns how many, of our own transport's."""
-        arguments = [self.channel.sep, self.visibility_timeout, AT_ONCE, *tags]
+        arguments = [self.channel.sep, self.visibility_timeout, AT_ONCE, push, *tags]
         with refusal_is_a_connection_error(), self.channel.conn_or_acquire() as client:
             count, *foreign = scripts.RESTORE(client, [self.unacked_key, self.unacked_index_key], arguments)
             for tag in foreign:

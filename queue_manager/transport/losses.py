@@ -4,7 +4,8 @@ An item is recorded when it starts and removed when it ends, however it ends; a 
 that died. From then on the item is executed alone. A start that finds such a record counts as a loss.
 
 Guarantee: an item that never started is never suspected, whatever happened to its message. Recording is best effort:
-while Redis is away items start unrecorded, and no item fails because of it.
+while Redis is away items start unrecorded, and no item fails because of it. Executions of one item that overlap count
+as losses of it, which costs it a pause at most: its lease keeps them rare.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = get_logger("QM/losses")
 
 # Record the start of a batch, except of items that are to be executed alone.
 #
-# KEYS     started: sorted set of item → when it started; losses: hash of item → losses in a row
+# KEYS     started: sorted set of item → when it started; losses: hash of item → losses in a row, ":", when it was last
 # ARGV     items
 # Returns  positions in ARGV, from 1, of the items to be executed alone
 #
@@ -65,20 +66,31 @@ return suspects
 # Record the start of one item; the start before it that never ended counts as a loss.
 #
 # KEYS     started, losses
-# ARGV     item, losses from which on it must pause first, seconds to keep the losses
+# ARGV     item, losses from which on it must pause first, seconds to keep losses
 # Returns  losses in a row if it must pause first, else 0
 #
 # Atomic for the reason of START_BATCH. A pause removes the record: the start after it is not a loss.
 START_ALONE = Script("""#!lua flags=allow-oom
+local now = tonumber(redis.call('TIME')[1])
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-    local losses = redis.call('HINCRBY', KEYS[2], ARGV[1], 1)
+    local all = redis.call('HGETALL', KEYS[2])
+    local losses = 1
+    for i = 1, #all, 2 do
+        local count, at = string.match(all[i + 1], '^(%d+):(%d+)$')
+        if not at or now - at > tonumber(ARGV[3]) then
+            redis.call('HDEL', KEYS[2], all[i])
+        elseif all[i] == ARGV[1] then
+            losses = count + 1
+        end
+    end
+    redis.call('HSET', KEYS[2], ARGV[1], string.format('%d:%d', losses, now))
     redis.call('EXPIRE', KEYS[2], ARGV[3])
     if losses >= tonumber(ARGV[2]) then
         redis.call('ZREM', KEYS[1], ARGV[1])
         return losses
     end
 end
-redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
 return 0
 """)
 
@@ -140,12 +152,22 @@ def _ending(queue: str, names: Sequence[str]) -> Iterator[None]:
 
 
 def often(client: redis.Redis, queue: str) -> Mapping[str, int]:
-    """Return the losses in a row of each item that has `OFTEN` or more, by its first argument.
+    """Return the losses in a row of each item that has `OFTEN` or more in a day, by its arguments but the due time.
 
     Raises what redis-py raises. `client` decodes its replies.
     """
-    losses = client.hgetall(_keys(queue)[1])
-    return {str(json.loads(name)[0]): int(count) for name, count in losses.items() if int(count) >= OFTEN}
+    now = int(client.time()[0])
+    found = {}
+    for name, value in client.hgetall(_keys(queue)[1]).items():
+        count, at = map(int, str(value).split(":"))
+        if count >= OFTEN and now - at <= RETENTION_SECONDS:
+            found[_shown(str(name))] = count
+    return found
+
+
+def _shown(name: str) -> str:
+    args = json.loads(name)
+    return " ".join(str(one) for one in args[:-1] if isinstance(one, str)) or str(args[0])
 
 
 def _name(args: Args) -> str:

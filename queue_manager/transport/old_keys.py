@@ -18,7 +18,7 @@ from redis import Redis
 from queue_manager.transport import keys
 from queue_manager.transport.scripts import Script
 
-PAGE = 200  # messages that one call of a script looks at
+PAGE = 50  # messages that one call of a script looks at
 MAX_PAGES = 20  # in one run
 OVERDUE_AFTER = 30  # seconds: the visibility timeout of release 0.1, whose workers renew every quarter of it
 
@@ -36,7 +36,11 @@ local first, most = tonumber(ARGV[3]), tonumber(ARGV[4])
 local messages = redis.call('LRANGE', KEYS[1], -first - most, -first - 1)
 local moved = 0
 for i = #messages, 1, -1 do
-    local is_json, message = pcall(cjson.decode, messages[i])
+    local named = string.match(messages[i], '"task": ?"([^"]*)"')
+    local is_json, message = false, nil
+    if named and queues[named] then -- else it is not worth decoding
+        is_json, message = pcall(cjson.decode, messages[i])
+    end
     local headers = is_json and type(message) == 'table' and message.headers
     local queue = type(headers) == 'table' and type(headers.task) == 'string' and queues[headers.task]
     if queue then

@@ -57,6 +57,7 @@ class Poller(stock.MultiChannelPoller):
                     if is_time:
                         qos.renew()
                 except Exception as error:
+                    is_time = False
                     log.warning("Messages could not be kept; the next turn tries again", error=reason(error))
             if is_time:
                 renewed_at = time.monotonic()

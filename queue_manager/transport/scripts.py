@@ -94,19 +94,19 @@ end
 return redis.call('ZADD', KEYS[1], 'XX', unpack(index))
 """)
 
-# Put unacknowledged messages back where they were taken from, to be delivered next, the oldest first.
+# Put unacknowledged messages back where they were taken from, the oldest first.
 #
 # KEYS     unacked, unacked_index
 # ARGV     what stands between a queue's name and its priority, seconds after which a message is overdue, most to put
-#          back; then tags, instead of those that are overdue
+#          back, RPUSH to deliver them next or LPUSH to deliver them last; then tags, instead of those that are overdue
 # Returns  how many it put back; then tags whose messages another transport registered: only it knows their queues
 #
 # Atomic because a message must be in one place, and because two workers look for overdue ones at the same time.
 RESTORE = Script("""#!lua flags=allow-oom
 local separator, most = ARGV[1], tonumber(ARGV[3])
 local tags = {}
-if #ARGV > 3 then
-    for i = #ARGV, 4, -1 do
+if #ARGV > 4 then
+    for i = #ARGV, 5, -1 do
         tags[#tags + 1] = ARGV[i]
     end
 else
@@ -144,7 +144,7 @@ for _, tag in ipairs(tags) do
     else
         if entry then
             queue = cjson.decode('["' .. queue .. '"]')[1]
-            redis.call('RPUSH', priority == '0' and queue or queue .. separator .. priority, redelivered(message))
+            redis.call(ARGV[4], priority == '0' and queue or queue .. separator .. priority, redelivered(message))
         end
         count = count + 1
         redis.call('ZREM', KEYS[2], tag)

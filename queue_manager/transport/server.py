@@ -14,6 +14,8 @@ from redis.retry import Retry
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import masked
 
+Error = redis.RedisError
+"""Whatever redis-py raises."""
 OUTAGES = (redis.ConnectionError, redis.TimeoutError)
 """What redis-py raises while the server is away."""
 

@@ -29,6 +29,10 @@ class MessageHeld(AppError):
     """A consumer is working on the message, so it cannot be changed."""
 
 
+class SearchUnfinished(AppError):
+    """The search for a message took its time among those of other producers; searching again goes on from there."""
+
+
 class QueueFull(AppError):
     """The server's memory is full, so it takes no new message; what is there can still be taken and acknowledged."""
 

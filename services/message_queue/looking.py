@@ -148,7 +148,8 @@ class Looking:
     ) -> Page:
         """Sort what lies within a bound, from the end at which what comes first is more likely to be.
 
-        A page that stops at its bytes has a cursor that goes on behind its last message, by the same order.
+        A page that stops at its bytes has a cursor with the number of messages before the next page: like any page
+        number, it shifts by the messages that come or go before it.
         """
         order: Order = "oldest" if ascending and sort_by in MOMENTS else "newest"
         is_bounded = sort_by in BEFORE_THE_ENTRY and not ascending and place != "processing" and wanted == EVERYTHING
@@ -168,7 +169,7 @@ class Looking:
         messages, read = self._read(place, chosen)
         end = skip + read
         is_cut = read < len(chosen)
-        goes_on = is_cut or (shown is not None and end < len(found))
+        goes_on = is_cut or (cursor is not None and end < len(found))
         return Page(
             messages=messages,
             cursor=f"{start}~{end}" if goes_on else at or None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as NotInTime
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,7 +20,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import Arrivals
 from services.message_queue.consumer import Delivery
-from services.message_queue.errors import LockLost, UnknownMessage
+from services.message_queue.errors import LockLost, SearchUnfinished, UnknownMessage
 from services.message_queue.messages import (
     LONGEST_CONSUMER,
     LONGEST_TYPE,
@@ -152,10 +152,13 @@ class MessageQueue:
             arrival = self.arrivals.expect(type)
             is_used = False
             try:
-                if (message := self.take(**wanted)) is not None:
+                if (message := self.search(**wanted)) is not None:
                     return message
                 arrival.result(timeout=max(end - time.monotonic(), 0))
                 is_used = True
+            except SearchUnfinished:
+                if time.monotonic() >= end:
+                    return None
             except NotInTime:
                 return None
             finally:
@@ -165,7 +168,15 @@ class MessageQueue:
     def take(
         self, *, ack_timeout: float | None = None, type: str | None = None, consumer_id: str | None = None
     ) -> Message | None:
-        """Take the next message if there is one now. Raises like `dequeue`."""
+        """Take the next message if one is found now. Raises like `dequeue`."""
+        with suppress(SearchUnfinished):
+            return self.search(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
+        return None
+
+    def search(
+        self, *, ack_timeout: float | None = None, type: str | None = None, consumer_id: str | None = None
+    ) -> Message | None:
+        """Take the next message as `take` does. Raises `SearchUnfinished` if there may be one: search again."""
         arguments = (
             checked_text(consumer_id, "consumerId", longest=LONGEST_CONSUMER) if consumer_id is not None else "",
             _milliseconds(checked_timeout(ack_timeout, "ackTimeout")) if ack_timeout is not None else "",
@@ -178,7 +189,7 @@ class MessageQueue:
         while answer := self.scripts.run("dequeue", uuid4().hex, *arguments):
             if answer == 1:  # the script stopped at a slice
                 if time.monotonic() >= ends:
-                    return None
+                    raise SearchUnfinished
                 continue
             id, data, record, planned = answer
             self._planned(planned)

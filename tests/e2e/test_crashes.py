@@ -129,7 +129,7 @@ def test_room_that_was_written_has_its_event_though_no_retry_could_be_published(
         (tmp_path / "happened").touch()
 
         eventually(lambda: all(heard.of(room) for room in rooms), within=30)
-        eventually(lambda: client.hlen("unacked") == 0, within=30)
+        eventually(lambda: client.hlen("qm:unacked") == 0, within=30)
         assert client.llen("qm:dead-letters") == 0
     for room in rooms:
         assert {event["timestamp"] for event in heard.of(room)} == {to_iso(at) for at in times_woken(room)}

@@ -281,7 +281,8 @@ def test_messages_that_nobody_takes_back_are_a_problem(well: Servers, tmp_path: 
 def test_items_that_lost_their_process_three_times_are_named(well: Servers, tmp_path: Path) -> None:
     often, twice = ("room-1", "2026-01-31T09:30:00Z"), ("room-2", None)
     with connect(well.valkey.url) as client:
-        client.hset("qm:losses:support-snooze", mapping={json.dumps(often): 3, json.dumps(twice): 2})
+        now = client.time()[0]
+        client.hset("qm:losses:support-snooze", mapping={json.dumps(often): f"3:{now}", json.dumps(twice): f"2:{now}"})
     answer = health(tmp_path)
     assert answer.only_problem() == (
         "1 item of support-snooze killed or hung their process at least 3 times in a row: see the workers' log, then "

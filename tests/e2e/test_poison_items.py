@@ -50,7 +50,7 @@ def scan() -> None:
 
 def losses(client: redis.Redis, room: ObjectId) -> int:
     found = client.hgetall(f"qm:losses:{QUEUE}")
-    return sum(int(count) for item, count in found.items() if str(room) in item)
+    return sum(int(value.split(":")[0]) for item, value in found.items() if str(room) in item)
 
 
 @pytest.mark.parametrize("does", ["exit", "raise-exit", "hang"])

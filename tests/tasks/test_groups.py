@@ -244,7 +244,7 @@ def test_item_whose_next_attempt_cannot_be_published_comes_back_as_the_same_atte
 ) -> None:
     with watched.held():
         watched.send(*names)
-        eventually(lambda: watched.client.hlen("unacked") == 1 + len(names))
+        eventually(lambda: watched.client.hlen("qm:unacked") == 1 + len(names))
         may_publish(False)
     eventually(lambda: watched.process.log.count("could not be published") >= len(names), within=20)
     eventually(lambda: watched.process.log.count("Couldn't reject") >= len(names), within=20)

@@ -23,6 +23,14 @@ from queue_manager.core.log import get_logger
 
 KEY = "qm:revoked-sessions"
 """Sorted set: the ids of sessions, by the moment at which they would have ended, in seconds."""
+# Add sessions, and remove those that have ended. With allow-oom: a log-out must count although the server is full.
+#
+# KEYS     the sorted set
+# ARGV     now, in seconds; then the end and the id of each session
+SAVE = """#!lua flags=allow-oom
+redis.call('ZADD', KEYS[1], unpack(ARGV, 2))
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+"""
 REFRESH_INTERVAL = 0.5  # seconds
 TIMEOUT = 1.0  # seconds for one command, which a request may wait for
 OPTIONS: dict[str, Any] = {
@@ -93,19 +101,17 @@ class Revocations:
 
     async def _refresh(self) -> None:
         assert self._client is not None
-        await self._save(self._client)
         now = time.time()
         found: Any = await self._client.zrangebyscore(KEY, now, "+inf", withscores=True)
         self._known |= {str(session): float(ends_at) for session, ends_at in found}
         self._known = {session: ends_at for session, ends_at in self._known.items() if ends_at > now}
+        await self._save(self._client)
 
     async def _save(self, client: Redis) -> None:
         unsaved, now = dict(self._unsaved), time.time()
         if unsaved:
-            async with client.pipeline(transaction=True) as pipe:
-                pipe.zadd(KEY, unsaved)
-                pipe.zremrangebyscore(KEY, "-inf", now)
-                await pipe.execute()
+            scored = [part for session, ends_at in unsaved.items() for part in (ends_at, session)]
+            await client.eval(SAVE, 1, KEY, now, *scored)
             for session in unsaved:
                 self._unsaved.pop(session, None)
 

@@ -87,5 +87,5 @@ def _network(address: str | None) -> str:
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:
-        return address or "unknown"
+        return "unknown"  # not an address: a proxy passed on what its client wrote
     return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))

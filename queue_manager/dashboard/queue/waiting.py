@@ -16,6 +16,7 @@ from fastapi import Request
 from queue_manager.dashboard.access import watch
 from queue_manager.dashboard.queue.beside import Beside
 from services.message_queue import Message, MessageQueue, message_queue
+from services.message_queue.errors import SearchUnfinished
 
 LOOKS = CapacityLimiter(8)
 
@@ -30,6 +31,10 @@ class Wanted:
 
     def take(self, queue: MessageQueue) -> Message | None:
         return queue.take(**asdict(self))
+
+    def search(self, queue: MessageQueue) -> Message | None:
+        """Raises `SearchUnfinished`."""
+        return queue.search(**asdict(self))
 
 
 async def wait_for(wanted: Wanted, patience: float, *, request: Request) -> Message | None:
@@ -56,11 +61,13 @@ class _Wait:
     async def message(self, patience: float) -> Message | None:
         end = time.monotonic() + patience
         while True:
-            arrival, message = await to_thread.run_sync(self._look, limiter=LOOKS)
+            arrival, message, is_finished = await to_thread.run_sync(self._look, limiter=LOOKS)
             is_used = False
             try:
                 if message is not None:
                     return message
+                if not is_finished and time.monotonic() < end and not self._is_leaving():
+                    continue
                 if not await self._arrived(arrival, within=end - time.monotonic()):
                     return None
                 is_used = True
@@ -70,10 +77,13 @@ class _Wait:
                 if self._is_leaving():
                     self._queue.arrivals.wake(1)  # what it was told of is for another
 
-    def _look(self) -> tuple[Future[None], Message | None]:
+    def _look(self) -> tuple[Future[None], Message | None, bool]:
+        """Return where an arrival is announced, the message if there is one, and whether the search was finished."""
         arrival = self._queue.arrivals.expect(self._wanted.type)
         try:
-            return arrival, None if self._is_leaving() else self._wanted.take(self._queue)
+            return arrival, None if self._is_leaving() else self._wanted.search(self._queue), True
+        except SearchUnfinished:
+            return arrival, None, False
         except BaseException:
             self._queue.arrivals.release(arrival)
             raise
