@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVER
         connection.ensure_connection(max_retries=0)
         channel = connection.default_channel
         with channel.conn_or_acquire() as client:
-            delivered_after = time.time() - just_delivered.total_seconds()
+            delivered_after = client.time()[0] - just_delivered.total_seconds()  # the clock of the index
             tags = client.zrange(channel.unacked_index_key, delivered_after, "+inf", byscore=True)
             delivered = client.hmget(channel.unacked_key, tags) if tags else []
         return int(channel._size(queue)) + sum(_queue_of(entry) == queue for entry in delivered)

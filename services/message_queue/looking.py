@@ -169,7 +169,7 @@ class Looking:
         messages, read = self._read(place, chosen)
         end = skip + read
         is_cut = read < len(chosen)
-        goes_on = is_cut or (cursor is not None and end < len(found))
+        goes_on = is_cut or (shown is not None and end < len(found))
         return Page(
             messages=messages,
             cursor=f"{start}~{end}" if goes_on else at or None,

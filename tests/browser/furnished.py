@@ -71,7 +71,7 @@ def messages(queue: Queue) -> dict[str, str]:
     queue.post("/queue/ack", {"id": taken["id"], "lock_token": taken["lock_token"]})
     queue.post("/queue/move", {"messages": [archived], "toQueue": "archived"})
     processing = queue.add(payload=payload, ackTimeout=900)
-    assert queue.take("consumer_id=a-consumer")["id"] == processing
+    assert queue.take("consumerId=a-consumer")["id"] == processing
     main = queue.add(type="letter", payload=payload)
     return {
         "main": main,

@@ -54,7 +54,15 @@ def test_the_state_comes_at_once_and_whenever_it_changes(clean: Servers, process
             stream = stack.enter_context(States(process))
             assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
             states = stream.states()
-            assert next(states).keys() == {"server_time", "servers", "leader", "workers", "counted_to", "systems"}
+            assert next(states).keys() == {
+                "server_time",
+                "servers",
+                "leader",
+                "workers",
+                "counted_to",
+                "systems",
+                "problems",
+            }
         for number in range(3):
             make_room(server_now() - seconds(1))
             with promptly(3):

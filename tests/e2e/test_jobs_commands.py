@@ -221,7 +221,7 @@ class TestStatus:
         status = printed("status", "--json")
         (queue,) = [queue for queue in status["queues"] if queue["name"] == INVOICE]
         assert (queue["oldest_due"], queue["next_due"], queue["running"]) == (None, to_iso(job["due"]), None)
-        assert (status["leader"], set(status)) == (None, {"queues", "leader", "server_time"})
+        assert (status["leader"], set(status)) == (None, {"queues", "leader", "server_time", "other_documents"})
 
     def test_nobody_leads_yet(self, clean: Servers) -> None:
         said = run("status", JOBS_IMPORTS="[]").stdout
