@@ -3,9 +3,9 @@
 An item is recorded when it starts and removed when it ends, however it ends; a record that stays belongs to a process
 that died. From then on the item is executed alone. A start that finds such a record counts as a loss.
 
-Guarantee: an item that never started is never suspected, whatever happened to its message. Recording is best effort:
-while Redis is away items start unrecorded, and no item fails because of it. Executions of one item that overlap count
-as losses of it, which costs it a pause at most: its lease keeps them rare.
+Guarantee: an item that never started is never suspected, even if its message was lost or redelivered. Recording is best
+effort: while Redis is away items start unrecorded, and no item fails because of it. Executions of one item that overlap
+count as losses of it, which costs it a pause at most: its lease keeps them rare.
 """
 
 from __future__ import annotations
@@ -99,10 +99,8 @@ return 0
 # KEYS     started, losses
 # ARGV     seconds to keep a record, then items
 END = Script("""#!lua flags=allow-oom
-for i = 2, #ARGV do
-    redis.call('ZREM', KEYS[1], ARGV[i])
-    redis.call('HDEL', KEYS[2], ARGV[i])
-end
+redis.call('ZREM', KEYS[1], unpack(ARGV, 2))
+redis.call('HDEL', KEYS[2], unpack(ARGV, 2))
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', redis.call('TIME')[1] - ARGV[1])
 """)
 

@@ -15,7 +15,7 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import masked
 
 Error = redis.RedisError
-"""Whatever redis-py raises."""
+"""Base of every error of redis-py."""
 OUTAGES = (redis.ConnectionError, redis.TimeoutError)
 """What redis-py raises while the server is away."""
 
