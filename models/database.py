@@ -7,25 +7,27 @@ caller unchanged: an errored write may have been applied, so every write here is
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import bson
 from bson import Code, DatetimeConversion, Decimal128, ObjectId, Regex, json_util
 from bson.codec_options import CodecOptions
 from pymongo import IndexModel, MongoClient, timeout
+from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from queue_manager.core.clock import ServerClock
+from queue_manager.core.clock import ServerClock, milliseconds
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
 
+T = TypeVar("T")
 Document = dict[str, Any]
 Error = PyMongoError
 """Whatever the driver raises."""
@@ -90,12 +92,40 @@ def server_now() -> datetime:
     return _clock().now()
 
 
+def transact(act: Callable[[ClientSession], T]) -> T:
+    """Run `act` in one transaction; it runs again when another writer came first. Raises what `act` and the driver raise."""
+    with client().start_session() as session:
+        return session.with_transaction(act)
+
+
+def doubled(base: timedelta, times: Any, *, cap: timedelta) -> Document:
+    """Return the expression, in ms, of `base` doubled `times` times, at most `cap`.
+
+    The formula of `queue_manager.core.retry.doubling`, computed by the database because the count lives there.
+    """
+    longest = max(milliseconds(cap), milliseconds(base))
+    wanted = {"$multiply": [milliseconds(base), {"$pow": [2, {"$min": [times, 32]}]}]}
+    return {"$toLong": {"$min": [longest, wanted]}}
+
+
 def value_at(document: Document, path: str) -> Any:
     """Return the value at a dotted path through documents; `None` where it leads nowhere."""
     value: Any = document
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def projection(paths: Iterable[str]) -> Document:
+    """Return the projection of paths. One inside another is left out: it comes with it, and MongoDB refuses both."""
+    unique = dict.fromkeys(paths)
+    return {path: 1 for path in unique if not path.startswith(tuple(f"{one}." for one in unique))}
+
+
+def with_value(document: Document, path: str, value: Any) -> Document:
+    """Return a copy of a document with a value at a dotted path through documents."""
+    key, _, rest = path.partition(".")
+    return {**document, key: with_value(document.get(key, {}), rest, value) if rest else value}
 
 
 def object_id(value: Any, *, field: str) -> ObjectId:

@@ -8,7 +8,7 @@ from typing import Any
 from pymongo import ASCENDING, DESCENDING
 from pymongo.collection import Collection
 
-from models.database import Document, value_at
+from models.database import Document, projection, value_at
 from queue_manager.core.errors import PermanentError
 
 Order = Sequence[str]
@@ -41,8 +41,7 @@ def walk(
     if after is not None and len(after) != len(order):
         raise NoPosition(f"{after!r:.100} is no place in a list by {', '.join(order)}")
     sort = [(field, DESCENDING if is_descending else ASCENDING) for field in order]
-    # A field inside one that is named comes with it; MongoDB refuses to be told both.
-    wanted = [field for field in {*fields, *order} if not field.startswith(tuple(f"{one}." for one in fields))]
+    wanted = projection((*fields, *order))
     for beyond in _beyond(after, order, is_descending=is_descending) if after else [{}]:
         yield from collection.find(
             {"$and": [where, beyond]}, wanted if fields else None, hint=index, sort=sort

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 from queue_manager.core.settings import settings
+from queue_manager.leases import Attempts
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DueItem:
-    """One item to be sent: the token it is held with, the arguments of its task, its time if that is to come."""
+    """One item: the id of its task, the arguments, the name of its lease, its time if that is to come."""
 
     token: str
     args: tuple[Any, ...]
+    lease: str = ""
     eta: datetime | None = None
 
 
@@ -33,6 +36,8 @@ class DueBatch:
     found: int
     items: list[DueItem]
     noted: Mapping[str, int] = field(default_factory=dict)
+    lease_ends_ms: int = 0
+    """When the leases end that were taken for the time of sending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +101,27 @@ class DueWork(ABC):
 
     @property
     def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
-        """What does many items at once, if the system has that: its one method named `…_many`.
+        """The function that executes a batch of items, if the system has one.
 
-        It returns, item by item, what the item's task returns, or `None` for one that its task shall do by itself. It
-        may raise `NotYetDue`, to be called again after the wait; whatever else it raises leaves all to their tasks.
+        It returns, item by item, the result of the item's task, or `None` for an item that its own task executes. It
+        may raise `NotYetDue`, to be called again after the wait; any other error leaves all items to their tasks.
         """
-        name = next((name for name in dir(type(self)) if name.endswith("_many")), None)
-        return getattr(self, name) if name else None
+        return None
+
+    def lease_of(self, args: Sequence[Any]) -> str:
+        """Return the name of the lease of an item with these arguments."""
+        return ""
+
+    def sent(self, batch: DueBatch) -> None:
+        """Say that the items of a batch were sent."""
+
+    def attempts(self, items: Sequence[DueItem]) -> AbstractContextManager[Attempts]:
+        """Record that attempts at these items run within, as one batch."""
+        return nullcontext(Attempts())
+
+    def attempt(self, item: DueItem) -> AbstractContextManager[Attempts]:
+        """Record that one attempt runs within. Raises `leases.MustPause`."""
+        return nullcontext(Attempts())
 
     def release(self, items: Sequence[DueItem]) -> None:
         """Give back items that could not be sent."""

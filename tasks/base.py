@@ -31,7 +31,8 @@ from queue_manager.core.errors import AppError, HandOn, NotYetDue, PermanentErro
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.transport import counters, losses, scan_ticks
+from queue_manager.leases import MustPause
+from queue_manager.transport import counters, scan_ticks
 from queue_manager.transport.held import LOST
 from queue_manager.transport.keys import FOREIGN_DEFAULT_QUEUE
 from services.due_work import DueBatch, DueItem, DueWork
@@ -192,6 +193,7 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
         report.enqueued += len(batch.items)
+        work.sent(batch)
     except Exception as error:
         described(error)
         report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
@@ -217,12 +219,14 @@ class ItemTask(GroupedTask):
         if self.request.called_directly:
             return super().__call__(*args, **kwargs)
         item = self.item(self.request.id, args, kwargs)
-        if self.is_long or self._group is not None:
-            return self._attempt(item)
+        if self._group is not None:
+            return self._group.record(item, self._attempt(item))
         try:
-            with losses.alone(self.queue_name, item.args):
-                return self._attempt(item)
-        except losses.MustPause as lost:
+            with self.work().attempt(item) as attempts:
+                result = self._attempt(item)
+                attempts.done.add(item.lease)
+                return result
+        except MustPause as lost:
             log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
             self._rest(item, lost.pause)
             raise Ignore from None
@@ -288,14 +292,18 @@ class ItemTask(GroupedTask):
 
     def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
         """Return the item that the arguments name, with every default filled in. Raises PermanentError."""
+        given = self._bound(args, kwargs)
+        return DueItem(token=token, args=given, lease=self.work().lease_of(given))
+
+    def _bound(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         if isinstance(args, list | tuple) and len(args) == self._arity and kwargs == {}:
-            return DueItem(token=token, args=tuple(args))
+            return tuple(args)
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise PermanentError(f"{self.name}{self._signature} was called with others: {error}") from None
         bound.apply_defaults()
-        return DueItem(token=token, args=bound.args)
+        return bound.args
 
     def _run_when_due(self, item: DueItem) -> Any:
         while True:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from contextlib import suppress
 from threading import Event, Thread
 
 from celery.worker import state
 from celery.worker.request import Request
 
 from models.database import OUTAGES
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from services.due_work import DueItem
@@ -60,7 +61,7 @@ class Heartbeat:
         while lost:
             request = lost.popleft()
             try:
-                request.task.work().lost(DueItem(token=request.id, args=tuple(request.args)))
+                request.task.work().lost(request.task.item(request.id, request.args, request.kwargs))
             except OUTAGES:
                 lost.append(request)
                 raise
@@ -74,7 +75,9 @@ class Heartbeat:
         everything = time.monotonic() - self._renewed_at > shortest / 3
         items: dict[ItemTask, list[DueItem]] = defaultdict(list)
         for token in held.keys() if everything else held.keys() - self._known:
-            items[held[token].task].append(DueItem(token=token, args=tuple(held[token].args)))
+            request = held[token]
+            with suppress(PermanentError):  # arguments that name no item hold nothing
+                items[request.task].append(request.task.item(token, request.args, request.kwargs))
         for task, of_task in items.items():
             task.work().renew(of_task)
         self._known = set(held)

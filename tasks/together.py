@@ -15,7 +15,8 @@ from models.database import OUTAGES
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
-from queue_manager.transport import counters, losses
+from queue_manager.leases import Attempts
+from queue_manager.transport import counters
 from services.due_work import DueItem, DueWork
 
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
@@ -36,8 +37,14 @@ class Group:
 
     found: list[Any] = field(default_factory=list)
     """The outcome of the one whose task runs now, until that asks."""
+    attempts: Attempts
     outage: Exception | None = None
     """Why MongoDB cannot be asked."""
+
+    def record(self, item: DueItem, result: Any) -> Any:
+        """Record that an item succeeded; return its result."""
+        self.attempts.done.add(item.lease)
+        return result
 
     def ask(self, act: Callable[[], Any]) -> Any:
         """Do what needs MongoDB. Only the first finds out, by waiting, that it is away."""
@@ -79,10 +86,16 @@ class GroupedTask(Task):
         """
         items = [self._named(*given) for given in group]
         named = [item for item in items if item is not None]
-        with counters.together(), losses.batch(self.queue_name, [item.args for item in named]) as suspects:
-            self._group = Group()
+        with counters.together(), self.work().attempts(named) as attempts:
+            self._group = Group(attempts=attempts)
             try:
-                found = iter(self._do_together(named, suspects, self._group))
+                outcomes = self._do_together(named, attempts.suspects, self._group)
+                attempts.done.update(
+                    item.lease
+                    for item, outcome in zip(named, outcomes, strict=True)
+                    if outcome is not None and outcome is not Verdict.ALONE
+                )
+                found = iter(outcomes)
                 yield [None if item is None else next(found) for item in items]
             finally:
                 self._group = None

@@ -1,0 +1,224 @@
+"""Documents of any collection that fall due at a date: found by one index, changed in one transaction.
+
+A document is due when the date at `due` has come and `where` holds. Guarantee: a change applies to documents that are
+due at the moment of the write and that nobody changed since they were read; of two writers at once one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from pymongo import ASCENDING, IndexModel
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+from pymongo.errors import OperationFailure
+
+from models import listing, owed
+from models.database import Document, collection, id_key, projection, transact, value_at
+from models.listing import Order, Position
+from queue_manager.core.errors import ConfigurationError
+
+# MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
+# epoch were written by mistake; the driver cannot even read all of them.
+A_DATE: Document = {"$type": "date", "$gte": datetime(1970, 1, 1, tzinfo=UTC)}
+COUNTED = 100_000  # a count that reaches this stands for that many or more
+_BAD_VALUE = 2  # MongoDB's code for, among others, a hint that names no index
+
+Update = Document | list[Document]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One update, and the documents that get it."""
+
+    ids: list[Any]
+    update: Update
+    is_sure_to_end: bool
+    """The update alone tells that the documents are not due any more."""
+
+
+class StillDue(Exception):
+    """An update left documents due."""
+
+    def __init__(self, ids: Sequence[Any]) -> None:
+        self.ids = ids
+        super().__init__(f"{len(ids)} documents are still due after their update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueCollection:
+    """A collection whose documents fall due.
+
+    Args:
+        name: of the collection.
+        due: path of the date.
+        where: condition on a document besides its date, one that a partial index may have.
+        index: name of the index.
+    """
+
+    name: str
+    due: str
+    where: Mapping[str, Any] = field(default_factory=dict)
+    index: str
+
+    def collection(self) -> Collection[Document]:
+        return collection(self.name)
+
+    @property
+    def order(self) -> Order:
+        return (self.due, "_id")
+
+    def indexes(self) -> list[IndexModel]:
+        keys = [(path, ASCENDING) for path in self.order]
+        return [IndexModel(keys, name=self.index, partialFilterExpression=self._indexed)]
+
+    # Reading
+
+    def find(
+        self, until: datetime, *, after: datetime | None = None, fields: Sequence[str] = (), limit: int = 0
+    ) -> Iterator[Document]:
+        """Yield documents due in (`after`, `until`], oldest first: id, due date and `fields`."""
+        where = self.is_due(until, after=after)
+        wanted = projection((self.due, *fields))
+        sort = [(path, ASCENDING) for path in self.order]
+        with_index = {"hint": self.index, "sort": sort, "limit": limit}
+        return self._needing_index(lambda: self.collection().find(where, wanted, **with_index))
+
+    def walk(
+        self, until: datetime, fields: Sequence[str], *, position: Position | None, is_descending: bool
+    ) -> Iterator[Document]:
+        """Yield documents due until then, by their date, beyond a position."""
+        return self._needing_index(
+            lambda: listing.walk(
+                self.collection(),
+                self.is_due(until),
+                index=self.index,
+                order=self.order,
+                fields=fields or [self.due],
+                after=position,
+                is_descending=is_descending,
+            )
+        )
+
+    def among(self, ids: Sequence[Any], until: datetime, fields: Sequence[str] = ()) -> list[Document]:
+        """Return those of `ids` that are due until then."""
+        where = {**self.is_due(until), "_id": {"$in": list(ids)}}
+        return list(self.collection().find(where, projection((self.due, *fields)), hint="_id_"))
+
+    def count(self, until: datetime) -> int:
+        """Count due documents, up to `COUNTED`."""
+        where = self.is_due(until)
+        (count,) = self._needing_index(
+            lambda: [self.collection().count_documents(where, hint=self.index, limit=COUNTED)]
+        )
+        return count
+
+    def get(self, id: Any, fields: Sequence[str] | None = None) -> Document | None:
+        return self.collection().find_one({"_id": id}, None if fields is None else projection(fields))
+
+    def get_many(self, ids: Sequence[Any], fields: Sequence[str] | None = None) -> list[Document]:
+        wanted = None if fields is None else projection(fields)
+        return list(self.collection().find({"_id": {"$in": list(ids)}}, wanted, hint="_id_"))
+
+    def due_at(self, document: Document) -> Any:
+        return value_at(document, self.due)
+
+    def is_due(self, until: datetime, *, after: datetime | None = None) -> Document:
+        """Return the condition that a document is due in (`after`, `until`]."""
+        range_ = {"$lte": until} if after is None else {"$gt": after, "$lte": until}
+        return {**self._indexed, self.due: {**A_DATE, **range_}}
+
+    @property
+    def _indexed(self) -> Document:
+        """The condition of the index: no array anywhere on the path, since one would make the index multikey."""
+        parts = self.due.split(".")
+        no_arrays = {".".join(parts[: depth + 1]) + ".0": None for depth in range(len(parts))}
+        return {self.due: A_DATE, **no_arrays, **self.where}
+
+    def _needing_index(self, ask: Callable[[], Any]) -> Iterator[Any]:
+        """Yield what `ask` returns. Raises ConfigurationError: the index is missing."""
+        try:
+            yield from ask()
+        except OperationFailure as error:
+            if error.code != _BAD_VALUE:
+                raise
+            raise ConfigurationError(
+                f"the index {self.name}.{self.index} is missing: run `queue-manager migrate` while its system is "
+                "switched on"
+            ) from error
+
+    # Writing
+
+    def apply(
+        self,
+        due_at: Mapping[Any, datetime | None],
+        decide: Callable[[list[Document]], list[Change]],
+        *,
+        fields: Sequence[str] | None,
+        now: datetime,
+        record: owed.Owed | None = None,
+    ) -> dict[Any, Document]:
+        """Read documents, decide about their updates and write them, in one transaction.
+
+        Args:
+            due_at: by id, the due time that is meant; `None`: whichever the document has.
+            decide: returns the changes of the documents that are due; may be called several times.
+            fields: those that `decide` needs; `None`: all.
+            record: kept with the write when something was written.
+
+        Returns:
+            By id, each document that was written, as it was before.
+
+        Raises:
+            StillDue: an update does not end what was due; nothing was written.
+        """
+        wanted = None if fields is None else projection((self.due, *fields))
+        where = {**self.is_due(now), "_id": {"$in": list(due_at)}}
+
+        def act(session: ClientSession) -> dict[Any, Document]:
+            found = self.collection().find(where, wanted, hint="_id_", session=session)
+            documents = {id_key(one["_id"]): one for one in found}
+            meant = [one for id, one in documents.items() if due_at[id] in (None, self.due_at(one))]
+            changes = decide(meant) if meant else []
+            for change in changes:
+                self.collection().update_many(
+                    {"_id": {"$in": change.ids}}, change.update, hint="_id_", session=session
+                )
+            written = {id_key(id): documents[id_key(id)] for change in changes for id in change.ids}
+            self._refuse_still_due(changes, now, session)
+            if record is not None and written:
+                record.insert({id: self.due_at(one) for id, one in written.items()}, now=now, session=session)
+            return written
+
+        return transact(act)
+
+    def _refuse_still_due(self, changes: Sequence[Change], now: datetime, session: ClientSession) -> None:
+        unsure = [id for change in changes if not change.is_sure_to_end for id in change.ids]
+        if unsure:
+            where = {**self.is_due(now), "_id": {"$in": unsure}}
+            still = self.collection().find(where, {"_id": 1}, hint="_id_", session=session)
+            if ids := [one["_id"] for one in still]:
+                raise StillDue(ids)
+
+    def update_if_due(self, id: Any, due_at: datetime, update: Update) -> bool:
+        """Update one document if it is still due at that time; return whether it was."""
+        where = {**self._indexed, "_id": id, self.due: {**A_DATE, "$eq": due_at}}
+        return self.collection().update_one(where, update, hint="_id_").matched_count == 1
+
+    def update_if_unchanged(self, id: Any, due_at: Any, update: Update) -> None:
+        """Update one document if the value of its date is still this one, be it missing."""
+        self.collection().update_one({"_id": id, self.due: {"$eq": due_at}}, update, hint="_id_")
+
+    def update_range(self, ids: Sequence[Any], first: datetime, last: datetime, update: Update) -> None:
+        """Update those of `ids` that are still due between two dates, both included."""
+        where = {"_id": {"$in": list(ids)}, self.due: {**A_DATE, "$gte": first, "$lte": last}}
+        self.collection().update_many(where, update, hint="_id_")
+
+
+def pages(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
+    while page := list(islice(documents, size)):
+        yield page

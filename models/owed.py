@@ -1,0 +1,63 @@
+"""Calls that are owed after a write: `qm_owed`, one record for each batch of a system that has an `after`.
+
+    {_id: the batch, system, at, items: [{id, due_at}]}
+
+Guarantee: a record is inserted in the transaction that wrote its documents, and deleted after the call returned. What a
+crash leaves is called again, so each document is called for at least once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pymongo import ASCENDING, IndexModel
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+
+from models.database import Document, collection, id_key
+
+NAME = "qm_owed"
+BY_AGE = "owed_by_age"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owed:
+    """The record of one batch."""
+
+    id: str
+    system: str
+
+    def insert(self, due_at: Mapping[Any, datetime], *, now: datetime, session: ClientSession) -> None:
+        items = [{"id": id, "due_at": at} for id, at in due_at.items()]
+        _records().insert_one({"_id": self.id, "system": self.system, "at": now, "items": items}, session=session)
+
+
+def delete(id: str) -> None:
+    _records().delete_one({"_id": id})
+
+
+def get(id: str) -> tuple[datetime, dict[Any, datetime]] | None:
+    """Return when a batch wrote and, by id, the due times of its documents; `None`: nothing is owed any more."""
+    record = _records().find_one({"_id": id})
+    return None if record is None else (record["at"], {id_key(one["id"]): one["due_at"] for one in record["items"]})
+
+
+def left(system: str, until: datetime) -> Iterator[tuple[str, datetime]]:
+    """Yield the records that are left from before `until`, the oldest first: id and time."""
+    found = _records().find(
+        {"system": system, "at": {"$lte": until}}, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)]
+    )
+    for record in found:
+        yield record["_id"], record["at"]
+
+
+def _records() -> Collection[Document]:
+    return collection(NAME)
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return what this module keeps, for `migrate`."""
+    return {NAME: [IndexModel([("system", ASCENDING), ("at", ASCENDING), ("_id", ASCENDING)], name=BY_AGE)]}

@@ -1,0 +1,462 @@
+"""The lease of dispatched items, kept in Redis: while an item is in flight, scans do not dispatch it again.
+
+A lease is named by an item's id and its due time, so a new due time is a new lease. Each system has sorted sets of
+these names, scored in milliseconds:
+
+    waiting  dispatched, not received by a worker → when it was dispatched
+    running  being sent, received by a worker, or waiting for a retry → when the lease ends; a worker renews it
+    cooling  its last attempt failed → when it may be dispatched again
+    done     ended a moment ago → until when a scan with older knowledge does not dispatch it again
+    started  an attempt runs → when it started
+
+Items that started and never ended may be what killed their process, so they run alone from then on; `losses` counts how
+often in a row.
+
+Guarantee: a lease is an optimization and protects no data. If Redis loses it, the item is dispatched again, and the
+conditional write of the item decides. Renewing, ending and releasing work while the server's memory is full.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import redis
+
+from queue_manager.core.clock import hours, milliseconds, minutes, seconds
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.per_process import PerProcess
+from queue_manager.core.retry import doubling
+from queue_manager.core.settings import settings
+from queue_manager.transport.scripts import Script
+from queue_manager.transport.server import make_client
+
+DONE_FOR = seconds(5)
+RETENTION = hours(24)  # of leases that ended without a word, and of losses
+FIRST_PAUSE, MAX_PAUSE = minutes(1), hours(1)
+OFTEN = 3  # losses in a row after which health names the item
+START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
+RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
+MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile
+
+SETS = ("waiting", "running", "cooling", "done", "started", "losses")
+State = Literal["in-progress", "stuck", "cooling"]
+
+log = get_logger("QM/leases")
+
+
+def name(id: str, due_at: datetime | None) -> str:
+    """Return the name of a lease: the id as text, and the due time in milliseconds."""
+    return f"{id}@{'' if due_at is None else milliseconds(due_at - _EPOCH)}"
+
+
+def id_of(name: str) -> str:
+    """Return the id that the name of a lease begins with."""
+    return name.rpartition("@")[0]
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Every script: KEYS are the sets of one system in the order of SETS. `flags=allow-oom` because a full server must be
+# emptied; only `TAKE` adds items to it and is refused then.
+_PRELUDE = """
+local waiting, running, cooling, done, started, losses = unpack(KEYS)
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+"""
+
+# Take the leases that nobody holds.
+#
+# ARGV     how long in ms; "1" to take cooling ones too; names
+# Returns  when they end, in ms; then the positions of the names taken, from 1
+#
+# Atomic because two scanners may find the same items.
+TAKE = Script(f"""#!lua
+{_PRELUDE}
+local names = {{unpack(ARGV, 3)}}
+local w = redis.call('ZMSCORE', waiting, unpack(names))
+local r = redis.call('ZMSCORE', running, unpack(names))
+local c = redis.call('ZMSCORE', cooling, unpack(names))
+local d = redis.call('ZMSCORE', done, unpack(names))
+local ends = now + ARGV[1]
+local reply, add, cooled = {{ends}}, {{}}, {{}}
+for i, name in ipairs(names) do
+    local is_cooling = c[i] and tonumber(c[i]) > now and ARGV[2] ~= '1'
+    local is_held = w[i] or (r[i] and tonumber(r[i]) > now) or (d[i] and tonumber(d[i]) > now)
+    if not is_held and not is_cooling then
+        reply[#reply + 1] = i
+        add[#add + 1], add[#add + 2] = ends, name
+        if c[i] then cooled[#cooled + 1] = name end
+    end
+end
+if #add > 0 then redis.call('ZADD', running, unpack(add)) end
+if #cooled > 0 then redis.call('ZREM', cooling, unpack(cooled)) end
+return reply
+""")
+
+# Say that taken items were dispatched: from now on they wait for a worker, as long as it takes.
+#
+# ARGV     when the taken leases end, in ms; names. One that a worker has received meanwhile has another end.
+DISPATCHED = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+local scores = redis.call('ZMSCORE', running, unpack(ARGV, 2))
+local add, remove = {{}}, {{}}
+for i = 2, #ARGV do
+    if scores[i - 1] and tonumber(scores[i - 1]) == tonumber(ARGV[1]) then
+        add[#add + 1], add[#add + 2] = now, ARGV[i]
+        remove[#remove + 1] = ARGV[i]
+    end
+end
+if #remove > 0 then
+    redis.call('ZREM', running, unpack(remove))
+    redis.call('ZADD', waiting, unpack(add))
+end
+""")
+
+# Hold items that nobody knows, once, because another program may be working on them.
+#
+# ARGV     how long in ms, names
+HOLD_UNKNOWN = Script(f"""#!lua
+{_PRELUDE}
+for i = 2, #ARGV do
+    local name = ARGV[i]
+    if not (redis.call('ZSCORE', waiting, name) or redis.call('ZSCORE', cooling, name)
+            or redis.call('ZSCORE', done, name)) then
+        redis.call('ZADD', running, 'NX', now + ARGV[1], name)
+    end
+end
+""")
+
+# Free the oldest waiting items whose message was lost.
+#
+# ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
+# Returns  how many
+FREE_LOST = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+redis.call('ZREMRANGEBYSCORE', running, '-inf', now - {milliseconds(RETENTION)})
+redis.call('ZREMRANGEBYSCORE', cooling, '-inf', now - {milliseconds(RETENTION)})
+local lost = redis.call('ZCARD', waiting) - ARGV[1]
+if lost <= 0 then return 0 end
+local names = redis.call('ZRANGE', waiting, '-inf', now - ARGV[2], 'BYSCORE', 'LIMIT', 0, math.min(lost, {MAX_ARGUMENTS}))
+if #names > 0 then redis.call('ZREM', waiting, unpack(names)) end
+return #names
+""")
+
+# Prolong leases of received items; never shortens one. An item that ended or was released meanwhile stays so.
+#
+# ARGV     how long in ms, names
+RENEW = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+local ends = now + ARGV[1]
+for i = 2, #ARGV do
+    if redis.call('ZREM', waiting, ARGV[i]) == 1 then
+        redis.call('ZADD', running, 'GT', ends, ARGV[i])
+    else
+        redis.call('ZADD', running, 'XX', 'GT', ends, ARGV[i])
+    end
+end
+""")
+
+# Give leases back. They may be taken again at once, or after a pause.
+#
+# ARGV     pause in ms, names
+RELEASE = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+redis.call('ZREM', waiting, unpack(ARGV, 2))
+redis.call('ZREM', running, unpack(ARGV, 2))
+if tonumber(ARGV[1]) > 0 then
+    for i = 2, #ARGV do redis.call('ZADD', cooling, now + ARGV[1], ARGV[i]) end
+end
+""")
+
+# Record the start of a batch, except of items that must be executed alone.
+#
+# ARGV     lease in ms, names
+# Returns  positions of the items to be executed alone, from 1
+START_BATCH = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+local names = {{unpack(ARGV, 2)}}
+local before = redis.call('ZMSCORE', started, unpack(names))
+local lost = redis.call('EXISTS', losses) == 1 and redis.call('HMGET', losses, unpack(names)) or {{}}
+local suspects, fresh, ends, gone = {{}}, {{}}, {{}}, {{}}
+for i, name in ipairs(names) do
+    if before[i] or lost[i] then
+        suspects[#suspects + 1] = i
+    else
+        fresh[#fresh + 1], fresh[#fresh + 2] = now, name
+        ends[#ends + 1], ends[#ends + 2] = now + ARGV[1], name
+        gone[#gone + 1] = name
+    end
+end
+if #gone > 0 then
+    redis.call('ZREM', waiting, unpack(gone))
+    redis.call('ZADD', running, unpack(ends))
+    redis.call('ZADD', started, unpack(fresh))
+end
+return suspects
+""")
+
+# Record the start of one item; the start before it that never ended counts as a loss.
+#
+# ARGV     lease in ms, name, losses from which on it must pause first
+# Returns  losses in a row if it must pause first, else 0
+#
+# A pause removes the record: the start after it is not a loss.
+START_ALONE = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+local name, keep = ARGV[2], {milliseconds(RETENTION)}
+if redis.call('ZSCORE', started, name) then
+    local count = 1
+    local all = redis.call('HGETALL', losses)
+    for i = 1, #all, 2 do
+        local n, at = string.match(all[i + 1], '^(%d+):(%d+)$')
+        if not at or now - at > keep then
+            redis.call('HDEL', losses, all[i])
+        elseif all[i] == name then
+            count = n + 1
+        end
+    end
+    redis.call('HSET', losses, name, string.format('%d:%d', count, now))
+    redis.call('PEXPIRE', losses, keep)
+    if count >= tonumber(ARGV[3]) then
+        redis.call('ZREM', started, name)
+        return count
+    end
+end
+redis.call('ZREM', waiting, name)
+redis.call('ZADD', running, now + ARGV[1], name)
+redis.call('ZADD', started, now, name)
+return 0
+""")
+
+# Record that attempts ended, however they did; leases of items that are done end a moment later.
+#
+# ARGV     how long a scan passes over done items, in ms; how many of the names are done; names, the done ones first
+END = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+redis.call('ZREM', started, unpack(ARGV, 3))
+redis.call('HDEL', losses, unpack(ARGV, 3))
+redis.call('ZREMRANGEBYSCORE', started, '-inf', now - {milliseconds(RETENTION)})
+redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
+local add, remove = {{}}, {{}}
+for i = 3, 2 + ARGV[2] do
+    add[#add + 1], add[#add + 2] = now + ARGV[1], ARGV[i]
+    remove[#remove + 1] = ARGV[i]
+end
+if #remove > 0 then
+    redis.call('ZREM', running, unpack(remove))
+    redis.call('ZREM', waiting, unpack(remove))
+    redis.call('ZADD', done, unpack(add))
+end
+""")
+
+
+class MustPause(Exception):
+    """The item lost its process too often in a row to start now."""
+
+    def __init__(self, losses: int) -> None:
+        self.losses = losses
+        self.pause: timedelta = doubling(FIRST_PAUSE, losses - 2, cap=MAX_PAUSE)
+        super().__init__(f"its process was lost {losses} times in a row; it pauses {self.pause.total_seconds():.0f} s")
+
+
+@dataclass(kw_only=True)
+class Attempts:
+    """Attempts that run at this moment, as one batch or alone."""
+
+    suspects: set[int] = field(default_factory=set)
+    """Positions of the items that must be executed alone instead."""
+    done: set[str] = field(default_factory=set)
+    """Names of items that succeeded: the caller adds them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What one `take` brought: the positions of the names that are ours, and when these leases end."""
+
+    positions: list[int]
+    ends_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    in_progress: int
+    cooling: int
+
+
+@dataclass(frozen=True)
+class Leases:
+    """The leases of one system. Methods raise what redis-py raises unless they say otherwise."""
+
+    system: str
+    lease: timedelta
+
+    # Dispatch
+
+    def take(self, names: Sequence[str], *, is_forced: bool = False) -> Taken:
+        """Take those of `names` that nobody holds; with `is_forced` also those that are cooling."""
+        positions: list[int] = []
+        ends = 0
+        for first in range(0, len(names), MAX_ARGUMENTS):
+            some = names[first : first + MAX_ARGUMENTS]
+            ends, *found = self._run(TAKE, self._lease_ms, int(is_forced), *some)
+            positions += [first + position - 1 for position in found]
+        return Taken(positions=positions, ends_ms=ends)
+
+    def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
+        """Say that items taken until `ends_ms` were sent: they wait for a worker without an end."""
+        self._each(DISPATCHED, names, ends_ms)
+
+    def hold_unknown(self, names: Sequence[str]) -> None:
+        """Hold for one lease those of `names` that were never taken."""
+        self._each(HOLD_UNKNOWN, names, self._lease_ms)
+
+    def free_lost(self, messages: int) -> int:
+        """Free waiting items as far as they are more than `messages` that wait in the broker; return how many."""
+        return int(self._run(FREE_LOST, messages, self._lease_ms))
+
+    # Holding
+
+    def renew(self, names: Sequence[str], *, wait: timedelta = timedelta(0)) -> None:
+        """Prolong the leases that are held to one lease from now, or from the end of `wait`."""
+        self._each(RENEW, names, self._lease_ms + milliseconds(wait))
+
+    def release(self, names: Sequence[str], *, pause: timedelta = timedelta(0)) -> None:
+        """Give leases back; no scan takes them before `pause` is over."""
+        self._each(RELEASE, names, milliseconds(pause))
+
+    # Attempts
+
+    @contextmanager
+    def batch(self, names: Sequence[str]) -> Iterator[Attempts]:
+        """Record that a batch of attempts runs within. Best effort: without Redis items start unrecorded."""
+        found = _recorder().run(START_BATCH, self, self._lease_ms, *names) if names else None
+        attempts = Attempts(suspects={position - 1 for position in found or ()})
+        mine = [name for position, name in enumerate(names) if position not in attempts.suspects]
+        with self._ending(mine, attempts):
+            yield attempts
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[Attempts]:
+        """Record that one attempt runs within. Best effort like `batch`. Raises MustPause."""
+        losses = _recorder().run(START_ALONE, self, self._lease_ms, name, 2) or 0
+        if losses:
+            raise MustPause(losses)
+        attempts = Attempts()
+        with self._ending([name], attempts):
+            yield attempts
+
+    @contextmanager
+    def _ending(self, names: Sequence[str], attempts: Attempts) -> Iterator[None]:
+        def end() -> None:
+            if names:
+                done = [name for name in names if name in attempts.done]
+                others = [name for name in names if name not in attempts.done]
+                _recorder().run(END, self, milliseconds(DONE_FOR), len(done), *done, *others)
+
+        try:
+            yield
+        except Exception:
+            end()
+            raise
+        # Not for SystemExit and the like: an item that ends its process is lost.
+        end()
+
+    # Reading
+
+    def states(self, names: Sequence[str]) -> list[State | None]:
+        """Return the state of each item: `None` is free, `stuck` has a lease that ended without a word."""
+        found: list[State | None] = []
+        for first in range(0, len(names), MAX_ARGUMENTS):
+            some = names[first : first + MAX_ARGUMENTS]
+            with _client().pipeline(transaction=False) as pipe:
+                for key in self.keys[:4]:
+                    pipe.zmscore(key, some)
+                pipe.time()
+                waiting, running, cooling, done, (second, micros) = pipe.execute()
+            now = second * 1000 + micros // 1000
+            found += [_state(*scores, now) for scores in zip(waiting, running, cooling, done, strict=True)]
+        return found
+
+    def stats(self) -> Stats:
+        """Count what is in flight and what is cooling."""
+        now = _now_ms()
+        with _client().pipeline(transaction=False) as pipe:
+            pipe.zcard(self.keys[0])
+            pipe.zcount(self.keys[1], f"({now}", "+inf")
+            pipe.zcount(self.keys[2], f"({now}", "+inf")
+            waiting, running, cooling = pipe.execute()
+        return Stats(in_progress=waiting + running, cooling=cooling)
+
+    def ended(self, *, before: timedelta, limit: int) -> list[str]:
+        """Return names whose lease ended without a word longer ago than `before`, the longest first."""
+        until = _now_ms() - milliseconds(before)
+        return [one.decode() for one in _client().zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)]
+
+    def often_lost(self) -> Mapping[str, int]:
+        """Return the losses in a row of items that lost their process often in the last day, by id."""
+        now, found = _now_ms(), {}
+        for one, value in _client().hgetall(self.keys[5]).items():
+            count, at = map(int, value.decode().split(":"))
+            if count >= OFTEN and now - at <= milliseconds(RETENTION):
+                found[id_of(one.decode())] = count
+        return found
+
+    @property
+    def keys(self) -> list[str]:
+        return [f"qm:lease:{self.system}:{one}" for one in SETS]
+
+    @property
+    def _lease_ms(self) -> int:
+        return milliseconds(self.lease)
+
+    def _run(self, script: Script, *arguments: Any) -> Any:
+        return script(_client(), self.keys, arguments)
+
+    def _each(self, script: Script, names: Sequence[str], *arguments: Any) -> None:
+        for first in range(0, len(names), MAX_ARGUMENTS):
+            self._run(script, *arguments, *names[first : first + MAX_ARGUMENTS])
+
+
+def _state(
+    waiting: float | None, running: float | None, cooling: float | None, done: float | None, now: int
+) -> State | None:
+    if waiting is not None or (running or 0) > now or (done or 0) > now:
+        return "in-progress"
+    if (cooling or 0) > now:
+        return "cooling"
+    return "stuck" if running is not None else None
+
+
+def _now_ms() -> int:
+    second, micros = _client().time()
+    return int(second) * 1000 + int(micros) // 1000
+
+
+class _Recorder:
+    """Records starts and ends without keeping a worker waiting."""
+
+    def __init__(self) -> None:
+        url = settings().redis_url
+        self._client = make_client(url, socket_timeout=START_TIMEOUT, socket_connect_timeout=START_TIMEOUT)
+        self._retry_at = 0.0
+
+    def run(self, script: Script, leases: Leases, *arguments: Any) -> Any:
+        """Run a script of this module; `None` if Redis is away."""
+        if time.monotonic() < self._retry_at:
+            return None
+        try:
+            return script(self._client, leases.keys, arguments)
+        except redis.RedisError as error:
+            self._retry_at = time.monotonic() + RETRY_DELAY
+            log.warning("Starts of items are not recorded for now", system=leases.system, error=reason(error))
+            return None
+
+
+_client = PerProcess(lambda: make_client(settings().redis_url))
+_recorder = PerProcess(_Recorder)

@@ -1,0 +1,61 @@
+"""Systems whose items are documents that fall due at a date: `DueDocuments`, and everything derived from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pymongo import IndexModel
+
+from models import database, failed_item, owed
+from models.due_documents import DueCollection
+from queue_manager.core.clock import minutes
+from queue_manager.core.settings import settings
+from queue_manager.system import SystemStats
+from services.due_documents.declaration import DueDocuments, Failure, Item, Reasons, Run, Written
+from services.due_documents.listing import DocumentList
+from services.due_documents.stats import stats
+from services.due_documents.work import DocumentWork
+from services.due_work import Limits
+from services.leased_work import leases_of
+
+__all__ = ["DueDocuments", "Failure", "Item", "Reasons", "Run", "Written", "implementation", "work_of"]
+
+MAX_AHEAD = minutes(5)  # a worker holds what is dispatched ahead of its time
+
+
+def work_of(system: DueDocuments) -> DocumentWork:
+    """Return the work of a system, on the real database, clock and Redis."""
+    return DocumentWork(
+        system=system,
+        documents=_documents(system),
+        leases=leases_of(system.name),
+        clock=database.server_now,
+        limits=Limits.from_settings(),
+        ahead=min(system.period(settings()), MAX_AHEAD),
+    )
+
+
+def implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:
+    """Return the functions of the declaration that are the same for every system of this kind."""
+
+    def collections() -> dict[str, Sequence[IndexModel]]:
+        indexes = [*_documents(system).indexes(), *system.more_indexes()]
+        return {system.collection: indexes, **failed_item.collections(), **owed.collections()}
+
+    def system_stats() -> SystemStats:
+        found = stats(work_of(system))
+        system.add_stats(found)
+        return found
+
+    return {
+        "items": lambda: DocumentList(work=work_of(system)),
+        "stats": system_stats,
+        "collections": collections,
+    }
+
+
+def _documents(system: DueDocuments) -> DueCollection:
+    return DueCollection(
+        name=system.collection, due=system.due, where=system.where, index=f"qm_due_{system.name.replace('-', '_')}"
+    )

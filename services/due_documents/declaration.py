@@ -1,0 +1,238 @@
+"""Declare a system whose items are documents that fall due at a date: one file, nothing else to write.
+
+    trials = DueDocuments(
+        name="trial-end",
+        title="Trials",
+        description="Trial accounts, expired when their trial is over.",
+        collection="accounts",
+        due="trial_ends_at",
+        where={"status": "trial"},
+        every=timedelta(seconds=10),
+    )
+
+    @trials.item(retry=RetryPolicy(max_attempts=5, base=timedelta(seconds=1)))
+    def end_trial(account: dict) -> dict:
+        return {"$set": {"status": "expired"}}
+
+Guarantee: for each due time the returned update is applied once, never early, and only to a document that nobody
+changed since the function saw it. The function may run several times; `after` is called at least once for each document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import update_wrapper
+from importlib import import_module
+from inspect import signature
+from typing import Any, Generic, Literal, TypeVar
+
+from pymongo import IndexModel
+
+from models.database import shown_id, value_at
+from queue_manager.core.clock import seconds, to_iso
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.retry import RetryPolicy
+from queue_manager.system import System, SystemStats
+
+Document = dict[str, Any]
+Update = Document | list[Document] | None
+F = TypeVar("F", bound=Callable[..., Any])
+A = TypeVar("A", bound=Callable[[Sequence["Written"]], object])
+G = TypeVar("G", bound=Callable[["Failure"], Any])
+
+DEFAULT_RETRY = RetryPolicy(max_attempts=5, base=seconds(1))
+_PATH = re.compile(r"[^.$\0][^.\0]*(\.[^.$\0][^.\0]*)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a function may know of the attempt, if it takes a second parameter `run`."""
+
+    id: str
+    """Of the batch, or of the task that runs alone."""
+    now: datetime
+    """The database server's time, the same for the whole batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A document that was written, as `after` gets it."""
+
+    id: Any
+    due_at: datetime
+    """With the id, the idempotency key of a side effect."""
+    written_at: datetime
+    document: Document
+    """As it is now; only the id if it was deleted meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An item whose last attempt failed, as `failed` gets it."""
+
+    id: Any
+    due_at: datetime
+    error: str
+    failures: int
+    """Times in a row that all attempts failed, this one included."""
+    retry_at: datetime
+
+
+class Item(Generic[F]):
+    """The function of a system's items, which is also their Celery task.
+
+    Called, it is the function itself, so that a unit test needs nothing else. `delay(id)` sends the task, which acts on
+    whatever is due then; ids other than ObjectIds are given as extended JSON.
+    """
+
+    def __init__(self, function: F, *, task: str) -> None:
+        self.function, self.task_name = function, task
+        self.wants_run = "run" in signature(function).parameters
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        """Send the task. Returns Celery's AsyncResult."""
+        return self.task.delay(*args, **kwargs)
+
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+        return self.task.apply_async(*args, **kwargs)
+
+    @property
+    def task(self) -> Any:
+        # At the first use: a declaration can be imported where Celery is not.
+        return import_module("tasks.due_documents").task_of(self.task_name)
+
+
+@dataclass(kw_only=True)
+class Functions:
+    """The functions of one system, as its decorators collect them."""
+
+    item: Item[Any] | None = None
+    retry: RetryPolicy = DEFAULT_RETRY
+    after: Callable[[Sequence[Written]], object] | None = None
+    failed: Callable[[Failure], Update] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reasons:
+    """What the result of an item says that had nothing to do."""
+
+    not_found: str = "Not found"
+    not_due: str = "Not due yet"
+    changed: str = "Changed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueDocuments(System):
+    """A system whose items are documents of one collection, due when a date of theirs has come."""
+
+    scan_task: str = ""
+    collection: str
+    due: str
+    """Path of the date."""
+    where: Mapping[str, Any] = field(default_factory=dict)
+    """Condition on a due document besides its date. The index has it, so only equality, `$exists: True`, `$gt`, `$gte`,
+    `$lt`, `$lte`, `$type` and `$and`."""
+    fields: Sequence[str] | None = None
+    """Fields that the function and `after` see besides the id and the date; `None`: all."""
+    shown: Sequence[str] = ()
+    """Fields whose first value is the title of an item on the page."""
+    batch: bool = True
+    """Whether a worker may call the function for many documents in one transaction: `False` if it does I/O."""
+    catch_up: Literal["once", "all"] = "once"
+    """After an outage, a function that sets a later date runs once for all the dates it missed, or once for each."""
+    done: Literal["unset"] | None = None
+    """`unset`: the date is removed with every update, which may then be `{}`."""
+    max_rate: float | None = None
+    """Items that are dispatched in a second, at most."""
+    reasons: Reasons = Reasons()
+    functions: Functions = field(default_factory=Functions, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        word = self.name.replace("-", "_")
+        self._default("scan_task", f"tasks.due_documents.scan_{word}")
+        self._default("item_task", f"tasks.due_documents.{word}")
+        self._default("queue", self.name)
+        for name, function in _implementation(self).items():
+            object.__setattr__(self, name, function)
+        super().__post_init__()
+        self._require(_PATH.fullmatch(self.due), "due", "the path of a field, such as trial_ends_at or trial.ends_at")
+        self._require(self.catch_up in ("once", "all"), "catch_up", "'once' or 'all'")
+        self._require(self.done in ("unset", None), "done", "'unset' or None")
+        self._require(self.max_rate is None or self.max_rate > 0, "max_rate", "items a second, above zero")
+        named = isinstance(self.collection, str) and self.collection
+        self._require(named, "collection", "the name of a collection")
+        self._require(isinstance(self.where, Mapping), "where", 'a condition such as {"status": "trial"}')
+        for name in ("fields", "shown"):
+            value = getattr(self, name)
+            is_list = not isinstance(value, str) and all(isinstance(one, str) for one in value or ())
+            self._require(is_list, name, 'a list of fields such as ["status"]')
+
+    def item(self, *, retry: RetryPolicy = DEFAULT_RETRY, task: str | None = None) -> Callable[[F], Item[F]]:
+        """Make a function the work of one item.
+
+        It gets a document and returns an update: operators, or a pipeline. It must make the document not due any more.
+
+        Args:
+            retry: how often it is tried, and the waits between; an outage of a server is not an attempt.
+            task: the registered name of its Celery task; by default the module and the name of the function.
+        """
+
+        def decorate(function: F) -> Item[F]:
+            if self.functions.item is not None:
+                raise ConfigurationError(f"System {self.name!r}: it has an item function already")
+            named = task or f"{function.__module__}.{function.__name__}"
+            object.__setattr__(self, "item_task", named)
+            self.functions.item, self.functions.retry = Item(function, task=named), retry
+            return self.functions.item
+
+        return decorate
+
+    def after(self, function: A) -> A:
+        """Have `function` called with the documents that were written (`Written`), at least once for each."""
+        self.functions.after = function
+        return function
+
+    def failed(self, function: G) -> G:
+        """Have `function` called with a `Failure`; the update that it returns is written to the document, if any."""
+        self.functions.failed = function
+        return function
+
+    def check(self) -> None:
+        super().check()
+        if self.functions.item is None:
+            raise ConfigurationError(f"System {self.name!r}: it has no function: decorate one with `@….item()`")
+
+    # What a subclass may choose
+
+    @property
+    def flag_field(self) -> str | None:
+        """The field that is true while a document is dispatched, for other programs; `None`: there is none."""
+        return None
+
+    def result(self, document: Document, run: Run) -> dict[str, Any]:
+        """Return the result of an item whose document was written; it is given as it was before."""
+        return {"success": True, "id": shown_id(document["_id"]), "due_at": to_iso(value_at(document, self.due))}
+
+    def more_indexes(self) -> Sequence[IndexModel]:
+        """Return indexes of the collection besides that of due documents."""
+        return ()
+
+    def add_stats(self, stats: SystemStats) -> None:
+        """Add to the statistics."""
+
+    def title_of(self, document: Document) -> str:
+        values = (value_at(document, path) for path in self.shown)
+        return next((str(value) for value in values if value is not None), "")
+
+
+def _implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:
+    from services.due_documents import implementation  # which needs the declaration
+
+    return implementation(system)

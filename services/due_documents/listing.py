@@ -1,0 +1,91 @@
+"""The documents of `DueDocuments` as people see them: due, in progress, stuck or failed; and retries by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from models import database, failed_item
+from models.database import id_key, id_text, shown_id
+from models.due_documents import pages
+from models.listing import Position, position
+from queue_manager import leases
+from queue_manager.core.errors import PermanentError
+from queue_manager.items import Item, Listed, State
+from services.due_documents.work import DocumentWork
+from services.due_work import DueItem
+from services.leased_work import Due
+
+PAGE = 250
+IN_STATE: dict[leases.State | None, State] = {None: "due", "in-progress": "in-progress", "stuck": "stuck"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentList(Listed):
+    """The list of one system. Due items and those in progress come by their due time, failed ones by their failure."""
+
+    work: DocumentWork
+
+    def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
+        if state == "failed":
+            yield from self._failed(after, newest_first)
+            return
+        until = self.work.clock() + self.work.ahead
+        fields = (self.work.documents.due, *self.work.system.shown)
+        found = self.work.documents.walk(until, fields, position=after, is_descending=newest_first)
+        for page in pages(found, PAGE):
+            for document, is_in in zip(page, self.work.leases.states([self._lease(one) for one in page]), strict=True):
+                item = self._item(document, is_in)
+                if item is not None and item.state == state:
+                    yield item
+
+    def _item(self, document: database.Document, is_in: leases.State | None) -> Item | None:
+        due_at = self.work.documents.due_at(document)
+        state = IN_STATE.get(is_in)
+        if state is None or (state == "due" and due_at > self.work.clock()):
+            return None
+        return Item(
+            id=id_text(document["_id"]),
+            title=self.work.system.title_of(document),
+            state=state,
+            position=position(document, self.work.documents.order),
+            due_at=due_at,
+            since=due_at if state == "due" else None,
+        )
+
+    def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item]:
+        """Yield failures of documents that are still due as they were."""
+        found = failed_item.page(self.work.system.name, after=after, is_descending=newest_first)
+        for one in found:
+            (document,) = self.work.documents.among([one.id], self.work.clock(), self.work.system.shown) or (None,)
+            if document is not None and self.work.documents.due_at(document) == one.due_at:
+                yield Item(
+                    id=id_text(one.id),
+                    title=self.work.system.title_of(document),
+                    state="failed",
+                    position=one.position,
+                    due_at=one.due_at,
+                    since=one.failed_at,
+                    reason=one.error,
+                    attempts=one.failures,
+                    next_at=one.retry_at,
+                )
+
+    def take(self, ids: Sequence[str]) -> list[DueItem]:
+        """Take those of `ids` that are due and not in progress, whether or not they are cooling."""
+        found = self.work.documents.among(list(self._keys(ids)), self.work.clock())
+        due = sorted((self.work.due_of(one) for one in found), key=lambda one: one.due_at)
+        return self.work.take_by_hand(due) if due else []
+
+    def has(self, id: str) -> bool:
+        return any(self.work.documents.get(key, ["_id"]) is not None for key in self._keys([id]))
+
+    def _lease(self, document: database.Document) -> str:
+        return leases.name(id_text(document["_id"]), self.work.documents.due_at(document))
+
+    def _keys(self, ids: Sequence[str]) -> Iterator[Any]:
+        for id in ids:
+            with suppress(PermanentError):
+                yield id_key(database.read_id(id, field="id"))

@@ -1,0 +1,82 @@
+"""Statistics and problems of a system of `DueDocuments`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from models import database
+from queue_manager import leases
+from queue_manager.core.errors import PermanentError
+from queue_manager.core.settings import settings
+from queue_manager.system import SystemStats
+from services.due_documents.listing import DocumentList
+from services.due_documents.work import DocumentWork
+from services.problems import MAX_IDS, counted, ids, span
+
+MAX_ENDED = 1_000  # leases that ended without a word, which are compared with their documents
+LOOKED_AT = 5_000  # due documents among which the oldest is looked for that is not cooling
+
+
+def stats(work: DocumentWork) -> SystemStats:
+    """Return pending, in progress, stuck, cooling off, and the lag of the oldest due document that is not cooling."""
+    now = work.clock()
+    late = work.system.late_after(settings())
+    in_redis = work.leases.stats()
+    stuck = _stuck(work, now)
+    overdue, lag = _oldest(work, now)
+    held = in_redis.in_progress + in_redis.cooling
+    result = SystemStats(
+        numbers={
+            "pending": max(work.documents.count(now) - held, 0),
+            "in_progress": in_redis.in_progress,
+            "stuck": len(stuck),
+            "cooling_off": in_redis.cooling,
+            "lag_seconds": lag,
+        },
+        late=overdue if lag > late.total_seconds() else [],
+    )
+    thing = work.system.items_name.removesuffix("s")
+    if stuck:
+        result.add_problem(
+            f"{counted(len(stuck), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago and "
+            f"no worker has taken over; look at the workers and their log ({ids(stuck, len(stuck))})",
+            state="stuck",
+        )
+    if in_redis.cooling:
+        failed = [one.id for one in islice(DocumentList(work=work).items("failed"), MAX_IDS)]
+        result.add_problem(
+            f"{counted(in_redis.cooling, f'failed {thing}')}: every attempt failed and the next one comes after a "
+            f"pause; see the error in the dashboard or the workers' log, then retry ({ids(failed, in_redis.cooling)})",
+            state="failed",
+        )
+    return result
+
+
+def _stuck(work: DocumentWork, now: datetime) -> list[str]:
+    """Return the ids of documents whose lease ended without a word, and that are due as they were."""
+    late = work.system.late_after(settings())
+    by_id: dict[Any, set[str]] = {}
+    for name in work.leases.ended(before=late, limit=MAX_ENDED):
+        try:
+            by_id.setdefault(database.read_id(leases.id_of(name), field="id"), set()).add(name)
+        except PermanentError:
+            continue
+    return [
+        database.shown_id(one["_id"])
+        for one in work.documents.among(list(by_id), now)
+        if work.due_of(one).lease in by_id[database.id_key(one["_id"])]
+    ]
+
+
+def _oldest(work: DocumentWork, now: datetime) -> tuple[list[str], float]:
+    """Return the ids of the oldest due documents that are not cooling, and how long the first has been due."""
+    documents = list(work.documents.find(now, limit=LOOKED_AT if work.leases.stats().cooling else MAX_IDS))
+    found = [work.due_of(one) for one in documents]
+    states = work.leases.states([one.lease for one in found])
+    waiting = [one for one, state in zip(found, states, strict=True) if state != "cooling"]
+    lag = (now - waiting[0].due_at).total_seconds() if waiting else 0.0
+    return [database.shown_id(database.read_id(one.id, field="id")) for one in waiting[:MAX_IDS]], lag
+
+

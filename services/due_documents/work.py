@@ -1,0 +1,315 @@
+"""What a scan and an item of `DueDocuments` do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import bson
+
+from models import database, failed_item, owed
+from models.database import id_key, id_text, shown_id
+from models.due_documents import Change, DueCollection, StillDue, Update
+from queue_manager import leases
+from queue_manager.core.clock import parse_utc, seconds, to_iso
+from queue_manager.core.errors import NotYetDue, PermanentError, reason
+from queue_manager.core.log import get_logger
+from services.due_documents.declaration import DueDocuments, Failure, Run, Written
+from services.due_work import DueItem
+from services.leased_work import Due, LeasedWork
+
+A_MOMENT = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
+MAX_CALLS = 0.25  # seconds that the functions of one batch may take; the other items are executed by their own tasks
+MAX_REPEATS = 100_000  # dates that a repeating item may have missed
+
+log = get_logger("QM/systems")
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentWork(LeasedWork):
+    """The work of one system."""
+
+    system: DueDocuments
+    documents: DueCollection
+
+    # Scan
+
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+        flag = self.system.flag_field
+        found = self.documents.find(until, after=after, fields=() if flag is None else (flag,))
+        return map(self.due_of, found)
+
+    def due_of(self, document: database.Document) -> Due:
+        """Return what a scan makes of a due document."""
+        flag = self.system.flag_field
+        id, due_at = id_text(document["_id"]), self.documents.due_at(document)
+        is_flagged = flag is not None and bool(database.value_at(document, flag))
+        return Due(id=id, due_at=due_at, args=(id, to_iso(due_at)), is_flagged=is_flagged)
+
+    def mark(self, dispatched: Sequence[Due]) -> None:
+        if (flag := self.system.flag_field) is not None:
+            ids = [database.read_id(one.id, field="id") for one in dispatched]
+            self.documents.update_range(ids, dispatched[0].due_at, dispatched[-1].due_at, {"$set": {flag: True}})
+
+    def release(self, items: Sequence[DueItem]) -> None:
+        super().release(items)
+        self._clear_flags(items)
+
+    def rest(self, item: DueItem, *, pause: timedelta) -> None:
+        super().rest(item, pause=pause)
+        self._clear_flags([item])
+
+    def _clear_flags(self, items: Sequence[DueItem]) -> None:
+        """Clear the flags of items that are not dispatched any more, if their documents are due as they were."""
+        flag = self.system.flag_field
+        for id, due_at in filter(None, map(self._named, items)) if flag is not None else ():
+            if due_at is not None:
+                self.documents.update_if_due(id, due_at, {"$set": {flag: False}})
+
+    # Items
+
+    @property
+    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+        return self.execute_batch if self.system.batch else None
+
+    def execute(self, id: Any, due_at: Any, *, token: str) -> Result:
+        """Act on one document if it is due, at `due_at` unless that is `None`.
+
+        Returns:
+            `{success: true, id, due_at}`, or `{skipped: true, reason}`.
+
+        Raises:
+            PermanentError: an argument or the function's update is malformed.
+            NotYetDue: the due time that is meant has not come.
+        """
+        key, meant = self._arguments(id, due_at)
+        run = Run(id=token, now=self.clock())
+        written = self._write({key: meant}, run)
+        if key in written:
+            return self.system.result(written[key], run)
+        return self._not_written(key, meant, run.now)
+
+    def execute_batch(self, items: Sequence[DueItem]) -> list[Result | None]:
+        """Act on many documents as `execute` does, in one transaction.
+
+        Returns:
+            The result of each, `None` for one that its own task executes.
+        """
+        named = [self._named(item) for item in items]
+        run = Run(id=items[0].token, now=self.clock())
+        early = [one[1] - run.now for one in named if one and one[1] and run.now < one[1] <= run.now + A_MOMENT]
+        if early:
+            raise NotYetDue(max(early))
+        written = self._write({one[0]: one[1] for one in named if one}, run, is_batch=True)
+        return [self.system.result(written[one[0]], run) if one and one[0] in written else None for one in named]
+
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        """Record that the last attempt failed; the document is tried again after a growing pause."""
+        key, meant = self._arguments(*item.args)
+        now = self.clock()
+        due = self.documents.among([key], now)
+        due_at = self.documents.due_at(due[0]) if due else None
+        if due_at is None or meant not in (None, due_at):
+            self.release([item])
+            return
+        failure = failed_item.record(self.system.name, key, due_at, error=error, now=now)
+        if self.system.functions.failed is not None:
+            told = Failure(
+                id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at
+            )
+            update = self.system.functions.failed(told)
+            if update:
+                self.documents.update_if_due(key, due_at, update)
+        self.leases.release([item.lease], pause=failure.retry_at - now)
+        log.error(
+            "All attempts failed; the next ones come after a pause",
+            system=self.system.name,
+            id=shown_id(key),
+            failures=failure.failures,
+            retry_at=to_iso(failure.retry_at),
+            error=error,
+        )
+
+    def run_after(self, batch: str) -> None:
+        """Call `after` for what a batch has written, if that is owed; then forget it."""
+        call = self.system.functions.after
+        record = owed.get(batch) if call is not None else None
+        if call is None or record is None:
+            return
+        written_at, due_at = record
+        found = {id_key(one["_id"]): one for one in self.documents.get_many(list(due_at), self.system.fields)}
+        call(
+            [
+                Written(id=id, due_at=at, written_at=written_at, document=found.get(id, {"_id": id}))
+                for id, at in due_at.items()
+            ]
+        )
+        owed.delete(batch)
+
+    # Writing
+
+    def _write(
+        self, due_at: Mapping[Any, datetime | None], run: Run, *, is_batch: bool = False
+    ) -> dict[Any, database.Document]:
+        # Of its own: a redelivered batch may write again while an earlier record is still owed.
+        record = owed.Owed(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
+        try:
+            written = self.documents.apply(
+                due_at,
+                lambda documents: self._decide(documents, run, is_batch=is_batch),
+                fields=self.system.fields,
+                now=run.now,
+                record=record,
+            )
+        except StillDue as error:
+            raise PermanentError(
+                f"{self._function} left {', '.join(map(shown_id, error.ids[:5]))} due: its update must set a later "
+                f"{self.system.due}, remove it, or change what `where` asks for"
+            ) from None
+        if written:
+            failed_item.delete(self.system.name, list(written))
+            if record is not None:
+                self._call_after(record.id)
+        return written
+
+    def _call_after(self, batch: str) -> None:
+        try:
+            self.run_after(batch)
+        except Exception as error:
+            # The write stands; what is owed is kept and called again.
+            log.error("`after` failed; it is called again", system=self.system.name, error=reason(error), exc_info=error)
+
+    def _decide(self, documents: list[database.Document], run: Run, *, is_batch: bool) -> list[Change]:
+        """Call the function for each document; documents with equal updates are written together.
+
+        In a batch, a document whose function fails or comes too late is left to its own task.
+        """
+        changes: dict[bytes, Change] = {}
+        ends_at = time.monotonic() + MAX_CALLS
+        for document in documents:
+            if is_batch and time.monotonic() > ends_at:
+                break
+            try:
+                update = self._update(document, run)
+            except Exception:
+                if is_batch:
+                    continue
+                raise
+            key = bson.encode({"update": update})
+            if key not in changes:
+                changes[key] = Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
+            changes[key].ids.append(document["_id"])
+        return list(changes.values())
+
+    def _update(self, document: database.Document, run: Run) -> Update:
+        """Return the update of one document; of a date that an outage made it miss several times, the last."""
+        update = self._checked(self._call(document, run))
+        later = _value_set(update, self.system.due)
+        for _ in range(MAX_REPEATS):
+            if self.system.catch_up == "all" or not isinstance(later, datetime) or later > run.now:
+                return update
+            if later <= self.documents.due_at(document):
+                break
+            document = database.with_value(document, self.system.due, later)
+            update = self._checked(self._call(document, run))
+            later = _value_set(update, self.system.due)
+        raise PermanentError(f"{self._function} must set a later {self.system.due} than the document has")
+
+    def _call(self, document: database.Document, run: Run) -> Any:
+        item = self.system.functions.item
+        assert item is not None
+        return item.function(document, run=run) if item.wants_run else item.function(document)
+
+    def _checked(self, update: Any) -> Update:
+        """Return the update that a function returned, with the date removed if the declaration says so."""
+        is_update = (isinstance(update, dict) and all(name.startswith("$") for name in update)) or (
+            isinstance(update, list) and update and all(isinstance(stage, dict) for stage in update)
+        )
+        if not is_update or (update == {} and self.system.done is None):
+            raise PermanentError(
+                f"{self._function} returned {update!r:.100}: must be an update such as "
+                '{"$set": {"status": "done"}}, or a pipeline of such stages'
+            )
+        if self.system.done is None:
+            return update
+        if isinstance(update, list):
+            return [*update, {"$unset": self.system.due}]
+        return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}
+
+    def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
+        """Return True if the update alone tells that a document is not due any more."""
+        due = self.system.due
+        stages = update if isinstance(update, list) else [update]
+        removed = {path for stage in stages for path in _unset(stage)}
+        if any(due == path or due.startswith(f"{path}.") for path in removed):
+            return not isinstance(update, list) or _unset(stages[-1]) != []
+        if isinstance(update, list):
+            return False
+        later = _value_set(update, due)
+        if isinstance(later, datetime):
+            return later > now
+        set_ = update.get("$set", {})
+        return any(
+            path in set_ and not isinstance(wanted, dict) and set_[path] != wanted
+            for path, wanted in self.system.where.items()
+        )
+
+    # Results
+
+    def _not_written(self, key: Any, meant: datetime | None, now: datetime) -> Result:
+        document = self.documents.get(key)
+        if document is None:
+            return skipped(self.system.reasons.not_found)
+        due_at = self.documents.due_at(document)
+        is_meant = isinstance(due_at, datetime) and meant in (None, due_at)
+        if is_meant and due_at > now:
+            if meant is not None:
+                raise NotYetDue(due_at - now)
+            return skipped(self.system.reasons.not_due)
+        self._clear_flag_of_changed(document, due_at)
+        return skipped(self.system.reasons.changed)
+
+    def _clear_flag_of_changed(self, document: database.Document, due_at: Any) -> None:
+        """Clear the flag that belongs to an earlier due time, unless the document is dispatched for its present one."""
+        flag = self.system.flag_field
+        if flag is None or not database.value_at(document, flag):
+            return
+        if isinstance(due_at, datetime):
+            (state,) = self.leases.states([leases.name(id_text(document["_id"]), due_at)])
+            if state is not None:
+                return
+        self.documents.update_if_unchanged(document["_id"], due_at, {"$set": {flag: False}})
+
+    def _arguments(self, id: Any, due_at: Any = None) -> tuple[Any, datetime | None]:
+        return id_key(database.read_id(id, field="id")), parse_utc(due_at, field="due_at")
+
+    def _named(self, item: DueItem) -> tuple[Any, datetime | None] | None:
+        """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""
+        try:
+            return self._arguments(*item.args)
+        except (PermanentError, TypeError):
+            return None
+
+    @property
+    def _function(self) -> str:
+        item = self.system.functions.item
+        return "" if item is None else item.task_name
+
+
+def skipped(reason: str) -> Result:
+    return {"skipped": True, "reason": reason}
+
+
+def _unset(stage: Mapping[str, Any]) -> list[str]:
+    """Return the paths that an update, or a stage of a pipeline, removes."""
+    removed = stage.get("$unset", [])
+    return [removed] if isinstance(removed, str) else list(removed)
+
+
+def _value_set(update: Update, path: str) -> Any:
+    return update.get("$set", {}).get(path) if isinstance(update, dict) else None
