@@ -8,22 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 from queue_manager.core.settings import settings
+from queue_manager.items import DueItem as DueItem
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DueItem:
-    """One item to be sent: the token it is held with, the arguments of its task, its time if that is to come."""
-
-    token: str
-    args: tuple[Any, ...]
-    eta: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,28 +25,6 @@ class DueBatch:
     found: int
     items: list[DueItem]
     noted: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """The state of one system: `numbers` by name, `details`, and `problems` that somebody should look at.
-
-    `queue-manager health` exits with 1 while there are problems, and the dashboard shows them. Each is one sentence:
-    what is wrong, how many, which ids (five at most), what to do. `services.problems` has the words.
-    """
-
-    numbers: dict[str, float]
-    details: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
-    """Ids of items that have been due for too long, a few of them."""
-    states: dict[str, str] = field(default_factory=dict)
-    """By problem: the state under which the system's page lists the items that it is about."""
-
-    def add_problem(self, text: str, *, state: str | None = None) -> None:
-        self.problems.append(text)
-        if state is not None:
-            self.states[text] = state
 
 
 class Backlog:

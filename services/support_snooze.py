@@ -20,9 +20,10 @@ from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.items import Item, State
+from queue_manager.system import System, SystemStats
 from services.claimed_work import ClaimedItems
-from services.due_work import DueItem, Figures, Limits
-from services.items import Item, State
+from services.due_work import DueItem, Limits
 from services.problems import add_claim_problems
 from services.realtime import EmitFailed, Events, events
 
@@ -162,26 +163,25 @@ def _result(room: Document) -> Result:
 
 def support_snooze() -> SupportSnooze:
     """Return the service of this process, on the real database, clock and events."""
-    chosen = settings()
     return SupportSnooze(
         claims=support_room.claims(),
         clock=database.server_now,
         events=events(),
         limits=Limits.from_settings(),
-        ahead_by=min(seconds(chosen.qm_snooze_scan_seconds), LONGEST_AHEAD),
+        ahead_by=min(system.period(settings()), LONGEST_AHEAD),
     )
 
 
-def figures() -> Figures:
+def stats() -> SystemStats:
     """Return pending, in progress, stuck, cooling off, the lag of the oldest due room, and what is malformed."""
     malformed = support_room.malformed()
     ids = ", ".join(map(database.shown_id, malformed.ids))
     claims, now = support_room.claims(), database.server_now()
-    figures = Figures(numbers={**claims.figures(now), "malformed": malformed.count})
-    add_claim_problems(figures, claims, thing="room", period=seconds(settings().qm_snooze_scan_seconds), now=now)
+    stats = SystemStats(numbers={**claims.figures(now), "malformed": malformed.count})
+    add_claim_problems(stats, claims, thing="room", period=system.period(settings()), now=now)
     if malformed.count:
-        figures.add_problem(f"{malformed.count} rooms have a malformed snooze_time and can never fall due: {ids}")
-    return figures
+        stats.add_problem(f"{malformed.count} rooms have a malformed snooze_time and can never fall due: {ids}")
+    return stats
 
 
 def _arguments(room_id: Any, snoozed_until: Any = None) -> tuple[Any, datetime | None]:
@@ -199,3 +199,22 @@ def _named(*args: Any) -> tuple[Any, datetime | None] | None:
 
 def _skipped(reason: str) -> Result:
     return {"skipped": True, "reason": reason}
+
+
+system = System(
+    name="support-snooze",
+    title="Rooms",
+    description="Snoozed support rooms, opened again when their time comes.",
+    every=lambda chosen: seconds(chosen.qm_snooze_scan_seconds),
+    flag="QM_CONVERSATIONS",
+    scan_task="tasks.support_snooze.scan_expired_snoozes",
+    item_task="tasks.support_snooze.unsnooze_room",
+    queue="support-snooze",
+    trigger="conversations/support-snooze",
+    page="/rooms",
+    items=support_snooze,
+    items_name="rooms",
+    panel="rooms.html",
+    stats=stats,
+    collections=support_room.collections,
+)
