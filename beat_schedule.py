@@ -1,56 +1,52 @@
-"""What fires when: the whole schedule.
+"""The systems of Queue Manager, one line each: start reading here.
 
-A scan fires while its flag is on. Missed or doubled ticks change nothing in the end: a scan asks what is due now.
+A system is one kind of due work, such as the rooms whose snooze has ended. Beat starts its scan every period; the scan
+finds what is due now, so missed or doubled ticks change nothing in the end, and sends one Celery task an item. Each
+module of `services` below declares its system (`queue_manager/system.py`), and says what is due and what it guarantees.
+
+`QM_SYSTEMS` adds systems that are declared elsewhere.
 """
 
 from __future__ import annotations
 
-from celery.schedules import crontab
+from functools import cache
 
-from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.core.schedule import Scan
+from queue_manager.core.settings import settings
+from queue_manager.system import System, declared, require_distinct
+from services import job_queues, message_queue, review_requests, stale_thumbnails, support_snooze
 
-SCHEDULE = (
-    Scan(
-        name="support-snooze",
-        task="tasks.support_snooze.scan_expired_snoozes",
-        queue="support-snooze",
-        trigger="conversations/support-snooze",
-        flag=lambda chosen: chosen.qm_conversations,
-        period=lambda chosen: seconds(chosen.qm_snooze_scan_seconds),
-    ),
-    Scan(
-        name="review-requests",
-        task="tasks.review_requests.scan_eligible_agencies",
-        queue="review-request-pulse",
-        trigger="projects/review-request-pulse",
-        flag=lambda chosen: chosen.qm_projects,
-        period=lambda _: minutes(5),
-    ),
-    Scan(
-        name="stale-thumbnails",
-        task="tasks.stale_thumbnails.scan_stale_thumbnails",
-        queue="stale-thumbnails",
-        trigger="sites/fix-stale-thumbnails",
-        flag=lambda chosen: chosen.qm_sites_fix_stale_thumbnails,
-        period=lambda _: hours(1),
-        at=crontab(minute=0),
-    ),
-    Scan(
-        name="overdue-messages",
-        task="tasks.overdue_messages.requeue_overdue_messages",
-        service="message_queue",
-        trigger="messages/requeue-overdue",
-        flag=lambda chosen: chosen.qm_message_queue,
-        period=lambda chosen: seconds(chosen.overdue_check_interval_ms / 1000),
-    ),
-    Scan(
-        name="job-queues",
-        task="tasks.job_queues.dispatch_due_jobs",
-        queue="jobs",
-        trigger="jobs/dispatch",
-        flag=lambda chosen: chosen.runs_jobs,
-        period=lambda chosen: seconds(chosen.jobs_timer_ms / 1000),
-        takes_epoch=True,
-    ),
+SYSTEMS = (
+    support_snooze.system,
+    review_requests.system,
+    stale_thumbnails.system,
+    message_queue.system,
+    job_queues.system,
 )
+
+
+def systems() -> tuple[System, ...]:
+    """Return these systems and those of the modules that `QM_SYSTEMS` names.
+
+    Raises:
+        ConfigurationError: a module cannot be imported or declares no system, or two systems collide.
+    """
+    return _with_declared(tuple(settings().qm_systems))
+
+
+@cache
+def _with_declared(modules: tuple[str, ...]) -> tuple[System, ...]:
+    systems = (*SYSTEMS, *declared(modules))
+    require_distinct(systems)
+    return systems
+
+
+def warnings() -> list[str]:
+    """Return what an operator should know of the environment: misspelt names, nothing switched on."""
+    chosen = settings()
+    flags = [system.flag for system in SYSTEMS if system.flag is not None]
+    if any(system.is_switched_on(chosen) for system in systems()):
+        return chosen.warnings()
+    return [
+        *chosen.warnings(),
+        f"no system is switched on, so no scan will run: set {' or '.join(flags)} to true, or QM_SYSTEMS",
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from bson import ObjectId
 
+from beat_schedule import SYSTEMS
 from benchmarks.agencies import MANAGED, Agencies
 from benchmarks.harness import Bench, Result, Way, expect
 from models import account, pulse, schema, subscription
@@ -21,7 +22,7 @@ def run(bench: Bench) -> Result:
     agencies = Agencies(bench.sized(SUBSCRIPTIONS), NOW)
     bench.fill(subscription.subscriptions(), agencies.subscriptions(), bench.sized(SUBSCRIPTIONS))
     bench.fill(pulse.pulses(), agencies.pulses, len(agencies.pulses))
-    schema.migrate()
+    schema.migrate(SYSTEMS)
 
     def check(found: list[Any]) -> None:
         expect("agencies, each once", len(found), len(agencies.eligible))

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from bson import ObjectId
 
+from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Figure, Result, Way, expect
 from models import database, job, schema
 from models.job import State
@@ -40,7 +41,7 @@ def ten_names(bench: Bench) -> Result:
 
 def _compare(bench: Bench, title: str, names: Sequence[str], *, rounds: int) -> Result:
     total = bench.sized(JOBS)
-    schema.migrate()
+    schema.migrate(SYSTEMS)
     each = total // len(names)
     filled = list(documents(names, each, database.server_now() - hours(1)))
 

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from bson import ObjectId
 
+from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Result, Way, expect
 from models import database, schema, support_room
 from queue_manager.core.clock import hours, seconds
@@ -22,7 +23,7 @@ Won = list[tuple[str, str]]
 def run(bench: Bench) -> Result:
     rooms, due = bench.sized(ROOMS), bench.sized(DUE)
     bench.fill(support_room.rooms(), documents(rooms, due, database.server_now()), rooms)
-    schema.migrate()
+    schema.migrate(SYSTEMS)
 
     def check(won: Won) -> None:
         expect("claims", len(won), due)

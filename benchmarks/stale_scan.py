@@ -8,6 +8,7 @@ from typing import Any
 
 from bson import ObjectId
 
+from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Result, Way, expect
 from models import database, schema, site
 from models.site import STARTED
@@ -24,7 +25,7 @@ def run(bench: Bench) -> Result:
     sites = bench.sized(SITES)
     for name in site.ALL:
         bench.fill(database.collection(name), documents(sites, now), sites)
-    schema.migrate()
+    schema.migrate(SYSTEMS)
     with bench.recorder.recording() as sent:
         scan()
     finds = [command for command in sent if "find" in command]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pymongo import IndexModel
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
@@ -55,11 +54,6 @@ def current() -> Document | None:
 def current_epoch() -> int | None:
     found = current()
     return None if found is None else int(found["epoch"])
-
-
-def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`: found by its id alone."""
-    return {NAME: []}
 
 
 def _leaders() -> Collection[Document]:

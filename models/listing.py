@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pymongo import ASCENDING, DESCENDING
 from pymongo.collection import Collection
 
 from models.database import Document, projection, value_at
 from queue_manager.core.errors import PermanentError
+from queue_manager.items import Position as Position
 
 Order = Sequence[str]
 """Fields by which an index sorts, after those that a condition fixes. The last one is `_id`, so that none are equal."""
-Position = tuple[Any, ...]
-"""What a document has in these fields."""
 BATCH = 250  # documents of one answer of the server: a page costs one, a search few
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from pymongo import IndexModel, WriteConcern
+from pymongo import WriteConcern
 
 from models.database import collection
 
@@ -17,8 +17,3 @@ def write() -> None:
     """Write the document and wait until a majority of the members has it. Raises what the driver raises."""
     durable = collection(NAME).with_options(write_concern=MAJORITY)
     durable.update_one({"_id": "web"}, {"$currentDate": {"at": True}}, upsert=True)
-
-
-def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`: found by its id alone."""
-    return {NAME: []}

@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from beat_schedule import SCHEDULE
+from beat_schedule import SYSTEMS, systems
 from models import schema
 from models.database import OUTAGES, require_replica_set, rights_to_migrate
 from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.settings import Settings, settings
+from queue_manager.core.settings import settings
 from queue_manager.dead_letters_cli import dead_letters_cli
 from queue_manager.health import Health, health
 from queue_manager.jobs_cli import jobs
@@ -34,7 +34,7 @@ cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")
 log = logging.get_logger("QM/cli")
-NAMES = ", ".join(scan.name for scan in SCHEDULE)
+NAMES = ", ".join(system.name for system in SYSTEMS)
 
 
 def main() -> None:
@@ -57,17 +57,11 @@ def migrate() -> None:
     until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
     try:
         with rights_to_migrate():
-            names = schema.migrate(_switched_on(settings()))
+            names = schema.migrate([system for system in systems() if system.is_switched_on(settings())])
     except schema.Obstructed as error:
         _log_indexes(error.indexes)
         raise
     _log_indexes(names)
-
-
-def _switched_on(chosen: Settings) -> set[str]:
-    """Return the systems that are switched on; jobs also where they are stored and not run."""
-    jobs = {"job_queues"} if chosen.qm_jobs else set()
-    return {scan.system for scan in SCHEDULE if scan.flag(chosen)} | jobs
 
 
 def _log_indexes(names: Sequence[str]) -> None:
@@ -90,18 +84,18 @@ def up(
 
 
 @cli.command()
-def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAMES}.")]) -> None:
+def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.")]) -> None:
     """Run one scan now, in this process, and print what it did; workers do the items."""
-    task_name = next((line.task for line in SCHEDULE if line.name == name), None)
-    if task_name is None:
-        _fail(f"there is no scan {name!r}; the scans are: {NAMES}", code=2)
+    scans = {system.name: system.scan_task for system in systems()}
+    if name not in scans:
+        _fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
     from tasks import app  # only this command needs Celery, which takes a second to import
 
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     app.loader.import_default_modules()
     try:
         require_replica_set()
-        run = app.tasks[task_name]()
+        run = app.tasks[scans[name]]()
     except (AppError, *OUTAGES) as error:
         _fail(reason(error), code=1)
     typer.echo(json.dumps(run))

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib import import_module
 from typing import Any
 
 import redis
 
-from beat_schedule import SCHEDULE
+from beat_schedule import systems, warnings
 from models import database, scan_run
 from models.database import require_replica_set, server_now
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.schedule import Scan, item_queues
 from queue_manager.core.settings import Settings, masked, settings
+from queue_manager.system import SCANS_QUEUE, System, SystemStats, item_queues
 from queue_manager.transport import dead_letters, losses, presence
 from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadership
 from queue_manager.transport.presence import Worker
 from queue_manager.transport.server import connect, require_server
-from services.due_work import Figures
 from services.problems import MAX_IDS, counted, ids, span
 
-FIGURES: dict[str, Callable[[], Figures]] = {
-    scan.name: import_module(f"services.{scan.system}").figures for scan in SCHEDULE
-}
 STARTING = seconds(30)  # after a beat began to lead, workers may still be on their way
-NO_LAG = {"review-requests"}
-"""Systems whose lag says nothing: an agency counts from its first subscription, however often it was asked since."""
 
 
 @dataclass(kw_only=True)
@@ -69,7 +62,7 @@ class Processes:
             leader=leadership(client, LEADER_LOCK),
             workers=presence.online(client),
             dead_letters=dead_letters.count(client),
-            losses={queue: losses.often(client, queue) for queue in item_queues(SCHEDULE)},
+            losses={queue: losses.often(client, queue) for queue in item_queues(systems())},
         )
 
     @property
@@ -83,7 +76,7 @@ def health() -> Health:
     state = Health(mongodb=masked(chosen.mongo_db_url), redis=masked(chosen.redis_url))
     processes = _look_at_redis(state, chosen)
     _look_at_mongodb(state, chosen, processes)
-    state.problems += chosen.remarks()
+    state.problems += warnings()
     return state
 
 
@@ -114,25 +107,25 @@ def _look_at_mongodb(state: Health, chosen: Settings, processes: Processes | Non
     except database.Error as error:
         state.problems.append(f"MongoDB at {state.mongodb} is unreachable ({reason(error)})")
         return
-    for scan in SCHEDULE:
-        if scan.flag(chosen):
+    for system in systems():
+        if system.is_on(chosen):
             try:
-                _look_at_system(state, scan, chosen, processes)
+                _look_at_system(state, system, chosen, processes)
             except (AppError, database.Error) as error:
-                state.problems.append(f"{scan.name}: {reason(error)}")
+                state.problems.append(f"{system.name}: {reason(error)}")
 
 
-def _look_at_system(state: Health, scan: Scan, chosen: Settings, processes: Processes | None) -> None:
-    run, now = scan_run.last(scan.task), server_now()
+def _look_at_system(state: Health, system: System, chosen: Settings, processes: Processes | None) -> None:
+    run, now = scan_run.last(system.scan_task), server_now()
     leader = None if processes is None else processes.leader
-    state.scans[scan.name] = None if run is None else {**run, "at": to_iso(run["at"])}
-    if is_starting(scan, run, chosen, leader, now=now):
-        state.details.append(f"{scan.name}: starting, its scan has not run yet")
-    state.problems += problems_of_scan(scan, run, chosen, processes, now=now)
-    figures = FIGURES[scan.name]()
-    state.systems[scan.name] = figures.numbers
-    state.details += [f"{scan.name}: {detail}" for detail in figures.details]
-    state.problems += problems_of_items(scan, figures, chosen)
+    state.scans[system.name] = None if run is None else {**run, "at": to_iso(run["at"])}
+    if is_starting(system, run, chosen, leader, now=now):
+        state.details.append(f"{system.name}: starting, its scan has not run yet")
+    state.problems += problems_of_scan(system, run, chosen, processes, now=now)
+    stats = system.stats()
+    state.systems[system.name] = stats.numbers
+    state.details += [f"{system.name}: {detail}" for detail in stats.details]
+    state.problems += problems_of_items(system, stats, chosen)
 
 
 # What is wrong, also for the overview
@@ -140,8 +133,8 @@ def _look_at_system(state: Health, scan: Scan, chosen: Settings, processes: Proc
 
 def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
     """Return what is wrong with the processes that all systems need, and the broker's dead letters."""
-    needed = ["scans", *(scan.queue for scan in SCHEDULE if scan.queue is not None and scan.flag(chosen))]
-    is_on = any(scan.flag(chosen) for scan in SCHEDULE)
+    on = [system for system in systems() if system.is_on(chosen)]
+    needed = [SCANS_QUEUE, *item_queues(on)]
     problems = []
     if processes.dead_letters:
         problems.append(
@@ -155,13 +148,13 @@ def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
             )
     if processes.leader is None:
         problems.append("No leader: no beat leads, so nothing is scanned; start `celery -A tasks beat`")
-    if not is_on or processes.are_starting:
+    if not on or processes.are_starting:
         return problems
     if not processes.workers:
         problems.append(
             f"No workers: none is online to consume the queues {', '.join(needed)}; start `celery -A tasks worker`"
         )
-    elif presence.unconsumed(processes.workers, ["scans"]):
+    elif presence.unconsumed(processes.workers, [SCANS_QUEUE]):
         problems.append(
             "no worker consumes the queue scans, so no scan runs: start `celery -A tasks worker --queues scans`"
         )
@@ -169,7 +162,7 @@ def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
 
 
 def is_starting(
-    scan: Scan, run: database.Document | None, chosen: Settings, leader: Leadership | None, *, now: datetime
+    system: System, run: database.Document | None, chosen: Settings, leader: Leadership | None, *, now: datetime
 ) -> bool:
     """Return True if the scan has not run since the leader began and is not late yet.
 
@@ -177,41 +170,41 @@ def is_starting(
     """
     if leader is None:
         return run is None
-    late_after = scan.late_after(chosen)
+    late_after = system.late_after(chosen)
     ran_in_time = run is None or leader.since - late_after <= run["at"] < leader.since
     return ran_in_time and now - leader.since <= late_after
 
 
 def problems_of_scan(
-    scan: Scan, run: database.Document | None, chosen: Settings, processes: Processes | None, *, now: datetime
+    system: System, run: database.Document | None, chosen: Settings, processes: Processes | None, *, now: datetime
 ) -> list[str]:
     """Return what is wrong with the scan of a system that is switched on, and with its queue."""
     problems = []
     leader = None if processes is None else processes.leader
-    is_late = run is None or now - run["at"] > scan.late_after(chosen)
-    if is_late and not is_starting(scan, run, chosen, leader, now=now):
+    is_late = run is None or now - run["at"] > system.late_after(chosen)
+    if is_late and not is_starting(system, run, chosen, leader, now=now):
         last = "never in the last 24 hours" if run is None else f"last at {to_iso(run['at'])}"
-        problems.append(f"the scan {scan.name} is late ({last}): is a worker on the queue `scans`?")
+        problems.append(f"the scan {system.name} is late ({last}): is a worker on the queue `scans`?")
     elif run is not None and not is_late and run["errors"]:
-        problems.append(f"the last scan {scan.name} met {run['errors']} errors: {run.get('error')}")
-    if processes is None or scan.queue is None or not processes.workers or processes.are_starting:
+        problems.append(f"the last scan {system.name} met {run['errors']} errors: {run.get('error')}")
+    if processes is None or system.queue is None or not processes.workers or processes.are_starting:
         return problems
-    if presence.unconsumed(processes.workers, [scan.queue]):
+    if presence.unconsumed(processes.workers, [system.queue]):
         problems.append(
-            f"no worker consumes the queue {scan.queue}, so no item of {scan.name} is handled: start "
-            f"`celery -A tasks worker --queues {scan.queue}`"
+            f"no worker consumes the queue {system.queue}, so no item of {system.name} is handled: start "
+            f"`celery -A tasks worker --queues {system.queue}`"
         )
     return problems
 
 
-def problems_of_items(scan: Scan, figures: Figures, chosen: Settings) -> list[str]:
+def problems_of_items(system: System, stats: SystemStats, chosen: Settings) -> list[str]:
     """Return what is wrong with the items of a system that is switched on."""
-    lag, limit = seconds(figures.numbers.get("lag_seconds", 0)), scan.late_after(chosen)
-    if lag <= limit or scan.name in NO_LAG:
-        return figures.problems
-    which = f" ({', '.join(figures.late[:MAX_IDS])})" if figures.late else ""
+    lag, limit = seconds(stats.numbers.get("lag_seconds", 0)), system.late_after(chosen)
+    if lag <= limit or not system.has_lag:
+        return stats.problems
+    which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
     late = (
-        f"{scan.name} lags: the oldest due item has waited {span(lag)}, more than {span(limit)}; see that the workers "
-        f"run, keep up and log no errors{which}"
+        f"{system.name} lags: the oldest due item has waited {span(lag)}, more than {span(limit)}; see that the "
+        f"workers run, keep up and log no errors{which}"
     )
-    return [late, *figures.problems]
+    return [late, *stats.problems]

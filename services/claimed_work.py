@@ -15,8 +15,8 @@ from models.claims import Batch, Claimed, Claims
 from models.listing import Position
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import PermanentError
+from queue_manager.items import Item, Listed, State, merged
 from services.due_work import Backlog, DueBatch, DueItem, DueWork, Limits
-from services.items import Item, Listed, State, merged
 
 
 @dataclass(frozen=True, kw_only=True)

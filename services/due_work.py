@@ -9,24 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 from queue_manager.core.settings import settings
+from queue_manager.items import DueItem as DueItem
 from queue_manager.leases import Attempts
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DueItem:
-    """One item: the id of its task, the arguments, the name of its lease, its time if that is to come."""
-
-    token: str
-    args: tuple[Any, ...]
-    lease: str = ""
-    eta: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +29,6 @@ class DueBatch:
     noted: Mapping[str, int] = field(default_factory=dict)
     lease_ends_ms: int = 0
     """When the leases end that were taken for the time of sending."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """The state of one system: `numbers` by name, `details`, and `problems` that somebody should look at.
-
-    `queue-manager health` exits with 1 while there are problems, and the dashboard shows them. Each is one sentence:
-    what is wrong, how many, which ids (five at most), what to do. `services.problems` has the words.
-    """
-
-    numbers: dict[str, float]
-    details: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
-    """Ids of items that have been due for too long, a few of them."""
-    states: dict[str, str] = field(default_factory=dict)
-    """By problem: the state under which the system's page lists the items that it is about."""
-
-    def add_problem(self, text: str, *, state: str | None = None) -> None:
-        self.problems.append(text)
-        if state is not None:
-            self.states[text] = state
 
 
 class Backlog:

@@ -1,4 +1,4 @@
-"""Sentences for `Figures.problems`: what is wrong, how many, which, and what to do."""
+"""Sentences for `SystemStats.problems`: what is wrong, how many, which, and what to do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 from models.claimable import Selection
 from models.claims import COUNTED, Claims
 from models.database import shown_id
-from queue_manager.core.schedule import late_after
-from services.due_work import Figures
+from queue_manager.system import SystemStats, late_after
 
 MAX_IDS = 5
 
 
 def add_claim_problems(
-    figures: Figures, claims: Claims, *, thing: str, period: timedelta, now: datetime, has_page: bool = True
+    stats: SystemStats, claims: Claims, *, thing: str, period: timedelta, now: datetime, has_page: bool = True
 ) -> None:
     """Add the problems of claimed documents: stuck ones that no scan took up again, failed ones, and which are late.
 
@@ -27,18 +26,18 @@ def add_claim_problems(
         has_page: whether the system's page lists its stuck and failed documents.
     """
     late = late_after(period)
-    if figures.numbers["lag_seconds"] > late.total_seconds():
+    if stats.numbers["lag_seconds"] > late.total_seconds():
         for overdue in (claims.of.behind(now - late), claims.of.unclaimed(now - late)):
-            figures.late.extend(map(shown_id, claims.find_ids(overdue, limit=MAX_IDS)))
+            stats.late.extend(map(shown_id, claims.find_ids(overdue, limit=MAX_IDS)))
     stuck, failed = claims.of.lost(now - late), claims.of.cooling_off(now)
     if count := claims.count(stuck, limit=COUNTED):
-        figures.add_problem(
+        stats.add_problem(
             f"{counted(count, f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago and no "
             f"worker has taken over; look at the workers and their log ({_ids_of(claims, stuck, count)})",
             state="stuck" if has_page else None,
         )
     if count := claims.count(failed, limit=COUNTED):
-        figures.add_problem(
+        stats.add_problem(
             f"{counted(count, f'failed {thing}')}: every attempt failed and the next one comes after a pause; see the "
             f"error in the dashboard or the workers' log, then retry ({_ids_of(claims, failed, count)})",
             state="failed" if has_page else None,

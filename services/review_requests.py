@@ -12,20 +12,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 from uuid import uuid4
 
+from pymongo import IndexModel
+
 from models import account, database, pulse, subscription
+from models.listing import Position
 from models.subscription import Agency
-from queue_manager.core.clock import hours, parse_utc, to_iso
+from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from services.due_work import Backlog, DueBatch, DueItem, DueWork, Figures, Limits
+from queue_manager.items import Item, Listed, State
+from queue_manager.system import System, SystemStats
+from services.due_work import Backlog, DueBatch, DueItem, DueWork, Limits
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
 NAMED_IN_LOG = 20
+COUNTED = 10_000
+DUPLICATE_REQUESTS = "review-requests: leave one open request of each account, and set the others to status `dismissed`"
 
 log = get_logger(INITIATOR)
 Result = dict[str, Any]
@@ -108,6 +116,56 @@ class ReviewRequests(DueWork):
         log.error("Review request could not be created; the next scan finds it again", account_id=item.args[0])
 
 
+@dataclass(frozen=True, kw_only=True)
+class EligibleAgencies(Listed):
+    """The agencies that the next scan asks, by their parent account, a text or an ObjectId, which is also their id.
+
+    An agency whose request could not be created is due again, so that none is ever stuck or failed.
+    """
+
+    requests: ReviewRequests
+
+    def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
+        if state != "due":
+            return
+        last = after[0] if after else None
+        pages = subscription.accounts(self.requests.product_types, after=last, is_descending=newest_first)
+        for accounts in pages:
+            found = {str(agency.parent_account): agency for agency in self._eligible(accounts)}
+            for one in accounts:
+                if (agency := found.get(str(one))) is not None:
+                    yield self._item(agency)
+
+    def _item(self, agency: Agency) -> Item:
+        due_at = agency.oldest_subscription + self.requests.after
+        return Item(
+            id=str(agency.parent_account),
+            title="" if agency.account_id is None else str(agency.account_id),
+            state="due",
+            position=(agency.parent_account,),
+            due_at=due_at,
+            since=due_at,
+            reason=None if agency.account_id is not None else "its oldest subscription names no account",
+        )
+
+    def take(self, ids: Sequence[str]) -> list[DueItem]:
+        """Return those of `ids` that are eligible now. There is nothing to hold: the insert asks whether one blocks."""
+        accounts = [spelling for id in ids for spelling in account.spellings(id)]
+        return [sent_to(agency) for agency in self._eligible(accounts) if agency.account_id is not None]
+
+    def has(self, id: str) -> bool:
+        return subscription.has_managed(self.requests.product_types, account.spellings(id))
+
+    def _eligible(self, accounts: Sequence[Any]) -> Iterator[Agency]:
+        now = self.requests.clock()
+        return subscription.eligible(
+            self.requests.product_types,
+            until=now - self.requests.after,
+            asked_since=now - self.requests.window,
+            accounts=accounts,
+        )
+
+
 def review_requests() -> ReviewRequests:
     """Return the service of this process."""
     chosen = settings()
@@ -120,7 +178,12 @@ def review_requests() -> ReviewRequests:
     )
 
 
-def figures() -> Figures:
+def eligible_agencies() -> EligibleAgencies:
+    """Return the agencies of this process."""
+    return EligibleAgencies(requests=review_requests())
+
+
+def stats() -> SystemStats:
     """Return how many requests are open and were created in the last day, and subscriptions that are left out."""
     kinds = review_requests().product_types
     count, ids = subscription.unreadable(kinds, limit=NAMED_IN_LOG) if kinds else (0, [])
@@ -128,10 +191,22 @@ def figures() -> Figures:
     if count:
         problems.append(f"{count} subscriptions have no readable created_at: {', '.join(map(str, ids))}")
     day_ago = database.server_now() - hours(24)
-    return Figures(
+    return SystemStats(
         numbers={"open": pulse.count_open(), "created_last_day": pulse.count_created(day_ago), "unreadable": count},
         problems=problems,
     )
+
+
+def slow_numbers() -> dict[str, float]:
+    """Return `{due, stuck, failed, lag_seconds}` of the agencies; `due` is `COUNTED` for that many or more.
+
+    While few are due it reads every managed subscription.
+    """
+    agencies = eligible_agencies()
+    now = agencies.requests.clock()
+    due = [item.due_at or now for item in islice(agencies.items("due"), COUNTED)]
+    lag = max(((now - at).total_seconds() for at in due), default=0.0)
+    return {"due": len(due), "stuck": 0, "failed": 0, "lag_seconds": lag}
 
 
 def sent_to(agency: Agency) -> DueItem:
@@ -169,3 +244,33 @@ def _named(*args: Any) -> pulse.ReviewRequest | None:
         return _request(*args)
     except PermanentError:
         return None
+
+
+def _collections() -> dict[str, list[IndexModel]]:
+    return {**pulse.collections(), **subscription.collections()}
+
+
+def _obstacles() -> list[str]:
+    duplicates = pulse.obstacles()
+    return [DUPLICATE_REQUESTS, *duplicates] if duplicates else []
+
+
+system = System(
+    name="review-requests",
+    title="Reviews",
+    description="Agencies that are asked for a review after a month.",
+    every=minutes(5),
+    flag="QM_PROJECTS",
+    scan_task="tasks.review_requests.scan_eligible_agencies",
+    item_task="tasks.review_requests.create_review_request",
+    queue="review-request-pulse",
+    trigger="projects/review-request-pulse",
+    page="/reviews",
+    items=eligible_agencies,
+    items_name="agencies",
+    stats=stats,
+    slow_numbers=slow_numbers,
+    has_lag=False,  # an agency counts from its first subscription, however often it was asked since
+    collections=_collections,
+    obstacles=_obstacles,
+)

@@ -9,7 +9,7 @@ Emits: nothing; each reset site may be handed over to another application's task
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,21 +20,24 @@ from uuid import uuid4
 from bson import ObjectId
 
 from models import database, site
+from models.listing import Position
 from models.site import Sites
 from queue_manager.core.clock import hours, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.schedule import late_after
 from queue_manager.core.settings import settings
-from services.due_work import Backlog, DueBatch, DueItem, DueWork, Figures, Limits
+from queue_manager.items import Item, Listed, State, merged
+from queue_manager.system import System, SystemStats
+from services.due_work import Backlog, DueBatch, DueItem, DueWork, Limits
 from services.problems import counted, ids
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
 ASK_AGAIN_AFTER = seconds(10)  # between two looks at whether the items of a run have reported
-PERIOD = hours(1)
 SHOWN = 10
 MAX_FAILED = 1_000  # failed resets that are looked at again, the newest
+BETWEEN = ":"
+"""Stands in an id between the collection and the site."""
 
 log = get_logger(INITIATOR)
 Result = dict[str, Any]
@@ -174,7 +177,70 @@ def threshold() -> timedelta:
     return minutes(15) if chosen.app_env in DEVELOPMENT else hours(2)
 
 
-def figures() -> Figures:
+@dataclass(frozen=True, kw_only=True)
+class HungSites(Listed):
+    """The sites of both collections as one list.
+
+    Due are builds that hang, failed the resets that failed in the last day, stuck the sites that hang again after each
+    reset. None is ever in progress: a reset holds nothing.
+    """
+
+    clock: Callable[[], datetime]
+    threshold: timedelta
+
+    def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
+        """Yield sites: due ones by the start of their build, failed ones by time, stuck ones by their resets."""
+        of_one = {"due": self._due, "stuck": self._stuck}.get(state)
+        if of_one is not None:
+            lists = [of_one(sites, after, newest_first) for sites in site.ALL.values()]
+            yield from merged(lists, newest_first=newest_first)
+        elif state == "failed":
+            yield from map(_failed, site.list_failed(after=after, is_descending=newest_first))
+
+    def _due(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
+        before = self.clock() - self.threshold
+        for one in sites.list_stale(before, after=after, is_descending=newest_first):
+            yield Item(
+                id=_id(sites.name, database.id_text(one.id)),
+                title=sites.name,
+                state="due",
+                position=(one.started_at, one.id),
+                due_at=one.started_at + self.threshold,
+                since=one.started_at,
+                reason="its thumbnail is there: only the flag was forgotten" if one.is_finished else None,
+                attempts=one.resets,
+            )
+
+    def _stuck(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
+        for key, resets in sites.list_reset_often(after=after, is_descending=newest_first):
+            yield Item(
+                id=_id(sites.name, database.id_text(key)),
+                title=sites.name,
+                state="stuck",
+                position=(resets, key),
+                reason=f"reset {resets} times in a row",
+                attempts=resets,
+            )
+
+    def take(self, ids: Sequence[str]) -> list[DueItem]:
+        """Return those of `ids` that hang now. There is nothing to hold: the reset asks whether it is that build."""
+        run, before = new_run(), self.clock() - self.threshold
+        return [
+            item_of(name, one, run=run)
+            for name, keys in _by_collection(ids).items()
+            for one in site.ALL[name].stale_among(keys, before)
+        ]
+
+    def has(self, id: str) -> bool:
+        return any(site.ALL[name].exists(key) for name, keys in _by_collection([id]).items() for key in keys)
+
+
+def hung_sites() -> HungSites:
+    """Return the sites of this process."""
+    return HungSites(clock=database.server_now, threshold=threshold())
+
+
+def stats() -> SystemStats:
     """Return what hangs per collection, the longest of it, the resets of a day, and sites that were reset often.
 
     `due` is what the next scan resets, `lag_seconds` since when the oldest of it is, `failed` the resets that failed in
@@ -193,26 +259,26 @@ def figures() -> Figures:
     numbers["due"] = sum(numbers[f"{state}_{name}"] for name in site.ALL for state in ("stuck", "finished"))
     numbers["lag_seconds"] = max([(before - began).total_seconds() for began, _ in oldest], default=0.0)
     details = [f"{name}: {(now - began) / hours(1):.1f} h" for began, name in sorted(oldest)[:SHOWN]]
-    late = [name for began, name in sorted(oldest) if before - began > late_after(PERIOD)]
-    figures = Figures(numbers=numbers, details=details, late=late)
-    _add_problems(figures, before)
-    return figures
+    late = [name for began, name in sorted(oldest) if before - began > system.late_after(settings())]
+    stats = SystemStats(numbers=numbers, details=details, late=late)
+    _add_problems(stats, before)
+    return stats
 
 
-def _add_problems(figures: Figures, before: datetime) -> None:
-    if stuck := int(figures.numbers["stuck"]):
+def _add_problems(stats: SystemStats, before: datetime) -> None:
+    if stuck := int(stats.numbers["stuck"]):
         shown = [
             f"{name} {often['_id']} {often['thumbnail_reset_count']} times"
             for name, sites in site.ALL.items()
             for often in sites.reset_often()
         ]
-        figures.add_problem(
+        stats.add_problem(
             f"{counted(stuck, 'stuck site')}: reset {site.OFTEN} times in a row or more and hanging again each time; "
             f"look at the builder of thumbnails ({ids(shown, stuck)})",
             state="stuck",
         )
     if failed := _failed_and_hanging(before):
-        figures.add_problem(
+        stats.add_problem(
             f"{counted(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs; see "
             f"the error in the dashboard, then retry ({ids(failed, len(failed))})",
             state="failed",
@@ -233,3 +299,51 @@ def _failed_and_hanging(before: datetime) -> list[str]:
         if keys
         for hung in site.ALL[name].stale_among(keys, before)
     ]
+
+
+def _failed(reset: dict[str, object]) -> Item:
+    at, sites = reset["at"], str(reset["collection"])
+    assert isinstance(at, datetime)
+    said = reset.get("error")
+    return Item(
+        id=_id(sites, str(reset["site_id"])),
+        title=sites,
+        state="failed",
+        position=(at, reset["_id"]),
+        since=at,
+        reason=None if said is None else str(said),
+        attempts=1,
+    )
+
+
+def _id(collection: str, key: str) -> str:
+    return f"{collection}{BETWEEN}{key}"
+
+
+def _by_collection(ids: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the sites that ids name; one that names none is left out."""
+    found: dict[str, list[Any]] = {}
+    for name, _, key in (id.partition(BETWEEN) for id in ids):
+        with suppress(PermanentError):
+            if name in site.ALL:
+                found.setdefault(name, []).append(database.read_id(key, field="id"))
+    return found
+
+
+system = System(
+    name="stale-thumbnails",
+    title="Thumbnails",
+    description="Thumbnail builds that hang, reset hourly.",
+    every=hours(1),
+    at="0 * * * *",
+    flag="QM_SITES_FIX_STALE_THUMBNAILS",
+    scan_task="tasks.stale_thumbnails.scan_stale_thumbnails",
+    item_task="tasks.stale_thumbnails.reset_stale_thumbnail",
+    queue="stale-thumbnails",
+    trigger="sites/fix-stale-thumbnails",
+    page="/thumbnails",
+    items=hung_sites,
+    items_name="sites",
+    stats=stats,
+    collections=site.collections,
+)

@@ -55,7 +55,7 @@ class SupportSnooze(DueDocuments):
             stats.add_problem(f"{malformed.count} rooms have a malformed snooze_time and can never fall due: {ids}")
 
 
-support_snooze = SupportSnooze(
+system = SupportSnooze(
     name="support-snooze",
     title="Rooms",
     description="Snoozed support rooms, opened again when their time comes.",
@@ -65,6 +65,7 @@ support_snooze = SupportSnooze(
     scan_task="tasks.support_snooze.scan_expired_snoozes",
     trigger="conversations/support-snooze",
     page="/rooms",
+    panel="rooms.html",
     collection=support_room.NAME,
     due=support_room.DUE,
     fields=("account_id", "status"),
@@ -73,7 +74,7 @@ support_snooze = SupportSnooze(
 )
 
 
-@support_snooze.item(
+@system.item(
     retry=RetryPolicy(max_attempts=10, base=seconds(1)),
     task="tasks.support_snooze.unsnooze_room",
 )
@@ -85,7 +86,7 @@ def unsnooze(room: Document, run: Run) -> Document:
     }
 
 
-@support_snooze.after
+@system.after
 def announce(written: Sequence[Written]) -> None:
     """Tell the dashboards of the accounts; closed rooms have no event. Raises EmitFailed."""
     log.info(f"Unsnoozed {len(written)} rooms")
@@ -107,7 +108,7 @@ def announce(written: Sequence[Written]) -> None:
                 raise
 
 
-@support_snooze.failed
+@system.failed
 def record_failure(failure: Failure) -> Document:
     return {
         "$set": {

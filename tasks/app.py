@@ -9,8 +9,6 @@ from typing import Any
 
 from celery import Celery, signals
 
-from beat_schedule import SCHEDULE
-
 
 class Application(Celery):
     """A Celery application whose tasks are registered with it alone.
@@ -24,12 +22,7 @@ class Application(Celery):
 
 app = Application(
     "queue_manager",
-    include=[
-        "tasks.lifecycle",
-        "tasks.shutdown",
-        "tasks.old_keys",
-        *(scan.task.rpartition(".")[0] for scan in SCHEDULE),
-    ],
+    include=["tasks.lifecycle", "tasks.shutdown", "tasks.old_keys"],
     events="queue_manager.transport.events:Events",
     set_as_current=False,
 )

@@ -23,7 +23,7 @@ from celery.exceptions import Ignore, Reject
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
-from beat_schedule import SCHEDULE
+from beat_schedule import systems
 from models import scan_mark, scan_run
 from models.database import OUTAGES, server_now, within
 from queue_manager.core.clock import seconds
@@ -32,6 +32,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.leases import MustPause
+from queue_manager.system import SCANS_QUEUE
 from queue_manager.transport import counters, scan_ticks
 from queue_manager.transport.held import LOST
 from queue_manager.transport.keys import FOREIGN_DEFAULT_QUEUE
@@ -85,7 +86,7 @@ class ScanTask(Task):
     """Runs a scan once. It is neither acknowledged late nor retried: the next period is the retry."""
 
     abstract = True
-    queue_name = "scans"
+    queue_name = SCANS_QUEUE
     acks_late = False
     max_retries = 0
     throws = (ScanFailed,)  # each of its errors is logged already
@@ -176,7 +177,7 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
 def _time_of_scan() -> timedelta:
     """Return how long the running scan may take: it ends before its next tick."""
     name = current_task.name if current_task else ""
-    periods = [scan.period(settings()) for scan in SCHEDULE if scan.task == name]
+    periods = [system.period(settings()) for system in systems() if system.scan_task == name]
     return min([0.9 * period for period in periods] + [MAX_SCAN])
 
 

@@ -10,19 +10,23 @@ from urllib.parse import urlsplit as _urlsplit
 
 from kombu import Queue as _Queue
 
-from beat_schedule import SCHEDULE as _SCHEDULE
-from queue_manager.core.schedule import celery_entries as _celery_entries
-from queue_manager.core.schedule import item_queues as _item_queues
+from beat_schedule import systems as _systems_of_settings
+from queue_manager.core.settings import settings as _read_settings
+from queue_manager.system import SCANS_QUEUE as _SCANS_QUEUE
+from queue_manager.system import item_queues as _item_queues
+from queue_manager.system import task_modules as _task_modules
 from queue_manager.transport.choice import install as _install
 from queue_manager.transport.keys import DEFAULT_QUEUE as _DEFAULT_QUEUE
 from queue_manager.transport.keys import PRIORITIES as _PRIORITIES
 from queue_manager.transport.keys import TRANSPORT_OPTIONS as _TRANSPORT_OPTIONS
 from queue_manager.transport.leadership import LEADER_LOCK as _LEADER_LOCK
 from queue_manager.transport.server import client_options as _client_options
-from tasks.errors import settings_or_usage_error as _settings_or_usage_error
+from tasks.beat_entries import beat_entries as _beat_entries
+from tasks.errors import usage_errors as _usage_errors
 from tasks.routes import queue_of as _queue_of
 
-_settings = _settings_or_usage_error()
+with _usage_errors():
+    _settings = _read_settings()
 _redis = _urlsplit(_settings.redis_url)
 _credentials = {
     name: _unquote(getattr(_redis, name)) for name in ("username", "password") if getattr(_redis, name) is not None
@@ -67,7 +71,6 @@ task_ignore_result = True
 result_expires = None  # no result backend: nothing to clean up
 task_default_queue = _DEFAULT_QUEUE
 task_routes = [_queue_of]
-task_queues = [_Queue(name, routing_key=name) for name in (_DEFAULT_QUEUE, "scans", *_item_queues(_SCHEDULE))]
 
 worker_consumer = "queue_manager.transport.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.qm_worker_concurrency
@@ -79,7 +82,6 @@ worker_cancel_long_running_tasks_on_connection_loss = False
 
 # Beat: one leads, any number stand by; failover within lock time + loop interval.
 beat_scheduler = "queue_manager.transport.beat:LeaderScheduler"
-beat_schedule = _celery_entries(_SCHEDULE, _settings)
 beat_max_loop_interval = 1
 beat_enable_remote_control = True
 beat_remote_control_max_tick_age = 30
@@ -91,3 +93,11 @@ redbeat_lock_timeout = _settings.jobs_takeover_seconds
 
 timezone = "UTC"
 enable_utc = True
+
+# What the systems declare. Last, because it imports the modules of QM_SYSTEMS, and a task that one of them uses while
+# it is imported reads the settings above.
+with _usage_errors():
+    _systems = _systems_of_settings()
+    beat_schedule = _beat_entries(_systems, _settings)
+task_queues = [_Queue(name, routing_key=name) for name in (_DEFAULT_QUEUE, _SCANS_QUEUE, *_item_queues(_systems))]
+imports = [*_settings.qm_systems, *_task_modules(_systems)]

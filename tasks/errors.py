@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
 
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.settings import Settings, settings
 
 
 class SettingsError(ConfigurationError, click.ClickException):
@@ -15,9 +17,10 @@ class SettingsError(ConfigurationError, click.ClickException):
         click.ClickException.__init__(self, message)
 
 
-def settings_or_usage_error() -> Settings:
-    """Return the settings. Raises `SettingsError`."""
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Raise a ConfigurationError as a `SettingsError`."""
     try:
-        return settings()
+        yield
     except ConfigurationError as error:
         raise SettingsError(f"settings are wrong\n{error}") from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import signals
 
+from beat_schedule import warnings
 from models import database
 from queue_manager.core import log as logging
 from queue_manager.core import memory
@@ -37,7 +38,7 @@ def configure_logging(loglevel: int, **_: Any) -> None:
 def check_worker(**_: Any) -> None:
     with _ending_the_process():
         configure_logging(logging.level_number("WARNING"))  # Celery does it only after this
-        _say_remarks()
+        _log_warnings()
         _refuse_wrong_servers(with_mongo=True)
         _refuse_missing_jobs()
 
@@ -57,7 +58,7 @@ def warn_of_expired(request: Any, expired: bool, **_: Any) -> None:
 @signals.beat_init.connect
 def check_beat(**_: Any) -> None:
     with _ending_the_process():
-        _say_remarks()
+        _log_warnings()
         _refuse_wrong_servers(with_mongo=False)
 
 
@@ -106,9 +107,9 @@ def _compare_clocks() -> None:
         log.warning(f"This machine's clock is {ahead.total_seconds():+.1f} s off the database's: set both by NTP")
 
 
-def _say_remarks() -> None:
-    for remark in settings().remarks():
-        log.warning(remark)
+def _log_warnings() -> None:
+    for warning in warnings():
+        log.warning(warning)
 
 
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:

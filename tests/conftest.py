@@ -9,6 +9,7 @@ import pytest
 import redis
 from real_servers import Servers
 
+from beat_schedule import SYSTEMS
 from models import database, schema
 from queue_manager.devstack.binaries import VALKEY
 from queue_manager.devstack.ports import free_port
@@ -45,7 +46,7 @@ def clean(servers: Servers) -> Servers:
     """Empty collections with their indexes, and an empty Redis."""
     for name in database.database().list_collection_names():
         database.collection(name).delete_many({})
-    schema.migrate()
+    schema.migrate(SYSTEMS)
     with redis.Redis.from_url(servers.valkey.url) as client:
         client.flushall()
     return servers

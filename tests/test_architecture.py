@@ -29,6 +29,7 @@ LAYERS = [
     ["beat_schedule"],
     ["services"],
     ["models"],
+    ["queue_manager.system", "queue_manager.items"],
     ["queue_manager.transport"],
     ["queue_manager.core"],
 ]

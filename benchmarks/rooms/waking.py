@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from statistics import median
 
+from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Figure, Result, Run, Table, Way, percentile
 from benchmarks.rooms import first_attempt
 from benchmarks.rooms.processes import PLAIN, Cost, procfile_worker
@@ -29,7 +31,7 @@ NOTES = [
 
 
 def ours(name: str = "ours", app: str = "tasks") -> Contender:
-    return Contender(name, app, procfile_worker(), schema.migrate)
+    return Contender(name, app, procfile_worker(), partial(schema.migrate, SYSTEMS))
 
 
 def first(name: str = FIRST, app: str = "benchmarks.rooms.first_attempt") -> Contender:

@@ -169,8 +169,6 @@ Modules = Annotated[list[str], NoDecode, AfterValidator(_modules), BeforeValidat
 Text = Annotated[str, AfterValidator(_text)]
 CollectionName = Annotated[str, AfterValidator(_collection_name)]
 Days = Annotated[float, Field(ge=0, le=36_500)]
-_SYSTEM = "switches a system on"
-System = Annotated[Flag, _SYSTEM]
 
 
 class Settings(BaseSettings):
@@ -186,16 +184,18 @@ class Settings(BaseSettings):
     """The broker, the beat's schedule and lock, and the channel of Socket.IO."""
     app_env: Text = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
 
-    qm_conversations: System = False
+    qm_conversations: Flag = False
     """Switches support snooze on."""
-    qm_projects: System = False
+    qm_projects: Flag = False
     """Switches review requests on."""
-    qm_sites_fix_stale_thumbnails: System = False
+    qm_sites_fix_stale_thumbnails: Flag = False
     """Switches the reset of stale thumbnails on."""
-    qm_message_queue: System = False
+    qm_message_queue: Flag = False
     """Switches the message queue on: its API, and the requeue of overdue messages."""
-    qm_jobs: System = False
+    qm_jobs: Flag = False
     """Switches the job queues on."""
+    qm_systems: Modules = []
+    """Modules that declare further systems; naming one switches its systems on."""
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
     """Seconds between two scans for ended snoozes."""
@@ -295,20 +295,17 @@ class Settings(BaseSettings):
         """Whether the web process asks who somebody is. A file counts although it has no key (any more)."""
         return bool(self.qm_api_keys) or self.qm_api_keys_file is not None
 
-    def remarks(self) -> list[str]:
-        """Return what an operator should know of the environment: misspelt names, nothing switched on."""
-        fields = {name.upper(): field for name, field in type(self).model_fields.items()}
+    def warnings(self) -> list[str]:
+        """Return what an operator should know of the environment: misspelt names, jobs that may not run."""
+        fields = [name.upper() for name in type(self).model_fields]
         given = {name for name in _environment() if name.startswith("QM_")}
-        remarks = []
+        warnings = []
         for name in sorted(given - set(fields) - _READ_ELSEWHERE):
             near = difflib.get_close_matches(name, fields, n=1)
-            remarks.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+            warnings.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
         if self.qm_jobs and not self.runs_jobs:
-            remarks.append(self.why_no_jobs)
-        systems = [name for name, field in fields.items() if _SYSTEM in field.metadata]
-        if not any(getattr(self, name.lower()) for name in systems):
-            remarks.append(f"no system is switched on, so no scan will run: set {' or '.join(systems)} to true")
-        return remarks
+            warnings.append(self.why_no_jobs)
+        return warnings
 
 
 def _environment() -> dict[str, str]:

@@ -14,15 +14,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from redis import Redis
 
-from beat_schedule import SCHEDULE
+from beat_schedule import systems
 from models.claims import COUNTED
 from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
-from queue_manager.core.schedule import item_queues
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.servers import Unavailable, mongodb, ping_mongodb, redis_server
-from queue_manager.dashboard.systems.named import SYSTEMS
-from queue_manager.health import FIGURES
+from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.transport import counters, dead_letters
 from queue_manager.transport.counters import Totals
 from queue_manager.transport.keys import DEFAULT_QUEUE, PRIORITIES, UNACKED, lists
@@ -37,7 +35,6 @@ SCAN_TOTALS = {
     "errors": "Steps of the scan that failed.",
 }
 OUTCOMES = ("done", "failed", "retried")
-QUEUES = (DEFAULT_QUEUE, "scans", *item_queues(SCHEDULE))
 
 log = get_logger("QM/metrics")
 router = APIRouter()
@@ -71,9 +68,9 @@ _registry.register(Systems())
 
 def _from_redis() -> Iterator[Metric]:
     with redis_server() as client:
-        counted = {name: system.counted_as for name, system in SYSTEMS.items() if system.counted_as is not None}
-        totals = counters.read(client, (*(scan.task for scan in SCHEDULE), *counted.values()))
-        yield from _scans({scan.name: totals[scan.task] for scan in SCHEDULE})
+        counted = {system.name: system.counted_as for system in systems() if system.counted_as is not None}
+        totals = counters.read(client, (*(system.scan_task for system in systems()), *counted.values()))
+        yield from _scans({system.name: totals[system.scan_task] for system in systems()})
         yield _items({name: totals[key] for name, key in counted.items()})
         yield from _queues(client)
         yield from _leader(client)
@@ -101,15 +98,16 @@ def _items(totals: dict[str, Totals]) -> Metric:
 
 
 def _queues(client: Redis) -> Iterator[Metric]:
+    queues = (DEFAULT_QUEUE, SCANS_QUEUE, *item_queues(systems()))
     with client.pipeline(transaction=False) as pipe:
-        for name in (name for queue in QUEUES for name in lists(queue)):
+        for name in (name for queue in queues for name in lists(queue)):
             pipe.llen(name)
         pipe.hlen(UNACKED)
         *found, unacked = pipe.execute()
     per_queue = len(PRIORITIES)
     lengths = [sum(found[first : first + per_queue]) for first in range(0, len(found), per_queue)]
     waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages that wait in the queue.", labels=["queue"])
-    for queue, length in zip(QUEUES, lengths, strict=True):
+    for queue, length in zip(queues, lengths, strict=True):
         waiting.add_metric([queue], length)
     yield waiting
     yield GaugeMetricFamily("queue_manager_unacked_messages", "Messages that workers hold.", value=unacked)
@@ -128,12 +126,12 @@ def _from_mongodb() -> Iterator[Metric]:
     """Return one gauge for each name of a figure, with the systems that are switched on."""
     ping_mongodb()  # also when no system is on
     gauges: dict[str, GaugeMetricFamily] = {}
-    for scan in SCHEDULE:
-        if scan.flag(settings()):
-            for figure, number in _figures(scan.name).items():
+    for system in systems():
+        if system.is_on(settings()):
+            for figure, number in _numbers(system).items():
                 text = f"Figure {figure} of the system: see `queue-manager health`."
                 gauge = gauges.setdefault(figure, GaugeMetricFamily(f"queue_manager_{figure}", text, labels=["system"]))
-                gauge.add_metric([scan.name], number)
+                gauge.add_metric([system.name], number)
     yield from gauges.values()
     if settings().runs_jobs:
         yield _jobs()
@@ -148,10 +146,10 @@ def _jobs() -> Metric:
     return jobs
 
 
-def _figures(system: str) -> dict[str, float]:
+def _numbers(system: System) -> dict[str, float]:
     try:
         with mongodb():
-            return FIGURES[system]().numbers
+            return system.stats().numbers
     except AppError as error:
-        log.warning(f"Left out of the metrics: {system}: {error}")  # the others may do better
+        log.warning(f"Left out of the metrics: {system.name}: {error}")  # the others may do better
         return {}

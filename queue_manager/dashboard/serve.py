@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import uvicorn
 
+from beat_schedule import warnings
 from queue_manager.core import log as logging
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import Settings, masked, settings
@@ -41,8 +42,8 @@ def serve(*, host: str, port: int) -> None:
     stdlib_logging.getLogger("uvicorn.error").addFilter(_without_query)
     if chosen.qm_message_queue:
         _refuse_old_server(message_queue.server_url())
-    for remark in chosen.remarks():
-        log.warning(remark)
+    for warning in warnings():
+        log.warning(warning)
     ending = asyncio.Event()
     config = uvicorn.Config(
         create(chosen, ending),

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import redis
+from pymongo import IndexModel
 
 from models import database, job_queue
 from models import job as model
@@ -26,11 +27,11 @@ from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
-from queue_manager.core.schedule import late_after
 from queue_manager.core.settings import settings
+from queue_manager.system import System, SystemStats
 from queue_manager.transport import counters, leadership
 from queue_manager.transport.server import make_client
-from services.due_work import Figures, Limits
+from services.due_work import Limits
 from services.job_queues.dispatch import Dispatch
 from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
 from services.job_queues.jobs import Jobs
@@ -50,11 +51,12 @@ __all__ = [
     "WrongState",
     "as_json",
     "dispatch",
-    "figures",
     "job",
     "jobs",
     "registry",
     "run_queue",
+    "stats",
+    "system",
 ]
 
 INITIATOR = "QM/jobs"
@@ -74,7 +76,7 @@ def dispatch(epoch: int | None = None) -> Dispatch:
         claims=job_queue.claims(),
         clock=database.server_now,
         limits=Limits.from_settings(),
-        ahead_by=_period(),
+        ahead_by=system.period(settings()),
         epoch=epoch,
         on_refused=_raise_epoch,
     )
@@ -105,7 +107,7 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     counters.items(INITIATOR, {"done": report.succeeded, "failed": report.failed})
     due = None if report.stopped else model.next_due(name)
     remaining = None if due is None else due - database.server_now()
-    if remaining is None or remaining > _period():
+    if remaining is None or remaining > system.period(settings()):
         job_queue.complete(name, token=token)
         return asdict(report)
     if remaining > timedelta(0):
@@ -113,7 +115,7 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     raise HandOn
 
 
-def figures() -> Figures:
+def stats() -> SystemStats:
     """Return `{pending, in_progress, stuck, cooling_off}` of the queues, and of the jobs `{executing, failed,
     lag_seconds}`: the lag of the oldest due job whose queue nobody runs through.
     """
@@ -129,7 +131,7 @@ def figures() -> Figures:
     waiting = _waiting(executing, paused, now)
     numbers["lag_seconds"] = (now - min(waiting.values(), default=now)).total_seconds()
     long_running = sorted((one for one in executing if now - one.since > LONG_RUNNING), key=lambda one: one.since)
-    figures = Figures(
+    stats = SystemStats(
         numbers=numbers,
         details=[
             *([f"paused: {', '.join(sorted(paused))}"] if paused else []),
@@ -137,10 +139,10 @@ def figures() -> Figures:
             *(f"{one.name}: the job {one.id} has been executing for {_where(one, now)}" for one in long_running),
         ],
     )
-    figures.late.extend(name for name, first in waiting.items() if now - first > late_after(_period()))
-    _add_job_problems(figures, executing, failing, now)
-    add_claim_problems(figures, claims, thing="job queue", period=_period(), now=now, has_page=False)
-    return figures
+    stats.late.extend(name for name, first in waiting.items() if now - first > system.late_after(settings()))
+    _add_job_problems(stats, executing, failing, now)
+    add_claim_problems(stats, claims, thing="job queue", period=system.period(settings()), now=now, has_page=False)
+    return stats
 
 
 def jobs_by_state() -> dict[str, int]:
@@ -154,19 +156,19 @@ def _waiting(executing: list[Executing], paused: set[str], now: datetime) -> dic
     return {name: first for name, first in model.due_names(now).items() if name not in busy}
 
 
-def _add_job_problems(figures: Figures, executing: list[Executing], failing: dict[str, int], now: datetime) -> None:
+def _add_job_problems(stats: SystemStats, executing: list[Executing], failing: dict[str, int], now: datetime) -> None:
     if failing:
         names = ids((f"{name} {count}" for name, count in failing.items()), len(failing))
-        figures.add_problem(
+        stats.add_problem(
             f"{counted(sum(failing.values()), 'failing job')}, by name: {names}; see their last error with "
             "`queue-manager jobs list --state failure`, then repair, retry or cancel them",
             state="failure",
         )
-    late = late_after(_period())
+    late = system.late_after(settings())
     lost = [one for one in executing if one.claimed_until <= now - late]
     if lost:
         shown = ids((f"{one.name} {one.id}" for one in lost), len(lost))
-        figures.add_problem(
+        stats.add_problem(
             f"{counted(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
             f"and no dispatch has taken it back; see that a beat leads and a worker consumes `scans` ({shown})",
             state="executing",
@@ -191,5 +193,25 @@ def _refuse_elsewhere() -> None:
         raise ConfigurationError(settings().why_no_jobs)
 
 
-def _period() -> timedelta:
-    return timedelta(milliseconds=settings().jobs_timer_ms)
+def _collections() -> dict[str, list[IndexModel]]:
+    return {**model.collections(), **job_queue.collections()}
+
+
+system = System(
+    name="job-queues",
+    title="Jobs",
+    description="Named queues of jobs, dispatched when a job is due.",
+    every=lambda chosen: timedelta(milliseconds=chosen.jobs_timer_ms),
+    flag="QM_JOBS",
+    may_run=lambda chosen: chosen.allows_jobs,
+    scan_task="tasks.job_queues.dispatch_due_jobs",
+    takes_epoch=True,
+    item_task="tasks.job_queues.run_queue",
+    queue="jobs",
+    trigger="jobs/dispatch",
+    page="/jobs",
+    stats=stats,
+    counted_as=INITIATOR,
+    collections=_collections,
+    obsolete_indexes=model.OBSOLETE,
+)

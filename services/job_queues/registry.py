@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Any, TypeVar
 
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
 from services.job_queues.errors import InvalidJob, UnknownJob
 
@@ -54,14 +51,8 @@ class Registry:
         """
         if self._is_loaded:
             return
-        if (here := os.getcwd()) not in sys.path:
-            sys.path.insert(0, here)  # as `celery worker` does: the application is where the process was started
         for module in settings().jobs_imports:
-            try:
-                import_module(module)
-            except Exception as error:  # whatever the application's module raises while it is run
-                said = f"{type(error).__name__}: {error}"
-                raise ConfigurationError(f"JOBS_IMPORTS: {module!r} cannot be imported ({said})") from error
+            import_named(module, setting="JOBS_IMPORTS")
         self._is_loaded = True
 
     def work_of(self, name: str) -> Work:

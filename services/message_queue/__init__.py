@@ -21,10 +21,9 @@ import redis
 
 from queue_manager.core.clock import seconds
 from queue_manager.core.per_process import PerProcess
-from queue_manager.core.schedule import late_after
 from queue_manager.core.settings import Settings, settings
+from queue_manager.system import System, SystemStats
 from queue_manager.transport.server import make_client
-from services.due_work import Figures
 from services.message_queue.arrivals import BLOCK, Arrivals
 from services.message_queue.contents import Contents, Counts, Filter, Page, Place
 from services.message_queue.errors import (
@@ -64,11 +63,12 @@ __all__ = [
     "Touched",
     "UnknownMessage",
     "contents",
-    "figures",
     "message_queue",
     "requeue_overdue",
     "server_url",
+    "stats",
     "sweeper",
+    "system",
 ]
 
 
@@ -102,7 +102,7 @@ def message_queue(*, plan_sweep: Callable[[timedelta], object] | None = None) ->
         bounds=_bounds(chosen),
         defaults=Defaults(ack_timeout=seconds(chosen.ack_timeout_seconds), max_attempts=chosen.max_attempts),
         needs_token=chosen.queue_require_lock_token,
-        sweep_within=_period(chosen),
+        sweep_within=system.period(chosen),
         plan_sweep=plan_sweep,
     )
 
@@ -120,7 +120,7 @@ def sweeper() -> Sweeper:
         batch=chosen.requeue_batch_size,
         max_attempts=chosen.max_attempts,
         ack_timeout=seconds(chosen.ack_timeout_seconds),
-        within=_period(chosen),
+        within=system.period(chosen),
         levels=chosen.max_priority_levels,
     )
 
@@ -130,11 +130,11 @@ def requeue_overdue() -> dict[str, Any]:
     return sweeper().sweep().as_dict()
 
 
-def figures() -> Figures:
+def stats() -> SystemStats:
     """Return what waits, is held, overdue and dead, and the age of the oldest deadline that has passed, in seconds."""
     counts = contents().counts()
     first = counts.first_deadline_at
-    figures = Figures(
+    stats = SystemStats(
         numbers={
             "pending": counts.main,
             "in_progress": counts.processing,
@@ -146,22 +146,33 @@ def figures() -> Figures:
             "lag_seconds": max(0.0, round(counts.now - first, 3)) if first else 0.0,
         },
     )
-    if figures.numbers["lag_seconds"] > late_after(_period(settings())).total_seconds():
+    if stats.numbers["lag_seconds"] > system.late_after(settings()).total_seconds():
         overdue = contents().list("processing", limit=MAX_IDS, sort_by="deadline_at", ascending=True).messages
-        figures.late.extend(one.id for one in overdue)
+        stats.late.extend(one.id for one in overdue)
     if counts.dead:
         newest = contents().list("dead", limit=MAX_IDS).messages
-        figures.add_problem(
+        stats.add_problem(
             f"{counted(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be read; see "
             f"`queue-manager queue list dead`, then replay or delete ({ids((one.id for one in newest), counts.dead)})",
             state="dead",
         )
-    return figures
+    return stats
 
 
 def _bounds(chosen: Settings) -> Bounds:
     return Bounds(levels=chosen.max_priority_levels, max_payload_bytes=chosen.queue_max_payload_bytes)
 
 
-def _period(chosen: Settings) -> timedelta:
-    return timedelta(milliseconds=chosen.overdue_check_interval_ms)
+system = System(
+    name="overdue-messages",
+    title="Messages",
+    description="Messages whose consumer did not acknowledge them in time, taken back.",
+    every=lambda chosen: timedelta(milliseconds=chosen.overdue_check_interval_ms),
+    flag="QM_MESSAGE_QUEUE",
+    scan_task="tasks.overdue_messages.requeue_overdue_messages",
+    trigger="messages/requeue-overdue",
+    page="/messages",
+    state_pages={"dead": "/messages/failed"},
+    stats=stats,
+    stats_server="The queue's server",
+)

@@ -17,6 +17,7 @@ from real_servers import Servers
 from visit import DATABASE, PATIENCE, Visit, Visiting
 from web_process import Web, shared_web
 
+from beat_schedule import SYSTEMS
 from models import schema
 from queue_manager.devstack.demo_jobs import MODULE
 
@@ -64,7 +65,7 @@ def visiting(browser: Browser) -> Iterator[Visiting]:
 @pytest.fixture(scope="session")
 def indexed(servers: Servers) -> Servers:
     """The servers, with the indexes that pages read by; what others left in MongoDB is there. `clean` empties it."""
-    schema.migrate()
+    schema.migrate(SYSTEMS)
     return servers
 
 

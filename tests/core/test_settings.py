@@ -252,7 +252,7 @@ def wrong_values(name: str) -> list[str]:
 
 def test_no_flag_switched_on_is_one_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QM_CONVERSATIONS")
-    (remark,) = settings().remarks()
+    (remark,) = settings().warnings()
     assert remark == (
         "no system is switched on, so no scan will run: "
         "set QM_CONVERSATIONS or QM_PROJECTS or QM_SITES_FIX_STALE_THUMBNAILS or QM_MESSAGE_QUEUE or QM_JOBS to true"
@@ -261,7 +261,7 @@ def test_no_flag_switched_on_is_one_remark(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_misspelt_name_is_remarked_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QM_LEASE_SECOND", "5")
-    assert settings().remarks() == ["QM_LEASE_SECOND is not a setting; did you mean QM_LEASE_SECONDS?"]
+    assert settings().warnings() == ["QM_LEASE_SECOND is not a setting; did you mean QM_LEASE_SECONDS?"]
 
 
 def test_node_env_is_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +287,8 @@ def test_jobs_for_production_only_need_the_environment_to_say_so(
     for name, value in {"QM_JOBS": "true", "JOBS_PRODUCTION_ONLY": "true", **environment}.items():
         monkeypatch.setenv(name, value)
     assert settings().runs_jobs is runs
-    remarks = [] if said is None else [f"JOBS_PRODUCTION_ONLY=true and {said}: no jobs run here"]
-    assert settings().remarks() == remarks
+    warnings = [] if said is None else [f"JOBS_PRODUCTION_ONLY=true and {said}: no jobs run here"]
+    assert settings().warnings() == warnings
 
 
 def test_env_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_env_file_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
 
 def test_env_file_is_looked_through_for_misspelt_names(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("QM_LEASE_SECOND=7\nQM_MAX_QUEU=1\n")
-    assert [remark.partition(" ")[0] for remark in settings().remarks()] == ["QM_LEASE_SECOND", "QM_MAX_QUEU"]
+    assert [warning.partition(" ")[0] for warning in settings().warnings()] == ["QM_LEASE_SECOND", "QM_MAX_QUEU"]
 
 
 def written(default: object) -> str:

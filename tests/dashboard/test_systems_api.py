@@ -19,12 +19,10 @@ from real_servers import Servers
 from rooms import make_room, make_service
 from web_process import Web, shared_web, web
 
-from beat_schedule import SCHEDULE
+from beat_schedule import SYSTEMS
 from models import scan_mark, scan_run
 from models.database import server_now
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
-from queue_manager.core.schedule import Scan
-from queue_manager.dashboard.systems.named import system_of
 from queue_manager.devstack.servers import Mongo, Valkey
 from queue_manager.transport import counters, history, presence
 from queue_manager.transport.server import connect
@@ -32,7 +30,7 @@ from services.due_work import Backlog
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
-NAMES = [scan.name for scan in SCHEDULE]
+NAMES = [system.name for system in SYSTEMS]
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -273,16 +271,3 @@ def presence_of(url: str, member: str, ago: timedelta = timedelta(0)) -> None:
     with connect(url) as client:
         now, micros = client.time()
         client.zadd(presence.KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})
-
-
-def test_a_scan_without_a_page_of_its_own_is_shown_by_its_name() -> None:
-    scan = Scan(
-        name="trial-end",
-        task="tasks.trial_end.scan_ended_trials",
-        queue="trial-end",
-        trigger="accounts/trial-end",
-        flag=lambda _: True,
-        period=lambda _: minutes(1),
-    )
-    shown = system_of(scan)
-    assert (shown.title, shown.page, shown.counted_as, shown.items) == ("Trial end", "/schedule", "trial-end", None)

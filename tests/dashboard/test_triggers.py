@@ -17,12 +17,13 @@ from rooms import make_room
 from watching import is_open
 from web_process import SNOOZE, Web, shared_web, web
 
-from beat_schedule import SCHEDULE
+from beat_schedule import SYSTEMS
 from models import scan_mark
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from queue_manager.dashboard.triggers import spellings
 from queue_manager.devstack.ports import free_port
+from queue_manager.system import System
 
 TASK = "tasks.support_snooze.scan_expired_snoozes"
 
@@ -54,9 +55,9 @@ def test_the_camel_case_spelling_is_the_same_job(clean: Servers, hooked: Web) ->
     assert hooked.post(SNOOZE).status == 409
 
 
-@pytest.mark.parametrize("scan", SCHEDULE, ids=lambda scan: scan.name)
-def test_every_scan_of_the_schedule_has_its_trigger(scan: object, clean: Servers, hooked: Web) -> None:
-    assert hooked.post(f"/api/trigger/{scan.trigger}").status == 202  # type: ignore[attr-defined]
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+def test_every_system_has_its_trigger(system: System, clean: Servers, hooked: Web) -> None:
+    assert hooked.post(f"/api/trigger/{system.trigger}").status == 202
 
 
 def test_the_last_part_alone_is_spelled_in_camel_case() -> None:

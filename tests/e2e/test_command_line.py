@@ -24,7 +24,7 @@ from real_servers import Servers
 from rooms import get_room, make_room
 from watching import is_open
 
-from beat_schedule import SCHEDULE
+from beat_schedule import SYSTEMS
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.devstack import procfile
@@ -124,7 +124,7 @@ def test_every_scan_runs_by_hand(name: str, clean: Servers, tmp_path: Path) -> N
 def test_unknown_scan_names_the_known_ones(tmp_path: Path) -> None:
     result = queue_manager("scan", "nonsense", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
-    names = ", ".join(scan.name for scan in SCHEDULE)
+    names = ", ".join(system.name for system in SYSTEMS)
     assert result.stderr.strip() == f"queue-manager: there is no scan 'nonsense'; the scans are: {names}"
 
 
@@ -315,7 +315,7 @@ def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -
         url = f"http://127.0.0.1:{port}/api/queues/length"
         answer = eventually(lambda: _get(url), within=10)
         names = {queue["name"] for queue in json.loads(answer)["active_queues"]}
-        assert names <= {"queue-manager", "scans", *(scan.queue for scan in SCHEDULE)}
+        assert names <= {"queue-manager", "scans", *(system.queue for system in SYSTEMS)}
         assert "Traceback" not in re.sub(r"Inspect method.*", "", flower.log)
 
 

@@ -23,7 +23,7 @@ from job_lab import Lab
 from real_servers import Servers
 from rooms import make_room, make_service
 
-from beat_schedule import SCHEDULE
+from beat_schedule import SYSTEMS
 from models import job, scan_run, site
 from models.database import collection, server_now
 from models.support_room import rooms
@@ -37,7 +37,7 @@ COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "
 RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
 SLOW = {"QM_SNOOZE_SCAN_SECONDS": "60", "JOBS_TIMER_MS": "60000"}
 """Late is later than three minutes, so that a busy machine makes nothing late."""
-QUEUES = ["scans", *(scan.queue for scan in SCHEDULE if scan.queue is not None)]
+QUEUES = ["scans", *(system.queue for system in SYSTEMS if system.queue is not None)]
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def repeated(act: Callable[[], object]) -> Iterator[None]:
 
 
 def run_scans() -> None:
-    for scan in SCHEDULE:
-        scan_run.record(scan.task, RUN, error=None, now=server_now())
+    for system in SYSTEMS:
+        scan_run.record(system.scan_task, RUN, error=None, now=server_now())
 
 
 def show_worker() -> None:
@@ -351,8 +351,7 @@ def test_a_scan_is_late_after_three_periods_of_a_leader(
 
 
 def test_a_scan_that_stopped_is_late_without_a_leader_too(clean: Servers, tmp_path: Path) -> None:
-    room_scan = SCHEDULE[0]
-    scan_run.record(room_scan.task, RUN, error=None, now=server_now() - minutes(10))
+    scan_run.record(SYSTEMS[0].scan_task, RUN, error=None, now=server_now() - minutes(10))
     with repeated(show_worker):
         problems = health(tmp_path).problems
     assert problems[0].startswith("No leader: no beat leads")

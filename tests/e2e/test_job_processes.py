@@ -29,6 +29,7 @@ from job_processes import (
 )
 from real_servers import Servers
 
+from beat_schedule import SYSTEMS
 from models import database, schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
@@ -47,7 +48,7 @@ class AtWork:
 def at_work_with(servers: Servers, directory: Path, workers: int) -> Iterator[AtWork]:
     for name in database.database().list_collection_names():
         database.collection(name).delete_many({})
-    schema.migrate()
+    schema.migrate(SYSTEMS)
     with redis.Redis.from_url(servers.valkey.url) as client:
         client.flushall()
     with ExitStack() as stack:

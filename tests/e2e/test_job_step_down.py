@@ -11,6 +11,7 @@ from job_names import CONSECUTIVE
 from job_processes import count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
 from replica_set import ReplicaSet, replica_set
 
+from beat_schedule import SYSTEMS
 from models import database, schema
 from queue_manager.core.settings import settings
 from queue_manager.devstack.servers import Valkey
@@ -26,7 +27,7 @@ def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replica
     with replica_set(tmp_path) as running:
         monkeypatch.setenv("MONGO_DB_URL", running.url)
         settings.cache_clear()
-        schema.migrate()
+        schema.migrate(SYSTEMS)
         yield running
         database.close()
     monkeypatch.undo()

@@ -14,6 +14,7 @@ from eventually import eventually
 from rooms import get_room, make_room
 from watching import is_open, times_woken
 
+from beat_schedule import SYSTEMS
 from models import database, schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
@@ -39,7 +40,7 @@ def mongo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mongo]:
     with Mongo(tmp_path / "mongo") as mongo:
         monkeypatch.setenv("MONGO_DB_URL", mongo.url)
         settings.cache_clear()
-        schema.migrate()
+        schema.migrate(SYSTEMS)
         yield mongo
         database.close()
     settings.cache_clear()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rooms import T0, HandClock, make_room, make_service
 
+from beat_schedule import SYSTEMS
 from models import schema, support_room
 from models.claimable import Selection
 from queue_manager.core.clock import hours, seconds
@@ -34,7 +35,7 @@ def fill(count: int) -> Iterator[dict[str, Any]]:
 def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) -> None:
     # A list on the way to the date, of another test, cannot be kept out: see docs/decisions/partial-indexes.md.
     support_room.rooms().drop()
-    schema.migrate()
+    schema.migrate(SYSTEMS)
     rooms = fill(ROOMS)
     while some := list(islice(rooms, 20_000)):
         support_room.rooms().insert_many(some, ordered=False)

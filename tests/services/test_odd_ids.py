@@ -14,8 +14,7 @@ from models.database import collection, id_text, shown_id
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
 from services.due_work import Backlog, DueItem, Limits
-from services.hung_sites import HungSites
-from services.stale_thumbnails import StaleSites, StaleThumbnails
+from services.stale_thumbnails import HungSites, StaleSites, StaleThumbnails
 from services.support_snooze import SupportSnooze
 
 pytestmark = pytest.mark.usefixtures("clean")

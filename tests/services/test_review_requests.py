@@ -18,6 +18,7 @@ from pymongo.monitoring import (
 )
 from rooms import T0, HandClock
 
+from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
 from models.database import collection
 from queue_manager.core.clock import to_iso
@@ -323,17 +324,17 @@ def test_migrate_lists_duplicates_and_changes_nothing(clock: HandClock) -> None:
     account = ObjectId()
     ids = [make_pulse(account, status="pending") for _ in range(2)]
     with pytest.raises(ConfigurationError) as error:
-        schema.migrate()
+        schema.migrate(SYSTEMS)
     assert all(str(one) in str(error.value) for one in (account, *ids))
     assert "dismissed" in str(error.value)
     pulse.pulses().update_one({"_id": ids[0]}, {"$set": {"status": "dismissed"}})
-    schema.migrate()
+    schema.migrate(SYSTEMS)
 
 
 def test_scan_reads_the_index_and_no_subscription(reviews: ReviewRequests) -> None:
     # An index that once held a list, as in another test, covers nothing any more.
     subscription.subscriptions().drop_indexes()
-    schema.migrate()
+    schema.migrate(SYSTEMS)
     for number in range(50):
         subscribe(status="active" if number < 10 else "canceled")
     seen = Statements()

@@ -10,13 +10,13 @@ from hand_worker import run, take, waiting_messages
 from job_lab import Lab
 from real_servers import Servers
 
-from beat_schedule import SCHEDULE
+from beat_schedule import SYSTEMS
 from models import job, job_leader, job_queue, scan_run
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from queue_manager.core.schedule import celery_entries
 from queue_manager.core.settings import Settings
 from services import job_queues
+from tasks.beat_entries import beat_entries
 from tasks.job_queues import QUEUE, dispatch_due_jobs, run_queue
 
 NAME = "tasks.job_queues.dispatch_due_jobs"
@@ -122,10 +122,10 @@ def test_figures_tell_what_waits_what_executes_and_what_is_paused(lab: Lab) -> N
     lab.executing(lab.run("mail"))
     lab.run("report")
     lab.jobs.pause(["report"])
-    figures = job_queues.figures()
-    assert figures.numbers["executing"] == 1
-    assert figures.numbers["pending"] == 2
-    assert figures.details == ["paused: report"]
+    stats = job_queues.stats()
+    assert stats.numbers["executing"] == 1
+    assert stats.numbers["pending"] == 2
+    assert stats.details == ["paused: report"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_figures_tell_what_waits_what_executes_and_what_is_paused(lab: Lab) -> N
     ],
 )
 def test_dispatch_fires_where_jobs_may_run_and_carries_the_epoch(chosen: dict[str, object], fires: bool) -> None:
-    entries = celery_entries(SCHEDULE, Settings(_env_file=None, **chosen))  # type: ignore[call-arg]
+    entries = beat_entries(SYSTEMS, Settings(_env_file=None, **chosen))  # type: ignore[call-arg]
     assert ("job-queues" in entries) is fires
     if fires:
         assert entries["job-queues"]["kwargs"] == {"epoch": None}

@@ -5,6 +5,7 @@ Guarantee: nothing comes from another host, no script is inline, and what others
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from os import PathLike, stat_result
 from pathlib import Path
@@ -17,22 +18,15 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.types import Scope
 
+from beat_schedule import systems
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.access import Current, viewer
 from queue_manager.dashboard.errors import Refused
 from queue_manager.dashboard.pages.navigation import around
 from queue_manager.dashboard.rendering import rendered
+from queue_manager.system import System
 
 STATIC = Path(__file__).parent / "static"
-
-
-class System(NamedTuple):
-    """A page that shows the items of one scan."""
-
-    name: str
-    title: str
-    lead: str
-    items: str
 
 
 class Tab(NamedTuple):
@@ -43,11 +37,6 @@ class Tab(NamedTuple):
     title: str
 
 
-SYSTEMS = {
-    "rooms": System("support-snooze", "Rooms", "Snoozed support rooms, opened again when their time comes.", "rooms"),
-    "reviews": System("review-requests", "Reviews", "Agencies that are asked for a review after a month.", "agencies"),
-    "thumbnails": System("stale-thumbnails", "Thumbnails", "Thumbnail builds that hang, reset hourly.", "sites"),
-}
 TABS = (
     Tab("", "main", "Waiting"),
     Tab("processing", "processing", "Processing"),
@@ -71,7 +60,12 @@ class Static(StaticFiles):
 
 
 def install(api: FastAPI) -> None:
-    api.include_router(router, dependencies=[viewer])
+    of_systems = APIRouter(include_in_schema=False)
+    for system in systems():
+        if system.items is not None:
+            of_systems.add_api_route(system.page, _page_of(system))
+    for part in (router, of_systems):
+        api.include_router(part, dependencies=[viewer])
     api.mount("/static", GZipMiddleware(Static(directory=STATIC)))
 
 
@@ -80,13 +74,12 @@ async def overview(request: Request, who: Current) -> HTMLResponse:
     return rendered("overview.html", **around(request, who))
 
 
-@router.get("/rooms")
-@router.get("/reviews")
-@router.get("/thumbnails")
-async def system(request: Request, who: Current) -> HTMLResponse:
-    shown = SYSTEMS[request.url.path.strip("/")]
-    needs_token = settings().socketio_token_secret is not None and not settings().has_credentials
-    return rendered("system.html", **around(request, who), system=shown, needs_token=needs_token)
+def _page_of(system: System) -> Callable[[Request, Current], Awaitable[HTMLResponse]]:
+    async def page(request: Request, who: Current) -> HTMLResponse:
+        needs_token = settings().socketio_token_secret is not None and not settings().has_credentials
+        return rendered("system.html", **around(request, who), system=system, needs_token=needs_token)
+
+    return page
 
 
 @router.get("/messages")

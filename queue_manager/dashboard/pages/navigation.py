@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from fastapi import Request
 
+from beat_schedule import systems
 from queue_manager.dashboard.access.who import Who
+from queue_manager.system import SCHEDULE_PAGE
 
 
 class Link(NamedTuple):
@@ -14,18 +16,10 @@ class Link(NamedTuple):
     title: str
 
 
-PAGES = (
-    Link("/", "Overview"),
-    Link("/rooms", "Rooms"),
-    Link("/reviews", "Reviews"),
-    Link("/thumbnails", "Thumbnails"),
-    Link("/messages", "Messages"),
-    Link("/jobs", "Jobs"),
-    Link("/schedule", "Schedule"),
-)
-
-
 def around(request: Request, who: Who | None) -> dict[str, Any]:
-    """Return what `page.html` asks for."""
-    first = f"/{request.url.path.strip('/').partition('/')[0]}"
-    return {"nav": PAGES, "here": first, "who": who}
+    """Return what `page.html` needs."""
+    of_systems = [Link(system.page, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
+    pages = [Link("/", "Overview"), *of_systems, Link(SCHEDULE_PAGE, "Schedule")]
+    path = request.url.path
+    here = next((page.path for page in pages[1:] if f"{path}/".startswith(f"{page.path}/")), path)
+    return {"nav": pages, "here": here, "who": who}

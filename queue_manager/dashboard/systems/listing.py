@@ -16,7 +16,7 @@ from queue_manager.dashboard.answers import fresh
 from queue_manager.dashboard.servers import mongodb
 from queue_manager.dashboard.systems import cursors
 from queue_manager.dashboard.systems.named import WithItems
-from services.items import Item, Listed, State
+from queue_manager.items import Item, Listed, State
 
 USUAL_PAGE, LARGEST_PAGE = 50, 200
 LONGEST_SEARCH = 256
@@ -44,11 +44,11 @@ def page(
 
     `search` looks in their ids, titles and reasons, 5,000 items at a time: a page may be short, and its cursor goes on.
     """
-    system, items = found
+    system, open_list = found
     of = f"{system.name} {state} {order}"
     after = cursors.position(before, of=of)
     with mongodb(), cursors.checked():
-        walk = items.listed().items(state, after=after, newest_first=order == "newest")
+        walk = open_list().items(state, after=after, newest_first=order == "newest")
         shown, last = _page(walk, search, limit)
         now = server_now()
     cursor = None if last is None else cursors.written(last.position, of=of)
@@ -72,7 +72,7 @@ def _page(walk: Iterator[Item], search: str | None, limit: int) -> tuple[list[It
 def count(found: WithItems, state: InState = "due", search: Search = None) -> JSONResponse:
     """Count the items in a state. `is_complete` says that all of them were looked at: there may be more than 20,000."""
     with mongodb():
-        matching, is_complete = counted(found[1].listed(), state, search)
+        matching, is_complete = counted(found[1](), state, search)
     return fresh({"count": matching, "is_complete": is_complete})
 
 

@@ -6,13 +6,15 @@ Guarantee: it never fails and takes about 3 s at the most. What a server did not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any, TypeVar
 
 from anyio import to_thread
 
+from beat_schedule import systems
 from models import scan_mark, scan_run
 from models.claims import COUNTED
 from models.database import server_now
@@ -22,29 +24,22 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.dashboard.access.keys import now as own_now
 from queue_manager.dashboard.servers import mongodb, redis_server
-from queue_manager.dashboard.systems.named import SYSTEMS, System
 from queue_manager.dashboard.systems.remembered import Remembered
 from queue_manager.health import (
-    FIGURES,
     Processes,
     is_starting,
     problems_of_items,
     problems_of_processes,
     problems_of_scan,
 )
+from queue_manager.system import System, SystemStats
 from queue_manager.transport import history, planned, presence
 from queue_manager.transport.leadership import Leadership
-from services.due_work import Figures
-from services.eligible_agencies import standing
 
 T = TypeVar("T")
 Json = dict[str, Any]
 
 PATIENCE = 3.0  # seconds for each of the looks, which run at once
-AGENCIES = "review-requests"
-"""The system whose due items are counted only now and then: it takes long where there are many subscriptions."""
-QUEUE = "overdue-messages"
-"""The system whose figures are on the message queue's own server."""
 FIELDS = {
     "due": ("due", "pending"),
     "in_progress": ("in_progress",),
@@ -70,22 +65,23 @@ class InMongoDB:
     last_runs: dict[str, Json | None]
     errors: dict[str, int]
     running: set[str]
-    figures: dict[str, Figures] = field(default_factory=dict)
+    stats: dict[str, SystemStats] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    """Of systems whose figures could not be read."""
+    """Of systems whose statistics could not be read."""
 
 
 async def look() -> Json:
     """Return the body of `GET /api/overview`. Threads ask at once: a server that hangs holds up no other."""
-    redis, mongo, agencies, queue = await asyncio.gather(
+    on = [system for system in systems() if system.is_on(settings())]
+    redis, mongo, elsewhere, slow = await asyncio.gather(
         _bounded(_redis, "Redis"),
         _bounded(_mongodb, "MongoDB"),
-        _bounded(_agencies, "MongoDB"),
-        _bounded(_queue, "The queue's server"),
+        _each({one.name: _bounded(one.stats, one.stats_server) for one in on if one.stats_server is not None}),
+        _each({one.name: _bounded(_slow_numbers(one), "MongoDB") for one in on if one.slow_numbers is not None}),
     )
     told = mongo if isinstance(mongo, InMongoDB) else None
     if told is not None:
-        _add(told, agencies, queue)
+        _add(told, elsewhere, slow)
     kept = redis if isinstance(redis, InRedis) else None
     now = told.now if told is not None else own_now()
     return {
@@ -95,8 +91,13 @@ async def look() -> Json:
         "workers": None if kept is None else [_worker(worker) for worker in kept.processes.workers],
         "problems": [] if kept is None else problems_of_processes(kept.processes, settings()),
         "counted_to": COUNTED,
-        "systems": [_system(system, kept, told) for system in SYSTEMS.values()],
+        "systems": [_system(system, kept, told) for system in systems()],
     }
+
+
+async def _each(asked: Mapping[str, Awaitable[T]]) -> dict[str, T]:
+    """Await all at once; return the answers by name."""
+    return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
 
 
 async def _bounded(ask: Callable[[], T], server: str) -> T | str:
@@ -125,12 +126,12 @@ def _redis() -> InRedis:
         return InRedis(
             processes=Processes.read(client),
             last_minute=history.last_minute(client, counted()),
-            next_runs=planned.next_runs(client, list(SYSTEMS)),
+            next_runs=planned.next_runs(client, [system.name for system in systems()]),
         )
 
 
 def counted() -> list[str]:
-    return [system.counted_as for system in SYSTEMS.values() if system.counted_as is not None]
+    return [system.counted_as for system in systems() if system.counted_as is not None]
 
 
 def _mongodb() -> InMongoDB:
@@ -138,65 +139,63 @@ def _mongodb() -> InMongoDB:
         now = server_now()
         told = InMongoDB(
             now=now,
-            last_runs={name: scan_run.last(system.scan.task) for name, system in SYSTEMS.items()},
+            last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
             errors=scan_run.errors(now - hours(24)),
             running=scan_mark.running(now=now),
         )
-        for name, system in SYSTEMS.items():
-            if system.is_on and name != QUEUE:
-                _read(name, told)
+        for system in systems():
+            if system.is_on(settings()) and system.stats_server is None:
+                _read(system, told)
         return told
 
 
-def _read(name: str, told: InMongoDB) -> None:
+def _read(system: System, told: InMongoDB) -> None:
     try:
-        told.figures[name] = FIGURES[name]()
+        told.stats[system.name] = system.stats()
     except AppError as error:
-        told.problems[name] = str(error)
+        told.problems[system.name] = str(error)
 
 
-def _count_agencies() -> dict[str, float]:
-    with mongodb():
-        return standing()
+@cache
+def _slow_numbers(system: System) -> Remembered[Mapping[str, float]]:
+    def read() -> Mapping[str, float]:
+        with mongodb():
+            return {} if system.slow_numbers is None else system.slow_numbers()
+
+    return Remembered(read)
 
 
-_counted_agencies = Remembered(_count_agencies)
-
-
-def _agencies() -> dict[str, float] | None:
-    return _counted_agencies() if SYSTEMS[AGENCIES].is_on else None
-
-
-def _queue() -> Figures | None:
-    return FIGURES[QUEUE]() if SYSTEMS[QUEUE].is_on else None
-
-
-def _add(told: InMongoDB, agencies: dict[str, float] | str | None, queue: Figures | str | None) -> None:
-    if isinstance(agencies, dict) and AGENCIES in told.figures:
-        told.figures[AGENCIES].numbers.update(agencies)
-    if isinstance(queue, str):
-        told.problems[QUEUE] = queue
-    elif queue is not None:
-        told.figures[QUEUE] = queue
+def _add(
+    told: InMongoDB, elsewhere: Mapping[str, SystemStats | str], slow: Mapping[str, Mapping[str, float] | str | None]
+) -> None:
+    for name, stats in elsewhere.items():
+        if isinstance(stats, str):
+            told.problems[name] = stats
+        else:
+            told.stats[name] = stats
+    for name, numbers in slow.items():
+        if isinstance(numbers, Mapping) and name in told.stats:
+            told.stats[name].numbers.update(numbers)
 
 
 # Telling
 
 
 def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> Json:
-    numbers = mongo.figures[system.name].numbers if mongo is not None and system.name in mongo.figures else {}
+    numbers = mongo.stats[system.name].numbers if mongo is not None and system.name in mongo.stats else {}
     return {
         "name": system.name,
         "title": system.title,
         "page": system.page,
-        "is_on": system.is_on,
+        "flag": system.flag,
+        "is_on": system.is_on(settings()),
         **{field: _first(numbers, names) for field, names in FIELDS.items()},
         "done_per_minute": _per_minute(system, redis, "done"),
         "failed_per_minute": _per_minute(system, redis, "failed"),
-        "errors": None if mongo is None else mongo.errors.get(system.scan.task, 0),
+        "errors": None if mongo is None else mongo.errors.get(system.scan_task, 0),
         "last_scan": None if mongo is None else shown_run(mongo.last_runs[system.name]),
         "next_scan_at": _next_run(system, redis),
-        "is_running": mongo is not None and system.scan.task in mongo.running,
+        "is_running": mongo is not None and system.scan_task in mongo.running,
         "is_starting": _is_starting(system, redis, mongo),
         "problems": [] if mongo is None else _problems(system, redis, mongo),
         "pages": _pages(system, mongo),
@@ -216,35 +215,35 @@ def _per_minute(system: System, redis: InRedis | None, outcome: str) -> int | No
 
 def _next_run(system: System, redis: InRedis | None) -> str | None:
     """Return when it is scanned next; nobody knows while no beat leads."""
-    if redis is None or redis.processes.leader is None or not system.is_on:
+    if redis is None or redis.processes.leader is None or not system.is_on(settings()):
         return None
     at = redis.next_runs.get(system.name)
     return None if at is None else to_iso(at)
 
 
 def _is_starting(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> bool:
-    if redis is None or mongo is None or not system.is_on:
+    if redis is None or mongo is None or not system.is_on(settings()):
         return False
     run, leader = mongo.last_runs[system.name], redis.processes.leader
-    return is_starting(system.scan, run, settings(), leader, now=mongo.now)
+    return is_starting(system, run, settings(), leader, now=mongo.now)
 
 
 def _problems(system: System, redis: InRedis | None, mongo: InMongoDB) -> list[str]:
-    if not system.is_on:
+    if not system.is_on(settings()):
         return []
     processes = None if redis is None else redis.processes
-    problems = problems_of_scan(system.scan, mongo.last_runs[system.name], settings(), processes, now=mongo.now)
+    problems = problems_of_scan(system, mongo.last_runs[system.name], settings(), processes, now=mongo.now)
     if (unread := mongo.problems.get(system.name)) is not None:
         problems.append(unread)
-    if (figures := mongo.figures.get(system.name)) is not None:
-        problems += problems_of_items(system.scan, figures, settings())
+    if (stats := mongo.stats.get(system.name)) is not None:
+        problems += problems_of_items(system, stats, settings())
     return problems
 
 
 def _pages(system: System, mongo: InMongoDB | None) -> dict[str, str]:
     """Return, by problem, the page that lists the items it is about."""
-    figures = None if mongo is None else mongo.figures.get(system.name)
-    states = {} if figures is None else figures.states
+    stats = None if mongo is None else mongo.stats.get(system.name)
+    states = {} if stats is None else stats.states
     return {problem: system.page_of(state) for problem, state in states.items()}
 
 

@@ -24,10 +24,12 @@ from queue_manager.dashboard.described import TEXT, body, one_of, thing
 from queue_manager.dashboard.errors import Refused
 from queue_manager.dashboard.servers import Unavailable, mongodb
 from queue_manager.dashboard.systems.listing import COUNTED, LONGEST_SEARCH, matches
-from queue_manager.dashboard.systems.named import Items, WithItems
+from queue_manager.dashboard.systems.named import WithItems
+from queue_manager.items import Listed
+from queue_manager.system import System
 from services.due_work import DueItem
-from services.items import Listed
 from tasks import app
+from tasks.base import ItemTask
 from tasks.publishing import publish
 
 MOST = 1_000
@@ -68,15 +70,15 @@ Body = Annotated[bytes, Depends(_body)]
 )
 def retry_all(found: WithItems, given: Body) -> JSONResponse:
     """Send the tasks of all items that match, at most 1,000: `sent` of `of`, which counts no further than 20,000."""
-    system, items = found
+    system, open_list = found
     wanted = _wanted(Wanted, given)
     with mongodb():
-        listed = items.listed()
+        listed = open_list()
         looked_at = islice(listed.items(wanted.state), COUNTED)
         matching = list(dict.fromkeys(item.id for item in looked_at if matches(item, wanted.search)))
     sent, of, ids = 0, len(matching), matching[:MOST]
     for first in range(0, len(ids), settings().qm_claim_batch):
-        sent += len(_retry(items, listed, ids[first : first + settings().qm_claim_batch]))
+        sent += len(_retry(system, listed, ids[first : first + settings().qm_claim_batch]))
     log.info("Items are tried again by hand", system=system.name, state=wanted.state, sent=sent, of=of)
     return JSONResponse({"sent": sent, "of": of}, status_code=HTTPStatus.ACCEPTED)
 
@@ -88,11 +90,11 @@ def retry_all(found: WithItems, given: Body) -> JSONResponse:
 )
 def retry_one(found: WithItems, id: str, given: Body) -> JSONResponse:
     """Send the task of one item that is due, stuck or failed. 409: it is in progress, or not due."""
-    system, items = found
+    system, open_list = found
     if given.strip():
         _wanted(Nothing, given)
-    listed = items.listed()
-    taken = _retry(items, listed, [id])
+    listed = open_list()
+    taken = _retry(system, listed, [id])
     if not taken:
         raise _not_taken(listed, id)
     log.info("An item is tried again by hand", system=system.name, item=id, task_id=taken[0].token)
@@ -108,31 +110,37 @@ def _not_taken(listed: Listed, id: str) -> Refused:
     return Refused(HTTPStatus.NOT_FOUND, "not found", f"There is no item {id!r:.100}", field="id")
 
 
-def _retry(items: Items, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
+def _retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
     """Take and send; what could not be sent is given back. Raises `Unavailable`."""
     with mongodb():
         taken = listed.take(ids)
     if taken:
         try:
-            _send(items, taken)
+            _send(system, taken)
         except Exception:
-            _give_back(items, taken)
+            _give_back(system, taken)
             raise
     return taken
 
 
-def _give_back(items: Items, taken: Sequence[DueItem]) -> None:
+def _give_back(system: System, taken: Sequence[DueItem]) -> None:
     try:
         with mongodb():
-            items.work().release(taken)
+            _task(system).work().release(taken)
     except Unavailable as error:
         log.warning("Items that were not sent come back when their leases end", items=len(taken), error=reason(error))
 
 
-def _send(items: Items, taken: Sequence[DueItem]) -> None:
+def _send(system: System, taken: Sequence[DueItem]) -> None:
     """Send the items' tasks. Raises `Unavailable`."""
     with broker() as connection, app.amqp.Producer(connection) as producer:
-        publish(items.task, taken, producer)
+        publish(_task(system), taken, producer)
+
+
+def _task(system: System) -> ItemTask:
+    app.loader.import_default_modules()
+    task: ItemTask = app.tasks[system.item_task]
+    return task
 
 
 def _wanted(kind: type[T], given: bytes) -> T:

@@ -76,9 +76,9 @@ def test_they_are_counted_and_not_among_the_queues(lab: Lab) -> None:
     status = lab.jobs.status()
     assert status["other_documents"] == len(others)
     assert [queue["name"] for queue in status["queues"]] == ["mail", "report"]
-    figures = job_queues.figures()
-    assert figures.numbers["other_documents"] == len(others)
-    assert figures.details == [f"jobs_data has {len(others)} documents of another form, which are left alone"]
+    stats = job_queues.stats()
+    assert stats.numbers["other_documents"] == len(others)
+    assert stats.details == [f"jobs_data has {len(others)} documents of another form, which are left alone"]
 
 
 def test_each_can_be_looked_at_whatever_its_id_is(lab: Lab) -> None:

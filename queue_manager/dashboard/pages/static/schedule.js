@@ -46,12 +46,11 @@ function lead(leader) {
 const lease = (left) => (left > 0 ? `${Math.ceil(left / 1000)} s` : "ended");
 
 function row(entry) {
-  const { name, title, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
-  const about = document.querySelector(`[data-scan="${name}"]`);
+  const { title, description, flag, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
   return element("tr", {},
     element("th", { scope: "row", class: "about" },
-      element("b", {}, title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", about && element("code", {}, about.dataset.flag), " ", isRunning && pill("running now", "warn"),
-      element("p", {}, about?.textContent ?? ""), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
+      element("b", {}, title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
+      element("p", {}, description), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
     cell("Runs", every(entry), "nowrap"),
     cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, said(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
     cell("Last results", marks(entry)),

@@ -6,13 +6,6 @@ import { at, moment, number, span } from "./clock.js";
 import { countdown, until } from "./countdown.js";
 import { element, facts, pill } from "./dom.js";
 
-const FLAGS = {
-  "support-snooze": "QM_CONVERSATIONS",
-  "review-requests": "QM_PROJECTS",
-  "stale-thumbnails": "QM_SITES_FIX_STALE_THUMBNAILS",
-  "overdue-messages": "QM_MESSAGE_QUEUE",
-  "job-queues": "QM_JOBS",
-};
 const EVERY = 60000; // ms between two readings of a day in buckets of ten minutes
 
 // Show what `make` makes of `value`, unless that is there already: whoever reads or points there is left alone.
@@ -41,9 +34,8 @@ export function standing(system) {
   return system.is_running || system.in_progress ? pill("Working", "good") : pill("OK", "good");
 }
 
-export function howToTurnOn({ name }) {
-  const flag = FLAGS[name];
-  return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and start the processes again."] : ["Off, by its flag in ", element("code", {}, "beat_schedule.py"), "."];
+export function howToTurnOn({ flag }) {
+  return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and start the processes again."] : ["Off in this environment."];
 }
 
 export function figures(system) {

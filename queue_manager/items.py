@@ -1,7 +1,7 @@
 """The items of a system as people see them: which are due, in progress, stuck or failed; and taking some by hand.
 
-Guarantee: a list is read in the order of an index, from any place on. What is taken by hand is taken as a scan takes
-it, so that no scan sends it beside.
+Guarantee: a list is read in the order of an index, from any position on. What is taken by hand is taken as a scan takes
+it, so that no scan sends it at the same time.
 """
 
 from __future__ import annotations
@@ -13,56 +13,65 @@ from datetime import datetime
 from heapq import merge
 from typing import Any, Literal, get_args
 
-from models.listing import Position
-from services.due_work import DueItem
-
 State = Literal["due", "in-progress", "stuck", "failed"]
-"""`due`: the next scan takes it. `in-progress`: sent, or being worked on. `stuck`: its time passed and nothing comes of
-it. `failed`: the last attempt failed, and it rests."""
+"""`due`: the next scan takes it. `in-progress`: sent, or being worked on. `stuck`: its time passed without a result.
+`failed`: the last attempt failed, and it cools down."""
 STATES: tuple[State, ...] = get_args(State)
+Position = tuple[Any, ...]
+"""The position of an item in a list: the values of the fields by which the list is sorted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueItem:
+    """One item to be sent: the id of its task, the arguments, the name of its lease, its time if that is to come."""
+
+    token: str
+    args: tuple[Any, ...]
+    lease: str = ""
+    eta: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One item; what is `None` is not known of it."""
+    """One item of a list; a field is `None` while it is unknown."""
 
     id: str
     title: str
     """What people know it by: the account of a room, the collection of a site."""
     state: State
     position: Position
-    """Its place in the list of its state."""
+    """Its position in the list of its state."""
     due_at: datetime | None = None
     since: datetime | None = None
     """Since when it is in its state."""
     reason: str | None = None
     attempts: int = 0
-    """How often it was tried in vain."""
+    """Attempts that failed."""
     next_at: datetime | None = None
     """When it may be tried again, or is taken back from its worker."""
 
 
 class Listed(ABC):
-    """A system whose items can be looked at and taken by hand."""
+    """The items of a system, to be listed and taken by hand."""
 
     @abstractmethod
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
-        """Yield the items in a state, in the order of the moment that the state turns on, beyond a position."""
+        """Yield the items in a state beyond a position, by the time that the state depends on."""
 
     @abstractmethod
     def take(self, ids: Sequence[str]) -> list[DueItem]:
-        """Take those of `ids` that are due, stuck or failed now, to be sent at once; `DueWork.release` gives back."""
+        """Take those of `ids` that are due, stuck or failed now, to be sent at once."""
 
     @abstractmethod
     def has(self, id: str) -> bool:
-        """Tell whether there is such an item, whatever its state."""
+        """Return True if there is such an item, in any state."""
 
 
 def merged(lists: Iterable[Iterator[Item]], *, newest_first: bool) -> Iterator[Item]:
     """Yield the items of several lists of one order as one list."""
-    return merge(*lists, key=_place, reverse=newest_first)
+    return merge(*lists, key=_sort_key, reverse=newest_first)
 
 
-def _place(item: Item) -> tuple[Any, ...]:
+def _sort_key(item: Item) -> tuple[Any, ...]:
     *moments, id = item.position
     return (*moments, str(id))

@@ -1,0 +1,210 @@
+"""The declaration of a system: one kind of due work.
+
+Schedule, trigger, queue, page, navigation, lists, API, statistics, health, metrics, commands and index migration are
+derived from it. Only systems that `beat_schedule.SYSTEMS` or `QM_SYSTEMS` names are scheduled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from pymongo import IndexModel
+
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.imports import import_named
+from queue_manager.core.settings import Settings
+from queue_manager.items import Listed
+from queue_manager.transport.keys import DEFAULT_QUEUE
+
+MISSED_RUNS = 3
+MIN_LATE_AFTER = seconds(15)  # a very short period must not raise an alarm for every pause of a busy machine
+SCANS_QUEUE = "scans"
+SCHEDULE_PAGE = "/schedule"
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_TASK = re.compile(r"\w+(\.\w+)+")
+_PATH = re.compile(r"[\w-]+(/[\w-]+)+")
+_CRON = re.compile(r"\S+( \S+){4}")
+_UNIQUE = ("name", "scan_task", "item_task", "queue", "trigger", "page", "counted_as")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemStats:
+    """The state of one system: `numbers` by name, `details`, and `problems` that somebody should look at.
+
+    `queue-manager health` exits with 1 while there are problems, and the dashboard shows them. Each is one sentence:
+    what is wrong, how many, which ids (five at most), what to do. `services.problems` has the words.
+    """
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    details: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """Ids of items that have been due for too long, a few of them."""
+    states: dict[str, str] = field(default_factory=dict)
+    """By problem: the state under which the system's page lists the items that it is about."""
+
+    def add_problem(self, text: str, *, state: str | None = None) -> None:
+        self.problems.append(text)
+        if state is not None:
+            self.states[text] = state
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class System:
+    """One kind of due work. Functions are called when their result is needed, and may read settings.
+
+    Raises:
+        ConfigurationError: a field is malformed.
+    """
+
+    name: str
+    """Lower-case words with hyphens: the name in the schedule, the API, health, metrics and commands."""
+    title: str
+    """The heading of its page."""
+    description: str
+    """What it does, in one sentence."""
+    every: timedelta | Callable[[Settings], timedelta]
+    """The time between two scans."""
+    at: str | None = None
+    """A cron line (UTC), for scans at given times; `every` then is the time between two of them."""
+    scan_task: str
+    """The registered name of the task that scans. Workers import the module before the last dot."""
+    takes_epoch: bool = False
+    """Whether the scan gets the number of the leader's take-over, as `epoch`."""
+
+    flag: str | None = None
+    """The setting that switches it on, such as `QM_JOBS`; `None`: it is always on."""
+    may_run: Callable[[Settings], bool] = lambda _: True
+    """Whether it runs where it is switched on."""
+
+    item_task: str | None = None
+    """The registered name of the task of one item; `None` if the scan acts itself."""
+    queue: str | None = None
+    """The Celery queue of its items."""
+    items: Callable[[], Listed] | None = None
+    """Opens the list of its items, for its page and for retries by hand."""
+    items_name: str = "items"
+    """What several items are called."""
+
+    trigger: str = ""
+    """The path after `/api/trigger/` that starts a scan by hand; by default `systems/<name>`."""
+    page: str = ""
+    """The path of its page; by default `/systems/<name>`, or the schedule if it lists no items."""
+    state_pages: Mapping[str, str] = field(default_factory=dict)
+    """By state: the page that lists the items in it, where that is not `<page>?state=<state>`."""
+    panel: str | None = None
+    """A template that its page includes next to the health."""
+
+    stats: Callable[[], SystemStats] = SystemStats
+    """Reads its statistics from MongoDB."""
+    stats_server: str | None = None
+    """What the server is called that `stats` reads, if it is not MongoDB."""
+    slow_numbers: Callable[[], Mapping[str, float]] | None = None
+    """Numbers that the overview adds to those of `stats`, read only now and then because that takes long."""
+    counted_as: str | None = None
+    """The name under which finished items are counted; by default the queue's."""
+    has_lag: bool = True
+    """Whether a long lag (`lag_seconds`) is a problem."""
+
+    collections: Callable[[], Mapping[str, Sequence[IndexModel]]] = dict
+    """Returns its collections and their indexes, for `migrate`."""
+    obsolete_indexes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By collection: the names of indexes of earlier releases, which `migrate` drops."""
+    obstacles: Callable[[], Sequence[str]] = list
+    """Returns what has to be put in order before `migrate` can create the indexes, a line each."""
+
+    def __post_init__(self) -> None:
+        self._default("trigger", f"systems/{self.name}")
+        self._default("page", f"/systems/{self.name}" if self.items is not None else SCHEDULE_PAGE)
+        self._default("counted_as", self.queue)
+        self._require(_NAME.fullmatch(self.name), "name", "lower-case words with hyphens, such as trial-end")
+        for name in ("scan_task", "item_task"):
+            value = getattr(self, name)
+            self._require(value is None or _TASK.fullmatch(value), name, "a task's name, such as billing.trials.scan")
+        self._require(callable(self.every) or self.every > timedelta(0), "every", "a time above zero")
+        self._require(self.at is None or _CRON.fullmatch(self.at), "at", "a cron line such as '0 * * * *'")
+        self._require(self.flag is None or self.flag.lower() in Settings.model_fields, "flag", "a setting's name")
+        self._require(self.queue not in (DEFAULT_QUEUE, SCANS_QUEUE), "queue", "a queue of its own")
+        self._require(_PATH.fullmatch(self.trigger), "trigger", "a path of two words or more, such as billing/trials")
+        self._require(self.page.startswith("/"), "page", "a path such as /systems/trial-end")
+        is_retried = self.items is None or (self.item_task is not None and self.queue is not None)
+        self._require(is_retried, "items", "given together with item_task and queue")
+
+    def _default(self, name: str, value: object) -> None:
+        """Set a field that was not given."""
+        if not getattr(self, name):
+            object.__setattr__(self, name, value)
+
+    def _require(self, is_right: object, name: str, accepted: str) -> None:
+        if not is_right:
+            raise ConfigurationError(f"System {self.name!r}: {name}={getattr(self, name)!r} must be {accepted}")
+
+    def period(self, chosen: Settings) -> timedelta:
+        """Return the time between two scans."""
+        return self.every(chosen) if callable(self.every) else self.every
+
+    def late_after(self, chosen: Settings) -> timedelta:
+        """Return how long the scan may not have run, or an item may be due, before that is a problem."""
+        return late_after(self.period(chosen))
+
+    def is_switched_on(self, chosen: Settings) -> bool:
+        """Return True if its flag is set: its indexes are migrated."""
+        return self.flag is None or bool(getattr(chosen, self.flag.lower()))
+
+    def is_on(self, chosen: Settings) -> bool:
+        """Return True if its scans run here."""
+        return self.is_switched_on(chosen) and self.may_run(chosen)
+
+    def page_of(self, state: str) -> str:
+        """Return the page that lists its items in a state."""
+        return self.state_pages.get(state, f"{self.page}?state={state}")
+
+
+def late_after(period: timedelta) -> timedelta:
+    """Return the time after which the work of a scan with this period is late."""
+    return max(MISSED_RUNS * period, MIN_LATE_AFTER)
+
+
+def item_queues(systems: Iterable[System]) -> list[str]:
+    """Return the Celery queues of all items."""
+    return [system.queue for system in systems if system.queue is not None]
+
+
+def task_modules(systems: Iterable[System]) -> list[str]:
+    """Return the modules of the systems' tasks."""
+    names = [name for system in systems for name in (system.scan_task, system.item_task) if name is not None]
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def declared(modules: Iterable[str]) -> list[System]:
+    """Import the modules that `QM_SYSTEMS` names, and return the systems that they declare.
+
+    Raises:
+        ConfigurationError: a module cannot be imported, or declares no system.
+    """
+    found: list[System] = []
+    for name in modules:
+        module = import_named(name, setting="QM_SYSTEMS")
+        # By type(): isinstance() would evaluate the proxies of Celery's tasks, which read its configuration.
+        of_module = [value for value in vars(module).values() if issubclass(type(value), System)]
+        if not of_module:
+            raise ConfigurationError(f"QM_SYSTEMS: {name!r} declares no System")
+        found += [system for system in of_module if not any(system is known for known in found)]
+    return found
+
+
+def require_distinct(systems: Iterable[System]) -> None:
+    """Raise ConfigurationError if two systems share a name, a task, a queue, a trigger or a page."""
+    taken: dict[tuple[str, str], System] = {}
+    for system in systems:
+        for name in _UNIQUE:
+            value = getattr(system, name)
+            if value is None or value == SCHEDULE_PAGE:
+                continue
+            first = taken.setdefault((name, value), system)
+            if first is not system:
+                raise ConfigurationError(f"System {system.name!r}: {name}={value!r} is taken by {first.name!r}")

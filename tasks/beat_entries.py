@@ -1,0 +1,37 @@
+"""The systems in the form in which Celery's beat wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from celery.schedules import ParseException, crontab
+
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import Settings
+from queue_manager.system import SCANS_QUEUE, System
+
+
+def beat_entries(systems: Iterable[System], settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return the entries of the systems that are switched on.
+
+    No message expires: expiry would compare the beat's clock with a worker's. A backlog is skipped by number instead,
+    see `transport/scan_ticks.py`.
+    """
+    return {
+        system.name: {
+            "task": system.scan_task,
+            "schedule": system.period(settings) if system.at is None else _crontab(system, system.at),
+            "options": {"queue": SCANS_QUEUE},
+            **({"kwargs": {"epoch": None}} if system.takes_epoch else {}),
+        }
+        for system in systems
+        if system.is_on(settings)
+    }
+
+
+def _crontab(system: System, line: str) -> crontab:
+    try:
+        return crontab.from_string(line)
+    except (ParseException, ValueError) as error:
+        raise ConfigurationError(f"System {system.name!r}: at={line!r} must be a cron line ({error})") from None
