@@ -93,7 +93,7 @@ def server_now() -> datetime:
 
 
 def transact(act: Callable[[ClientSession], T]) -> T:
-    """Run `act` in one transaction; it runs again when another writer came first. Raises what `act` and the driver raise."""
+    """Run `act` in one transaction, again if another writer came first. Raises what `act` and the driver raise."""
     with client().start_session() as session:
         return session.with_transaction(act)
 

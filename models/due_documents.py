@@ -112,10 +112,8 @@ class DueCollection:
     def count(self, until: datetime) -> int:
         """Count due documents, up to `COUNTED`."""
         where = self.is_due(until)
-        (count,) = self._needing_index(
-            lambda: [self.collection().count_documents(where, hint=self.index, limit=COUNTED)]
-        )
-        return count
+        counts = self._needing_index(lambda: [self.collection().count_documents(where, hint=self.index, limit=COUNTED)])
+        return int(next(counts))
 
     def get(self, id: Any, fields: Sequence[str] | None = None) -> Document | None:
         return self.collection().find_one({"_id": id}, None if fields is None else projection(fields))
@@ -185,9 +183,7 @@ class DueCollection:
             meant = [one for id, one in documents.items() if due_at[id] in (None, self.due_at(one))]
             changes = decide(meant) if meant else []
             for change in changes:
-                self.collection().update_many(
-                    {"_id": {"$in": change.ids}}, change.update, hint="_id_", session=session
-                )
+                self.collection().update_many({"_id": {"$in": change.ids}}, change.update, hint="_id_", session=session)
             written = {id_key(id): documents[id_key(id)] for change in changes for id in change.ids}
             self._refuse_still_due(changes, now, session)
             if record is not None and written:

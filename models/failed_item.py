@@ -45,7 +45,7 @@ def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime)
     same = {"$eq": ["$due_at", due_at]}
     failures = {"$cond": [same, {"$ifNull": ["$failures", 0]}, 0]}
     pause = doubled(FIRST_PAUSE, "$$failures", cap=MAX_PAUSE)
-    document = _failed().find_one_and_update(
+    document: Any = _failed().find_one_and_update(
         {"_id": _key(system, id)},
         [
             {

@@ -12,11 +12,13 @@ import redis
 from beat_schedule import systems, warnings
 from models import database, scan_run
 from models.database import require_replica_set, server_now
+from queue_manager import leases
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.settings import Settings, masked, settings
+from queue_manager.leases import Leases
 from queue_manager.system import SCANS_QUEUE, System, SystemStats, item_queues
-from queue_manager.transport import dead_letters, losses, presence
+from queue_manager.transport import dead_letters, presence
 from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadership
 from queue_manager.transport.presence import Worker
 from queue_manager.transport.server import connect, require_server
@@ -49,7 +51,7 @@ class Processes:
     workers: Sequence[Worker]
     dead_letters: int
     losses: Mapping[str, Mapping[str, int]]
-    """By queue and id, of items that lost their process often: how often in a row."""
+    """By system and id, of items that lost their process often: how often in a row."""
     now: datetime
     """By the clock of Redis, which is also that of the leader."""
 
@@ -62,7 +64,7 @@ class Processes:
             leader=leadership(client, LEADER_LOCK),
             workers=presence.online(client),
             dead_letters=dead_letters.count(client),
-            losses={queue: losses.often(client, queue) for queue in item_queues(systems())},
+            losses={system.name: Leases(system.name).often_lost() for system in systems() if system.queue is not None},
         )
 
     @property
@@ -140,10 +142,10 @@ def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
         problems.append(
             f"{processes.dead_letters} broker messages could not be read or used: see `queue-manager dead-letters`"
         )
-    for queue, items in processes.losses.items():
+    for system, items in processes.losses.items():
         if items:
             problems.append(
-                f"{counted(len(items), 'item')} of {queue} killed or hung their process at least {losses.OFTEN} "
+                f"{counted(len(items), 'item')} of {system} killed or hung their process at least {leases.OFTEN} "
                 f"times in a row: see the workers' log, then repair or remove {ids(items, len(items))}"
             )
     if processes.leader is None:

@@ -19,7 +19,7 @@ conditional write of the item decides. Renewing, ending and releasing work while
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -28,11 +28,11 @@ from typing import Any, Literal
 import redis
 
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.retry import doubling
-from queue_manager.core.settings import settings
+from queue_manager.core.settings import masked, settings
 from queue_manager.transport.scripts import Script
 from queue_manager.transport.server import make_client
 
@@ -142,7 +142,8 @@ redis.call('ZREMRANGEBYSCORE', running, '-inf', now - {milliseconds(RETENTION)})
 redis.call('ZREMRANGEBYSCORE', cooling, '-inf', now - {milliseconds(RETENTION)})
 local lost = redis.call('ZCARD', waiting) - ARGV[1]
 if lost <= 0 then return 0 end
-local names = redis.call('ZRANGE', waiting, '-inf', now - ARGV[2], 'BYSCORE', 'LIMIT', 0, math.min(lost, {MAX_ARGUMENTS}))
+local most = math.min(lost, {MAX_ARGUMENTS})
+local names = redis.call('ZRANGE', waiting, '-inf', now - ARGV[2], 'BYSCORE', 'LIMIT', 0, most)
 if #names > 0 then redis.call('ZREM', waiting, unpack(names)) end
 return #names
 """)
@@ -291,10 +292,10 @@ class Stats:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of one system. Methods raise what redis-py raises unless they say otherwise."""
+    """The leases of one system. Methods raise `Unavailable` when Redis does not answer, unless they say otherwise."""
 
     system: str
-    lease: timedelta
+    lease: timedelta = timedelta(minutes=1)
 
     # Dispatch
 
@@ -374,19 +375,19 @@ class Leases:
         found: list[State | None] = []
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
-            with _client().pipeline(transaction=False) as pipe:
+            with _redis() as client, client.pipeline(transaction=False) as pipe:
                 for key in self.keys[:4]:
-                    pipe.zmscore(key, some)
+                    pipe.zmscore(key, list(some))
                 pipe.time()
-                waiting, running, cooling, done, (second, micros) = pipe.execute()
-            now = second * 1000 + micros // 1000
+                waiting, running, cooling, done, time_ = pipe.execute()
+            now = _ms(time_)
             found += [_state(*scores, now) for scores in zip(waiting, running, cooling, done, strict=True)]
         return found
 
     def stats(self) -> Stats:
         """Count what is in flight and what is cooling."""
-        now = _now_ms()
-        with _client().pipeline(transaction=False) as pipe:
+        with _redis() as client, client.pipeline(transaction=False) as pipe:
+            now = _ms(client.time())
             pipe.zcard(self.keys[0])
             pipe.zcount(self.keys[1], f"({now}", "+inf")
             pipe.zcount(self.keys[2], f"({now}", "+inf")
@@ -395,16 +396,20 @@ class Leases:
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
         """Return names whose lease ended without a word longer ago than `before`, the longest first."""
-        until = _now_ms() - milliseconds(before)
-        return [one.decode() for one in _client().zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)]
+        with _redis() as client:
+            until = _ms(client.time()) - milliseconds(before)
+            found = client.zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)
+        return [_text(one) for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
         """Return the losses in a row of items that lost their process often in the last day, by id."""
-        now, found = _now_ms(), {}
-        for one, value in _client().hgetall(self.keys[5]).items():
-            count, at = map(int, value.decode().split(":"))
+        with _redis() as client:
+            now, losses = _ms(client.time()), client.hgetall(self.keys[5])
+        found = {}
+        for one, value in losses.items():
+            count, at = map(int, _text(value).split(":"))
             if count >= OFTEN and now - at <= milliseconds(RETENTION):
-                found[id_of(one.decode())] = count
+                found[id_of(_text(one))] = count
         return found
 
     @property
@@ -416,7 +421,8 @@ class Leases:
         return milliseconds(self.lease)
 
     def _run(self, script: Script, *arguments: Any) -> Any:
-        return script(_client(), self.keys, arguments)
+        with _redis() as client:
+            return script(client, self.keys, arguments)
 
     def _each(self, script: Script, names: Sequence[str], *arguments: Any) -> None:
         for first in range(0, len(names), MAX_ARGUMENTS):
@@ -433,9 +439,22 @@ def _state(
     return "stuck" if running is not None else None
 
 
-def _now_ms() -> int:
-    second, micros = _client().time()
+def _text(reply: Any) -> str:
+    return str(reply.decode())
+
+
+def _ms(time_: Any) -> int:
+    second, micros = time_
     return int(second) * 1000 + int(micros) // 1000
+
+
+@contextmanager
+def _redis() -> Iterator[redis.Redis]:
+    try:
+        yield _client()
+    except redis.RedisError as error:
+        url = masked(settings().redis_url)
+        raise Unavailable(f"Redis at {url} does not answer ({reason(error)})") from error
 
 
 class _Recorder:

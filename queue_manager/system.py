@@ -143,6 +143,9 @@ class System:
         if not is_right:
             raise ConfigurationError(f"System {self.name!r}: {name}={getattr(self, name)!r} must be {accepted}")
 
+    def check(self) -> None:
+        """Raise ConfigurationError if the declaration is incomplete, once its module is imported."""
+
     def period(self, chosen: Settings) -> timedelta:
         """Return the time between two scans."""
         return self.every(chosen) if callable(self.every) else self.every
@@ -198,9 +201,10 @@ def declared(modules: Iterable[str]) -> list[System]:
 
 
 def require_distinct(systems: Iterable[System]) -> None:
-    """Raise ConfigurationError if two systems share a name, a task, a queue, a trigger or a page."""
+    """Raise ConfigurationError if a declaration is incomplete, or two share a name, a task, a queue, or a path."""
     taken: dict[tuple[str, str], System] = {}
     for system in systems:
+        system.check()
         for name in _UNIQUE:
             value = getattr(system, name)
             if value is None or value == SCHEDULE_PAGE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ class Due:
     """Of the item's task."""
     is_flagged: bool = False
     """Another program may be working on it."""
+    noted: str | None = None
+    """Under which name the scan counts it, besides."""
+    is_left_out: bool = False
+    """It cannot be dispatched."""
 
     @property
     def lease(self) -> str:
@@ -84,24 +89,26 @@ class LeasedWork(DueWork):
         return self._take(some, is_by_hand=True).items
 
     def _take(self, some: Sequence[Due], *, is_by_hand: bool = False) -> DueBatch:
-        flagged = [] if is_by_hand else [one.lease for one in some if one.is_flagged]
+        fit = [one for one in some if not one.is_left_out]
+        flagged = [] if is_by_hand else [one.lease for one in fit if one.is_flagged]
         if flagged:
             self.leases.hold_unknown(flagged)
-        taken = self.leases.take([one.lease for one in some], is_forced=is_by_hand)
-        ours = [some[position] for position in taken.positions]
+        taken = self.leases.take([one.lease for one in fit], is_forced=is_by_hand)
+        ours = [fit[position] for position in taken.positions]
         if ours:
             self.mark(ours)
         now, batch = self.clock(), uuid4().hex
         items = [
             DueItem(
-                token=f"{batch}-{number}",
+                token=self.token(one, batch=batch, number=number),
                 args=one.args,
                 eta=one.due_at if one.due_at > now else None,
                 lease=one.lease,
             )
             for number, one in enumerate(ours)
         ]
-        return DueBatch(found=len(some), items=items, lease_ends_ms=taken.ends_ms)
+        noted = Counter(one.noted for one in some if one.noted is not None)
+        return DueBatch(found=len(some), items=items, noted=noted, lease_ends_ms=taken.ends_ms)
 
     def sent(self, batch: DueBatch) -> None:
         now = self.clock()
@@ -109,6 +116,10 @@ class LeasedWork(DueWork):
         if ahead := [item for item in batch.items if item.eta is not None]:
             longest = max(item.eta for item in ahead if item.eta is not None)
             self.leases.renew([item.lease for item in ahead], wait=max(longest - now, seconds(0)))
+
+    def token(self, due: Due, *, batch: str, number: int) -> str:
+        """Return the id of the task of an item: one random part for a batch, and the number in it."""
+        return f"{batch}-{number}"
 
     # Holding
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
-from uuid import uuid4
 
 from pymongo import IndexModel
 
@@ -27,7 +26,8 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, DueBatch, DueItem, DueWork, Limits
+from services.due_work import Backlog, DueBatch, DueItem, Limits
+from services.leased_work import Due, LeasedWork, leases_of
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
@@ -40,36 +40,37 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewRequests(DueWork):
-    """Review requests: `DueWork` for the scan, `create` for the item."""
+class ReviewRequests(LeasedWork):
+    """Review requests: what a scan finds, and `create` for the item."""
 
-    clock: Callable[[], datetime]
     product_types: Sequence[str]
     after: timedelta
     """How long an agency must have been a customer."""
     window: timedelta
     """How long a request keeps the next one away."""
-    limits: Limits
 
     def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        """Find the eligible agencies. There is nothing to claim: the insert itself asks whether one is blocked."""
         if not self.product_types:
             raise ConfigurationError(
                 "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: accepted is a list "
                 f"such as seo,ads, of which {', '.join(sorted(NEVER_MANAGED))} do not count"
             )
         yield self._left_out()
-        now = self.clock()
-        agencies = subscription.eligible(self.product_types, until=now - self.after, asked_since=now - self.window)
-        for some in self.limits.batches(agencies, backlog):
-            named = [agency for agency in some if agency.account_id is not None]
-            backlog.add(len(named))
-            without = len(some) - len(named)
-            yield DueBatch(
-                found=len(some),
-                items=[sent_to(agency) for agency in named],
-                noted={"without_account": without} if without else {},
-            )
+        yield from super().claim_due(backlog)
+
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+        for agency in subscription.eligible(
+            self.product_types, until=until - self.after, asked_since=until - self.window
+        ):
+            yield due_of(agency)
+
+    def lease_of(self, args: Sequence[Any]) -> str:
+        account_id, _, _, oldest_subscription = args
+        return super().lease_of((account_id, oldest_subscription))
+
+    @property
+    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+        return self.create_many
 
     def _left_out(self) -> DueBatch:
         count, ids = subscription.unreadable(self.product_types, limit=NAMED_IN_LOG)
@@ -113,6 +114,7 @@ class ReviewRequests(DueWork):
         return {"skipped": True, "reason": "Pending request exists" if status in pulse.OPEN else "Requested recently"}
 
     def give_up(self, item: DueItem, *, error: str) -> None:
+        self.release([item])
         log.error("Review request could not be created; the next scan finds it again", account_id=item.args[0])
 
 
@@ -149,9 +151,9 @@ class EligibleAgencies(Listed):
         )
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:
-        """Return those of `ids` that are eligible now. There is nothing to hold: the insert asks whether one blocks."""
+        """Take those of `ids` that are eligible now and not in flight."""
         accounts = [spelling for id in ids for spelling in account.spellings(id)]
-        return [sent_to(agency) for agency in self._eligible(accounts) if agency.account_id is not None]
+        return self.requests.take_by_hand([due_of(agency) for agency in self._eligible(accounts)])
 
     def has(self, id: str) -> bool:
         return subscription.has_managed(self.requests.product_types, account.spellings(id))
@@ -170,6 +172,7 @@ def review_requests() -> ReviewRequests:
     """Return the service of this process."""
     chosen = settings()
     return ReviewRequests(
+        leases=leases_of(system.name),
         clock=database.server_now,
         product_types=[kind for kind in chosen.managed_subscriptions if kind not in NEVER_MANAGED],
         after=timedelta(days=chosen.review_after_days),
@@ -209,12 +212,19 @@ def slow_numbers() -> dict[str, float]:
     return {"due": len(due), "stuck": 0, "failed": 0, "lag_seconds": lag}
 
 
-def sent_to(agency: Agency) -> DueItem:
+def due_of(agency: Agency) -> Due:
     """Return the item that asks an agency."""
+    id = str(agency.account_id)
     parent = None if agency.parent_account is None else str(agency.parent_account)
-    ids = [str(one) for one in agency.subscription_ids]
-    args = (str(agency.account_id), ids, parent, to_iso(agency.oldest_subscription))
-    return DueItem(token=f"{uuid4().hex}-{agency.account_id}", args=args)
+    subscriptions = [str(one) for one in agency.subscription_ids]
+    is_left_out = agency.account_id is None
+    return Due(
+        id=id,
+        due_at=agency.oldest_subscription,
+        args=(id, subscriptions, parent, to_iso(agency.oldest_subscription)),
+        noted="without_account" if is_left_out else None,
+        is_left_out=is_left_out,
+    )
 
 
 def _request(

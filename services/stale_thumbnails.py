@@ -17,8 +17,6 @@ from itertools import islice
 from typing import Any
 from uuid import uuid4
 
-from bson import ObjectId
-
 from models import database, site
 from models.listing import Position
 from models.site import Sites
@@ -28,7 +26,8 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State, merged
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, DueBatch, DueItem, DueWork, Limits
+from services.due_work import Backlog, DueBatch, DueItem, Limits
+from services.leased_work import Due, LeasedWork, leases_of
 from services.problems import counted, ids
 
 INITIATOR = "ThumbnailHealthCheck"
@@ -45,45 +44,41 @@ HandOver = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleSites(DueWork):
+class StaleSites(LeasedWork):
     """The hung builds of one collection, as one run of the scan sees them."""
 
     sites: Sites
     run: str
-    clock: Callable[[], datetime]
     threshold: timedelta
-    limits: Limits
 
     def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        """Find the sites to reset. There is nothing to claim: the reset itself asks whether the build still hangs."""
         now = self.clock()
         self.sites.forget_resets()
-        stamped = self.sites.stamp(now, latest=now + self.threshold)
-        stale = self.sites.stale(now - self.threshold)
-        if stamped:
+        if stamped := self.sites.stamp(now, latest=now + self.threshold):
             yield DueBatch(found=0, items=[], noted={"stamped": stamped})
-        for some in self.limits.batches(stale, backlog):
-            backlog.add(len(some))
-            finished = sum(one.is_finished for one in some)
-            noted = {"finished": finished} if finished else {}
-            yield DueBatch(found=len(some), items=[self._item(one) for one in some], noted=noted)
+        yield from super().claim_due(backlog)
 
-    def _item(self, one: site.Site) -> DueItem:
-        return item_of(self.sites.name, one, run=self.run)
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+        for one in self.sites.stale(until - self.threshold):
+            yield due_of(self.sites.name, one)
+
+    def token(self, due: Due, *, batch: str, number: int) -> str:
+        """Return the task's id: it begins with the run, by which the outcomes are counted."""
+        return f"{self.run}-{batch}-{number}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleThumbnails(DueWork):
+class StaleThumbnails(LeasedWork):
     """What an item of the scan does, and how a run ends."""
 
-    clock: Callable[[], datetime]
     hand_over: HandOver | None = None
 
-    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        """Nothing: a run has one `StaleSites` for each collection."""
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+        """Yield nothing: a run has one `StaleSites` for each collection."""
         yield from ()
 
     def give_up(self, item: DueItem, *, error: str) -> None:
+        self.release([item])
         sites, site_id, _ = item.args
         if sites in site.ALL:
             site.record_outcome(item.token, sites, site_id, "failed", now=self.clock(), error=error)
@@ -142,11 +137,12 @@ def stale_sites(run: str) -> list[StaleSites]:
     """Return the works of one run, one a collection."""
     return [
         StaleSites(
+            leases=leases_of(system.name),
+            clock=database.server_now,
+            limits=Limits.from_settings(),
             sites=sites,
             run=run,
-            clock=database.server_now,
             threshold=threshold(),
-            limits=Limits.from_settings(),
         )
         for sites in site.ALL.values()
     ]
@@ -154,13 +150,23 @@ def stale_sites(run: str) -> list[StaleSites]:
 
 def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
     """Return the service of this process."""
-    return StaleThumbnails(clock=database.server_now, hand_over=hand_over)
+    return StaleThumbnails(
+        leases=leases_of(system.name),
+        clock=database.server_now,
+        limits=Limits.from_settings(),
+        hand_over=hand_over,
+    )
 
 
-def item_of(collection: str, one: site.Site, *, run: str) -> DueItem:
+def due_of(collection: str, one: site.Site) -> Due:
     """Return the item that resets a site."""
-    name = str(one.id) if isinstance(one.id, ObjectId) else uuid4().hex  # a token must be fit for a task's id
-    return DueItem(token=f"{run}-{name}", args=(collection, database.id_text(one.id), to_iso(one.started_at)))
+    id = database.id_text(one.id)
+    return Due(
+        id=f"{collection} {id}",
+        due_at=one.started_at,
+        args=(collection, id, to_iso(one.started_at)),
+        noted="finished" if one.is_finished else None,
+    )
 
 
 def new_run() -> str:
@@ -182,7 +188,7 @@ class HungSites(Listed):
     """The sites of both collections as one list.
 
     Due are builds that hang, failed the resets that failed in the last day, stuck the sites that hang again after each
-    reset. None is ever in progress: a reset holds nothing.
+    reset.
     """
 
     clock: Callable[[], datetime]
@@ -223,12 +229,18 @@ class HungSites(Listed):
             )
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:
-        """Return those of `ids` that hang now. There is nothing to hold: the reset asks whether it is that build."""
-        run, before = new_run(), self.clock() - self.threshold
+        """Take those of `ids` that hang now and are not in flight."""
+        before = self.clock() - self.threshold
+        by_collection = _by_collection(ids)
         return [
-            item_of(name, one, run=run)
-            for name, keys in _by_collection(ids).items()
-            for one in site.ALL[name].stale_among(keys, before)
+            item
+            for works in stale_sites(new_run())
+            for item in works.take_by_hand(
+                [
+                    due_of(works.sites.name, one)
+                    for one in works.sites.stale_among(by_collection.get(works.sites.name, []), before)
+                ]
+            )
         ]
 
     def has(self, id: str) -> bool:

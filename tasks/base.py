@@ -72,6 +72,14 @@ class ScanReport:
     noted: Counter[str] = field(default_factory=Counter)
     details: dict[str, Any] = field(default_factory=dict)
 
+    def add(self, other: ScanReport) -> None:
+        """Add what another part of the scan did."""
+        self.found += other.found
+        self.claimed += other.claimed
+        self.enqueued += other.enqueued
+        self.errors += other.errors
+        self.noted.update(other.noted)
+
     def figures(self) -> dict[str, int]:
         return {
             **self.noted,
@@ -144,15 +152,18 @@ class ScanTask(Task):
             log.warning("The run could not be recorded", scan=self.name, error=reason(error))
 
 
-def scan_task(*, initiator: str, sent: str, failed: str) -> Callable[[Callable[[], ScanReport]], ScanTask]:
+def scan_task(
+    *, initiator: str, sent: str, failed: str, name: str | None = None
+) -> Callable[[Callable[[], ScanReport]], ScanTask]:
     """Make a scan of a function that returns its `ScanReport`.
 
     Args:
         initiator: who the log lines are from.
         sent: the line logged when items were sent.
         failed: the line logged for each error.
+        name: the registered name; by default the module and the name of the function.
     """
-    return app.task(base=ScanTask, initiator=initiator, sent=sent, failed=failed)
+    return app.task(base=ScanTask, initiator=initiator, sent=sent, failed=failed, name=name)
 
 
 def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
@@ -364,7 +375,7 @@ def send_by_name(name: str, *args: Any) -> None:
 
 
 def item_task(
-    *, queue: str, work: Callable[[], DueWork], retry: RetryPolicy, is_long: bool = False
+    *, queue: str, work: Callable[[], DueWork], retry: RetryPolicy, is_long: bool = False, name: str | None = None
 ) -> Callable[[Callable[..., Any]], ItemTask]:
     """Make an item task of a function.
 
@@ -374,4 +385,6 @@ def item_task(
         retry: how often it is tried, and the waits between.
         is_long: it may run for hours under leases of its own: no time limit, and losses are counted by its system.
     """
-    return app.task(base=ItemTask, queue_name=queue, work=staticmethod(work), retry_policy=retry, is_long=is_long)
+    return app.task(
+        base=ItemTask, queue_name=queue, work=staticmethod(work), retry_policy=retry, is_long=is_long, name=name
+    )

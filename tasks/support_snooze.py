@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from queue_manager.core.clock import seconds
-from queue_manager.core.retry import RetryPolicy
-from services.support_snooze import INITIATOR, support_snooze
-from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task
+from services.due_documents import work_of
+from services.support_snooze import INITIATOR, system
+from tasks.base import ScanReport, current_token, scan_task
+from tasks.document_tasks import after_of, dispatch, item_of
 
 
 @scan_task(
@@ -19,13 +19,12 @@ from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task
     failed="Error occured while removing snooze time for rooms",
 )
 def scan_expired_snoozes() -> ScanReport:
-    return fan_out(unsnooze_room, support_snooze())
+    return dispatch(system)
 
 
-@item_task(
-    queue="support-snooze",
-    work=support_snooze,
-    retry=RetryPolicy(max_attempts=10, base=seconds(1)),
-)
+@item_of(system)
 def unsnooze_room(room_id: str, snoozed_until: str | None = None) -> dict[str, Any]:
-    return support_snooze().unsnooze(room_id, snoozed_until, token=current_token())
+    return work_of(system).execute(room_id, snoozed_until, token=current_token())
+
+
+call_announce = after_of(system)

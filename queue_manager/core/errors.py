@@ -10,6 +10,10 @@ class AppError(Exception):
     """Base of every error that Queue Manager raises on purpose."""
 
 
+class Unavailable(AppError):
+    """A server did not answer in time: names it."""
+
+
 class ConfigurationError(AppError):
     """A setting is wrong: names it, its value (secrets masked) and what is accepted."""
 

@@ -199,6 +199,8 @@ class Settings(BaseSettings):
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
     """Seconds between two scans for ended snoozes."""
+    qm_snooze_flag: Flag = True
+    """Whether `snooze_queue_in_progress` is set while a room is dispatched, for other programs that read it."""
     qm_lease_seconds: Annotated[float, Field(ge=2, le=3600)] = 60
     """Seconds that a claim lasts before a scan may take the item again."""
     qm_claim_batch: Annotated[int, Field(ge=1, le=10_000)] = 500

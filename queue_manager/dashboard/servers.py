@@ -10,7 +10,8 @@ import redis
 from pymongo.errors import OperationFailure
 
 from models import database
-from queue_manager.core.errors import AppError, reason
+from queue_manager.core.errors import Unavailable as Unavailable
+from queue_manager.core.errors import reason
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
 from queue_manager.transport.server import make_client
@@ -19,10 +20,6 @@ MONGO_PATIENCE = 2.5  # seconds for everything asked in one `mongodb()`
 REDIS_PATIENCE = 2.0  # seconds for each command
 
 _client = PerProcess(lambda: make_client(settings().redis_url, decode_responses=True, socket_timeout=REDIS_PATIENCE))
-
-
-class Unavailable(AppError):
-    """A server did not answer in time: names it."""
 
 
 @contextmanager

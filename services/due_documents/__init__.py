@@ -15,11 +15,11 @@ from queue_manager.system import SystemStats
 from services.due_documents.declaration import DueDocuments, Failure, Item, Reasons, Run, Written
 from services.due_documents.listing import DocumentList
 from services.due_documents.stats import stats
-from services.due_documents.work import DocumentWork
+from services.due_documents.work import DocumentWork, OwedCalls
 from services.due_work import Limits
 from services.leased_work import leases_of
 
-__all__ = ["DueDocuments", "Failure", "Item", "Reasons", "Run", "Written", "implementation", "work_of"]
+__all__ = ["DueDocuments", "Failure", "Item", "Reasons", "Run", "Written", "implementation", "owed_calls_of", "work_of"]
 
 MAX_AHEAD = minutes(5)  # a worker holds what is dispatched ahead of its time
 
@@ -34,6 +34,11 @@ def work_of(system: DueDocuments) -> DocumentWork:
         limits=Limits.from_settings(),
         ahead=min(system.period(settings()), MAX_AHEAD),
     )
+
+
+def owed_calls_of(system: DueDocuments) -> OwedCalls:
+    """Return the calls of `after` that a crash or an error left."""
+    return work_of(system).owed_calls()
 
 
 def implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:

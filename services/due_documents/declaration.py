@@ -15,7 +15,7 @@
         return {"$set": {"status": "expired"}}
 
 Guarantee: for each due time the returned update is applied once, never early, and only to a document that nobody
-changed since the function saw it. The function may run several times; `after` is called at least once for each document.
+changed since the function saw it. The function may run several times; `after` is called at least once a document.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import update_wrapper
 from importlib import import_module
 from inspect import signature
@@ -88,8 +88,8 @@ class Item(Generic[F]):
     whatever is due then; ids other than ObjectIds are given as extended JSON.
     """
 
-    def __init__(self, function: F, *, task: str) -> None:
-        self.function, self.task_name = function, task
+    def __init__(self, function: F, system: DueDocuments) -> None:
+        self.function, self._system = function, system
         self.wants_run = "run" in signature(function).parameters
         update_wrapper(self, function)
 
@@ -106,7 +106,7 @@ class Item(Generic[F]):
     @property
     def task(self) -> Any:
         # At the first use: a declaration can be imported where Celery is not.
-        return import_module("tasks.due_documents").task_of(self.task_name)
+        return import_module("tasks.due_documents").task_of(self._system)
 
 
 @dataclass(kw_only=True)
@@ -189,7 +189,7 @@ class DueDocuments(System):
                 raise ConfigurationError(f"System {self.name!r}: it has an item function already")
             named = task or f"{function.__module__}.{function.__name__}"
             object.__setattr__(self, "item_task", named)
-            self.functions.item, self.functions.retry = Item(function, task=named), retry
+            self.functions.item, self.functions.retry = Item(function, self), retry
             return self.functions.item
 
         return decorate

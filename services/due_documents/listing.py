@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models import database, failed_item
-from models.database import id_key, id_text, shown_id
+from models.database import id_key, id_text
 from models.due_documents import pages
 from models.listing import Position, position
 from queue_manager import leases
@@ -16,7 +16,6 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.items import Item, Listed, State
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem
-from services.leased_work import Due
 
 PAGE = 250
 IN_STATE: dict[leases.State | None, State] = {None: "due", "in-progress": "in-progress", "stuck": "stuck"}

@@ -40,8 +40,8 @@ def stats(work: DocumentWork) -> SystemStats:
     thing = work.system.items_name.removesuffix("s")
     if stuck:
         result.add_problem(
-            f"{counted(len(stuck), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago and "
-            f"no worker has taken over; look at the workers and their log ({ids(stuck, len(stuck))})",
+            f"{counted(len(stuck), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago "
+            f"and no worker has taken over; look at the workers and their log ({ids(stuck, len(stuck))})",
             state="stuck",
         )
     if in_redis.cooling:
@@ -78,5 +78,3 @@ def _oldest(work: DocumentWork, now: datetime) -> tuple[list[str], float]:
     waiting = [one for one, state in zip(found, states, strict=True) if state != "cooling"]
     lag = (now - waiting[0].due_at).total_seconds() if waiting else 0.0
     return [database.shown_id(database.read_id(one.id, field="id")) for one in waiting[:MAX_IDS]], lag
-
-

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import bson
@@ -15,13 +15,15 @@ from models import database, failed_item, owed
 from models.database import id_key, id_text, shown_id
 from models.due_documents import Change, DueCollection, StillDue, Update
 from queue_manager import leases
-from queue_manager.core.clock import parse_utc, seconds, to_iso
+from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
+from queue_manager.leases import Leases
 from services.due_documents.declaration import DueDocuments, Failure, Run, Written
 from services.due_work import DueItem
 from services.leased_work import Due, LeasedWork
 
+AFTER_GRACE, AFTER_PAUSE = seconds(10), minutes(1)
 A_MOMENT = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
 MAX_CALLS = 0.25  # seconds that the functions of one batch may take; the other items are executed by their own tasks
 MAX_REPEATS = 100_000  # dates that a repeating item may have missed
@@ -119,9 +121,7 @@ class DocumentWork(LeasedWork):
             return
         failure = failed_item.record(self.system.name, key, due_at, error=error, now=now)
         if self.system.functions.failed is not None:
-            told = Failure(
-                id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at
-            )
+            told = Failure(id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at)
             update = self.system.functions.failed(told)
             if update:
                 self.documents.update_if_due(key, due_at, update)
@@ -133,6 +133,16 @@ class DocumentWork(LeasedWork):
             failures=failure.failures,
             retry_at=to_iso(failure.retry_at),
             error=error,
+        )
+
+    def owed_calls(self) -> OwedCalls:
+        """Return the calls of `after` that are left, as work."""
+        return OwedCalls(
+            leases=Leases(f"{self.system.name}.after", self.leases.lease),
+            clock=self.clock,
+            limits=self.limits,
+            system=self.system.name,
+            grace=min(self.leases.lease, AFTER_GRACE),
         )
 
     def run_after(self, batch: str) -> None:
@@ -182,7 +192,9 @@ class DocumentWork(LeasedWork):
             self.run_after(batch)
         except Exception as error:
             # The write stands; what is owed is kept and called again.
-            log.error("`after` failed; it is called again", system=self.system.name, error=reason(error), exc_info=error)
+            log.error(
+                "`after` failed; it is called again", system=self.system.name, error=reason(error), exc_info=error
+            )
 
     def _decide(self, documents: list[database.Document], run: Run, *, is_batch: bool) -> list[Change]:
         """Call the function for each document; documents with equal updates are written together.
@@ -236,7 +248,7 @@ class DocumentWork(LeasedWork):
                 '{"$set": {"status": "done"}}, or a pipeline of such stages'
             )
         if self.system.done is None:
-            return update
+            return cast(Update, update)
         if isinstance(update, list):
             return [*update, {"$unset": self.system.due}]
         return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}
@@ -297,8 +309,26 @@ class DocumentWork(LeasedWork):
 
     @property
     def _function(self) -> str:
-        item = self.system.functions.item
-        return "" if item is None else item.task_name
+        return str(self.system.item_task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwedCalls(LeasedWork):
+    """Batches whose call of `after` is left: it failed, or its process died. One that used its attempts comes again."""
+
+    system: str
+    grace: timedelta
+    """How long the process that wrote has for the call."""
+
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+        for batch, written_at in owed.left(self.system, until - self.grace):
+            yield Due(id=batch, due_at=written_at, args=(batch, to_iso(written_at)))
+
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        log.error(
+            "`after` failed; it is called again after a pause", system=self.system, batch=item.args[0], error=error
+        )
+        self.leases.release([item.lease], pause=AFTER_PAUSE)
 
 
 def skipped(reason: str) -> Result:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from queue_manager.transport.losses import MustPause
 from real_servers import Servers
 
 from queue_manager.core.clock import hours, minutes
 from queue_manager.transport import losses
-from queue_manager.transport.losses import MustPause
 
 QUEUE = "support-snooze"
 ONE, TWO, THREE = ("room-1", "2026-01-31T09:30:00Z"), ("room-2", "2026-01-31T09:30:00Z"), ("room-3", None)

@@ -1,0 +1,44 @@
+"""What the tasks of `DueDocuments` are made of: a scan that dispatches, an item, and calls of `after` still owed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from services.due_documents import DueDocuments, owed_calls_of, work_of
+from tasks.app import app
+from tasks.base import ItemTask, ScanReport, fan_out, item_task
+
+
+def dispatch(system: DueDocuments) -> ScanReport:
+    """Dispatch what is due, and the calls of `after` that a crash or an error left."""
+    report = fan_out(app.tasks[system.item_task], work_of(system))
+    if system.functions.after is not None:
+        report.add(fan_out(app.tasks[after_task_name(system)], owed_calls_of(system)))
+    return report
+
+
+def item_of(system: DueDocuments) -> Callable[[Callable[..., Any]], ItemTask]:
+    """Return the decorator of the item task of a system."""
+    return item_task(
+        queue=str(system.queue), work=partial(work_of, system), retry=system.functions.retry, name=system.item_task
+    )
+
+
+def after_of(system: DueDocuments) -> ItemTask:
+    """Make the task that calls `after` again for one batch."""
+
+    def run_after(batch: str, written_at: str) -> None:
+        work_of(system).run_after(batch)
+
+    return item_task(
+        queue=str(system.queue),
+        work=partial(owed_calls_of, system),
+        retry=system.functions.retry,
+        name=after_task_name(system),
+    )(run_after)
+
+
+def after_task_name(system: DueDocuments) -> str:
+    return f"{system.item_task}_after"

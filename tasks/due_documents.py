@@ -1,0 +1,39 @@
+"""The tasks of systems that other packages declare with `DueDocuments`; the declaration names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beat_schedule import systems
+from services.due_documents import DueDocuments, work_of
+from tasks.app import app
+from tasks.base import ItemTask, ScanReport, current_token, scan_task
+from tasks.document_tasks import after_of, dispatch, item_of
+
+
+def bind(system: DueDocuments) -> ItemTask:
+    """Make the tasks of a system; return that of its items."""
+
+    def scan() -> ScanReport:
+        return dispatch(system)
+
+    def run(id: str, due_at: str | None = None) -> dict[str, Any]:
+        return work_of(system).execute(id, due_at, token=current_token())
+
+    initiator = f"QM/{system.name}"
+    scan_task(initiator=initiator, sent="Dispatched due items.", failed="Error in the scan", name=system.scan_task)(
+        scan
+    )
+    if system.functions.after is not None:
+        after_of(system)
+    return item_of(system)(run)
+
+
+def task_of(system: DueDocuments) -> ItemTask:
+    """Return the item task of a system, also in a program where it is not scheduled."""
+    return app.tasks[system.item_task] if system.item_task in app.tasks else bind(system)
+
+
+for _system in systems():
+    if isinstance(_system, DueDocuments) and _system.scan_task.startswith(f"{__name__}."):
+        bind(_system)
