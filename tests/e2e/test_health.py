@@ -29,6 +29,7 @@ from models.database import collection, server_now
 from models.support_room import rooms
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.transport import presence
+from queue_manager.transport.leadership import LEADER_LOCK
 from queue_manager.transport.server import connect
 from services.due_work import Backlog, DueItem
 from services.message_queue import contents, message_queue, requeue_overdue
@@ -69,8 +70,8 @@ def lead(servers: Servers, *, since: timedelta) -> None:
     with connect(servers.valkey.url) as client:
         began = client.time()[0] * 1000 - milliseconds(since)
         fields = {"token": "t", "host": "h", "pid": "1", "since_ms": str(began), "epoch": "7"}
-        client.hset("redbeat::lock", mapping=fields)
-        client.pexpire("redbeat::lock", 600_000)
+        client.hset(LEADER_LOCK, mapping=fields)
+        client.pexpire(LEADER_LOCK, 600_000)
 
 
 @contextmanager
