@@ -29,11 +29,12 @@ from models import job, scan_run, site
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.transport import presence
+from queue_manager.transport.leadership import LEADER_LOCK
 from queue_manager.transport.server import connect
 from services.due_documents import work_of
 from services.due_work import Backlog, DueItem
 from services.message_queue import contents, message_queue, requeue_overdue
-from services.support_snooze import system
+from services.support_snooze import system as support_snooze
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
 RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
@@ -71,8 +72,8 @@ def lead(servers: Servers, *, since: timedelta) -> None:
     with connect(servers.valkey.url) as client:
         began = client.time()[0] * 1000 - milliseconds(since)
         fields = {"token": "t", "host": "h", "pid": "1", "since_ms": str(began), "epoch": "7"}
-        client.hset("redbeat::lock", mapping=fields)
-        client.pexpire("redbeat::lock", 600_000)
+        client.hset(LEADER_LOCK, mapping=fields)
+        client.pexpire(LEADER_LOCK, 600_000)
 
 
 @contextmanager
@@ -121,7 +122,7 @@ def well(scanned: Servers) -> Iterator[Servers]:
 
 def taken_room(*, due_ago: float) -> DueItem:
     make_room(server_now() - seconds(due_ago))
-    (item,) = [item for batch in work_of(system).claim_due(Backlog()) for item in batch.items]
+    (item,) = [item for batch in work_of(support_snooze).claim_due(Backlog()) for item in batch.items]
     return item
 
 
@@ -162,7 +163,7 @@ def test_stuck_items_are_named_and_those_that_the_next_scan_takes_are_not(well: 
 def test_failed_items_are_named_up_to_five(well: Servers, tmp_path: Path) -> None:
     failed = [taken_room(due_ago=5) for _ in range(7)]
     for item in failed:
-        work_of(system).give_up(item, error="boom")
+        work_of(support_snooze).give_up(item, error="boom")
     problem = health(tmp_path, **SLOW).only_problem()
     assert problem.startswith("7 failed rooms:")
     assert sum(item.args[0] in problem for item in failed) == 5
