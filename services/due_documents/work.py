@@ -110,6 +110,10 @@ class DocumentWork(LeasedWork):
         written = self._write({one[0]: one[1] for one in named if one}, run, is_batch=True)
         return [self.system.result(written[one[0]], run) if one and one[0] in written else None for one in named]
 
+    def change_of(self, document: database.Document, run: Run) -> Change:
+        """Return the change that the function makes of a due document, unwritten. Raises what the function raises."""
+        return self._change(self._update(document, run), run)
+
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing pause."""
         key, meant = self._arguments(*item.args)
@@ -208,15 +212,18 @@ class DocumentWork(LeasedWork):
                 break
             try:
                 update = self._update(document, run)
+                key = bson.encode({"update": update})
             except Exception:
                 if is_batch:
                     continue
                 raise
-            key = bson.encode({"update": update})
             if key not in changes:
-                changes[key] = Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
+                changes[key] = self._change(update, run)
             changes[key].ids.append(document["_id"])
         return list(changes.values())
+
+    def _change(self, update: Update, run: Run) -> Change:
+        return Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
 
     def _update(self, document: database.Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
@@ -320,6 +327,10 @@ class OwedCalls(LeasedWork):
     system: str
     grace: timedelta
     """How long the process that wrote has for the call."""
+
+    @property
+    def system_name(self) -> str:
+        return self.system
 
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         for batch, written_at in owed.left(self.system, until - self.grace):
