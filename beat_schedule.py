@@ -49,8 +49,8 @@ def _checked(modules: tuple[str, ...], dry_run: tuple[str, ...]) -> tuple[System
 
 
 def named(name: str, systems: Iterable[System]) -> System:
-    """Return the system of this name whose items are dispatched. Raises ConfigurationError."""
-    names = [system.name for system in systems if system.items is not None]
+    """Return the system of this name that dispatches items. Raises ConfigurationError."""
+    names = [system.name for system in systems if system.item_task is not None]
     if name not in names:
         raise ConfigurationError(f"{name!r} must be one of {', '.join(names)}")
     return next(system for system in systems if system.name == name)

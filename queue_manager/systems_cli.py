@@ -167,7 +167,7 @@ def _meant(target: str) -> list[System]:
     if not all(part.isidentifier() for part in target.split(".")):
         raise ConfigurationError(f"{target!r} must be a module, or one of {', '.join(known)}")
     found = declared([target])
-    require_distinct(dict.fromkeys([*known.values(), *found]))
+    require_distinct([*known.values(), *found])
     return found
 
 

@@ -7,15 +7,16 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from math import ceil
 from typing import Any
 from uuid import uuid4
 
+from models.database import server_now
 from queue_manager import leases
-from queue_manager.core.clock import parse_utc, seconds
+from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.leases import Attempts, Leases
@@ -29,14 +30,18 @@ class Due:
     id: str
     """As text, without spaces: with the due time it names the lease."""
     due_at: datetime
-    args: tuple[Any, ...]
-    """Of the item's task."""
+    args: tuple[Any, ...] = ()
+    """Of the item's task; by default the id and the due time."""
     is_flagged: bool = False
     """Another program may be working on it."""
     noted: str | None = None
     """Under which name the scan counts it, besides."""
     is_left_out: bool = False
     """It cannot be dispatched."""
+
+    def __post_init__(self) -> None:
+        if not self.args:
+            object.__setattr__(self, "args", (self.id, to_iso(self.due_at)))
 
     @property
     def lease(self) -> str:
@@ -48,8 +53,8 @@ class LeasedWork(DueWork):
     """Work whose items are dispatched under leases. The arguments of an item are, by default, `(id, due time)`."""
 
     leases: Leases
-    clock: Callable[[], datetime]
-    limits: Limits
+    clock: Callable[[], datetime] = server_now
+    limits: Limits = field(default_factory=Limits.from_settings)
     ahead: timedelta = timedelta(0)
     """What falls due within this time is dispatched with its exact time."""
     max_rate: float | None = None

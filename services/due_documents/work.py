@@ -51,7 +51,7 @@ class DocumentWork(LeasedWork):
         flag = self.system.flag_field
         id, due_at = id_text(document["_id"]), self.documents.due_at(document)
         is_flagged = flag is not None and bool(database.value_at(document, flag))
-        return Due(id=id, due_at=due_at, args=(id, to_iso(due_at)), is_flagged=is_flagged)
+        return Due(id=id, due_at=due_at, is_flagged=is_flagged)
 
     def mark(self, dispatched: Sequence[Due]) -> None:
         if (flag := self.system.flag_field) is not None:
@@ -334,7 +334,7 @@ class OwedCalls(LeasedWork):
 
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         for batch, written_at in owed.left(self.system, until - self.grace):
-            yield Due(id=batch, due_at=written_at, args=(batch, to_iso(written_at)))
+            yield Due(id=batch, due_at=written_at)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         log.error(
