@@ -115,6 +115,23 @@ class DueCollection:
         counts = self._needing_index(lambda: [self.collection().count_documents(where, hint=self.index, limit=COUNTED)])
         return int(next(counts))
 
+    def has_index(self) -> bool:
+        """Return True if the index exists and is the one that `find` needs."""
+        try:
+            next(self.find(datetime.now(UTC), limit=1), None)
+        except ConfigurationError:
+            return False
+        return self.index in self.collection().index_information()  # MongoDB accepts any hint for a missing collection
+
+    def count_unindexed(self, until: datetime) -> int:
+        """Count due documents, up to `COUNTED`, by reading the whole collection."""
+        return self.collection().count_documents(self.is_due(until), limit=COUNTED)
+
+    def sample(self, until: datetime, fields: Sequence[str] | None, *, limit: int) -> list[Document]:
+        """Return some due documents with or without the index."""
+        wanted = None if fields is None else projection((self.due, *fields))
+        return list(self.collection().find(self.is_due(until), wanted, limit=limit))
+
     def get(self, id: Any, fields: Sequence[str] | None = None) -> Document | None:
         return self.collection().find_one({"_id": id}, None if fields is None else projection(fields))
 

@@ -23,6 +23,7 @@ from queue_manager.dead_letters_cli import dead_letters_cli
 from queue_manager.health import Health, health
 from queue_manager.jobs_cli import jobs
 from queue_manager.queue_cli import queue
+from queue_manager.systems_cli import systems_cli
 
 cli = typer.Typer(
     help="Finds what is due in MongoDB and acts on it, once.",
@@ -30,6 +31,7 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli.add_typer(systems_cli, name="systems")
 cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")

@@ -51,7 +51,7 @@ class DocumentWork(LeasedWork):
         flag = self.system.flag_field
         id, due_at = id_text(document["_id"]), self.documents.due_at(document)
         is_flagged = flag is not None and bool(database.value_at(document, flag))
-        return Due(id=id, due_at=due_at, args=(id, to_iso(due_at)), is_flagged=is_flagged)
+        return Due(id=id, due_at=due_at, is_flagged=is_flagged)
 
     def mark(self, dispatched: Sequence[Due]) -> None:
         if (flag := self.system.flag_field) is not None:
@@ -109,6 +109,10 @@ class DocumentWork(LeasedWork):
             raise NotYetDue(max(early))
         written = self._write({one[0]: one[1] for one in named if one}, run, is_batch=True)
         return [self.system.result(written[one[0]], run) if one and one[0] in written else None for one in named]
+
+    def change_of(self, document: database.Document, run: Run) -> Change:
+        """Return the change that the function makes of a due document, unwritten. Raises what the function raises."""
+        return self._change(self._update(document, run), run)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing pause."""
@@ -208,15 +212,18 @@ class DocumentWork(LeasedWork):
                 break
             try:
                 update = self._update(document, run)
+                key = bson.encode({"update": update})
             except Exception:
                 if is_batch:
                     continue
                 raise
-            key = bson.encode({"update": update})
             if key not in changes:
-                changes[key] = Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
+                changes[key] = self._change(update, run)
             changes[key].ids.append(document["_id"])
         return list(changes.values())
+
+    def _change(self, update: Update, run: Run) -> Change:
+        return Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
 
     def _update(self, document: database.Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
@@ -321,9 +328,13 @@ class OwedCalls(LeasedWork):
     grace: timedelta
     """How long the process that wrote has for the call."""
 
+    @property
+    def system_name(self) -> str:
+        return self.system
+
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         for batch, written_at in owed.left(self.system, until - self.grace):
-            yield Due(id=batch, due_at=written_at, args=(batch, to_iso(written_at)))
+            yield Due(id=batch, due_at=written_at)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         log.error(
