@@ -292,13 +292,14 @@ class DocumentWork(LeasedWork):
         if flag is None or not database.value_at(document, flag):
             return
         if isinstance(due_at, datetime):
-            (state,) = self.leases.states([leases.name(id_text(document["_id"]), due_at)])
-            if state is not None:
+            (standing,) = self.leases.standings([leases.name(id_text(document["_id"]), due_at)])
+            if standing.state != "free":
                 return
         self.documents.update_if_unchanged(document["_id"], due_at, {"$set": {flag: False}})
 
     def _arguments(self, id: Any, due_at: Any = None) -> tuple[Any, datetime | None]:
-        return id_key(database.read_id(id, field="id")), parse_utc(due_at, field="due_at")
+        names = self.system.arguments
+        return id_key(database.read_id(id, field=names[0])), parse_utc(due_at, field=names[1])
 
     def _named(self, item: DueItem) -> tuple[Any, datetime | None] | None:
         """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""
