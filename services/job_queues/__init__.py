@@ -125,8 +125,8 @@ def stats() -> SystemStats:
     executing, paused, failing = model.executing(), job_queue.paused(), model.failing(COUNTED)
     others, in_redis = model.count_foreign(), work.leases.stats()
     due = list(work.find_due(now))
-    states = work.leases.states([one.lease for one in due])
-    pending = [one for one, state in zip(due, states, strict=True) if state in (None, "stuck")]
+    states = [standing.state for standing in work.leases.standings([one.lease for one in due])]
+    pending = [one for one, state in zip(due, states, strict=True) if state in ("free", "stuck")]
     stuck = _stuck(work, pending)
     numbers = {
         "pending": len(pending) - len(stuck),
