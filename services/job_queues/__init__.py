@@ -19,7 +19,7 @@ from typing import Any
 import redis
 from pymongo import IndexModel
 
-from models import database, job_queue
+from models import database, job_queue, old_claims
 from models import job as model
 from models.due_documents import COUNTED
 from models.job import Executing
@@ -235,5 +235,5 @@ system = System(
     stats=stats,
     counted_as=INITIATOR,
     collections=_collections,
-    obsolete_indexes=model.OBSOLETE,
+    obsolete_indexes={**model.OBSOLETE, job_queue.NAME: old_claims.INDEXES},
 )

@@ -69,14 +69,6 @@ def test_queue_that_executes_is_left_alone(lab: Lab) -> None:
     assert lab.names_dispatched() == []
 
 
-def test_paused_queue_is_left_alone_until_it_is_resumed(lab: Lab) -> None:
-    lab.run("mail")
-    lab.jobs.pause(["mail"])
-    assert lab.names_dispatched() == []
-    lab.jobs.resume(["mail"])
-    assert lab.names_dispatched() == ["mail"]
-
-
 def test_queue_whose_message_was_lost_is_handed_out_again_after_the_lease(lab: Lab) -> None:
     lab.run("mail")
     assert lab.names_dispatched() == ["mail"]
