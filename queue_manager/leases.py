@@ -169,6 +169,27 @@ for i = 2, #ARGV do
 end
 """)
 
+# Say that received items were sent again: they wait for a worker, as long as it takes.
+#
+# ARGV     in how many ms a worker may have them, names
+SENT_AGAIN = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+for i = 2, #ARGV do
+    if redis.call('ZREM', running, ARGV[i]) == 1 then redis.call('ZADD', waiting, now + ARGV[1], ARGV[i]) end
+end
+""")
+
+# End the leases of items that were sent with a time to come.
+#
+# ARGV     lease in ms, names
+END_EARLY = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+for i = 2, #ARGV do
+    local ends = redis.call('ZSCORE', running, ARGV[i])
+    if ends and tonumber(ends) > now + ARGV[1] then redis.call('ZREM', running, ARGV[i]) end
+end
+""")
+
 # Give leases back. They may be taken again at once, or after a pause.
 #
 # ARGV     pause in ms, names
@@ -426,6 +447,14 @@ class Leases:
     def renew(self, names: Sequence[str], *, wait: timedelta = timedelta(0)) -> None:
         """Prolong the leases that are held to one lease from now, or from the end of `wait`."""
         self._each(RENEW, names, self._lease_ms + milliseconds(wait))
+
+    def sent_again(self, names: Sequence[str], *, wait: timedelta) -> None:
+        """Say that items that are held were sent again, to be executed in `wait`: they wait without an end."""
+        self._each(SENT_AGAIN, names, milliseconds(wait))
+
+    def end_early(self, names: Sequence[str]) -> None:
+        """End the leases of items that were sent with a time to come."""
+        self._each(END_EARLY, names, self._lease_ms)
 
     def release(self, names: Sequence[str], *, pause: timedelta = timedelta(0)) -> None:
         """Give leases back; no scan takes them before `pause` is over."""
