@@ -128,14 +128,20 @@ class DueCollection:
     def is_due(self, until: datetime, *, after: datetime | None = None) -> Document:
         """Return the condition that a document is due in (`after`, `until`]."""
         range_ = {"$lte": until} if after is None else {"$gt": after, "$lte": until}
-        return {**self._indexed, self.due: {**A_DATE, **range_}}
+        # The index has to admit an array that begins with null.
+        no_arrays = [{path: {"$type": "array"}} for path in self._paths]
+        return {**self._indexed, self.due: {**A_DATE, **range_}, "$nor": no_arrays}
 
     @property
     def _indexed(self) -> Document:
         """The condition of the index: no array anywhere on the path, since one would make the index multikey."""
+        return {self.due: A_DATE, **{f"{path}.0": None for path in self._paths}, **self.where}
+
+    @property
+    def _paths(self) -> list[str]:
+        """The path of the date, and each path that it begins with."""
         parts = self.due.split(".")
-        no_arrays = {".".join(parts[: depth + 1]) + ".0": None for depth in range(len(parts))}
-        return {self.due: A_DATE, **no_arrays, **self.where}
+        return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
 
     def _needing_index(self, ask: Callable[[], Any]) -> Iterator[Any]:
         """Yield what `ask` returns. Raises ConfigurationError: the index is missing."""

@@ -143,6 +143,8 @@ class DueDocuments(System):
     """Fields that the function and `after` see besides the id and the date; `None`: all."""
     shown: Sequence[str] = ()
     """Fields whose first value is the title of an item on the page."""
+    initiator: str = ""
+    """Who the log lines are from; by default `QM/<name>`."""
     batch: bool = True
     """Whether a worker may call the function for many documents in one transaction: `False` if it does I/O."""
     catch_up: Literal["once", "all"] = "once"
@@ -159,6 +161,7 @@ class DueDocuments(System):
         self._default("scan_task", f"tasks.due_documents.scan_{word}")
         self._default("item_task", f"tasks.due_documents.{word}")
         self._default("queue", self.name)
+        self._default("initiator", f"QM/{self.name}")
         for name, function in _implementation(self).items():
             object.__setattr__(self, name, function)
         super().__post_init__()
