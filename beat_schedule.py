@@ -43,10 +43,8 @@ def _with_declared(modules: tuple[str, ...]) -> tuple[System, ...]:
 def warnings() -> list[str]:
     """Return what an operator should know of the environment: misspelt names, nothing switched on."""
     chosen = settings()
-    flags = [system.flag for system in SYSTEMS if system.flag is not None]
     if any(system.is_switched_on(chosen) for system in systems()):
         return chosen.warnings()
-    return [
-        *chosen.warnings(),
-        f"no system is switched on, so no scan will run: set {' or '.join(flags)} to true, or QM_SYSTEMS",
-    ]
+    flags = " or ".join(system.flag for system in SYSTEMS if system.flag is not None)
+    idle = f"no system is switched on, so no scan will run: set {flags} to true, or name modules in QM_SYSTEMS"
+    return [*chosen.warnings(), idle]

@@ -19,11 +19,12 @@ conditional write of the item decides. Renewing, ending and releasing work while
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
+from uuid import uuid4
 
 import redis
 
@@ -45,7 +46,8 @@ RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
 MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile
 
 SETS = ("waiting", "running", "cooling", "done", "started", "losses")
-State = Literal["in-progress", "stuck", "cooling"]
+State = Literal["free", "in-progress", "stuck", "cooling"]
+"""`stuck`: the lease ended without a word. `cooling`: the last attempt failed."""
 
 log = get_logger("QM/leases")
 
@@ -60,6 +62,8 @@ def id_of(name: str) -> str:
     return name.rpartition("@")[0]
 
 
+_IN_PROGRESS: State = "in-progress"
+_COOLING: State = "cooling"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Every script: KEYS are the sets of one system in the order of SETS. `flags=allow-oom` because a full server must be
@@ -180,6 +184,22 @@ if tonumber(ARGV[1]) > 0 then
 end
 """)
 
+# Become the one scan of a system, or go on as it.
+#
+# KEYS     the scan's key; ARGV: token, how long in ms
+# Returns  1 if it is us
+SCAN = Script("""#!lua
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+""")
+
+# Stop being it. KEYS and ARGV as above.
+END_SCAN = Script("""#!lua flags=allow-oom
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+""")
+
 # Record the start of a batch, except of items that must be executed alone.
 #
 # ARGV     lease in ms, names
@@ -290,6 +310,15 @@ class Taken:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Standing:
+    """The lease of one item."""
+
+    state: State
+    ends_at: datetime | None = None
+    """When a lease that is held ends, or a cool-down; `None` while a message waits for a worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stats:
     in_progress: int
     cooling: int
@@ -313,6 +342,24 @@ class Leases:
             ends, *found = self._run(TAKE, self._lease_ms, int(is_forced), *some)
             positions += [first + position - 1 for position in found]
         return Taken(positions=positions, ends_ms=ends)
+
+    @contextmanager
+    def scan(self) -> Iterator[Callable[[], bool]]:
+        """Be the one scan of the system, as far as the function that is yielded returns True: ask it once a batch.
+
+        A scan that does not ask for one lease has ended for others.
+        """
+        key, token = f"qm:lease:{self.system}:scan", uuid4().hex
+
+        def goes_on() -> bool:
+            with _redis() as client:
+                return bool(SCAN(client, [key], [token, self._lease_ms]))
+
+        try:
+            yield goes_on
+        finally:
+            with _redis() as client:
+                END_SCAN(client, [key], [token])
 
     def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
         """Say that items taken until `ends_ms` were sent: they wait for a worker without an end."""
@@ -375,9 +422,9 @@ class Leases:
 
     # Reading
 
-    def states(self, names: Sequence[str]) -> list[State | None]:
-        """Return the state of each item: `None` is free, `stuck` has a lease that ended without a word."""
-        found: list[State | None] = []
+    def standings(self, names: Sequence[str]) -> list[Standing]:
+        """Return the lease of each item."""
+        found: list[Standing] = []
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
             with _redis() as client, client.pipeline(transaction=False) as pipe:
@@ -386,7 +433,7 @@ class Leases:
                 pipe.time()
                 waiting, running, cooling, done, time_ = pipe.execute()
             now = _ms(time_)
-            found += [_state(*scores, now) for scores in zip(waiting, running, cooling, done, strict=True)]
+            found += [_standing(*scores, now) for scores in zip(waiting, running, cooling, done, strict=True)]
         return found
 
     def stats(self) -> Stats:
@@ -434,14 +481,15 @@ class Leases:
             self._run(script, *arguments, *names[first : first + MAX_ARGUMENTS])
 
 
-def _state(
+def _standing(
     waiting: float | None, running: float | None, cooling: float | None, done: float | None, now: int
-) -> State | None:
-    if waiting is not None or (running or 0) > now or (done or 0) > now:
-        return "in-progress"
-    if (cooling or 0) > now:
-        return "cooling"
-    return "stuck" if running is not None else None
+) -> Standing:
+    if waiting is not None:
+        return Standing(state="in-progress")
+    for ends, state in ((running, _IN_PROGRESS), (done, _IN_PROGRESS), (cooling, _COOLING)):
+        if ends is not None and ends > now:
+            return Standing(state=state, ends_at=_EPOCH + timedelta(milliseconds=ends))
+    return Standing(state="free" if running is None else "stuck")
 
 
 def _text(reply: Any) -> str:
@@ -465,8 +513,7 @@ def _redis() -> Iterator[redis.Redis]:
 class _Recorder:
     """Records starts and ends without keeping a worker waiting."""
 
-    def __init__(self) -> None:
-        url = settings().redis_url
+    def __init__(self, url: str) -> None:
         self._client = make_client(url, socket_timeout=START_TIMEOUT, socket_connect_timeout=START_TIMEOUT)
         self._retry_at = 0.0
 
@@ -483,4 +530,4 @@ class _Recorder:
 
 
 _client = PerProcess(lambda: make_client(settings().redis_url))
-_recorder = PerProcess(_Recorder)
+_recorder = PerProcess(lambda: _Recorder(settings().redis_url))

@@ -66,15 +66,21 @@ class LeasedWork(DueWork):
         A message that waits in the broker is never sent twice: of what waits, only as much is dispatched again as there
         is more of it than there are messages.
         """
-        self.leases.free_lost(backlog.waiting)
-        now = self.clock()
-        yield from self._dispatch(self.find_due(now), backlog)
-        if self.ahead and self.limits.ahead:
-            coming = self.find_due(now + self.ahead, after=now)
-            yield from self._dispatch(coming, backlog, budget=self.limits.ahead)
+        with self.leases.scan() as goes_on:
+            if not goes_on():
+                yield DueBatch(found=0, items=[], noted={"already_running": 1})
+                return
+            self.leases.free_lost(backlog.waiting)
+            now = self.clock()
+            yield from self._dispatch(self.find_due(now), backlog, goes_on)
+            if self.ahead and self.limits.ahead:
+                coming = self.find_due(now + self.ahead, after=now)
+                yield from self._dispatch(coming, backlog, goes_on, budget=self.limits.ahead)
 
-    def _dispatch(self, found: Iterator[Due], backlog: Backlog, budget: int | None = None) -> Iterator[DueBatch]:
-        while budget is None or budget > 0:
+    def _dispatch(
+        self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], budget: int | None = None
+    ) -> Iterator[DueBatch]:
+        while goes_on() and (budget is None or budget > 0):
             room = backlog.room(self.limits.max_queue, at_least=self.limits.batch)
             some = list(islice(found, min(self.limits.batch, room, room if budget is None else budget)))
             if not some:

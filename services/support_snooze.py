@@ -71,6 +71,7 @@ system = SupportSnooze(
     due=support_room.DUE,
     fields=("account_id", "status"),
     shown=("account_id",),
+    arguments=("room_id", "snoozed_until"),
     reasons=Reasons(not_found="Room not found", not_due="Still snoozed", changed="Snooze changed"),
 )
 

@@ -26,11 +26,11 @@ class QueueBacklog(Backlog):
     def __init__(self, app: Celery, queue: str, *, time_left: timedelta) -> None:
         super().__init__(backlog.waiting(app, queue))
         self._app, self._queue = app, queue
-        self._has_sent = False
+        self._has_sent = self._is_stalled = False
         self._ends_at = time.monotonic() + time_left.total_seconds()
 
     def room(self, limit: int, *, at_least: int = 1) -> int:
-        is_over = self._has_sent and time.monotonic() > self._ends_at
+        is_over = self._is_stalled or (self._has_sent and time.monotonic() > self._ends_at)
         return 0 if is_over else super().room(limit, at_least=at_least)
 
     def add(self, count: int) -> None:
@@ -45,4 +45,5 @@ class QueueBacklog(Backlog):
             length = backlog.length(self._app, self._queue)
             if length < shortest:
                 shortest, shrank_at = length, now
+        self._is_stalled = length > wanted
         return length

@@ -44,6 +44,8 @@ from tasks.together import WAIT_IN_PLACE, GroupedTask
 
 EXPECTED = (AppError, OperationalError, *OUTAGES, *LOST)
 """Errors that say enough in one line: those raised on purpose, and a server that is away."""
+UNCERTAIN = (OperationalError, *LOST)
+"""After these the broker may have the messages all the same."""
 MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
 FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
 
@@ -169,8 +171,8 @@ def scan_task(
 def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
     """Claim what is due and send one `task` an item, batch by batch; one work that fails does not stop the next.
 
-    A batch that could not be sent is given back at once, and the rest goes on. Delivery of a failed batch is
-    uncertain, which is harmless: an item that turns out to be nobody's business any more is left alone.
+    A batch that the broker refused is released at once, and the rest goes on. One whose delivery is uncertain keeps its
+    leases, and is dispatched again when they end.
     """
     report = ScanReport()
     for work in works:
@@ -209,7 +211,8 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
     except Exception as error:
         described(error)
         report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
-        work.release(batch.items)
+        if not isinstance(error, UNCERTAIN):
+            work.release(batch.items)
 
 
 # Items

@@ -21,6 +21,7 @@ from queue_manager.core.settings import settings
 from queue_manager.transport import presence, server
 from services import job_queues, message_queue
 from tasks.heartbeat import Heartbeat
+from tasks.registration import require_tasks
 
 log = logging.get_logger("QM/start")
 _heartbeat = Heartbeat()
@@ -39,6 +40,7 @@ def check_worker(**_: Any) -> None:
     with _ending_the_process():
         configure_logging(logging.level_number("WARNING"))  # Celery does it only after this
         _log_warnings()
+        require_tasks()
         _refuse_wrong_servers(with_mongo=True)
         _refuse_missing_jobs()
 

@@ -106,6 +106,6 @@ def execute(work: DocumentWork, item: DueItem) -> dict[str, Any]:
     return work.execute(*item.args, token=item.token)
 
 
-def lease_state(work: DocumentWork, item: DueItem) -> str | None:
-    (state,) = work.leases.states([item.lease])
-    return state
+def lease_state(work: DocumentWork, item: DueItem) -> str:
+    (standing,) = work.leases.standings([item.lease])
+    return standing.state

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from celery.schedules import maybe_schedule
 
-from beat_schedule import SYSTEMS
-from queue_manager.core.settings import Settings
+from beat_schedule import SYSTEMS, warnings
+from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, item_queues
 from tasks import app
 from tasks.base import ItemTask
@@ -70,3 +70,16 @@ def test_only_the_word_true_switches_it_on(
 def test_support_snooze_fires_every_ten_seconds() -> None:
     entries = beat_entries(SYSTEMS, Settings(_env_file=None, qm_conversations=True))  # type: ignore[call-arg]
     assert entries["support-snooze"]["schedule"] == timedelta(seconds=10)
+
+
+def test_no_system_switched_on_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QM_CONVERSATIONS")
+    settings.cache_clear()
+    try:
+        (warning,) = warnings()
+    finally:
+        settings.cache_clear()
+    assert warning == (
+        "no system is switched on, so no scan will run: set QM_CONVERSATIONS or QM_PROJECTS or "
+        "QM_SITES_FIX_STALE_THUMBNAILS or QM_MESSAGE_QUEUE or QM_JOBS to true, or name modules in QM_SYSTEMS"
+    )

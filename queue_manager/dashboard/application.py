@@ -16,6 +16,7 @@ from queue_manager.dashboard import access, docs, jobs, metrics, pages, probes, 
 from queue_manager.dashboard.boundary import Boundary
 from queue_manager.dashboard.head import Head
 from queue_manager.dashboard.live import Live
+from tasks.registration import require_tasks
 
 
 def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
@@ -24,8 +25,9 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     `ending` is set when the process is told to end: whoever waits for long is answered then.
 
     Raises:
-        ConfigurationError: the keys, or a module of `JOBS_IMPORTS`, are not as they should be.
+        ConfigurationError: the keys, a system, or a module of `JOBS_IMPORTS` are wrong.
     """
+    require_tasks()
     api = api_of(chosen, ending)
     application = socketio.ASGIApp(api.state.live.server, other_asgi_app=Head(access.Journal(api)))
     return Boundary(application, local_only=not chosen.has_credentials)

@@ -153,6 +153,8 @@ class DueDocuments(System):
     """`unset`: the date is removed with every update, which may then be `{}`."""
     max_rate: float | None = None
     """Items that are dispatched in a second, at most."""
+    arguments: tuple[str, str] = ("id", "due_at")
+    """What the arguments of the item's task are called in errors."""
     reasons: Reasons = Reasons()
     functions: Functions = field(default_factory=Functions, repr=False, compare=False)
 

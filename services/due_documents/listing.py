@@ -14,11 +14,12 @@ from models.listing import Position, position
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.items import Item, Listed, State
+from queue_manager.leases import Standing
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem
 
 PAGE = 250
-IN_STATE: dict[leases.State | None, State] = {None: "due", "in-progress": "in-progress", "stuck": "stuck"}
+SHOWN_AS: dict[leases.State, State] = {"free": "due", "in-progress": "in-progress", "stuck": "stuck"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +36,15 @@ class DocumentList(Listed):
         fields = (self.work.documents.due, *self.work.system.shown)
         found = self.work.documents.walk(until, fields, position=after, is_descending=newest_first)
         for page in pages(found, PAGE):
-            for document, is_in in zip(page, self.work.leases.states([self._lease(one) for one in page]), strict=True):
-                item = self._item(document, is_in)
+            standings = self.work.leases.standings([self._lease(one) for one in page])
+            for document, standing in zip(page, standings, strict=True):
+                item = self._item(document, standing)
                 if item is not None and item.state == state:
                     yield item
 
-    def _item(self, document: database.Document, is_in: leases.State | None) -> Item | None:
+    def _item(self, document: database.Document, standing: Standing) -> Item | None:
         due_at = self.work.documents.due_at(document)
-        state = IN_STATE.get(is_in)
+        state = SHOWN_AS.get(standing.state)
         if state is None or (state == "due" and due_at > self.work.clock()):
             return None
         return Item(
@@ -52,6 +54,7 @@ class DocumentList(Listed):
             position=position(document, self.work.documents.order),
             due_at=due_at,
             since=due_at if state == "due" else None,
+            next_at=standing.ends_at,
         )
 
     def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item]:

@@ -74,7 +74,7 @@ def _oldest(work: DocumentWork, now: datetime) -> tuple[list[str], float]:
     """Return the ids of the oldest due documents that are not cooling, and how long the first has been due."""
     documents = list(work.documents.find(now, limit=LOOKED_AT if work.leases.stats().cooling else MAX_IDS))
     found = [work.due_of(one) for one in documents]
-    states = work.leases.states([one.lease for one in found])
-    waiting = [one for one, state in zip(found, states, strict=True) if state != "cooling"]
+    standings = work.leases.standings([one.lease for one in found])
+    waiting = [one for one, standing in zip(found, standings, strict=True) if standing.state != "cooling"]
     lag = (now - waiting[0].due_at).total_seconds() if waiting else 0.0
     return [database.shown_id(database.read_id(one.id, field="id")) for one in waiting[:MAX_IDS]], lag

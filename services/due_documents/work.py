@@ -78,8 +78,10 @@ class DocumentWork(LeasedWork):
         if flag is None or not database.value_at(document, flag):
             return
         due_at = self.documents.due_at(document)
-        if isinstance(due_at, datetime) and self.leases.states([self.due_of(document).lease]) == ["in-progress"]:
-            return
+        if isinstance(due_at, datetime):
+            (standing,) = self.leases.standings([self.due_of(document).lease])
+            if standing.state == "in-progress":
+                return
         self.documents.update_if_unchanged(document["_id"], due_at, {"$set": {flag: False}})
 
     # Items
@@ -295,7 +297,8 @@ class DocumentWork(LeasedWork):
         return skipped(self.system.reasons.changed)
 
     def _arguments(self, id: Any, due_at: Any = None) -> tuple[Any, datetime | None]:
-        return id_key(database.read_id(id, field="id")), parse_utc(due_at, field="due_at")
+        names = self.system.arguments
+        return id_key(database.read_id(id, field=names[0])), parse_utc(due_at, field=names[1])
 
     def _named(self, item: DueItem) -> tuple[Any, datetime | None] | None:
         """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""

@@ -250,16 +250,7 @@ def wrong_values(name: str) -> list[str]:
     return [not_utf8]
 
 
-def test_no_flag_switched_on_is_one_remark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("QM_CONVERSATIONS")
-    (remark,) = settings().warnings()
-    assert remark == (
-        "no system is switched on, so no scan will run: "
-        "set QM_CONVERSATIONS or QM_PROJECTS or QM_SITES_FIX_STALE_THUMBNAILS or QM_MESSAGE_QUEUE or QM_JOBS to true"
-    )
-
-
-def test_misspelt_name_is_remarked_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_name_is_warned_of_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QM_LEASE_SECOND", "5")
     assert settings().warnings() == ["QM_LEASE_SECOND is not a setting; did you mean QM_LEASE_SECONDS?"]
 

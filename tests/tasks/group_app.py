@@ -12,20 +12,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery import signals
 from eventually import eventually
 from pymongo.errors import AutoReconnect
 
+from models.database import server_now
+from queue_manager import leases
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.transport.server import connect
-from services.due_work import Backlog, DueBatch, DueItem, DueWork
+from services.due_work import DueItem, Limits
+from services.leased_work import Due, LeasedWork, leases_of
 from tasks import app
 from tasks.base import item_task
 
@@ -75,9 +78,16 @@ if "GROUP_APP_HEARS" in os.environ:
     signals.task_success.connect(hear)
 
 
-class Works(DueWork):
-    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+class Works(LeasedWork):
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         yield from ()
+
+    def lease_of(self, args: Sequence[Any]) -> str:
+        return leases.name(str(args[0]), None)
+
+    @property
+    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]]:
+        return self.touch_many
 
     def touch_many(self, items: Sequence[DueItem]) -> list[Any]:
         names = [item.args[0] for item in items]
@@ -126,6 +136,10 @@ class Works(DueWork):
         say("give up", item.args[0], error)
 
 
-@item_task(queue=QUEUE, work=Works, retry=RetryPolicy(max_attempts=2, base=seconds(1)))
+def works() -> Works:
+    return Works(leases=leases_of(QUEUE), clock=server_now, limits=Limits.from_settings())
+
+
+@item_task(queue=QUEUE, work=works, retry=RetryPolicy(max_attempts=2, base=seconds(1)))
 def touch(name: str) -> str:
-    return Works().touch(name, touch.request.retries + 1)
+    return works().touch(name, touch.request.retries + 1)

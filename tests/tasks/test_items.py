@@ -10,10 +10,11 @@ from celery.exceptions import Ignore, Retry
 from hand_worker import run, take, waiting_messages
 from pymongo.errors import AutoReconnect
 from real_servers import Servers
+from room_lease import lease
 from rooms import get_room, make_room
 
-from models import support_room
 from models.database import server_now
+from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from tasks import app, base
@@ -32,7 +33,7 @@ def broken_database(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any, **__: Any) -> None:
         raise AutoReconnect("connection closed")
 
-    monkeypatch.setattr(support_room, "wake", away)
+    monkeypatch.setattr(DueCollection, "apply", away)
 
 
 def test_delay_from_another_program_wakes_a_room(broker: str) -> None:
@@ -50,7 +51,7 @@ def test_delay_from_another_program_wakes_a_room(broker: str) -> None:
 def test_waits_are_1_2_4_up_to_256_seconds_and_the_tenth_failure_is_the_last(broker: str) -> None:
     room = make_room(server_now() - minutes(1))
     scan_expired_snoozes()
-    token = get_room(room)["claim"]["token"]
+    (token,) = [message.id for message in waiting_messages(broker, QUEUE)]
     waits = []
     for attempt in range(1, 10):
         message = take(broker, QUEUE)
@@ -58,7 +59,8 @@ def test_waits_are_1_2_4_up_to_256_seconds_and_the_tenth_failure_is_the_last(bro
         assert isinstance(run(message), Retry)
         (again,) = waiting_messages(broker, QUEUE)
         waits.append(round(again.countdown.total_seconds()))
-        held_until = get_room(room)["claim"]["claimed_until"]
+        held_until = lease(room).ends_at
+        assert held_until is not None
         assert abs(held_until - server_now() - again.countdown - minutes(1)) < seconds(1)
 
     result = run(take(broker, QUEUE))
@@ -126,7 +128,9 @@ def test_item_on_a_clock_far_ahead_comes_back_and_uses_no_attempt(broker: str) -
     again = take(broker, QUEUE)
     assert (again.id, again.args, again.retries) == (message.id, [str(room), to_iso(due_at)], 0)
     assert again.countdown == pytest.approx(due_at - server_now(), abs=seconds(0.5))
-    assert get_room(room)["claim"]["claimed_until"] > due_at + seconds(55)
+    held_until = lease(room).ends_at
+    assert held_until is not None
+    assert held_until > due_at + seconds(55)
 
 
 def test_direct_call_runs_here_and_now(broker: str) -> None:

@@ -12,6 +12,8 @@ from kombu.exceptions import OperationalError
 from pymongo.errors import AutoReconnect
 from real_servers import Servers
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from room_lease import lease
 from rooms import get_room, make_room
 
 from models import scan_run, support_room
@@ -19,7 +21,7 @@ from models.database import server_now
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed
 from queue_manager.core.settings import settings
-from services import support_snooze
+from services.due_documents.work import DocumentWork
 from services.due_work import Backlog, DueBatch
 from tasks import base
 from tasks.support_snooze import scan_expired_snoozes
@@ -45,7 +47,7 @@ def with_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Non
     settings.cache_clear()
 
 
-def test_scan_sends_one_message_a_room_under_its_token(broker: str) -> None:
+def test_scan_sends_one_message_a_room(broker: str) -> None:
     due = [make_room(server_now() - minutes(age)) for age in (3, 2, 1)]
     make_room(server_now() + minutes(1))
 
@@ -53,7 +55,7 @@ def test_scan_sends_one_message_a_room_under_its_token(broker: str) -> None:
 
     messages = waiting_messages(broker, QUEUE)
     assert [message.args[0] for message in messages] == [str(room) for room in due]
-    assert [message.id for message in messages] == [get_room(room)["claim"]["token"] for room in due]
+    assert len({message.id for message in messages}) == 3
     assert [message.args[1] for message in messages] == [to_iso(get_room(room)["snooze_time"]["time"]) for room in due]
     assert all(message.expires is None and message.eta is None for message in messages)
     assert (run["found"], run["claimed"], run["enqueued"], run["errors"]) == (3, 3, 3, 0)
@@ -89,7 +91,14 @@ def test_log_says_so_only_when_something_was_sent(broker: str, caplog: pytest.Lo
     assert "QM/conversations/support-snooze" in str(record.msg)
 
 
-def test_batch_that_could_not_be_sent_is_given_back_and_the_rest_goes_on(
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(ResponseError("OOM"), "free"), (OperationalError("connection refused"), "in-progress")],
+    ids=["refused", "uncertain"],
+)
+def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
+    error: Exception,
+    state: str,
     broker: str,
     monkeypatch: pytest.MonkeyPatch,
     with_settings: Callable[..., None],
@@ -102,17 +111,18 @@ def test_batch_that_could_not_be_sent_is_given_back_and_the_rest_goes_on(
     def second_fails(*args: object) -> None:
         calls.append(args)
         if len(calls) == 2:
-            raise OperationalError("connection refused")
+            raise error
         publish(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(base, "publish", second_fails)
-    with pytest.raises(ScanFailed, match="2 items could not be sent: connection refused"):
+    with pytest.raises(ScanFailed, match=f"2 items could not be sent: {error}"):
         scan_expired_snoozes()
 
     assert [message.args[0] for message in waiting_messages(broker, QUEUE)] == [
         str(room) for room in (*rooms[:2], *rooms[4:])
     ]
-    assert [get_room(room)["claim"]["held"] for room in rooms] == [True, True, False, False, True, True]
+    assert [lease(room).state for room in rooms] == [*["in-progress"] * 2, state, state, *["in-progress"] * 2]
+    assert [get_room(room)["snooze_queue_in_progress"] for room in rooms[2:4]] == [state == "in-progress"] * 2
     stored = scan_run.last(SCAN)
     assert stored is not None
     assert (stored["claimed"], stored["enqueued"], stored["errors"]) == (6, 4, 1)
@@ -123,13 +133,13 @@ def test_database_error_in_the_middle_is_raised_after_what_was_claimed_was_sent(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_room(server_now() - minutes(1))
-    claim_due = support_snooze.SupportSnooze.claim_due
+    claim_due = DocumentWork.claim_due
 
-    def breaks_after_one(self: support_snooze.SupportSnooze, backlog: Backlog) -> Iterator[DueBatch]:
+    def breaks_after_one(self: DocumentWork, backlog: Backlog) -> Iterator[DueBatch]:
         yield next(claim_due(self, backlog))
         raise AutoReconnect("connection closed")
 
-    monkeypatch.setattr(support_snooze.SupportSnooze, "claim_due", breaks_after_one)
+    monkeypatch.setattr(DocumentWork, "claim_due", breaks_after_one)
     with pytest.raises(ScanFailed, match="connection closed"):
         scan_expired_snoozes()
     assert len(waiting_messages(broker, QUEUE)) == 1
@@ -146,7 +156,9 @@ def test_full_queue_stops_new_claims(broker: str, with_settings: Callable[..., N
 
 def test_missing_index_says_what_to_run(broker: str) -> None:
     support_room.rooms().drop_indexes()
-    with pytest.raises(ScanFailed, match=r"support_rooms.unclaimed_by_due is missing: run `queue-manager migrate`"):
+    with pytest.raises(
+        ScanFailed, match=r"support_rooms.qm_due_support_snooze is missing: run `queue-manager migrate`"
+    ):
         scan_expired_snoozes()
 
 
@@ -158,9 +170,9 @@ def test_unexpected_error_is_logged_once_with_its_stack(
         return {}["surprise"]  # type: ignore[no-any-return]
 
     if place == "in a batch":
-        monkeypatch.setattr(support_snooze.SupportSnooze, "claim_due", breaks)
+        monkeypatch.setattr(DocumentWork, "claim_due", breaks)
     else:
-        monkeypatch.setattr("tasks.support_snooze.fan_out", breaks)
+        monkeypatch.setattr("tasks.support_snooze.dispatch", breaks)
     with pytest.raises(ScanFailed, match="KeyError: 'surprise'"):
         scan_expired_snoozes()
     (error,) = [said["exc_info"] for said in _said(caplog) if "exc_info" in said]
@@ -174,7 +186,7 @@ def test_outage_of_a_server_is_one_line_without_a_stack(
     def away(*_: object) -> Iterator[DueBatch]:
         raise error
 
-    monkeypatch.setattr(support_snooze.SupportSnooze, "claim_due", away)
+    monkeypatch.setattr(DocumentWork, "claim_due", away)
     scan_expired_snoozes.delay()
     assert isinstance(run(take(broker, "scans")), ScanFailed)
     failures = [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]

@@ -138,7 +138,6 @@ def _send(system: System, taken: Sequence[DueItem]) -> None:
 
 
 def _task(system: System) -> ItemTask:
-    app.loader.import_default_modules()
     task: ItemTask = app.tasks[system.item_task]
     return task
 

@@ -1,0 +1,73 @@
+"""A system of somebody else: trials that have ended. Tests copy it to a package outside the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import IndexModel
+
+from models.database import collection, id_text, read_id, server_now
+from queue_manager import System
+from queue_manager.core.retry import RetryPolicy
+from queue_manager.items import DueItem, Item, Listed, Position, State
+from queue_manager.system import SystemStats
+from services.due_work import Backlog, DueBatch, DueWork
+from tasks.base import ScanReport, fan_out, item_task, scan_task
+
+
+class Trials(DueWork, Listed):
+    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+        items = [_item(trial) for trial in _due()]
+        yield DueBatch(found=len(items), items=items)
+
+    def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
+        for trial in _due() if state == "due" else []:
+            position = (trial["ends_at"], trial["_id"])
+            yield Item(id=id_text(trial["_id"]), title="", state=state, position=position, due_at=trial["ends_at"])
+
+    def take(self, ids: Sequence[str]) -> list[DueItem]:
+        return [_item(trial) for trial in _due() if id_text(trial["_id"]) in ids]
+
+    def has(self, id: str) -> bool:
+        return collection("trials").find_one({"_id": read_id(id, field="id")}) is not None
+
+
+def stats() -> SystemStats:
+    return SystemStats(numbers={"due": len(_due())})
+
+
+@scan_task(initiator="billing", sent="Sent ended trials.", failed="Error in ended trials")
+def scan_trials() -> ScanReport:
+    return fan_out(end_trial, Trials())
+
+
+@item_task(queue="trials", work=Trials, retry=RetryPolicy(max_attempts=3, base=timedelta(seconds=1)))
+def end_trial(id: str) -> dict[str, Any]:
+    ended = collection("trials").delete_one({"_id": read_id(id, field="id"), "ends_at": {"$lte": server_now()}})
+    return {"ended": ended.deleted_count}
+
+
+def _due() -> list[dict[str, Any]]:
+    return list(collection("trials").find({"ends_at": {"$lte": server_now()}}))
+
+
+def _item(trial: dict[str, Any]) -> DueItem:
+    ends_at: datetime = trial["ends_at"]
+    return DueItem(token=f"{trial['_id']}-{ends_at.timestamp()}", args=(id_text(trial["_id"]),))
+
+
+trials = System(
+    name="trial-end",
+    title="Trials",
+    description="Trial accounts, expired when their trial is over.",
+    every=timedelta(seconds=1),
+    scan_task="billing.trials.scan_trials",
+    item_task="billing.trials.end_trial",
+    queue="trials",
+    items=Trials,
+    items_name="trials",
+    stats=stats,
+    collections=lambda: {"trials": [IndexModel("ends_at", name="ended_trials")]},
+)

@@ -1,0 +1,21 @@
+"""The lease of a room, for tests."""
+
+from __future__ import annotations
+
+from bson import ObjectId
+from rooms import get_room
+
+from queue_manager import leases
+from queue_manager.leases import Leases, Standing
+
+LEASES = Leases("support-snooze")
+
+
+def name(room_id: ObjectId) -> str:
+    return leases.name(str(room_id), get_room(room_id)["snooze_time"]["time"])
+
+
+def lease(room_id: ObjectId) -> Standing:
+    """Return the lease of a snoozed room for its present snooze."""
+    (standing,) = LEASES.standings([name(room_id)])
+    return standing

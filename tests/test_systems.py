@@ -1,0 +1,93 @@
+"""Wrong declarations of systems are refused in one sentence that names the system and the field."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beat_schedule import SYSTEMS
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import Settings
+from queue_manager.system import System, declared, require_distinct
+
+
+def trial_end(**fields: Any) -> System:
+    required = {
+        "name": "trial-end",
+        "title": "Trials",
+        "description": "Trial accounts, expired when their trial is over.",
+        "every": timedelta(seconds=10),
+        "scan_task": "billing.trial_end.scan",
+    }
+    return System(**{**required, **fields})
+
+
+def test_defaults_follow_from_the_name_and_the_queue() -> None:
+    system = trial_end(queue="trials", item_task="billing.trial_end.end_trial", items=list)
+    shown = (system.page, system.page_of("stuck"), system.trigger, system.counted_as)
+    assert shown == ("/systems/trial-end", "/systems/trial-end?state=stuck", "systems/trial-end", "trials")
+    assert system.is_on(Settings(_env_file=None))  # type: ignore[call-arg]
+
+
+def test_a_system_that_lists_nothing_leads_to_the_schedule() -> None:
+    assert trial_end().page == "/schedule"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("name", name) for name in ("Trial-End", "trial end", "trial_end", "-trial", "trial-", "", "ü")),
+        *(("scan_task", task) for task in ("scan", "", "billing..scan")),
+        ("item_task", "end_trial"),
+        ("every", timedelta(0)),
+        ("at", "hourly"),
+        ("flag", "QM_TRIALS"),
+        *(("queue", queue) for queue in ("scans", "queue-manager")),
+        *(("trigger", trigger) for trigger in ("trials", "/api/trials", "trials/")),
+        ("page", "trials"),
+        ("items", list),
+    ],
+)
+def test_a_malformed_field_is_named(field: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^System '.*': {field}=.* must be .*$"):
+        trial_end(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["name", "scan_task", "item_task", "queue", "trigger", "page", "counted_as"])
+def test_what_another_system_has_is_taken(field: str) -> None:
+    jobs = SYSTEMS[-1]
+    second = trial_end(**{field: getattr(jobs, field)})
+    with pytest.raises(ConfigurationError, match=rf"^System '{second.name}': {field}=.* is taken by 'job-queues'$"):
+        require_distinct([*SYSTEMS, second])
+
+
+def test_built_in_systems_are_distinct() -> None:
+    require_distinct(SYSTEMS)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, "cannot be imported (ModuleNotFoundError: No module named 'declares_nothing')"),
+        ("1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("", "declares no System"),
+    ],
+)
+def test_a_module_without_a_system_is_named(
+    source: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "declares_nothing", raising=False)
+    if source is not None:
+        (tmp_path / "declares_nothing.py").write_text(source)
+    with pytest.raises(ConfigurationError) as refused:
+        declared(["declares_nothing"])
+    assert str(refused.value) == f"QM_SYSTEMS: 'declares_nothing' {said}"
+
+
+def test_a_system_that_two_modules_name_is_one() -> None:
+    assert declared(["services.job_queues", "services.job_queues"]) == [SYSTEMS[-1]]
