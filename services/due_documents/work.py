@@ -43,7 +43,8 @@ class DocumentWork(LeasedWork):
 
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         flag = self.system.flag_field
-        found = self.documents.find(until, after=after, fields=() if flag is None else (flag,))
+        fields = () if flag is None else (flag,)
+        found = self.documents.find(until, after=after, fields=fields, batch=self.limits.batch)
         return map(self.due_of, found)
 
     def due_of(self, document: database.Document) -> Due:
@@ -119,7 +120,16 @@ class DocumentWork(LeasedWork):
         if early:
             raise NotYetDue(max(early))
         written = self._write({one[0]: one[1] for one in named if one}, run, is_batch=True)
-        return [self.system.result(written[one[0]], run) if one and one[0] in written else None for one in named]
+        return [self._result(written, *one, run) if one else None for one in named]
+
+    def _result(
+        self, written: Mapping[Any, database.Document], key: Any, meant: datetime | None, run: Run
+    ) -> Result | None:
+        """Return the result of one item of a batch; another one may have meant this document, or an equal key."""
+        document = written.get(key)
+        if document is None or id_text(document["_id"]) != id_text(key):
+            return None
+        return self.system.result(document, run) if meant in (None, self.documents.due_at(document)) else None
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing pause."""
@@ -218,11 +228,11 @@ class DocumentWork(LeasedWork):
                 break
             try:
                 update = self._update(document, run)
+                key = bson.encode({"update": update})
             except Exception:
                 if is_batch:
                     continue
                 raise
-            key = bson.encode({"update": update})
             if key not in changes:
                 changes[key] = Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
             changes[key].ids.append(document["_id"])
@@ -266,10 +276,9 @@ class DocumentWork(LeasedWork):
     def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
         """Return True if the update alone tells that a document is not due any more."""
         due = self.system.due
-        stages = update if isinstance(update, list) else [update]
-        removed = {path for stage in stages for path in _unset(stage)}
+        removed = _unset(update[-1] if isinstance(update, list) else update)
         if any(due == path or due.startswith(f"{path}.") for path in removed):
-            return not isinstance(update, list) or _unset(stages[-1]) != []
+            return True
         if isinstance(update, list):
             return False
         later = _value_set(update, due)
@@ -277,7 +286,7 @@ class DocumentWork(LeasedWork):
             return later > now
         set_ = update.get("$set", {})
         return any(
-            path in set_ and not isinstance(wanted, dict) and set_[path] != wanted
+            path in set_ and not isinstance(wanted, dict) and not isinstance(set_[path], list) and set_[path] != wanted
             for path, wanted in self.system.where.items()
         )
 
