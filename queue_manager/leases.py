@@ -138,7 +138,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# Free the oldest waiting items whose message was lost.
+# Free the oldest waiting items whose message was lost: their leases end now.
 #
 # ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
 # Returns  how many
@@ -150,7 +150,12 @@ local lost = redis.call('ZCARD', waiting) - ARGV[1]
 if lost <= 0 then return 0 end
 local most = math.min(lost, {MAX_ARGUMENTS})
 local names = redis.call('ZRANGE', waiting, '-inf', now - ARGV[2], 'BYSCORE', 'LIMIT', 0, most)
-if #names > 0 then redis.call('ZREM', waiting, unpack(names)) end
+local ended = {{}}
+for _, name in ipairs(names) do ended[#ended + 1], ended[#ended + 2] = now, name end
+if #names > 0 then
+    redis.call('ZREM', waiting, unpack(names))
+    redis.call('ZADD', running, unpack(ended))
+end
 return #names
 """)
 
