@@ -9,28 +9,28 @@ if TYPE_CHECKING:
     from queue_manager.core.retry import RetryPolicy
     from queue_manager.system import System
     from services.due_documents import DueDocuments, Failure, Run, Written
-    from services.leased_work import Due, LeasedWork, leases_of
+    from services.due_work import Due, DueWork, leases_of
     from tasks.base import fan_out, item_task, scan_task
 
 _MODULES = {
-    "Due": "services.leased_work",
+    "Due": "services.due_work",
     "DueDocuments": "services.due_documents",
     "Failure": "services.due_documents",
-    "LeasedWork": "services.leased_work",
+    "DueWork": "services.due_work",
     "RetryPolicy": "queue_manager.core.retry",
     "Run": "services.due_documents",
     "System": "queue_manager.system",
     "Written": "services.due_documents",
     "fan_out": "tasks.base",
     "item_task": "tasks.base",
-    "leases_of": "services.leased_work",
+    "leases_of": "services.due_work",
     "scan_task": "tasks.base",
 }
 __all__ = [
     "Due",
     "DueDocuments",
+    "DueWork",
     "Failure",
-    "LeasedWork",
     "RetryPolicy",
     "Run",
     "System",

@@ -1,23 +1,57 @@
-"""The shape that every system has: what is due is found in batches, held, given back, or given up.
+"""The work of a system: a scan takes what is due and nobody holds, oldest first; a worker holds, retries or gives up.
 
-A scan hands `DueItem`s to `tasks.base.fan_out`; the item task of the same system acts on one of them.
+`tasks.base.fan_out` dispatches what a scan took; the item task of the same system acts on one item, or on a batch.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
+from math import ceil
 from typing import Any, TypeVar
+from uuid import uuid4
 
+from models.database import server_now
+from queue_manager import leases
+from queue_manager.core.clock import parse_utc, seconds, to_iso
+from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem as DueItem
-from queue_manager.leases import Attempts
+from queue_manager.leases import Attempts, Leases
+from services.backlog import Backlog as Backlog
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """One item that a scan found."""
+
+    id: str
+    """As text, without spaces: with the due time it names the lease."""
+    due_at: datetime
+    args: tuple[Any, ...] = ()
+    """Of the item's task; by default the id and the due time."""
+    is_flagged: bool = False
+    """Another program may be working on it."""
+    noted: str | None = None
+    """Under which name the scan counts it, besides."""
+    is_left_out: bool = False
+    """It cannot be dispatched."""
+
+    def __post_init__(self) -> None:
+        if not self.args:
+            object.__setattr__(self, "args", (self.id, to_iso(self.due_at)))
+
+    @property
+    def lease(self) -> str:
+        return leases.name(self.id, self.due_at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,87 +63,6 @@ class DueBatch:
     noted: Mapping[str, int] = field(default_factory=dict)
     lease_ends_ms: int = 0
     """When the leases end that were taken for the time of sending."""
-
-
-class Backlog:
-    """The messages of one queue: how many wait for a worker, and how many more may be sent.
-
-    Args:
-        waiting: messages as the scan begins, those included that a worker took only just now.
-    """
-
-    def __init__(self, waiting: int = 0) -> None:
-        self.waiting = waiting
-        self._length = waiting
-
-    def room(self, limit: int, *, at_least: int = 1) -> int:
-        """Return how many more messages may be sent so that at most `limit` wait; 0 ends the scan.
-
-        While there is room for `at_least`, what was known before is the answer.
-        """
-        wanted = min(at_least, limit // 2 or 1)
-        if limit - self._length < wanted:
-            self._length = self.length(limit - wanted)
-        return max(limit - self._length, 0)
-
-    def add(self, count: int) -> None:
-        """Count messages that are sent now."""
-        self._length += count
-
-    def length(self, wanted: int) -> int:
-        """Return how many messages wait now. It may take its time until at most `wanted` do."""
-        return self._length
-
-
-class DueWork(ABC):
-    """What a system offers to the Celery edge. One without leases only has to find what is due."""
-
-    @abstractmethod
-    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        """Find what is due, batch by batch, and claim it, as far as the backlog has room."""
-
-    @property
-    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
-        """The function that executes a batch of items, if the system has one.
-
-        It returns, item by item, the result of the item's task, or `None` for an item that its own task executes. It
-        may raise `NotYetDue`, to be called again after the wait; any other error leaves all items to their tasks.
-        """
-        return None
-
-    def lease_of(self, args: Sequence[Any]) -> str:
-        """Return the name of the lease of an item with these arguments."""
-        return ""
-
-    def sent(self, batch: DueBatch) -> None:
-        """Say that the items of a batch were sent."""
-
-    def attempts(self, items: Sequence[DueItem]) -> AbstractContextManager[Attempts]:
-        """Record that attempts at these items run within, as one batch."""
-        return nullcontext(Attempts())
-
-    def attempt(self, item: DueItem) -> AbstractContextManager[Attempts]:
-        """Record that one attempt runs within. Raises `leases.MustPause`."""
-        return nullcontext(Attempts())
-
-    def release(self, items: Sequence[DueItem]) -> None:
-        """Give back items that could not be sent."""
-
-    def renew(self, items: Sequence[DueItem]) -> None:
-        """Renew the leases of items that this process holds. Some may be no items of a scan, and hold nothing."""
-
-    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
-        """Keep the lease until one lease after the next attempt, which comes in `wait`."""
-
-    def lost(self, item: DueItem) -> None:
-        """The process that worked on this item died: make it due again at once."""
-        self.release([item])
-
-    def rest(self, item: DueItem, *, pause: timedelta) -> None:
-        """Give the item back as of later: until then no scan takes it."""
-
-    def give_up(self, item: DueItem, *, error: str) -> None:
-        """Record that the last attempt failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,3 +84,176 @@ class Limits:
     def from_settings(cls) -> Limits:
         chosen = settings()
         return cls(batch=chosen.qm_claim_batch, max_queue=chosen.qm_max_queue, ahead=chosen.qm_ahead_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueWork(ABC):
+    """The work of one system. The arguments of an item are, by default, `(id, due time)`."""
+
+    leases: Leases
+    clock: Callable[[], datetime] = server_now
+    limits: Limits = field(default_factory=Limits.from_settings)
+    ahead: timedelta = timedelta(0)
+    """What falls due within this time is dispatched with its exact time."""
+    max_rate: float | None = None
+    """Items in a second, at most: each is dispatched with a time of its own."""
+    period: timedelta = timedelta(0)
+    """The time between two scans, needed with `max_rate`."""
+
+    @property
+    def system_name(self) -> str:
+        """The name under which it is paused, and tried without dispatching."""
+        return self.leases.system
+
+    @abstractmethod
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+        """Yield what is due in (`after`, `until`], oldest first."""
+
+    def mark(self, dispatched: Sequence[Due]) -> None:
+        """Show others that these are dispatched, before they are."""
+
+    # Dispatch
+
+    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+        """Take what is due and nobody holds, then a bounded number of what falls due before the next scan.
+
+        A message that waits in the broker is never sent twice: of what waits, only as much is dispatched again as there
+        is more of it than there are messages.
+        """
+        if self.system_name in leases.paused():
+            yield DueBatch(found=0, items=[], noted={"paused": 1})
+            return
+        if self.system_name in settings().qm_dry_run:
+            for some in self.limits.batches(self.find_due(self.clock()), backlog):
+                backlog.add(len(some))  # the scan ends in time, as it would
+                yield DueBatch(found=len(some), items=[], noted={"dry_run": len(some)})
+            return
+        with self.leases.scan() as goes_on:
+            if not goes_on():
+                yield DueBatch(found=0, items=[], noted={"already_running": 1})
+                return
+            self.leases.free_lost(backlog.waiting)
+            now = self.clock()
+            yield from self._dispatch(self.find_due(now), backlog, goes_on, budget=self._slots())
+            if self.ahead and self.limits.ahead:
+                coming = self.find_due(now + self.ahead, after=now)
+                yield from self._dispatch(coming, backlog, goes_on, budget=min(self.limits.ahead, self._slots()))
+
+    def _dispatch(
+        self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], *, budget: int
+    ) -> Iterator[DueBatch]:
+        while goes_on() and budget > 0:
+            room = backlog.room(self.limits.max_queue, at_least=self.limits.batch)
+            some = list(islice(found, min(self.limits.batch, room, budget)))
+            if not some:
+                return
+            batch = self._take(some)
+            budget -= len(batch.items)
+            backlog.add(len(batch.items))
+            yield batch
+
+    def _slots(self) -> int:
+        """Return how many more items the rate allows before the next scan."""
+        if self.max_rate is None:
+            return sys.maxsize
+        now = self.clock()
+        left = now + self.period - max(self.leases.next_slot() or now, now)
+        return ceil(left.total_seconds() * self.max_rate)
+
+    def take_by_hand(self, some: Sequence[Due]) -> list[DueItem]:
+        """Take what nobody holds, at once: whether or not it is cooling or another program may be working on it."""
+        return self._take(some, is_by_hand=True).items
+
+    def _take(self, some: Sequence[Due], *, is_by_hand: bool = False) -> DueBatch:
+        fit = [one for one in some if not one.is_left_out]
+        flagged = [] if is_by_hand else [one.lease for one in fit if one.is_flagged]
+        if flagged:
+            self.leases.hold_unknown(flagged)
+        taken = self.leases.take([one.lease for one in fit], is_forced=is_by_hand)
+        ours = [fit[position] for position in taken.positions]
+        if ours:
+            self.mark(ours)
+        now, batch = self.clock(), uuid4().hex
+        times = [one.due_at for one in ours]
+        if self.max_rate is not None and ours and not is_by_hand:
+            times = self.leases.reserve(times, interval=seconds(1) / self.max_rate, now=now)
+        items = [
+            DueItem(
+                token=self.token(one, batch=batch, number=number),
+                args=one.args,
+                eta=at if at > now else None,
+                lease=one.lease,
+            )
+            for number, (one, at) in enumerate(zip(ours, times, strict=True))
+        ]
+        noted = Counter(one.noted for one in some if one.noted is not None)
+        found = len(ours) + len(some) - len(fit)  # what is in flight was found before
+        return DueBatch(found=found, items=items, noted=noted, lease_ends_ms=taken.ends_ms)
+
+    def sent(self, batch: DueBatch) -> None:
+        """Say that the items of a batch were sent."""
+        now = self.clock()
+        self.leases.dispatched([item.lease for item in batch.items if item.eta is None], ends_ms=batch.lease_ends_ms)
+        if ahead := [item for item in batch.items if item.eta is not None]:
+            longest = max(item.eta for item in ahead if item.eta is not None)
+            self.leases.renew([item.lease for item in ahead], wait=max(longest - now, seconds(0)))
+
+    def token(self, due: Due, *, batch: str, number: int) -> str:
+        """Return the id of the task of an item: one random part for a batch, and the number in it."""
+        return f"{batch}-{number}"
+
+    # Holding
+
+    def lease_of(self, args: Sequence[Any]) -> str:
+        """Return the name of the lease of an item with these arguments."""
+        *id, due_at = args
+        try:
+            return leases.name(" ".join(map(str, id)), parse_utc(due_at, field="due_at"))
+        except PermanentError:
+            return leases.name(" ".join(map(str, args)), None)  # the item itself refuses the argument
+
+    def release(self, items: Sequence[DueItem]) -> None:
+        """Release items that were not sent, or whose process died: they are due again at once."""
+        self.leases.release([item.lease for item in items])
+
+    def renew(self, items: Sequence[DueItem]) -> None:
+        """Renew the leases of items that this worker has received and not finished."""
+        self.leases.renew([item.lease for item in items])
+
+    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
+        """Keep the lease until one lease after the next attempt, which comes in `wait`."""
+        self.leases.renew([item.lease], wait=wait)
+
+    def cool_down(self, item: DueItem, *, pause: timedelta) -> None:
+        """Release an item that no scan takes before `pause` is over."""
+        self.leases.release([item.lease], pause=pause)
+
+    def lost(self, item: DueItem) -> None:
+        """Handle the death of the process that worked on this item."""
+        self.release([item])
+
+    # Attempts
+
+    @property
+    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+        """The function that executes a batch of items, if the system has one.
+
+        It returns, item by item, the result of the item's task, or `None` for an item that its own task executes. It
+        may raise `NotYetDue`, to be called again after the wait; any other error leaves all items to their tasks.
+        """
+        return None
+
+    def attempts(self, items: Sequence[DueItem]) -> AbstractContextManager[Attempts]:
+        """Record that attempts at these items run within, as one batch."""
+        return self.leases.batch([item.lease for item in items])
+
+    def attempt(self, item: DueItem) -> AbstractContextManager[Attempts]:
+        """Record that one attempt runs within. Raises `leases.MustPause`."""
+        return self.leases.alone(item.lease)
+
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        """Record that the last attempt failed."""
+
+
+def leases_of(system: str) -> Leases:
+    return Leases(system, seconds(settings().qm_lease_seconds))

@@ -26,8 +26,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, DueBatch, DueItem, Limits
-from services.leased_work import Due, LeasedWork, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
@@ -40,7 +39,7 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewRequests(LeasedWork):
+class ReviewRequests(DueWork):
     """Review requests: what a scan finds, and `create` for the item."""
 
     product_types: Sequence[str]
@@ -49,14 +48,14 @@ class ReviewRequests(LeasedWork):
     window: timedelta
     """How long a request keeps the next one away."""
 
-    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         if not self.product_types:
             raise ConfigurationError(
                 "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: accepted is a list "
                 f"such as seo,ads, of which {', '.join(sorted(NEVER_MANAGED))} do not count"
             )
         yield self._left_out()
-        yield from super().claim_due(backlog)
+        yield from super().take_due(backlog)
 
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         for agency in subscription.eligible(

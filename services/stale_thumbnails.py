@@ -26,8 +26,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State, merged
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, DueBatch, DueItem, Limits
-from services.leased_work import Due, LeasedWork, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
 from services.problems import counted, ids
 
 INITIATOR = "ThumbnailHealthCheck"
@@ -44,19 +43,19 @@ HandOver = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleSites(LeasedWork):
+class StaleSites(DueWork):
     """The hung builds of one collection, as one run of the scan sees them."""
 
     sites: Sites
     run: str
     threshold: timedelta
 
-    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         now = self.clock()
         self.sites.forget_resets()
         if stamped := self.sites.stamp(now, latest=now + self.threshold):
             yield DueBatch(found=0, items=[], noted={"stamped": stamped})
-        yield from super().claim_due(backlog)
+        yield from super().take_due(backlog)
 
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         for one in self.sites.stale(until - self.threshold):
@@ -68,7 +67,7 @@ class StaleSites(LeasedWork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleThumbnails(LeasedWork):
+class StaleThumbnails(DueWork):
     """What an item of the scan does, and how a run ends."""
 
     hand_over: HandOver | None = None

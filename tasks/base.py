@@ -177,7 +177,7 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
     report = ScanReport()
     for work in works:
         try:
-            for batch in work.claim_due(QueueBacklog(app, task.queue_name, time_left=_time_of_scan())):
+            for batch in work.take_due(QueueBacklog(app, task.queue_name, time_left=_time_of_scan())):
                 report.found += batch.found
                 report.claimed += len(batch.items)
                 report.noted.update(batch.noted)
@@ -243,12 +243,12 @@ class ItemTask(GroupedTask):
                 return result
         except MustPause as lost:
             log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
-            self._rest(item, lost.pause)
+            self._cool_down(item, lost.pause)
             raise Ignore from None
 
-    def _rest(self, item: DueItem, pause: timedelta) -> None:
+    def _cool_down(self, item: DueItem, pause: timedelta) -> None:
         try:
-            self.work().rest(item, pause=pause)
+            self.work().cool_down(item, pause=pause)
         except Exception as error:
             log.warning("Item could not be released; its lease ends by itself", task_id=item.token, error=reason(error))
 

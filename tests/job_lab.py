@@ -86,7 +86,7 @@ class Lab:
         """
         items, noted = [], dict[str, int]()
         work = self.dispatching(epoch, lease=lease)
-        for batch in work.claim_due(Backlog(messages)):
+        for batch in work.take_due(Backlog(messages)):
             work.sent(batch)
             items += batch.items
             noted.update(batch.noted)

@@ -17,8 +17,7 @@ from services.due_documents.listing import DocumentList
 from services.due_documents.preview import Preview, previews
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork, OwedCalls
-from services.due_work import Limits
-from services.leased_work import leases_of
+from services.due_work import Limits, leases_of
 
 __all__ = [
     "DueDocuments",

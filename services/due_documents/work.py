@@ -20,8 +20,7 @@ from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.leases import Leases
 from services.due_documents.declaration import DueDocuments, Failure, Run, Written
-from services.due_work import DueItem
-from services.leased_work import Due, LeasedWork
+from services.due_work import Due, DueItem, DueWork
 
 AFTER_GRACE, AFTER_PAUSE = seconds(10), minutes(1)
 A_MOMENT = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
@@ -33,7 +32,7 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentWork(LeasedWork):
+class DocumentWork(DueWork):
     """The work of one system."""
 
     system: DueDocuments
@@ -63,8 +62,8 @@ class DocumentWork(LeasedWork):
         super().release(items)
         self._clear_flags(items)
 
-    def rest(self, item: DueItem, *, pause: timedelta) -> None:
-        super().rest(item, pause=pause)
+    def cool_down(self, item: DueItem, *, pause: timedelta) -> None:
+        super().cool_down(item, pause=pause)
         self._clear_flags([item])
 
     def _clear_flags(self, items: Sequence[DueItem]) -> None:
@@ -333,7 +332,7 @@ class DocumentWork(LeasedWork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwedCalls(LeasedWork):
+class OwedCalls(DueWork):
     """Batches whose call of `after` is left: it failed, or its process died. One that used its attempts comes again."""
 
     system: str

@@ -32,14 +32,13 @@ from queue_manager.leases import Leases
 from queue_manager.system import System, SystemStats
 from queue_manager.transport import counters, leadership
 from queue_manager.transport.server import make_client
-from services.due_work import Limits
+from services.due_work import Due, Limits
 from services.job_queues.dispatch import Dispatch
 from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
 from services.job_queues.jobs import Jobs
 from services.job_queues.plain import as_json
 from services.job_queues.registry import Registry, job, registry
 from services.job_queues.runner import Run, Runner, RunReport
-from services.leased_work import Due
 from services.problems import counted, ids, span
 
 __all__ = [

@@ -21,8 +21,7 @@ from queue_manager.core.errors import Unavailable
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import doubling
 from queue_manager.leases import Attempts
-from services.due_work import Backlog, DueBatch, DueItem
-from services.leased_work import Due, LeasedWork
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork
 
 LOST = "The worker was lost while it executed the job"
 FIRST_REST, LONGEST_REST = seconds(5), minutes(10)
@@ -47,7 +46,7 @@ def lease_name(name: str, epoch: int | None) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dispatch(LeasedWork):
+class Dispatch(DueWork):
     """The queues as due work; the arguments of an item are `(name, epoch)`.
 
     `epoch` is that of the leader who asks; `None`: a person does, on behalf of the leader. When it is refused,
@@ -57,7 +56,7 @@ class Dispatch(LeasedWork):
     epoch: int | None = None
     on_refused: Callable[[int, timedelta], object] | None = None
 
-    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Record the leader, make lost jobs due again, and take the queues that have something to run."""
         now = self.clock()
         if not self._leads(now):
@@ -68,7 +67,7 @@ class Dispatch(LeasedWork):
             yield DueBatch(found=0, items=[], noted={"reaped": len(reaped)})
             epoch = self._epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
-        yield from super().claim_due(backlog)
+        yield from super().take_due(backlog)
 
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         left_alone = job_queue.paused() | {running.name for running in job.executing()}
@@ -101,7 +100,7 @@ class Dispatch(LeasedWork):
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Let the queue cool down for one lease: it failed as a whole, not one of its jobs."""
-        self.rest(item, pause=self.leases.lease)
+        self.cool_down(item, pause=self.leases.lease)
 
     def _take(self, some: Sequence[Due], *, is_by_hand: bool = False) -> DueBatch:
         """Take also queues that were sent with the time of a later job, when one is due now."""

@@ -32,7 +32,7 @@ def rooms(reason: str = REASON) -> dict[str, str]:
 
     def claimed(ago: float) -> DueItem:
         make_room(now - seconds(ago))
-        (item,) = [item for batch in service.claim_due(Backlog()) for item in batch.items]
+        (item,) = [item for batch in service.take_due(Backlog()) for item in batch.items]
         return item
 
     stuck, failed, held = claimed(400), claimed(300), claimed(200)

@@ -103,7 +103,7 @@ def test_errors_of_a_day_are_added_up(clean: Servers, process: Web) -> None:
 def test_problems_name_what_is_missing_and_lead_to_the_items(clean: Servers, process: Web) -> None:
     make_room(server_now() - seconds(300))
     service = make_service(server_now)
-    (item,) = [item for batch in service.claim_due(Backlog()) for item in batch.items]
+    (item,) = [item for batch in service.take_due(Backlog()) for item in batch.items]
     service.give_up(item, error="boom")
     body = eventually(lambda: (b := get(process, "/overview"))["systems"][0]["failed"] == 1 and b)
     assert [problem.split(":")[0] for problem in body["problems"]] == ["No leader", "No workers"]

@@ -48,7 +48,7 @@ def rooms(clean: Servers) -> dict[str, ObjectId]:
 
     def claimed(ago: float) -> DueItem:
         make_room(now - seconds(ago))
-        (item,) = [item for batch in service.claim_due(Backlog()) for item in batch.items]
+        (item,) = [item for batch in service.take_due(Backlog()) for item in batch.items]
         return item
 
     stuck, failed, in_progress = claimed(400), claimed(300), claimed(200)
@@ -154,7 +154,7 @@ def test_pages_show_every_room_once_although_many_are_due_at_one_moment(order: s
 def test_pages_of_claimed_rooms_show_each_once(process: Web) -> None:
     now = server_now()
     made = {str(make_room(now - seconds(5 + number // 9))) for number in range(40)}
-    assert sum(len(batch.items) for batch in make_service(server_now).claim_due(Backlog())) == 40  # of one moment
+    assert sum(len(batch.items) for batch in make_service(server_now).take_due(Backlog())) == 40  # of one moment
     found = [item["id"] for item in all_of(process, ROOMS, "state=in-progress&limit=7")]
     assert (len(found), set(found)) == (40, made)
 
@@ -219,7 +219,7 @@ def test_a_retry_sends_the_ordinary_task_and_no_scan_sends_it_beside(
     assert (message.task, message.id) == (TASK, answer.body["task_id"])
     assert message.args == [str(rooms[state]), to_iso(room["snooze_time"]["time"])]
     assert (room["claim"]["token"], room["claim"]["held"], room["snooze_queue_in_progress"]) == (message.id, True, True)
-    scanned = [item.args[0] for batch in make_service(server_now).claim_due(Backlog(1)) for item in batch.items]
+    scanned = [item.args[0] for batch in make_service(server_now).take_due(Backlog(1)) for item in batch.items]
     assert str(rooms[state]) not in scanned
     again = process.post(f"{ROOMS}/{rooms[state]}/retry", "{}")
     assert (again.status, again.body["error"]) == (409, "wrong state")

@@ -18,7 +18,7 @@ from tasks.base import ScanReport, fan_out, item_task, scan_task
 
 
 class Trials(DueWork, Listed):
-    def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         items = [_item(trial) for trial in _due()]
         yield DueBatch(found=len(items), items=items)
 

@@ -42,7 +42,7 @@ def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) 
     make_room([T0 - seconds(1), T0])  # a list in an index would change the plans of all the others
     clock = HandClock()
     snooze = make_service(clock, max_queue=IN_FLIGHT + COOLING)
-    held = [item for batch in snooze.claim_due(Backlog()) for item in batch.items]
+    held = [item for batch in snooze.take_due(Backlog()) for item in batch.items]
     for item in held[:COOLING]:
         snooze.give_up(item, error="boom")
     due = support_room.claims().of

@@ -89,7 +89,7 @@ def test_looking_reads_what_it_shows_and_nothing_else(recorder: Recorder, figure
     fill(subscription.subscriptions().name, subscriptions())
     fill(scan_run.NAME, runs(now))
     service = make_service(server_now, max_queue=IN_FLIGHT + RESTING)
-    held = [item for batch in service.claim_due(Backlog()) for item in batch.items]
+    held = [item for batch in service.take_due(Backlog()) for item in batch.items]
     for item in held[:RESTING]:
         service.give_up(item, error="boom")
     site.record_outcome("run-x", "agency_websites", str(ObjectId()), "failed", now=now)

@@ -132,7 +132,7 @@ class TestEligible:
     ) -> None:
         bad = subscribe(created_at)
         good = subscribe()
-        batches = list(reviews.claim_due(Backlog()))
+        batches = list(reviews.take_due(Backlog()))
         assert [item.args[2] for batch in batches for item in batch.items] == [str(good["account"])]
         assert batches[0].noted == {"unreadable": 1}
         assert str(bad["_id"]) in str(caplog.records[-1].msg)
@@ -153,7 +153,7 @@ class TestEligible:
 
     def test_agency_without_account_is_counted_and_left_out(self, reviews: ReviewRequests) -> None:
         subscribe(metadata={})
-        batches = list(reviews.claim_due(Backlog()))
+        batches = list(reviews.take_due(Backlog()))
         assert [batch.items for batch in batches] == [[], []]
         assert batches[1].noted == {"without_account": 1}
 

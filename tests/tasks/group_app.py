@@ -27,8 +27,7 @@ from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.transport.server import connect
-from services.due_work import DueItem, Limits
-from services.leased_work import Due, LeasedWork, leases_of
+from services.due_work import Due, DueItem, DueWork, Limits, leases_of
 from tasks import app
 from tasks.base import item_task
 
@@ -78,7 +77,7 @@ if "GROUP_APP_HEARS" in os.environ:
     signals.task_success.connect(hear)
 
 
-class Works(LeasedWork):
+class Works(DueWork):
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         yield from ()
 

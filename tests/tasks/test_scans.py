@@ -133,13 +133,13 @@ def test_database_error_in_the_middle_is_raised_after_what_was_claimed_was_sent(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_room(server_now() - minutes(1))
-    claim_due = DocumentWork.claim_due
+    take_due = DocumentWork.take_due
 
     def breaks_after_one(self: DocumentWork, backlog: Backlog) -> Iterator[DueBatch]:
-        yield next(claim_due(self, backlog))
+        yield next(take_due(self, backlog))
         raise AutoReconnect("connection closed")
 
-    monkeypatch.setattr(DocumentWork, "claim_due", breaks_after_one)
+    monkeypatch.setattr(DocumentWork, "take_due", breaks_after_one)
     with pytest.raises(ScanFailed, match="connection closed"):
         scan_expired_snoozes()
     assert len(waiting_messages(broker, QUEUE)) == 1
@@ -170,7 +170,7 @@ def test_unexpected_error_is_logged_once_with_its_stack(
         return {}["surprise"]  # type: ignore[no-any-return]
 
     if place == "in a batch":
-        monkeypatch.setattr(DocumentWork, "claim_due", breaks)
+        monkeypatch.setattr(DocumentWork, "take_due", breaks)
     else:
         monkeypatch.setattr("tasks.support_snooze.dispatch", breaks)
     with pytest.raises(ScanFailed, match="KeyError: 'surprise'"):
@@ -186,7 +186,7 @@ def test_outage_of_a_server_is_one_line_without_a_stack(
     def away(*_: object) -> Iterator[DueBatch]:
         raise error
 
-    monkeypatch.setattr(DocumentWork, "claim_due", away)
+    monkeypatch.setattr(DocumentWork, "take_due", away)
     scan_expired_snoozes.delay()
     assert isinstance(run(take(broker, "scans")), ScanFailed)
     failures = [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]

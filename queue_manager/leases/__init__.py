@@ -34,20 +34,36 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import masked, settings
+from queue_manager.leases.scripts import (
+    DISPATCHED,
+    END,
+    END_EARLY,
+    END_SCAN,
+    FREE_LOST,
+    HOLD_UNKNOWN,
+    MAX_ARGUMENTS,
+    RELEASE,
+    RENEW,
+    RESERVE,
+    RETENTION_MS,
+    SCAN,
+    SENT_AGAIN,
+    SETS,
+    START_ALONE,
+    START_BATCH,
+    TAKE,
+)
 from queue_manager.transport.scripts import Script
 from queue_manager.transport.server import make_client
 
 DONE_FOR = seconds(5)
-RETENTION = hours(24)  # of leases that ended without a word, and of losses
 FIRST_PAUSE, MAX_PAUSE = minutes(1), hours(1)
 OFTEN = 3  # losses in a row after which health names the item
 START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
 RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
-MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile
 
 PAUSED = "qm:paused"  # the set of systems that dispatch nothing
 
-SETS = ("waiting", "running", "cooling", "done", "started", "losses")
 State = Literal["free", "in-progress", "stuck", "cooling"]
 """`stuck`: the lease ended without a word. `cooling`: the last attempt failed."""
 
@@ -67,262 +83,6 @@ def id_of(name: str) -> str:
 _IN_PROGRESS: State = "in-progress"
 _COOLING: State = "cooling"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-# Every script: KEYS are the sets of one system in the order of SETS. `flags=allow-oom` because a full server must be
-# emptied; only `TAKE` adds items to it and is refused then.
-_PRELUDE = """
-local waiting, running, cooling, done, started, losses = unpack(KEYS)
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
-"""
-
-# Take the leases that nobody holds.
-#
-# ARGV     how long in ms; "1" to take cooling ones too; names
-# Returns  when they end, in ms; then the positions of the names taken, from 1
-#
-# Atomic because two scanners may find the same items.
-TAKE = Script(f"""#!lua
-{_PRELUDE}
-local names = {{unpack(ARGV, 3)}}
-local w = redis.call('ZMSCORE', waiting, unpack(names))
-local r = redis.call('ZMSCORE', running, unpack(names))
-local c = redis.call('ZMSCORE', cooling, unpack(names))
-local d = redis.call('ZMSCORE', done, unpack(names))
-local ends = now + ARGV[1]
-local reply, add, cooled = {{ends}}, {{}}, {{}}
-for i, name in ipairs(names) do
-    local is_cooling = c[i] and tonumber(c[i]) > now and ARGV[2] ~= '1'
-    local is_held = w[i] or (r[i] and tonumber(r[i]) > now) or (d[i] and tonumber(d[i]) > now)
-    if not is_held and not is_cooling then
-        reply[#reply + 1] = i
-        add[#add + 1], add[#add + 2] = ends, name
-        if c[i] then cooled[#cooled + 1] = name end
-    end
-end
-if #add > 0 then redis.call('ZADD', running, unpack(add)) end
-if #cooled > 0 then redis.call('ZREM', cooling, unpack(cooled)) end
-return reply
-""")
-
-# Say that taken items were dispatched: from now on they wait for a worker, as long as it takes.
-#
-# ARGV     when the taken leases end, in ms; names. One that a worker has received meanwhile has another end.
-DISPATCHED = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-local scores = redis.call('ZMSCORE', running, unpack(ARGV, 2))
-local add, remove = {{}}, {{}}
-for i = 2, #ARGV do
-    if scores[i - 1] and tonumber(scores[i - 1]) == tonumber(ARGV[1]) then
-        add[#add + 1], add[#add + 2] = now, ARGV[i]
-        remove[#remove + 1] = ARGV[i]
-    end
-end
-if #remove > 0 then
-    redis.call('ZREM', running, unpack(remove))
-    redis.call('ZADD', waiting, unpack(add))
-end
-""")
-
-# Hold items that nobody knows, once, because another program may be working on them.
-#
-# ARGV     how long in ms, names
-HOLD_UNKNOWN = Script(f"""#!lua
-{_PRELUDE}
-for i = 2, #ARGV do
-    local name = ARGV[i]
-    if not (redis.call('ZSCORE', waiting, name) or redis.call('ZSCORE', cooling, name)
-            or redis.call('ZSCORE', done, name)) then
-        redis.call('ZADD', running, 'NX', now + ARGV[1], name)
-    end
-end
-""")
-
-# Free the oldest waiting items whose message was lost: their leases end now.
-#
-# ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
-# Returns  how many
-FREE_LOST = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-redis.call('ZREMRANGEBYSCORE', running, '-inf', now - {milliseconds(RETENTION)})
-redis.call('ZREMRANGEBYSCORE', cooling, '-inf', now - {milliseconds(RETENTION)})
-local lost = redis.call('ZCARD', waiting) - ARGV[1]
-if lost <= 0 then return 0 end
-local most = math.min(lost, {MAX_ARGUMENTS})
-local names = redis.call('ZRANGE', waiting, '-inf', now - ARGV[2], 'BYSCORE', 'LIMIT', 0, most)
-local ended = {{}}
-for _, name in ipairs(names) do ended[#ended + 1], ended[#ended + 2] = now, name end
-if #names > 0 then
-    redis.call('ZREM', waiting, unpack(names))
-    redis.call('ZADD', running, unpack(ended))
-end
-return #names
-""")
-
-# Prolong leases of received items; never shortens one. An item that ended or was released meanwhile stays so.
-#
-# ARGV     how long in ms, names
-RENEW = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-local ends = now + ARGV[1]
-for i = 2, #ARGV do
-    if redis.call('ZREM', waiting, ARGV[i]) == 1 then
-        redis.call('ZADD', running, 'GT', ends, ARGV[i])
-    else
-        redis.call('ZADD', running, 'XX', 'GT', ends, ARGV[i])
-    end
-end
-""")
-
-# Say that received items were sent again: they wait for a worker, as long as it takes.
-#
-# ARGV     in how many ms a worker may have them, names
-SENT_AGAIN = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-for i = 2, #ARGV do
-    if redis.call('ZREM', running, ARGV[i]) == 1 then redis.call('ZADD', waiting, now + ARGV[1], ARGV[i]) end
-end
-""")
-
-# End the leases of items that were sent with a time to come.
-#
-# ARGV     lease in ms, names
-END_EARLY = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-for i = 2, #ARGV do
-    local ends = redis.call('ZSCORE', running, ARGV[i])
-    if ends and tonumber(ends) > now + ARGV[1] then redis.call('ZREM', running, ARGV[i]) end
-end
-""")
-
-# Give leases back. They may be taken again at once, or after a pause.
-#
-# ARGV     pause in ms, names
-RELEASE = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-redis.call('ZREM', waiting, unpack(ARGV, 2))
-redis.call('ZREM', running, unpack(ARGV, 2))
-if tonumber(ARGV[1]) > 0 then
-    for i = 2, #ARGV do redis.call('ZADD', cooling, now + ARGV[1], ARGV[i]) end
-end
-""")
-
-# Become the one scan of a system, or go on as it.
-#
-# KEYS     the scan's key; ARGV: token, how long in ms
-# Returns  1 if it is us
-SCAN = Script("""#!lua
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-""")
-
-# Stop being it. KEYS and ARGV as above.
-END_SCAN = Script("""#!lua flags=allow-oom
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-""")
-
-# Record the start of a batch, except of items that must be executed alone.
-#
-# ARGV     lease in ms, names
-# Returns  positions of the items to be executed alone, from 1
-START_BATCH = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-local names = {{unpack(ARGV, 2)}}
-local before = redis.call('ZMSCORE', started, unpack(names))
-local lost = redis.call('EXISTS', losses) == 1 and redis.call('HMGET', losses, unpack(names)) or {{}}
-local suspects, fresh, ends, gone = {{}}, {{}}, {{}}, {{}}
-for i, name in ipairs(names) do
-    if before[i] or lost[i] then
-        suspects[#suspects + 1] = i
-    else
-        fresh[#fresh + 1], fresh[#fresh + 2] = now, name
-        ends[#ends + 1], ends[#ends + 2] = now + ARGV[1], name
-        gone[#gone + 1] = name
-    end
-end
-if #gone > 0 then
-    redis.call('ZREM', waiting, unpack(gone))
-    redis.call('ZADD', running, unpack(ends))
-    redis.call('ZADD', started, unpack(fresh))
-end
-return suspects
-""")
-
-# Record the start of one item; the start before it that never ended counts as a loss.
-#
-# ARGV     lease in ms, name, losses from which on it must pause first
-# Returns  losses in a row if it must pause first, else 0
-#
-# A pause removes the record: the start after it is not a loss.
-START_ALONE = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-local name, keep = ARGV[2], {milliseconds(RETENTION)}
-if redis.call('ZSCORE', started, name) then
-    local count = 1
-    local all = redis.call('HGETALL', losses)
-    for i = 1, #all, 2 do
-        local n, at = string.match(all[i + 1], '^(%d+):(%d+)$')
-        if not at or now - at > keep then
-            redis.call('HDEL', losses, all[i])
-        elseif all[i] == name then
-            count = n + 1
-        end
-    end
-    redis.call('HSET', losses, name, string.format('%d:%d', count, now))
-    redis.call('PEXPIRE', losses, keep)
-    if count >= tonumber(ARGV[3]) then
-        redis.call('ZREM', started, name)
-        return count
-    end
-end
-redis.call('ZREM', waiting, name)
-redis.call('ZADD', running, now + ARGV[1], name)
-redis.call('ZADD', started, now, name)
-return 0
-""")
-
-# Record that attempts ended, however they did; leases of items that are done end a moment later.
-#
-# ARGV     how long a scan passes over done items, in ms; how many of the names are done; names, the done ones first
-END = Script(f"""#!lua flags=allow-oom
-{_PRELUDE}
-redis.call('ZREM', started, unpack(ARGV, 3))
-redis.call('HDEL', losses, unpack(ARGV, 3))
-redis.call('ZREMRANGEBYSCORE', started, '-inf', now - {milliseconds(RETENTION)})
-redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
-local add, remove = {{}}, {{}}
-for i = 3, 2 + ARGV[2] do
-    add[#add + 1], add[#add + 2] = now + ARGV[1], ARGV[i]
-    remove[#remove + 1] = ARGV[i]
-end
-if #remove > 0 then
-    redis.call('ZREM', running, unpack(remove))
-    redis.call('ZREM', waiting, unpack(remove))
-    redis.call('ZADD', done, unpack(add))
-end
-""")
-
-
-# Reserve times for items that are dispatched at a limited rate.
-#
-# KEYS     when the next item may come, in ms
-# ARGV     now and the interval between two items in ms; the due times of the items in ms, oldest first
-# Returns  the time of each item, in ms
-#
-# Atomic because a second scan must not use the same times.
-RESERVE = Script("""#!lua
-local now, interval, times = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
-local at = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)
-for i = 3, #ARGV do
-    at = math.max(at, tonumber(ARGV[i]))
-    times[#times + 1] = math.floor(at)
-    at = at + interval
-end
-redis.call('SET', KEYS[1], string.format('%.3f', at), 'PX', math.ceil(at - now) + 1)
-return times
-""")
 
 
 def pause(system: str) -> None:
@@ -542,7 +302,7 @@ class Leases:
         found = {}
         for one, value in losses.items():
             count, at = map(int, _text(value).split(":"))
-            if count >= OFTEN and now - at <= milliseconds(RETENTION):
+            if count >= OFTEN and now - at <= RETENTION_MS:
                 found[id_of(_text(one))] = count
         return found
 
