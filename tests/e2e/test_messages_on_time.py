@@ -43,8 +43,9 @@ def test_messages_are_taken_back_at_their_deadlines(
         deadlines = {}
         with paced() as pace:
             for number in range(60):
-                queue.enqueue("report")
-                held = queue.take(ack_timeout=0.5 + number * 0.11)  # spread over one tick and the next
+                own = f"report-{number}"  # a type of its own: none is taken twice
+                queue.enqueue(own)
+                held = queue.take(type=own, ack_timeout=0.5 + number * 0.11)  # spread over one tick and the next
                 assert held is not None
                 assert held.deadline_at is not None
                 deadlines[held.id] = held.deadline_at
