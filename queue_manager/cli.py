@@ -24,6 +24,7 @@ from queue_manager.dead_letters_cli import dead_letters_cli
 from queue_manager.health import Health, health
 from queue_manager.jobs_cli import jobs
 from queue_manager.queue_cli import queue
+from queue_manager.systems_cli import systems_cli
 from queue_manager.transport import presence
 from queue_manager.transport.server import connect
 
@@ -33,6 +34,7 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli.add_typer(systems_cli, name="systems")
 cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")

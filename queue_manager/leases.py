@@ -45,6 +45,8 @@ START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
 RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
 MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile
 
+PAUSED = "qm:paused"  # the set of systems that dispatch nothing
+
 SETS = ("waiting", "running", "cooling", "done", "started", "losses")
 State = Literal["free", "in-progress", "stuck", "cooling"]
 """`stuck`: the lease ended without a word. `cooling`: the last attempt failed."""
@@ -136,7 +138,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# Free the oldest waiting items whose message was lost.
+# Free the oldest waiting items whose message was lost: their leases end now.
 #
 # ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
 # Returns  how many
@@ -148,7 +150,12 @@ local lost = redis.call('ZCARD', waiting) - ARGV[1]
 if lost <= 0 then return 0 end
 local most = math.min(lost, {MAX_ARGUMENTS})
 local names = redis.call('ZRANGE', waiting, '-inf', now - ARGV[2], 'BYSCORE', 'LIMIT', 0, most)
-if #names > 0 then redis.call('ZREM', waiting, unpack(names)) end
+local ended = {{}}
+for _, name in ipairs(names) do ended[#ended + 1], ended[#ended + 2] = now, name end
+if #names > 0 then
+    redis.call('ZREM', waiting, unpack(names))
+    redis.call('ZADD', running, unpack(ended))
+end
 return #names
 """)
 
@@ -298,6 +305,44 @@ end
 """)
 
 
+# Reserve times for items that are dispatched at a limited rate.
+#
+# KEYS     when the next item may come, in ms
+# ARGV     now and the interval between two items in ms; the due times of the items in ms, oldest first
+# Returns  the time of each item, in ms
+#
+# Atomic because a second scan must not use the same times.
+RESERVE = Script("""#!lua
+local now, interval, times = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
+local at = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)
+for i = 3, #ARGV do
+    at = math.max(at, tonumber(ARGV[i]))
+    times[#times + 1] = math.floor(at)
+    at = at + interval
+end
+redis.call('SET', KEYS[1], string.format('%.3f', at), 'PX', math.ceil(at - now) + 1)
+return times
+""")
+
+
+def pause(system: str) -> None:
+    """Dispatch no more items of a system, until it is resumed; what is in flight ends. Raises `Unavailable`."""
+    with _redis() as client:
+        client.sadd(PAUSED, system)
+
+
+def resume(system: str) -> None:
+    """Dispatch items of a system again. Raises `Unavailable`."""
+    with _redis() as client:
+        client.srem(PAUSED, system)
+
+
+def paused() -> set[str]:
+    """Return the names of the systems that are paused. Raises `Unavailable`."""
+    with _redis() as client:
+        return {_text(name) for name in client.smembers(PAUSED)}
+
+
 class MustPause(Exception):
     """The item lost its process too often in a row to start now."""
 
@@ -380,6 +425,19 @@ class Leases:
     def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
         """Say that items taken until `ends_ms` were sent: they wait for a worker without an end."""
         self._each(DISPATCHED, names, ends_ms)
+
+    def next_slot(self) -> datetime | None:
+        """Return the first time that no dispatched item has, where the rate is limited."""
+        with _redis() as client:
+            at = client.get(self._slot_key)
+        return None if at is None else _EPOCH + timedelta(milliseconds=float(at))
+
+    def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
+        """Return a time for each item, not before it is due and `interval` after the one before it."""
+        wanted = [milliseconds(at - _EPOCH) for at in (now, *due_at)]
+        with _redis() as client:
+            times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
+        return [_EPOCH + timedelta(milliseconds=at) for at in times]
 
     def hold_unknown(self, names: Sequence[str]) -> None:
         """Hold for one lease those of `names` that were never taken."""
@@ -491,6 +549,10 @@ class Leases:
     @property
     def keys(self) -> list[str]:
         return [f"qm:lease:{self.system}:{one}" for one in SETS]
+
+    @property
+    def _slot_key(self) -> str:
+        return f"qm:lease:{self.system}:slot"
 
     @property
     def _lease_ms(self) -> int:

@@ -66,6 +66,7 @@ system = SupportSnooze(
     trigger="conversations/support-snooze",
     page="/rooms",
     panel="rooms.html",
+    initiator=INITIATOR,
     collection=support_room.NAME,
     due=support_room.DUE,
     fields=("account_id", "status"),

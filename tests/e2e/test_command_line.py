@@ -19,6 +19,7 @@ from bson import ObjectId
 from celery_processes import ROOT, CeleryProcess, worker
 from eventually import eventually
 from hand_worker import waiting_messages
+from pace import promptly
 from pymongo import MongoClient
 from real_servers import Servers
 from rooms import get_room, make_room
@@ -324,8 +325,9 @@ def test_process_that_waits_ends_at_once_when_it_is_told_to(command: str, tmp_pa
     env = {"REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
     with CeleryProcess(tmp_path / "log", command, env=env).start(ready=False) as process:
         eventually(lambda: "is unreachable" in process.log, within=20)
-        process.signal(signal.SIGTERM)
-        eventually(lambda: not process.is_alive(), within=5)
+        with promptly(5):
+            process.signal(signal.SIGTERM)
+            eventually(lambda: not process.is_alive(), within=30)
 
 
 def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class TestWaiting:
             dispatch(ours, name)
         assert short.free_lost(3) == 0
         eventually(lambda: short.free_lost(2) == 1, within=5)
-        assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "in-progress"]
+        assert states(ours, ONE, TWO, THREE) == ["stuck", "in-progress", "in-progress"]
         assert short.free_lost(2) == 0
 
     def test_what_was_dispatched_just_now_is_not_taken_for_lost(self, ours: Leases) -> None:
