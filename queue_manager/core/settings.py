@@ -204,7 +204,7 @@ class Settings(BaseSettings):
     qm_snooze_flag: Flag = True
     """Whether `snooze_queue_in_progress` is set while a room is dispatched, for other programs that read it."""
     qm_lease_seconds: Annotated[float, Field(ge=2, le=3600)] = 60
-    """Seconds that a claim lasts before a scan may take the item again."""
+    """Seconds that a lease lasts before a scan may take the item again."""
     qm_claim_batch: Annotated[int, Field(ge=1, le=10_000)] = 500
     """Items that a scan claims and publishes at a time."""
     qm_ahead_limit: Annotated[int, Field(ge=0, le=10_000)] = 200
