@@ -61,7 +61,7 @@ def _open() -> MongoClient[Document]:
 
 
 client = PerProcess(_open)
-_clock = PerProcess(lambda: ServerClock(lambda: client().admin.command("hello")["localTime"].replace(tzinfo=UTC)))
+_clock = ServerClock(lambda: client().admin.command("hello")["localTime"].replace(tzinfo=UTC))
 
 
 @contextmanager
@@ -73,7 +73,6 @@ def within(span: timedelta) -> Iterator[None]:
 
 def close() -> None:
     """Close this process's client; the next use opens another."""
-    _clock.take()
     if (opened := client.take()) is not None:
         opened.close()
 
@@ -89,7 +88,12 @@ def collection(name: str) -> Collection[Document]:
 
 def server_now() -> datetime:
     """Return the database server's time: the clock by which everything is judged due."""
-    return _clock().now()
+    return _clock.now()
+
+
+def estimated_now() -> datetime:
+    """Return the database server's time by the latest sample, for code that must not wait for the server."""
+    return _clock.estimate()
 
 
 def transact(act: Callable[[ClientSession], T]) -> T:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
@@ -28,6 +28,7 @@ A_DATE: Document = {"$type": "date", "$gte": datetime(1970, 1, 1, tzinfo=UTC)}
 COUNTED = 100_000  # a count that reaches this stands for that many or more
 _BAD_VALUE = 2  # MongoDB's code for, among others, a hint that names no index
 
+T = TypeVar("T")
 Update = Document | list[Document]
 
 
@@ -42,7 +43,7 @@ class Change:
 
 
 class StillDue(Exception):
-    """An update left documents due."""
+    """An update left documents due as they were."""
 
     def __init__(self, ids: Sequence[Any]) -> None:
         self.ids = ids
@@ -79,13 +80,22 @@ class DueCollection:
     # Reading
 
     def find(
-        self, until: datetime, *, after: datetime | None = None, fields: Sequence[str] = (), limit: int = 0
+        self,
+        until: datetime,
+        *,
+        after: datetime | None = None,
+        fields: Sequence[str] = (),
+        limit: int = 0,
+        batch: int = listing.BATCH,
     ) -> Iterator[Document]:
-        """Yield documents due in (`after`, `until`], oldest first: id, due date and `fields`."""
+        """Yield documents due in (`after`, `until`], oldest first: id, due date and `fields`.
+
+        The server reads `batch` of them at a time.
+        """
         where = self.is_due(until, after=after)
         wanted = projection((self.due, *fields))
         sort = [(path, ASCENDING) for path in self.order]
-        with_index = {"hint": self.index, "sort": sort, "limit": limit}
+        with_index = {"hint": self.index, "sort": sort, "limit": limit, "batch_size": batch}
         return self._needing_index(lambda: self.collection().find(where, wanted, **with_index))
 
     def walk(
@@ -145,14 +155,20 @@ class DueCollection:
     def is_due(self, until: datetime, *, after: datetime | None = None) -> Document:
         """Return the condition that a document is due in (`after`, `until`]."""
         range_ = {"$lte": until} if after is None else {"$gt": after, "$lte": until}
-        return {**self._indexed, self.due: {**A_DATE, **range_}}
+        # The index has to admit an array that begins with null.
+        no_arrays = [{path: {"$type": "array"}} for path in self._paths]
+        return {**self._indexed, self.due: {**A_DATE, **range_}, "$nor": no_arrays}
 
     @property
     def _indexed(self) -> Document:
         """The condition of the index: no array anywhere on the path, since one would make the index multikey."""
+        return {self.due: A_DATE, **{f"{path}.0": None for path in self._paths}, **self.where}
+
+    @property
+    def _paths(self) -> list[str]:
+        """The path of the date, and each path that it begins with."""
         parts = self.due.split(".")
-        no_arrays = {".".join(parts[: depth + 1]) + ".0": None for depth in range(len(parts))}
-        return {self.due: A_DATE, **no_arrays, **self.where}
+        return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
 
     def _needing_index(self, ask: Callable[[], Any]) -> Iterator[Any]:
         """Yield what `ask` returns. Raises ConfigurationError: the index is missing."""
@@ -189,7 +205,7 @@ class DueCollection:
             By id, each document that was written, as it was before.
 
         Raises:
-            StillDue: an update does not end what was due; nothing was written.
+            StillDue: an update leaves a document due, at no later date; nothing was written.
         """
         wanted = None if fields is None else projection((self.due, *fields))
         where = {**self.is_due(now), "_id": {"$in": list(due_at)}}
@@ -202,19 +218,21 @@ class DueCollection:
             for change in changes:
                 self.collection().update_many({"_id": {"$in": change.ids}}, change.update, hint="_id_", session=session)
             written = {id_key(id): documents[id_key(id)] for change in changes for id in change.ids}
-            self._refuse_still_due(changes, now, session)
+            self._refuse_still_due(changes, documents, now, session)
             if record is not None and written:
                 record.insert({id: self.due_at(one) for id, one in written.items()}, now=now, session=session)
             return written
 
         return transact(act)
 
-    def _refuse_still_due(self, changes: Sequence[Change], now: datetime, session: ClientSession) -> None:
+    def _refuse_still_due(
+        self, changes: Sequence[Change], before: Mapping[Any, Document], now: datetime, session: ClientSession
+    ) -> None:
         unsure = [id for change in changes if not change.is_sure_to_end for id in change.ids]
         if unsure:
             where = {**self.is_due(now), "_id": {"$in": unsure}}
-            still = self.collection().find(where, {"_id": 1}, hint="_id_", session=session)
-            if ids := [one["_id"] for one in still]:
+            still = self.collection().find(where, projection([self.due]), hint="_id_", session=session)
+            if ids := [one["_id"] for one in still if self.due_at(one) <= self.due_at(before[id_key(one["_id"])])]:
                 raise StillDue(ids)
 
     def update_if_due(self, id: Any, due_at: datetime, update: Update) -> bool:
@@ -232,6 +250,6 @@ class DueCollection:
         self.collection().update_many(where, update, hint="_id_")
 
 
-def pages(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
-    while page := list(islice(documents, size)):
+def pages(found: Iterator[T], size: int) -> Iterator[list[T]]:
+    while page := list(islice(found, size)):
         yield page

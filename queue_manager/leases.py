@@ -138,7 +138,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# Free the oldest waiting items whose message was lost.
+# Free the oldest waiting items whose message was lost: their leases end now.
 #
 # ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
 # Returns  how many
@@ -150,7 +150,12 @@ local lost = redis.call('ZCARD', waiting) - ARGV[1]
 if lost <= 0 then return 0 end
 local most = math.min(lost, {MAX_ARGUMENTS})
 local names = redis.call('ZRANGE', waiting, '-inf', now - ARGV[2], 'BYSCORE', 'LIMIT', 0, most)
-if #names > 0 then redis.call('ZREM', waiting, unpack(names)) end
+local ended = {{}}
+for _, name in ipairs(names) do ended[#ended + 1], ended[#ended + 2] = now, name end
+if #names > 0 then
+    redis.call('ZREM', waiting, unpack(names))
+    redis.call('ZADD', running, unpack(ended))
+end
 return #names
 """)
 
@@ -166,6 +171,27 @@ for i = 2, #ARGV do
     else
         redis.call('ZADD', running, 'XX', 'GT', ends, ARGV[i])
     end
+end
+""")
+
+# Say that received items were sent again: they wait for a worker, as long as it takes.
+#
+# ARGV     in how many ms a worker may have them, names
+SENT_AGAIN = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+for i = 2, #ARGV do
+    if redis.call('ZREM', running, ARGV[i]) == 1 then redis.call('ZADD', waiting, now + ARGV[1], ARGV[i]) end
+end
+""")
+
+# End the leases of items that were sent with a time to come.
+#
+# ARGV     lease in ms, names
+END_EARLY = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+for i = 2, #ARGV do
+    local ends = redis.call('ZSCORE', running, ARGV[i])
+    if ends and tonumber(ends) > now + ARGV[1] then redis.call('ZREM', running, ARGV[i]) end
 end
 """)
 
@@ -426,6 +452,14 @@ class Leases:
     def renew(self, names: Sequence[str], *, wait: timedelta = timedelta(0)) -> None:
         """Prolong the leases that are held to one lease from now, or from the end of `wait`."""
         self._each(RENEW, names, self._lease_ms + milliseconds(wait))
+
+    def sent_again(self, names: Sequence[str], *, wait: timedelta) -> None:
+        """Say that items that are held were sent again, to be executed in `wait`: they wait without an end."""
+        self._each(SENT_AGAIN, names, milliseconds(wait))
+
+    def end_early(self, names: Sequence[str]) -> None:
+        """End the leases of items that were sent with a time to come."""
+        self._each(END_EARLY, names, self._lease_ms)
 
     def release(self, names: Sequence[str], *, pause: timedelta = timedelta(0)) -> None:
         """Give leases back; no scan takes them before `pause` is over."""

@@ -149,7 +149,8 @@ class LeasedWork(DueWork):
             for number, (one, at) in enumerate(zip(ours, times, strict=True))
         ]
         noted = Counter(one.noted for one in some if one.noted is not None)
-        return DueBatch(found=len(some), items=items, noted=noted, lease_ends_ms=taken.ends_ms)
+        found = len(ours) + len(some) - len(fit)  # what is in flight was found before
+        return DueBatch(found=found, items=items, noted=noted, lease_ends_ms=taken.ends_ms)
 
     def sent(self, batch: DueBatch) -> None:
         now = self.clock()

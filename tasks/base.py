@@ -19,13 +19,13 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Task, current_task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
 from beat_schedule import systems
 from models import scan_mark, scan_run
-from models.database import OUTAGES, server_now, within
+from models.database import OUTAGES, estimated_now, server_now, within
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import AppError, HandOn, NotYetDue, PermanentError, ScanFailed, reason
 from queue_manager.core.log import get_logger
@@ -339,7 +339,8 @@ class ItemTask(GroupedTask):
     def _send_again(self, item: DueItem, wait: timedelta) -> None:
         """Come back after `wait` as the same attempt of the same task."""
         self._postpone(item, wait)
-        same = self.signature_from_request(self.request, countdown=wait.total_seconds(), retries=self.request.retries)
+        eta = estimated_now() + wait if wait else None
+        same = self.signature_from_request(self.request, eta=eta, retries=self.request.retries)
         try:
             same.apply_async()
         except Exception as error:
@@ -349,7 +350,10 @@ class ItemTask(GroupedTask):
     def _retry(self, error: Exception, wait: timedelta) -> Exception:
         """Publish the next attempt; return the exception that ends this one."""
         try:
-            return self.retry(exc=error, countdown=wait.total_seconds(), throw=False)
+            # Not `countdown`, which Celery adds to this machine's time.
+            retry: Retry = self.retry(exc=error, eta=estimated_now() + wait, throw=False)
+            retry.when = wait.total_seconds()  # logged as "Retry in 2s"
+            return retry
         except Reject as rejected:  # Celery gives up a message whose retry it cannot publish
             return self._requeued(rejected.reason)
 

@@ -18,6 +18,7 @@ from queue_manager.system import task_modules as _task_modules
 from queue_manager.transport.choice import install as _install
 from queue_manager.transport.keys import DEFAULT_QUEUE as _DEFAULT_QUEUE
 from queue_manager.transport.keys import PRIORITIES as _PRIORITIES
+from queue_manager.transport.keys import SCHEDULE_PREFIX as _SCHEDULE_PREFIX
 from queue_manager.transport.keys import TRANSPORT_OPTIONS as _TRANSPORT_OPTIONS
 from queue_manager.transport.leadership import LEADER_LOCK as _LEADER_LOCK
 from queue_manager.transport.server import client_options as _client_options
@@ -88,6 +89,7 @@ beat_remote_control_max_tick_age = 30
 # Without the credentials, which are in the options: there `password` is masked.
 redbeat_redis_url = _redis._replace(netloc=_redis.netloc.rpartition("@")[2]).geturl()
 redbeat_redis_options = {**_client_options(_settings.redis_url), **_credentials}
+redbeat_key_prefix = _SCHEDULE_PREFIX
 redbeat_lock_key = _LEADER_LOCK
 redbeat_lock_timeout = _settings.jobs_takeover_seconds
 

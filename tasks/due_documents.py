@@ -20,10 +20,9 @@ def bind(system: DueDocuments) -> ItemTask:
     def run(id: str, due_at: str | None = None) -> dict[str, Any]:
         return work_of(system).execute(id, due_at, token=current_token())
 
-    initiator = f"QM/{system.name}"
-    scan_task(initiator=initiator, sent="Dispatched due items.", failed="Error in the scan", name=system.scan_task)(
-        scan
-    )
+    scan_task(
+        initiator=system.initiator, sent="Dispatched due items.", failed="Error in the scan", name=system.scan_task
+    )(scan)
     if system.functions.after is not None:
         after_of(system)
     return item_of(system)(run)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -23,6 +24,7 @@ from celery.app import trace
 from celery.worker import state
 from celery.worker.strategy import default
 
+from models.database import estimated_now
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from tasks import endings
@@ -39,8 +41,16 @@ log = get_logger("QM/groups")
 
 
 def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
-    """Return how a worker handles messages of `task`: as Celery does, but through a queue that makes groups."""
-    return default(task, app, _Grouping(task, consumer) if _makes_groups(task, consumer) else consumer, **options)
+    """Return how a worker handles messages of `task`: as Celery does, but with ETAs by the database server's clock and
+    through a queue that makes groups."""
+    handler = default(task, app, _Grouping(task, consumer) if _makes_groups(task, consumer) else consumer, **options)
+    # Celery's own conversion is by this machine's clock, and takes an ETA from before the machine's start for none.
+    return partial(handler, to_timestamp=_timer_time)
+
+
+def _timer_time(eta: datetime, _: Any = None) -> float:
+    """Return when an ETA comes, on the monotonic clock of the worker's timer."""
+    return monotonic() + (eta - estimated_now()).total_seconds()
 
 
 def _makes_groups(task: Any, consumer: Any) -> bool:

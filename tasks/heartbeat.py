@@ -1,7 +1,8 @@
-"""Renews the leases of every item that this worker has taken from the broker and not finished.
+"""Renews the leases of every item that this worker has taken from the broker and not finished; samples the clock.
 
 A message that waits in a slow worker is neither in the queue nor lost. Without a renewal its lease would run out
 and the next scan would send the item again. A worker that dies stops renewing: that is how its items come back.
+The main thread judges ETAs by the sample of the database server's clock (`database.estimated_now`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from threading import Event, Thread
 from celery.worker import state
 from celery.worker.request import Request
 
-from models.database import OUTAGES
+from models.database import OUTAGES, server_now
 from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -49,12 +50,13 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_EVERY):
-            for act in (self.beat, self.release_lost):
+            for act in (self.beat, self.release_lost, server_now):
                 try:
                     act()
                 except Exception as error:
-                    # MongoDB is away: leases may run out, which costs duplicates that are left alone.
-                    log.warning("Leases could not be renewed or released", error=reason(error))
+                    # MongoDB is away: leases may run out, which costs duplicates that are left alone; the clock's last
+                    # sample goes on.
+                    log.warning("A step of the heartbeat failed", step=act.__name__, error=reason(error))
 
     def release_lost(self) -> None:
         """Make the items of processes that died due again, as soon as MongoDB takes it."""

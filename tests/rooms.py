@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
 
 from models import support_room
-from queue_manager.core.clock import minutes, seconds
-from services.due_work import Limits
+from queue_manager.core.clock import milliseconds, minutes, seconds
+from queue_manager.core.settings import settings
+from queue_manager.transport.server import connect
+from services.due_documents import work_of
+from services.due_documents.work import DocumentWork
+from services.due_work import Backlog, DueItem, DueWork, Limits
 from services.realtime import EmitFailed
-from services.support_snooze import SupportSnooze
+from services.support_snooze import system
 
 T0 = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 
@@ -70,11 +75,37 @@ class HandClock:
         self.now += by
 
 
-def make_service(clock: Callable[[], datetime], events: RecordedEvents | None = None, **limits: int) -> SupportSnooze:
-    return SupportSnooze(
-        clock=clock,
-        events=events or RecordedEvents(),
-        limits=Limits(**{"batch": 100, "max_queue": 1000, "ahead": 200, **limits}),
-        claims=support_room.claims(),
-        ahead_by=seconds(10),
-    )
+class AgingClock(HandClock):
+    """A clock with which the leases in Redis grow older."""
+
+    def advance(self, by: timedelta) -> None:
+        super().advance(by)
+        with connect(settings().redis_url) as client:
+            for key in client.scan_iter("qm:lease:*", _type="zset"):
+                for name, score in client.zrange(key, 0, -1, withscores=True):
+                    client.zadd(key, {name: score - milliseconds(by)})
+
+
+def make_work(clock: Callable[[], datetime], **limits: int) -> DocumentWork:
+    """Return the work of support snooze by this clock."""
+    bounds = Limits(**{"batch": 100, "max_queue": 1000, "ahead": 200, **limits})
+    return replace(work_of(system), clock=clock, limits=bounds, ahead=seconds(10))
+
+
+def scan(work: DueWork, waiting: int = 0) -> list[DueItem]:
+    """Do what a scan does while `waiting` messages wait in the broker; return what it sent."""
+    items: list[DueItem] = []
+    for batch in work.claim_due(Backlog(waiting)):
+        work.sent(batch)
+        items += batch.items
+    return items
+
+
+def execute(work: DocumentWork, item: DueItem) -> dict[str, Any]:
+    """Do what the task of an item does."""
+    return work.execute(*item.args, token=item.token)
+
+
+def lease_state(work: DocumentWork, item: DueItem) -> str:
+    (standing,) = work.leases.standings([item.lease])
+    return standing.state

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from threading import Lock
 
 from queue_manager.core.errors import PermanentError
 
@@ -66,19 +65,24 @@ class ServerClock:
     """The database server's time, asked every few seconds and carried on by the monotonic clock.
 
     A sample is anchored at the moment its answer arrived. The server read its clock before that, so the result
-    lags by at most one round trip and is never early: nothing is judged due before it is.
+    lags by at most one round trip and is never early: nothing is judged due before it is. A forked child goes on
+    with the sample of its parent.
     """
 
     def __init__(self, sample: Callable[[], datetime]) -> None:
         self._sample = sample
-        self._anchor: tuple[datetime, float] | None = None
-        self._lock = Lock()
+        self._anchor: tuple[datetime, float] | None = None  # replaced as a whole: threads need no lock
 
     def now(self) -> datetime:
         """Return the server's time. Raises what `sample` raises when the server has to be asked and is away."""
-        with self._lock:
-            if self._anchor is None or time.monotonic() - self._anchor[1] > RESAMPLE_AFTER:
-                server_time = self._sample()
-                self._anchor = (server_time.astimezone(UTC), time.monotonic())
-            server_time, sampled_at = self._anchor
+        if self._anchor is None or time.monotonic() - self._anchor[1] > RESAMPLE_AFTER:
+            server_time = self._sample()
+            self._anchor = (server_time.astimezone(UTC), time.monotonic())
+        return self.estimate()
+
+    def estimate(self) -> datetime:
+        """Return the server's time by the latest sample, without asking; before the first, this machine's time."""
+        if self._anchor is None:
+            return truncate(datetime.now(UTC))
+        server_time, sampled_at = self._anchor
         return truncate(server_time + timedelta(seconds=time.monotonic() - sampled_at))

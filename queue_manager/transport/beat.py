@@ -40,7 +40,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from queue_manager.core.clock import ServerClock, seconds
-from queue_manager.transport import scan_ticks
+from queue_manager.transport import old_schedule, scan_ticks
 from queue_manager.transport.leadership import LeaderLock
 
 logger = get_logger(__name__)
@@ -88,6 +88,7 @@ class LeaderScheduler(RedBeatScheduler):
         # lazy: the schedule in Redis is the leader's to write, and we do not lead yet.
         super().__init__(app, **{**options, "lazy": True})
         self._client = get_redis(app)
+        self._shares_no_keys = app.redbeat_conf.lock_key != old_schedule.LOCK
         self._lock = LeaderLock(self._client, app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
         self._clock = ServerClock(self._redis_time)
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
@@ -130,12 +131,19 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _leads(self) -> bool:
         """Keep the lock or try for it; whoever takes it writes the schedule."""
+        if self._shares_no_keys and (older := old_schedule.leader(self._client)):
+            if self.epoch:
+                self._lock.release()
+            self._stand_by(f"a beat of release 0.1 leads: {older}")
+            return False
         if self.epoch and self._lock.extend():
             return True
         holder = self._lock.acquire()
         if not self.epoch:
             self._stand_by(f"lock held by {holder}")
             return False
+        if self._shares_no_keys and (moved := old_schedule.move_entries(self._client, self.app)):
+            logger.info("moved %d schedule entries of release 0.1 to our own keys", moved)
         self.setup_schedule()
         self._say(f"leading (epoch {self.epoch})")
         return True

@@ -12,6 +12,9 @@ OLD_UNACKED = "unacked"
 OLD_UNACKED_INDEX = "unacked_index"
 """The keys of every application that does not choose its own, and our own until release 0.1."""
 
+SCHEDULE_PREFIX = "qm:beat:"
+"""RedBeat's prefix: the key of an entry is `qm:beat:<name>`, and that of the schedule `qm:beat::schedule`."""
+
 TRANSPORT_OPTIONS = {
     "unacked_key": UNACKED,
     "unacked_index_key": UNACKED_INDEX,

@@ -19,8 +19,9 @@ from uuid import uuid4
 from redis import Redis
 
 from queue_manager.core.clock import milliseconds, seconds
+from queue_manager.transport.keys import SCHEDULE_PREFIX
 
-LEADER_LOCK = "redbeat::lock"
+LEADER_LOCK = f"{SCHEDULE_PREFIX}:lock"
 """The key by which one beat leads."""
 
 # Take the lock if it is free and count the take-over; keep it if this token holds it already.
@@ -211,7 +212,8 @@ def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> 
 
 def epoch_key(lock_key: str) -> str:
     """Return the key of the number of take-overs of the lock `lock_key`."""
-    return f"{lock_key}:epoch"
+    # Beats of release 0.1 count under this key: one number for both keeps the epochs of all in order.
+    return "redbeat::lock:epoch" if lock_key == LEADER_LOCK else f"{lock_key}:epoch"
 
 
 def _text(value: str | bytes) -> str:

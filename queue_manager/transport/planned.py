@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 
 import redis
 
-SCHEDULE = "redbeat::schedule"
+from queue_manager.transport.keys import SCHEDULE_PREFIX
+
+SCHEDULE = f"{SCHEDULE_PREFIX}:schedule"
 """RedBeat's sorted set of the keys of all entries by their next run, in seconds."""
 
 
 def next_runs(client: redis.Redis, names: Sequence[str]) -> dict[str, datetime]:
     """Return the next runs of those of `names` that are in the schedule. Raises what redis-py raises."""
-    scores = client.zmscore(SCHEDULE, [f"redbeat:{name}" for name in names])
+    scores = client.zmscore(SCHEDULE, [f"{SCHEDULE_PREFIX}{name}" for name in names])
     return {
         name: datetime.fromtimestamp(float(score), UTC)
         for name, score in zip(names, scores, strict=True)

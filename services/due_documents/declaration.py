@@ -44,6 +44,7 @@ A = TypeVar("A", bound=Callable[[Sequence["Written"]], object])
 G = TypeVar("G", bound=Callable[["Failure"], Any])
 
 DEFAULT_RETRY = RetryPolicy(max_attempts=5, base=seconds(1))
+_OPERATORS = {"$eq", "$exists", "$gt", "$gte", "$lt", "$lte", "$type"}
 _PATH = re.compile(r"[^.$\0][^.\0]*(\.[^.$\0][^.\0]*)*")
 
 
@@ -143,6 +144,8 @@ class DueDocuments(System):
     """Fields that the function and `after` see besides the id and the date; `None`: all."""
     shown: Sequence[str] = ()
     """Fields whose first value is the title of an item on the page."""
+    initiator: str = ""
+    """Who the log lines are from; by default `QM/<name>`."""
     batch: bool = True
     """Whether a worker may call the function for many documents in one transaction: `False` if it does I/O."""
     catch_up: Literal["once", "all"] = "once"
@@ -161,6 +164,7 @@ class DueDocuments(System):
         self._default("scan_task", f"tasks.due_documents.scan_{word}")
         self._default("item_task", f"tasks.due_documents.{word}")
         self._default("queue", self.name)
+        self._default("initiator", f"QM/{self.name}")
         for name, function in _implementation(self).items():
             object.__setattr__(self, name, function)
         super().__post_init__()
@@ -170,7 +174,12 @@ class DueDocuments(System):
         self._require(self.max_rate is None or self.max_rate > 0, "max_rate", "items a second, above zero")
         named = isinstance(self.collection, str) and self.collection
         self._require(named, "collection", "the name of a collection")
-        self._require(isinstance(self.where, Mapping), "where", 'a condition such as {"status": "trial"}')
+        self._require(
+            _can_be_indexed(self.where, self.due),
+            "where",
+            f'a condition such as {{"status": "trial"}} on other fields than the date, with no operators but '
+            f"{', '.join(sorted(_OPERATORS))} and $and",
+        )
         for name in ("fields", "shown"):
             value = getattr(self, name)
             is_list = not isinstance(value, str) and all(isinstance(one, str) for one in value or ())
@@ -232,6 +241,21 @@ class DueDocuments(System):
     def title_of(self, document: Document) -> str:
         values = (value_at(document, path) for path in self.shown)
         return next((str(value) for value in values if value is not None), "")
+
+
+def _can_be_indexed(where: Any, due: str) -> bool:
+    """Return True if a partial index may have the condition, and it leaves the date alone."""
+    if not isinstance(where, Mapping):
+        return False
+    return all(
+        all(_can_be_indexed(part, due) for part in value) if path == "$and" else _is_plain(path, value) and path != due
+        for path, value in where.items()
+    )
+
+
+def _is_plain(path: str, value: Any) -> bool:
+    operators = [name for name in value if name.startswith("$")] if isinstance(value, Mapping) else []
+    return not path.startswith("$") and {*operators} <= _OPERATORS and value != {"$exists": False}
 
 
 def _implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:

@@ -58,11 +58,17 @@ class DocumentList(Listed):
         )
 
     def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item]:
-        """Yield failures of documents that are still due as they were."""
+        """Yield failures that are cooling, of documents that are still due as they were."""
+        documents = self.work.documents
         found = failed_item.page(self.work.system.name, after=after, is_descending=newest_first)
-        for one in found:
-            (document,) = self.work.documents.among([one.id], self.work.clock(), self.work.system.shown) or (None,)
-            if document is not None and self.work.documents.due_at(document) == one.due_at:
+        for page in pages(found, PAGE):
+            due = documents.among([one.id for one in page], self.work.clock(), self.work.system.shown)
+            by_id = {id_key(one["_id"]): one for one in due}
+            standings = self.work.leases.standings([leases.name(id_text(one.id), one.due_at) for one in page])
+            for one, standing in zip(page, standings, strict=True):
+                document = by_id.get(one.id)
+                if document is None or documents.due_at(document) != one.due_at or standing.state != "cooling":
+                    continue
                 yield Item(
                     id=id_text(one.id),
                     title=self.work.system.title_of(document),

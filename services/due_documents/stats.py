@@ -26,7 +26,7 @@ def stats(work: DocumentWork) -> SystemStats:
     in_redis = work.leases.stats()
     stuck = _stuck(work, now)
     overdue, lag = _oldest(work, now)
-    held = in_redis.in_progress + in_redis.cooling
+    held = in_redis.in_progress + in_redis.cooling + len(stuck)
     result = SystemStats(
         numbers={
             "pending": max(work.documents.count(now) - held, 0),

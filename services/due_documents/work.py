@@ -10,11 +10,11 @@ from typing import Any, cast
 from uuid import uuid4
 
 import bson
+from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, owed
 from models.database import id_key, id_text, shown_id
 from models.due_documents import Change, DueCollection, StillDue, Update
-from queue_manager import leases
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
@@ -43,7 +43,8 @@ class DocumentWork(LeasedWork):
 
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         flag = self.system.flag_field
-        found = self.documents.find(until, after=after, fields=() if flag is None else (flag,))
+        fields = () if flag is None else (flag,)
+        found = self.documents.find(until, after=after, fields=fields, batch=self.limits.batch)
         return map(self.due_of, found)
 
     def due_of(self, document: database.Document) -> Due:
@@ -67,11 +68,22 @@ class DocumentWork(LeasedWork):
         self._clear_flags([item])
 
     def _clear_flags(self, items: Sequence[DueItem]) -> None:
-        """Clear the flags of items that are not dispatched any more, if their documents are due as they were."""
+        if (flag := self.system.flag_field) is not None:
+            ids = [id for id, _ in filter(None, map(self._named, items))]
+            for document in self.documents.get_many(ids, (self.system.due, flag)):
+                self._clear_flag(document)
+
+    def _clear_flag(self, document: database.Document) -> None:
+        """Clear the flag of a document unless it is in flight for the time at which it is due now."""
         flag = self.system.flag_field
-        for id, due_at in filter(None, map(self._named, items)) if flag is not None else ():
-            if due_at is not None:
-                self.documents.update_if_due(id, due_at, {"$set": {flag: False}})
+        if flag is None or not database.value_at(document, flag):
+            return
+        due_at = self.documents.due_at(document)
+        if isinstance(due_at, datetime):
+            (standing,) = self.leases.standings([self.due_of(document).lease])
+            if standing.state == "in-progress":
+                return
+        self.documents.update_if_unchanged(document["_id"], due_at, {"$set": {flag: False}})
 
     # Items
 
@@ -108,7 +120,16 @@ class DocumentWork(LeasedWork):
         if early:
             raise NotYetDue(max(early))
         written = self._write({one[0]: one[1] for one in named if one}, run, is_batch=True)
-        return [self.system.result(written[one[0]], run) if one and one[0] in written else None for one in named]
+        return [self._result(written, *one, run) if one else None for one in named]
+
+    def _result(
+        self, written: Mapping[Any, database.Document], key: Any, meant: datetime | None, run: Run
+    ) -> Result | None:
+        """Return the result of one item of a batch; another one may have meant this document, or an equal key."""
+        document = written.get(key)
+        if document is None or id_text(document["_id"]) != id_text(key):
+            return None
+        return self.system.result(document, run) if meant in (None, self.documents.due_at(document)) else None
 
     def change_of(self, document: database.Document, run: Run) -> Change:
         """Return the change that the function makes of a due document, unwritten. Raises what the function raises."""
@@ -124,20 +145,18 @@ class DocumentWork(LeasedWork):
             self.release([item])
             return
         failure = failed_item.record(self.system.name, key, due_at, error=error, now=now)
-        if self.system.functions.failed is not None:
-            told = Failure(id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at)
-            update = self.system.functions.failed(told)
-            if update:
-                self.documents.update_if_due(key, due_at, update)
         self.leases.release([item.lease], pause=failure.retry_at - now)
-        log.error(
+        self._log.error(
             "All attempts failed; the next ones come after a pause",
-            system=self.system.name,
             id=shown_id(key),
             failures=failure.failures,
             retry_at=to_iso(failure.retry_at),
             error=error,
         )
+        if self.system.functions.failed is not None:
+            told = Failure(id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at)
+            if update := self.system.functions.failed(told):
+                self.documents.update_if_due(key, due_at, update)
 
     def owed_calls(self) -> OwedCalls:
         """Return the calls of `after` that are left, as work."""
@@ -185,6 +204,9 @@ class DocumentWork(LeasedWork):
                 f"{self._function} left {', '.join(map(shown_id, error.ids[:5]))} due: its update must set a later "
                 f"{self.system.due}, remove it, or change what `where` asks for"
             ) from None
+        except database.Error as error:
+            self._log.error(f"Database update failed: {reason(error)}")
+            raise
         if written:
             failed_item.delete(self.system.name, list(written))
             if record is not None:
@@ -196,9 +218,7 @@ class DocumentWork(LeasedWork):
             self.run_after(batch)
         except Exception as error:
             # The write stands; what is owed is kept and called again.
-            log.error(
-                "`after` failed; it is called again", system=self.system.name, error=reason(error), exc_info=error
-            )
+            self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
 
     def _decide(self, documents: list[database.Document], run: Run, *, is_batch: bool) -> list[Change]:
         """Call the function for each document; documents with equal updates are written together.
@@ -263,10 +283,9 @@ class DocumentWork(LeasedWork):
     def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
         """Return True if the update alone tells that a document is not due any more."""
         due = self.system.due
-        stages = update if isinstance(update, list) else [update]
-        removed = {path for stage in stages for path in _unset(stage)}
+        removed = _unset(update[-1] if isinstance(update, list) else update)
         if any(due == path or due.startswith(f"{path}.") for path in removed):
-            return not isinstance(update, list) or _unset(stages[-1]) != []
+            return True
         if isinstance(update, list):
             return False
         later = _value_set(update, due)
@@ -274,7 +293,7 @@ class DocumentWork(LeasedWork):
             return later > now
         set_ = update.get("$set", {})
         return any(
-            path in set_ and not isinstance(wanted, dict) and set_[path] != wanted
+            path in set_ and not isinstance(wanted, dict) and not isinstance(set_[path], list) and set_[path] != wanted
             for path, wanted in self.system.where.items()
         )
 
@@ -290,19 +309,8 @@ class DocumentWork(LeasedWork):
             if meant is not None:
                 raise NotYetDue(due_at - now)
             return skipped(self.system.reasons.not_due)
-        self._clear_flag_of_changed(document, due_at)
+        self._clear_flag(document)
         return skipped(self.system.reasons.changed)
-
-    def _clear_flag_of_changed(self, document: database.Document, due_at: Any) -> None:
-        """Clear the flag that belongs to an earlier due time, unless the document is dispatched for its present one."""
-        flag = self.system.flag_field
-        if flag is None or not database.value_at(document, flag):
-            return
-        if isinstance(due_at, datetime):
-            (standing,) = self.leases.standings([leases.name(id_text(document["_id"]), due_at)])
-            if standing.state != "free":
-                return
-        self.documents.update_if_unchanged(document["_id"], due_at, {"$set": {flag: False}})
 
     def _arguments(self, id: Any, due_at: Any = None) -> tuple[Any, datetime | None]:
         names = self.system.arguments
@@ -318,6 +326,10 @@ class DocumentWork(LeasedWork):
     @property
     def _function(self) -> str:
         return str(self.system.item_task)
+
+    @property
+    def _log(self) -> BoundLogger:
+        return get_logger(self.system.initiator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,9 @@ from models.job import State
 from models.job_attempt import Outcome
 from queue_manager.core.clock import hours, seconds
 from queue_manager.devstack.demo_jobs import INVOICE, PARCEL, REPORT
+from queue_manager.transport.keys import SCHEDULE_PREFIX
+from queue_manager.transport.leadership import LEADER_LOCK
+from queue_manager.transport.planned import SCHEDULE
 from queue_manager.transport.server import connect
 from services.due_work import Backlog, DueItem
 
@@ -119,10 +122,10 @@ def lead(redis_url: str) -> None:
     """Do what a beat does that leads."""
     with connect(redis_url) as client:
         since = {"since_ms": "1767225600000", "epoch": "7"}
-        client.hset("redbeat::lock", mapping={"token": "t", "host": "a-host", "pid": "1", **since})
-        client.pexpire("redbeat::lock", 600_000)
+        client.hset(LEADER_LOCK, mapping={"token": "t", "host": "a-host", "pid": "1", **since})
+        client.pexpire(LEADER_LOCK, 600_000)
         at = client.time()[0] + 300
-        client.zadd("redbeat::schedule", {"redbeat:support-snooze": at})
+        client.zadd(SCHEDULE, {f"{SCHEDULE_PREFIX}support-snooze": at})
 
 
 def everything(queue: Queue, redis_url: str) -> dict[str, str]:

@@ -46,6 +46,15 @@ def test_server_time_is_asked_once_and_carried_on(monotonic: Monotonic) -> None:
     assert len(samples) == 2
 
 
+def test_estimate_goes_on_from_the_latest_sample_without_asking(monotonic: Monotonic) -> None:
+    samples = iter([SERVER_TIME])
+    clock = ServerClock(lambda: next(samples))
+    assert abs(clock.estimate() - datetime.now(UTC)) < seconds(5)  # nothing is known yet
+    clock.now()
+    monotonic.now += 3600
+    assert clock.estimate() == truncate(SERVER_TIME + seconds(3600))
+
+
 def test_clock_never_runs_ahead_of_a_server_that_answers_slowly(monotonic: Monotonic) -> None:
     def slow() -> datetime:
         monotonic.now += 3

@@ -29,6 +29,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.devstack.ports import free_port
 from queue_manager.devstack.servers import Mongo, Valkey
 from queue_manager.transport import counters
+from queue_manager.transport.leadership import LEADER_LOCK, epoch_key
 from queue_manager.transport.server import connect
 from services import job_queues
 from tasks.job_queues import QUEUE as JOBS
@@ -218,11 +219,11 @@ def test_metrics_show_queues_and_the_leader(clean: Servers, process: Web) -> Non
         client.rpush("scans", "a message")
         client.rpush("scans\x06\x163", "another, of priority 3")
         client.hset("qm:unacked", "tag", "a message")
-        client.set("redbeat::lock:epoch", 7)
+        client.set(epoch_key(LEADER_LOCK), 7)
         fields: dict[str, str] = {"token": "t", "host": "h", "pid": "1", "since_ms": "1", "epoch": "7"}
-        client.hset("redbeat::lock", mapping=fields)
+        client.hset(LEADER_LOCK, mapping=fields)
         led = scrape(process)
-        client.delete("redbeat::lock")
+        client.delete(LEADER_LOCK)
         alone = scrape(process)
     assert led["queue_manager_queue_messages{scans}"] == 2
     assert led["queue_manager_queue_messages{support-snooze}"] == 0

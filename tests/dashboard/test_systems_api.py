@@ -24,7 +24,9 @@ from models import scan_mark, scan_run
 from models.database import server_now
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.devstack.servers import Mongo, Valkey
-from queue_manager.transport import counters, history, presence
+from queue_manager.transport import counters, history, planned, presence
+from queue_manager.transport.keys import SCHEDULE_PREFIX
+from queue_manager.transport.leadership import LEADER_LOCK
 from queue_manager.transport.server import connect
 from services.due_work import Backlog
 
@@ -56,10 +58,10 @@ def lead(url: str, *, since: datetime = LONG_AGO, **next_runs: float) -> None:
     with connect(url) as client:
         since_ms = str(int(since.timestamp() * 1000))
         fields = {"token": "t", "host": "h", "pid": "1", "since_ms": since_ms, "epoch": "7"}
-        client.hset("redbeat::lock", mapping=fields)
-        client.pexpire("redbeat::lock", 60_000)
+        client.hset(LEADER_LOCK, mapping=fields)
+        client.pexpire(LEADER_LOCK, 60_000)
         for name, at in next_runs.items():
-            client.zadd("redbeat::schedule", {f"redbeat:{name.replace('_', '-')}": at})
+            client.zadd(planned.SCHEDULE, {f"{SCHEDULE_PREFIX}{name.replace('_', '-')}": at})
 
 
 def test_the_overview_tells_of_every_system(clean: Servers, process: Web) -> None:
@@ -119,7 +121,7 @@ def test_a_system_that_never_ran_is_starting_until_it_is_late(clean: Servers, pr
     rooms = eventually(lambda: not (one := system(process))["is_starting"] and one)
     assert rooms["problems"][0].startswith("the scan support-snooze is late")
     with connect(clean.valkey.url) as client:
-        client.delete("redbeat::lock")
+        client.delete(LEADER_LOCK)
     eventually(lambda: get(process, "/overview")["leader"] is None)  # the next test sees no answer from before
 
 
@@ -137,8 +139,7 @@ def test_the_last_minute_and_the_last_day_are_counted(clean: Servers, process: W
     assert day["bucket_seconds"] == 600
     assert 143 * 600 <= time.time() - datetime.fromisoformat(day["begins_at"]).timestamp() <= 144 * 600 + 5
     assert day["systems"]["overdue-messages"] is None
-    if minute == int(time.time()) // 60:
-        assert eventually(lambda: system(process)["done_per_minute"] == 4, within=3)
+    eventually(lambda: system(process)["done_per_minute"] == 4 or int(time.time()) // 60 > minute)
 
 
 def test_the_history_of_a_day_expires_soon_after_it(clean: Servers) -> None:
@@ -203,9 +204,11 @@ def test_a_real_beat_says_when_it_scans_next(clean: Servers, process: Web, tmp_p
     with CeleryProcess(tmp_path / "beat.log", "beat", env={"QM_SNOOZE_SCAN_SECONDS": "30"}):
         leader = eventually(lambda: get(process, "/schedule")["leader"], within=15)
         assert leader["lease_left_seconds"] <= 6
-        entry = eventually(lambda: next_run(process), within=5)
+        with promptly(5):
+            entry = eventually(lambda: next_run(process), within=30)
         assert seconds(20) < datetime.fromisoformat(entry) - server_now() <= seconds(30)
-        assert eventually(lambda: system(process)["next_scan_at"] == entry, within=3)
+        with promptly(3):
+            eventually(lambda: system(process)["next_scan_at"] == entry, within=20)
     # It was killed: after its lock has ended nobody leads, and nobody knows.
     assert eventually(lambda: system(process)["next_scan_at"] is None and next_run(process) is None, within=10)
 

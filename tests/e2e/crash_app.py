@@ -1,6 +1,6 @@
 """The product's own application, with one thing that goes wrong at one step; `celery -A crash_app worker`.
 
-CRASH_AT  the step: claimed, published, unread (a group is written, and not read back yet), written, attempt
+CRASH_AT  the step: taken, published, unread (a batch is written, and not read back yet), written, attempt
 CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for
           RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s)
 CRASH_MARK  a file made when it has happened: it happens once; slow and fail happen every time while it is missing
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from bson import ObjectId
-from pymongo.collection import Collection
 from pymongo.errors import AutoReconnect
 
 from models import support_room
 from models.database import server_now
-from services.support_snooze import SupportSnooze
+from models.due_documents import DueCollection
+from services.support_snooze import system
 from tasks import app, base
 
 __all__ = ["app"]
@@ -64,18 +64,13 @@ def before(owner: Any, name: str, room_of: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
-if STEP == "claimed":
+if STEP == "taken":
     before(base, "publish", lambda task, items, producer: items[0].args[0])
 elif STEP == "published":
     before(base.ItemTask, "__call__", lambda task, room_id, *_: room_id)
 elif STEP == "attempt":
-    before(support_room, "wake", lambda room_id, **_: room_id)
-    before(support_room, "wake_many", lambda room_ids, tokens, **_: room_ids[0])
+    before(DueCollection, "apply", lambda documents, due_at, *_, **__: next(iter(due_at)))
 elif STEP == "unread":
-    before(
-        Collection,
-        "find",
-        lambda _, where=None, *__, **___: where["_id"]["$in"][0] if where and "unsnoozed_by_task" in where else None,
-    )
+    before(DueCollection, "get_many", lambda documents, ids, *_: ids[0])
 elif STEP == "written":
-    before(SupportSnooze, "_announce", lambda service, rooms: rooms[0]["_id"] if rooms else None)
+    before(system.functions, "after", lambda written: written[0].id)

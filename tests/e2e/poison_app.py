@@ -11,11 +11,12 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from bson import ObjectId
 
-from models import support_room
+from models.due_documents import DueCollection
 from tasks import app
 
 __all__ = ["app"]
@@ -24,7 +25,7 @@ ROOM = ObjectId(os.environ["POISON_ROOM"])
 
 app.conf.broker_transport_options["visibility_timeout"] = 4
 
-wake, wake_many = support_room.wake, support_room.wake_many
+apply = DueCollection.apply
 
 
 def poison() -> None:
@@ -41,16 +42,10 @@ def poison() -> None:
             raise MemoryError
 
 
-def wake_one(room_id: Any, **options: Any) -> Any:
-    if room_id == ROOM:
+def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: Any, **options: Any) -> Any:
+    if ROOM in due_at:
         poison()
-    return wake(room_id, **options)
+    return apply(documents, due_at, *arguments, **options)
 
 
-def wake_several(room_ids: Any, tokens: Any, **options: Any) -> Any:
-    if ROOM in room_ids:
-        poison()
-    return wake_many(room_ids, tokens, **options)
-
-
-support_room.wake, support_room.wake_many = wake_one, wake_several
+DueCollection.apply = poisoned  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""A scanner process: waits until everybody is there, then scans until nothing is due; prints its runs as JSON."""
+"""A scanner process: waits until everybody is there, then scans until nothing is free; prints its runs as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def main(scanners: int) -> None:
         while int(client.get("scanners")) < scanners:
             time.sleep(0.01)
     runs = [scan_expired_snoozes()]
-    while runs[-1]["found"]:
+    while runs[-1]["claimed"] or "already_running" in runs[-1]:
+        time.sleep(0.05)  # another one may be at it
         runs.append(scan_expired_snoozes())
     print(json.dumps(runs))
 

@@ -1,4 +1,4 @@
-"""Another application on the same Redis: stock Celery, nothing of ours. Each task writes its number into Redis."""
+"""Another application on the same Redis: stock Celery and RedBeat. Each task writes its number into Redis."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ URL = os.environ.get("SHOP_URL", "redis://127.0.0.1:6379/0")
 
 app = Celery("shop", broker=URL, set_as_current=False)
 app.conf.task_acks_late = True
+app.conf.redbeat_redis_url = URL
+app.conf.redbeat_redis_options = {}
+app.conf.beat_scheduler = "redbeat.RedBeatScheduler"
+app.conf.beat_max_loop_interval = 1
+app.conf.beat_schedule = {"charge": {"task": "shop.charge", "schedule": 1, "args": [7]}}
 
 
 @app.task(name="shop.charge")

@@ -15,23 +15,26 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+import redis
 from bson import ObjectId
 from celery_processes import worker
 from commands import environment
 from eventually import eventually
 from job_lab import Lab
 from real_servers import Servers
-from rooms import make_room, make_service
+from rooms import make_room
 
 from beat_schedule import SYSTEMS
 from models import job, scan_run, site
 from models.database import collection, server_now
-from models.support_room import rooms
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.transport import presence
+from queue_manager.transport.leadership import LEADER_LOCK
 from queue_manager.transport.server import connect
+from services.due_documents import work_of
 from services.due_work import Backlog, DueItem
 from services.message_queue import contents, message_queue, requeue_overdue
+from services.support_snooze import system as support_snooze
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
 RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
@@ -69,8 +72,8 @@ def lead(servers: Servers, *, since: timedelta) -> None:
     with connect(servers.valkey.url) as client:
         began = client.time()[0] * 1000 - milliseconds(since)
         fields = {"token": "t", "host": "h", "pid": "1", "since_ms": str(began), "epoch": "7"}
-        client.hset("redbeat::lock", mapping=fields)
-        client.pexpire("redbeat::lock", 600_000)
+        client.hset(LEADER_LOCK, mapping=fields)
+        client.pexpire(LEADER_LOCK, 600_000)
 
 
 @contextmanager
@@ -117,16 +120,16 @@ def well(scanned: Servers) -> Iterator[Servers]:
     presence.leave("worker@here")
 
 
-def claimed_room(*, due_ago: float) -> DueItem:
+def taken_room(*, due_ago: float) -> DueItem:
     make_room(server_now() - seconds(due_ago))
-    (item,) = [item for batch in make_service(server_now).claim_due(Backlog()) for item in batch.items]
+    (item,) = [item for batch in work_of(support_snooze).claim_due(Backlog()) for item in batch.items]
     return item
 
 
-def lose(item: DueItem, *, ago: float) -> None:
+def lose(item: DueItem, clean: Servers, *, ago: float) -> None:
     """Let the lease have ended so many seconds ago."""
-    ended = {"$set": {"claim.claimed_until": server_now() - seconds(ago)}}
-    rooms().update_one({"_id": ObjectId(item.args[0])}, ended)
+    with redis.Redis.from_url(clean.valkey.url) as client:
+        client.zadd("qm:lease:support-snooze:running", {item.lease: client.time()[0] * 1000 - ago * 1000})
 
 
 def test_nothing_wrong_is_exit_code_0(well: Servers, tmp_path: Path) -> None:
@@ -139,16 +142,16 @@ def test_nothing_wrong_is_exit_code_0(well: Servers, tmp_path: Path) -> None:
 
 
 def test_an_item_that_is_due_for_long_is_a_problem(well: Servers, tmp_path: Path) -> None:
-    held = claimed_room(due_ago=334)  # somebody holds it, and nothing comes of it
+    held = taken_room(due_ago=334)  # somebody holds it, and nothing comes of it
     problem = health(tmp_path).only_problem()
     assert problem.startswith("support-snooze lags: the oldest due item has waited 6 min, more than 30 s")
     assert problem.endswith(f"({held.args[0]})")
 
 
 def test_stuck_items_are_named_and_those_that_the_next_scan_takes_are_not(well: Servers, tmp_path: Path) -> None:
-    stuck, lost_just_now = claimed_room(due_ago=300), claimed_room(due_ago=250)
-    lose(stuck, ago=190)
-    lose(lost_just_now, ago=1)
+    stuck, lost_just_now = taken_room(due_ago=300), taken_room(due_ago=250)
+    lose(stuck, well, ago=190)
+    lose(lost_just_now, well, ago=1)
     answer = health(tmp_path, **SLOW)
     (problem,) = [one for one in answer.problems if "stuck" in one]
     assert answer.exit_code == 1
@@ -158,9 +161,9 @@ def test_stuck_items_are_named_and_those_that_the_next_scan_takes_are_not(well: 
 
 
 def test_failed_items_are_named_up_to_five(well: Servers, tmp_path: Path) -> None:
-    failed = [claimed_room(due_ago=5) for _ in range(7)]
+    failed = [taken_room(due_ago=5) for _ in range(7)]
     for item in failed:
-        make_service(server_now).give_up(item, error="boom")
+        work_of(support_snooze).give_up(item, error="boom")
     problem = health(tmp_path, **SLOW).only_problem()
     assert problem.startswith("7 failed rooms:")
     assert sum(item.args[0] in problem for item in failed) == 5

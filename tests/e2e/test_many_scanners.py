@@ -39,4 +39,4 @@ def test_eight_scanners_publish_ten_thousand_rooms_once_each(clean: Servers) -> 
     sent = Counter(message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze"))
     assert len(sent) == ROOMS
     assert set(sent.values()) == {1}
-    assert sum(run["claimed"] > 0 for run in runs) > 1, "one scanner did everything: nothing was shown"
+    assert any("already_running" in run for run in runs), "the scanners never met: nothing was shown"

@@ -14,14 +14,15 @@ from bson import ObjectId
 from celery_processes import CeleryProcess, worker
 from eventually import eventually
 from real_servers import Servers
-from rooms import get_room, make_room
+from room_lease import lease
+from rooms import make_room
 from watching import is_open
 
 from models.database import server_now
 from queue_manager.core.clock import minutes, seconds
 from tasks import app
 
-QUEUE = "support-snooze"
+STARTED = "qm:lease:support-snooze:started"
 NEIGHBOURS = 200
 
 
@@ -49,8 +50,12 @@ def scan() -> None:
 
 
 def losses(client: redis.Redis, room: ObjectId) -> int:
-    found = client.hgetall(f"qm:losses:{QUEUE}")
+    found = client.hgetall("qm:lease:support-snooze:losses")
     return sum(int(value.split(":")[0]) for item, value in found.items() if str(room) in item)
+
+
+def is_released(room: ObjectId) -> bool:
+    return lease(room).state in ("free", "cooling")
 
 
 @pytest.mark.parametrize("does", ["exit", "raise-exit", "hang"])
@@ -64,15 +69,16 @@ def test_neighbours_of_an_item_that_loses_its_process_are_done_at_once(
         assert "each item is executed alone" in process.log
 
         # Alone, it loses its process again; then it is due again, long before its lease ends.
-        eventually(lambda: get_room(poison)["claim"]["held"] is False, within=20)
+        eventually(lambda: is_released(poison), within=20)
         scan()
         eventually(lambda: losses(client, poison) == 2, within=20)
-        eventually(lambda: get_room(poison)["claim"]["held"] is False, within=20)
+        eventually(lambda: is_released(poison), within=20)
 
-    pause = get_room(poison)["claim"]["claimed_until"] - server_now()
-    assert seconds(20) < pause <= minutes(1)
+    until = lease(poison).ends_at
+    assert until is not None
+    assert seconds(20) < until - server_now() <= minutes(1)
     assert [losses(client, room) for room in neighbours if losses(client, room) > 1] == []
-    assert client.zcard(f"qm:started:{QUEUE}") == 0
+    assert client.zcard(STARTED) == 0
     assert not is_open(poison)
 
 
@@ -107,8 +113,8 @@ def test_messages_that_came_back_unstarted_are_executed_as_a_batch(tmp_path: Pat
     held = poisoned_worker(tmp_path, rooms[0], "hang")
     with held:
         scan()
-        eventually(lambda: client.zcard(f"qm:started:{QUEUE}") > 0, within=20)
-    started = client.zcard(f"qm:started:{QUEUE}")
+        eventually(lambda: client.zcard(STARTED) > 0, within=20)
+    started = client.zcard(STARTED)
     with poisoned_worker(tmp_path, nobody, "exit") as process:
         eventually(lambda: all(is_open(room) for room in rooms), within=40)
         assert process.log.count("Unsnoozed 1 rooms") <= started

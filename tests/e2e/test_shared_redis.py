@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
+from celery.schedules import schedule
 from celery_processes import QUICK_START, CeleryProcess, worker
 from eventually import eventually
 from real_servers import Servers
+from redbeat import RedBeatSchedulerEntry
+from redbeat.schedulers import ensure_conf
 from rooms import get_room, make_room
 from watching import is_open
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from queue_manager.transport import keys
+from queue_manager.transport import keys, old_schedule, planned
+from queue_manager.transport.leadership import LEADER_LOCK, LeaderLock, leadership
 from queue_manager.transport.old_keys import PAGE, OldKeys
 from tasks import app
 from tasks.old_keys import queues_by_task
@@ -142,6 +146,83 @@ def hold(client: redis.Redis, shop: Celery, tag: str, task: str, argument: objec
     message = client.rpop("held-for-a-test")
     client.hset(keys.OLD_UNACKED, tag, f'[{message}, "", {json.dumps(queue)}]')
     client.zadd(keys.OLD_UNACKED_INDEX, {tag: time.time() - ago})
+
+
+def shop_beat(servers: Servers, log: Path) -> CeleryProcess:
+    return CeleryProcess(log, "beat", "--loglevel", "info", app="shop_app", env={"SHOP_URL": servers.valkey.url})
+
+
+def save_entry(app: Celery, name: str, task: str, prefix: str) -> None:
+    """Save an entry as a program does, under `prefix`."""
+    conf = ensure_conf(app)
+    ours, conf.key_prefix, conf.schedule_key = (conf.key_prefix, conf.schedule_key), prefix, f"{prefix}:schedule"
+    try:
+        RedBeatSchedulerEntry(name, task, schedule(1), args=["a-room"], app=app).save()
+    finally:
+        conf.key_prefix, conf.schedule_key = ours
+
+
+def test_each_beat_keeps_its_own_lock_and_entries(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
+    with shop_beat(clean, tmp_path / "theirs") as theirs:
+        eventually(lambda: client.llen("celery") >= 2, within=30)
+        with CeleryProcess(tmp_path / "ours", "beat") as ours:
+            eventually(lambda: client.exists(LEADER_LOCK), within=30)
+            save_entry(app, "of-a-user", UNSNOOZE, keys.SCHEDULE_PREFIX)
+            eventually(lambda: "sent of-a-user" in ours.log, within=20)
+            before = client.llen("celery")
+            eventually(lambda: client.llen("celery") >= before + 3, within=20)
+
+            assert client.type(old_schedule.LOCK) == "string"
+            assert client.smembers(old_schedule.STATICS) == {"charge"}
+            assert {*client.zrange(old_schedule.SCHEDULE, 0, -1)} == {
+                "redbeat:charge",
+                "redbeat:celery.backend_cleanup",
+            }
+            assert theirs.is_alive()
+
+
+def test_leader_takes_our_entries_of_release_0_1_and_no_others(
+    clean: Servers, client: redis.Redis, tmp_path: Path
+) -> None:
+    with CeleryProcess(tmp_path / "first", "beat"):
+        eventually(lambda: client.exists(planned.SCHEDULE), within=30)
+    client.delete(LEADER_LOCK)  # its beat was killed
+    systems = client.zrange(planned.SCHEDULE, 0, -1)
+    app.loader.import_default_modules()
+    foreign = ["shop.charge", "celery.backend_cleanup"]
+    for task in (UNSNOOZE, *foreign):
+        save_entry(app, task, task, "redbeat:")
+    save_entry(app, "no-longer-a-system", UNSNOOZE, "redbeat:")
+    client.sadd(old_schedule.STATICS, "no-longer-a-system", "charge")
+    broken = {b"redbeat:\xff": 1, "redbeat:a-text": 1, "another-key": 1}
+    client.zadd(old_schedule.SCHEDULE, broken)
+    client.set("redbeat:a-text", "a text")
+    stored = client.hgetall("redbeat:shop.charge")
+
+    with CeleryProcess(tmp_path / "ours", "beat") as ours:
+        eventually(lambda: f"sent {UNSNOOZE}" in ours.log, within=30)
+
+    assert sorted(client.zrange(planned.SCHEDULE, 0, -1)) == sorted([*systems, keys.SCHEDULE_PREFIX + UNSNOOZE])
+    assert not client.exists("redbeat:" + UNSNOOZE)
+    assert client.zcard(old_schedule.SCHEDULE) == len(foreign) + len(broken)
+    assert client.hgetall("redbeat:shop.charge") == stored
+    assert client.smembers(old_schedule.STATICS) == {"charge"}
+
+
+def test_while_a_beat_of_release_0_1_leads_ours_stands_by(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
+    older = LeaderLock(client, old_schedule.LOCK, lease=seconds(60))
+    older.acquire()
+    with CeleryProcess(tmp_path / "ours", "beat") as ours:
+        eventually(lambda: "a beat of release 0.1 leads" in ours.log, within=30)
+        assert not client.exists(LEADER_LOCK)
+        older.release()
+        eventually(lambda: (found := leadership(client, LEADER_LOCK)) and found.epoch == 2, within=20)
+        sent = len(ours.log)
+
+        older.acquire()
+        eventually(lambda: not client.exists(LEADER_LOCK), within=20)
+        assert older.epoch == 3  # of all beats, the one that took over last has the highest
+        assert "a beat of release 0.1 leads" in ours.log[sent:]
 
 
 def test_ours_are_found_behind_many_foreign_messages_in_bounded_runs(

@@ -25,8 +25,18 @@ def is_open(room_id: ObjectId) -> bool:
 def times_woken(room_id: ObjectId) -> list[datetime]:
     """Return every `unsnoozed_at` that was ever written to the room, from the server's own record of writes."""
     oplog = client().local["oplog.rs"].with_options(codec_options=rooms().codec_options)
-    writes = oplog.find({"ns": rooms().full_name, "op": "u", "o2._id": room_id})
-    return [moment for write in writes for moment in _values(write["o"], "unsnoozed_at")]
+    of_room = {"ns": rooms().full_name, "op": "u", "o2._id": room_id}
+    entries = oplog.find({"$or": [of_room, {"o.applyOps": {"$elemMatch": of_room}}]})
+    return [
+        moment for entry in entries for write in _writes(entry, room_id) for moment in _values(write, "unsnoozed_at")
+    ]
+
+
+def _writes(entry: dict[str, Any], room_id: ObjectId) -> list[Any]:
+    """Return what an entry writes to the room: by itself, or as a part of a transaction."""
+    if "applyOps" not in entry["o"]:
+        return [entry["o"]]
+    return [one["o"] for one in entry["o"]["applyOps"] if one["op"] == "u" and one["o2"]["_id"] == room_id]
 
 
 def _values(document: Any, key: str) -> Iterator[Any]:

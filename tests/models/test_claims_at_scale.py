@@ -7,11 +7,11 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from models.claimable import Selection
 from rooms import T0, HandClock, make_room, make_service
 
 from beat_schedule import SYSTEMS
 from models import schema, support_room
-from models.claimable import Selection
 from queue_manager.core.clock import hours, seconds
 from services.due_work import Backlog
 

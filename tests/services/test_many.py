@@ -3,59 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from bson import ObjectId
-from pymongo import MongoClient
-from pymongo.collection import Collection
-from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
-from rooms import T0, HandClock, RecordedEvents, get_room, make_room, make_service
+from command_log import commands
+from rooms import T0, AgingClock, HandClock, RecordedEvents, execute, get_room, make_room, make_work, scan
 
 from models import pulse, support_room
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue
-from queue_manager.core.settings import settings
-from services.due_work import Backlog, DueItem, Limits
-from services.review_requests import ReviewRequests
-from services.support_snooze import SupportSnooze
+from services import support_snooze
+from services.due_documents.work import DocumentWork
+from services.due_work import DueItem
+from services.review_requests import ReviewRequests, review_requests
 
 pytestmark = pytest.mark.usefixtures("clean")
 
 OVER, LATER = T0 - minutes(5), T0 + seconds(7)
 Document = dict[str, Any]
 Ended = list[dict[str, Any] | tuple[str, str]]
-
-
-class Commands(CommandListener):
-    """The names of the commands that were sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-
-    def started(self, event: CommandStartedEvent) -> None:
-        if event.command_name != "endSessions":
-            self.sent.append(event.command_name)
-
-    def succeeded(self, event: CommandSucceededEvent) -> None:
-        """Nothing to keep."""
-
-    def failed(self, event: CommandFailedEvent) -> None:
-        """Nothing to keep."""
-
-
-@contextmanager
-def commands_of(module: Any, name: str, collection: Collection[Document]) -> Iterator[list[str]]:
-    """Note the commands that go to the collection that `module.name` opens."""
-    seen = Commands()
-    with MongoClient(settings().mongo_db_url, event_listeners=[seen]) as client, pytest.MonkeyPatch.context() as patch:
-        own = client.get_default_database(codec_options=collection.codec_options)[collection.name]
-        patch.setattr(module, name, lambda: own)
-        yield seen.sent
 
 
 def one_by_one(act: Callable[[DueItem], dict[str, Any]], items: Sequence[DueItem]) -> Ended:
@@ -78,15 +49,8 @@ def together(
 # Rooms
 
 
-def claimed(token: str, due_at: Any = OVER, **fields: Any) -> Document:
-    claim = {"token": token, "held": True, "claimed_until": T0 + minutes(1), "due_at": due_at, "losses": 0}
-    return {
-        "status": "snoozed",
-        "snooze_time": {"time": due_at},
-        "snooze_queue_in_progress": True,
-        "claim": claim,
-        **fields,
-    }
+def snoozed(token: str, due_at: Any = OVER, **fields: Any) -> Document:
+    return {"status": "snoozed", "snooze_time": {"time": due_at}, "snooze_queue_in_progress": True, **fields}
 
 
 def woken(token: str, **fields: Any) -> Document:
@@ -94,29 +58,28 @@ def woken(token: str, **fields: Any) -> Document:
 
 
 ROOMS: list[Callable[[str], Document | None]] = [
-    claimed,
-    claimed,
-    claimed,
-    lambda token: claimed(token, LATER),
-    lambda token: claimed(token, status="closed"),
-    lambda token: claimed(token, status="open", unsnooze_failures=2, unsnooze_error="old", unsnooze_retry_at=OVER),
-    lambda token: claimed("another"),
-    lambda token: claimed(token, snooze_time={"time": T0 + minutes(5)}),
-    lambda token: claimed(token, snooze_time={"time": OVER + minutes(1)}),
-    lambda token: claimed(token, snooze_time={"time": "soon"}),
-    lambda token: claimed(token, snooze_time="soon"),
-    lambda token: claimed(token, snooze_time=[{"time": OVER}]),
-    lambda token: claimed(token, snooze_time=None),
-    lambda token: {"status": "snoozed", "snooze_time": {"time": OVER}},
-    lambda token: {"status": "snoozed", "snooze_time": {"time": LATER}},
-    lambda token: {"status": "open", "claim": claimed(token)["claim"]},
+    snoozed,
+    snoozed,
+    snoozed,
+    lambda token: snoozed(token, LATER),
+    lambda token: snoozed(token, status="closed"),
+    lambda token: snoozed(token, status="open", unsnooze_failures=2, unsnooze_error="old", unsnooze_retry_at=OVER),
+    lambda token: snoozed(token, status=None),
+    lambda token: snoozed(token, snooze_queue_in_progress=False),
+    lambda token: snoozed(token, T0 + minutes(5)),
+    lambda token: snoozed(token, OVER + minutes(1)),
+    lambda token: snoozed(token, "soon"),
+    lambda token: snoozed(token, snooze_time="soon"),
+    lambda token: snoozed(token, snooze_time=[{"time": OVER}]),
+    lambda token: snoozed(token, snooze_time=[None, {"time": OVER}]),
+    lambda token: snoozed(token, snooze_time=None),
+    lambda token: {"status": "open", "snooze_queue_in_progress": True},
     woken,
     lambda token: woken("another"),
     lambda token: woken(token, snooze_time={"time": OVER}, status="snoozed"),
     lambda token: woken(token, snooze_time={"time": LATER}, status="snoozed"),
     lambda token: woken(token, snooze_time="soon"),
     lambda token: woken(token, status="closed"),
-    lambda token: woken(token, unsnoozed_at=None),
     lambda token: None,
 ]
 
@@ -124,7 +87,7 @@ ROOMS: list[Callable[[str], Document | None]] = [
 def some_rooms(chance: random.Random) -> tuple[list[Document], list[DueItem]]:
     rooms, items = [], []
     for number in range(20):
-        token, room_id = f"mark-{number}", ObjectId()
+        token, room_id = f"task-{number}", ObjectId()
         state = chance.choice(ROOMS)(token)
         if state is not None:
             rooms.append({"_id": room_id, "account_id": ObjectId(), **state})
@@ -136,146 +99,153 @@ def some_rooms(chance: random.Random) -> tuple[list[Document], list[DueItem]]:
 
 
 @pytest.mark.parametrize("seed", range(0, 50, 10))
-def test_rooms_end_as_they_do_one_by_one(seed: int) -> None:
+def test_rooms_end_as_they_do_one_by_one(seed: int, events: RecordedEvents) -> None:
     for chance in map(random.Random, range(seed, seed + 10)):
-        compare_rooms(*some_rooms(chance))
+        compare_rooms(*some_rooms(chance), events)
 
 
-def compare_rooms(rooms: list[Document], items: list[DueItem]) -> None:
-    # A message for another time than that of its claim comes from nobody; then only the claim is asked together.
-    items = [item for item in items if _is_sent(item, rooms)]
-
-    def ended(run: Callable[[SupportSnooze], Ended]) -> tuple[Ended, list[Document], list[Any]]:
+def compare_rooms(rooms: list[Document], items: list[DueItem], events: RecordedEvents) -> None:
+    def ended(run: Callable[[DocumentWork], Ended]) -> tuple[Ended, list[Document], list[Any]]:
         support_room.rooms().delete_many({})
         if rooms:
             support_room.rooms().insert_many(deepcopy(rooms))
-        events = RecordedEvents()
-        outcomes = run(make_service(HandClock(), events))
-        return outcomes, list(support_room.rooms().find().sort("_id")), sorted(events.sent, key=str)
+        events.sent.clear()
+        outcomes = run(make_work(HandClock()))
+        stored = [without_task(room) for room in support_room.rooms().find().sort("_id")]
+        return outcomes, stored, sorted(events.sent, key=str)
 
-    def wake(snooze: SupportSnooze) -> Callable[[DueItem], dict[str, Any]]:
-        return lambda item: snooze.unsnooze(*item.args, token=item.token)
+    def wake(snooze: DocumentWork) -> Callable[[DueItem], dict[str, Any]]:
+        return lambda item: execute(snooze, item)
 
-    assert ended(lambda snooze: together(snooze.unsnooze_many, wake(snooze), items)) == ended(
+    assert ended(lambda snooze: together(snooze.execute_batch, wake(snooze), items)) == ended(
         lambda snooze: one_by_one(wake(snooze), items)
     )
 
 
-def _is_sent(item: DueItem, rooms: list[Document]) -> bool:
-    claims = {str(room["_id"]): room.get("claim", {}) for room in rooms}
-    claim = claims.get(item.args[0], {})
-    return claim.get("token") != item.token or item.args[1] in (None, "soon", to_iso(claim["due_at"]))
+def without_task(room: Document) -> Document:
+    """Return the room without the id of its task, which is that of the batch."""
+    return {name: value for name, value in room.items() if name != "unsnoozed_by_task"}
 
 
 @pytest.fixture
-def events() -> RecordedEvents:
-    return RecordedEvents()
+def events(monkeypatch: pytest.MonkeyPatch) -> RecordedEvents:
+    recorded = RecordedEvents()
+    monkeypatch.setattr(support_snooze, "events", lambda: recorded)
+    return recorded
 
 
 @pytest.fixture
-def snooze(events: RecordedEvents) -> SupportSnooze:
-    return make_service(HandClock(), events)
+def clock() -> AgingClock:
+    return AgingClock()
 
 
-def claim(snooze: SupportSnooze) -> list[DueItem]:
-    return [item for batch in snooze.claim_due(Backlog()) for item in batch.items]
+@pytest.fixture
+def snooze(clock: AgingClock, events: RecordedEvents) -> DocumentWork:
+    return make_work(clock)
 
 
-def test_a_group_is_one_write_and_one_read_and_again_when_it_is_delivered_again(
-    snooze: SupportSnooze, events: RecordedEvents
-) -> None:
+def test_a_batch_is_one_transaction_with_the_calls_that_it_owes(snooze: DocumentWork, events: RecordedEvents) -> None:
     rooms = {str(make_room(OVER)) for _ in range(100)}
-    items = claim(snooze)
+    items = scan(snooze)
 
-    with commands_of(support_room, "rooms", support_room.rooms()) as sent:
-        first = snooze.unsnooze_many(items)
-    assert sent == ["update", "find"]
+    with commands() as sent:
+        results = snooze.execute_batch(items)
+
+    assert all(result and result["success"] for result in results)
+    assert sent == [
+        *("find support_rooms", "update support_rooms", "insert qm_owed", "commitTransaction 1"),
+        *("delete qm_failed_items", "find qm_owed", "find support_rooms", "delete qm_owed"),
+    ]
+    assert {room["unsnoozed_by_task"] for room in support_room.rooms().find()} == {items[0].token}
+    assert {data["room_id"] for _, data, _ in events.sent} == rooms
+    assert len(events.sent) == 100
+
+
+def test_a_batch_that_is_delivered_again_writes_and_sends_nothing(snooze: DocumentWork, events: RecordedEvents) -> None:
+    for _ in range(3):
+        make_room(OVER)
+    items = scan(snooze)
+    snooze.execute_batch(items)
     after = list(support_room.rooms().find())
-    told = list(events.sent)
-    assert {data["room_id"] for _, data, _ in told} == rooms
-    assert len(told) == 100
 
-    with commands_of(support_room, "rooms", support_room.rooms()) as sent:
-        assert snooze.unsnooze_many(items) == first
-    assert sent == ["update", "find"]
+    assert snooze.execute_batch(items) == [None] * 3
+    assert [execute(snooze, item) for item in items] == [{"skipped": True, "reason": "Snooze changed"}] * 3
     assert list(support_room.rooms().find()) == after
-    assert events.sent == told + told  # whether the first ones came out, nobody knows
+    assert len(events.sent) == 3
 
 
-def test_item_that_is_twice_in_a_group_is_told_once(snooze: SupportSnooze, events: RecordedEvents) -> None:
+def test_item_that_is_twice_in_a_batch_is_told_once(snooze: DocumentWork, events: RecordedEvents) -> None:
     make_room(OVER)
-    (item,) = claim(snooze)
-    first, second = snooze.unsnooze_many([item, item])
+    (item,) = scan(snooze)
+    first, second = snooze.execute_batch([item, item])
     assert first == second
     assert first is not None
     assert len(events.sent) == 1
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_messages_for_a_room_the_one_that_holds_it_wakes_it(
-    snooze: SupportSnooze, events: RecordedEvents, order: int
+def test_of_two_messages_for_a_room_the_one_for_its_snooze_wakes_it(
+    snooze: DocumentWork, events: RecordedEvents, order: int
 ) -> None:
     room = make_room(OVER)
-    (item,) = claim(snooze)
-    stale = DueItem(token="stale", args=item.args)
-    outcomes = snooze.unsnooze_many([item, stale][::order])
-    assert sorted(outcome is None for outcome in outcomes) == [False, True]
-    assert get_room(room)["unsnoozed_by_task"] == item.token
-    assert snooze.unsnooze(*stale.args, token="stale") == {"skipped": True, "reason": "Snooze changed"}
+    (item,) = scan(snooze)
+    stale = DueItem(token="stale", args=(item.args[0], to_iso(OVER - minutes(1))))
+    items = [item, stale][::order]
+    found = [outcome or execute(snooze, one) for one, outcome in zip(items, snooze.execute_batch(items), strict=True)]
+    assert [outcome.get("reason") for outcome in found] == [None, "Snooze changed"][::order]
+    assert get_room(room)["status"] == "open"
     assert len(events.sent) == 1
 
 
-def test_room_that_is_snoozed_again_after_its_wake_has_its_event_when_its_task_comes_back(
-    events: RecordedEvents,
+def test_room_that_is_snoozed_again_after_its_wake_has_its_event(
+    snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
 ) -> None:
-    clock = HandClock()
-    snooze = make_service(clock, events)
+    events.refusals = 3
     room = make_room(OVER)
-    (item,) = claim(snooze)
-    (first,) = snooze.unsnooze_many([item])
+    (first,) = snooze.execute_batch(scan(snooze))
     assert first is not None
-    events.sent.clear()  # as if it had been lost
-    clock.advance(seconds(5))
-    again = {"time": T0 + minutes(5)}
+    assert events.sent == []
+    again = {"time": clock.now + minutes(5)}
     support_room.rooms().update_one({"_id": room}, {"$set": {"snooze_time": again, "status": "snoozed"}})
+    clock.advance(minutes(1))
 
-    assert snooze.unsnooze_many([item]) == [None]
-    assert snooze.unsnooze(*item.args, token=item.token) == first
+    (owed,) = scan(snooze.owed_calls())
+    snooze.run_after(owed.args[0])
+
     ((_, data, _),) = events.sent
     assert data["timestamp"] == first["unsnoozed_at"]
     assert (get_room(room)["snooze_time"], get_room(room)["status"]) == (again, "snoozed")
 
 
-def test_refused_events_are_sent_again_and_delay_no_room() -> None:
-    events = RecordedEvents(refusals=2)
-    snooze = make_service(HandClock(), events)
+def test_refused_events_are_sent_again_and_delay_no_room(snooze: DocumentWork, events: RecordedEvents) -> None:
+    events.refusals = 2
     rooms = [make_room(OVER) for _ in range(3)]
-    snooze.unsnooze_many(claim(snooze))
+    snooze.execute_batch(scan(snooze))
     assert len(events.sent) == 3
     assert {get_room(room)["status"] for room in rooms} == {"open"}
 
 
-def test_rooms_that_fall_due_in_a_moment_are_waited_for(snooze: SupportSnooze) -> None:
+def test_rooms_that_fall_due_in_a_moment_are_waited_for(snooze: DocumentWork, clock: AgingClock) -> None:
     for after in (seconds(0.05), seconds(0.02), -minutes(1)):
         make_room(T0 + after)
-    items = claim(snooze)
+    items = scan(snooze)
     with pytest.raises(NotYetDue) as early:
-        snooze.unsnooze_many(items)
+        snooze.execute_batch(items)
     assert early.value.remaining == seconds(0.05)
-    snooze.clock.advance(seconds(0.05))  # type: ignore[attr-defined]
-    assert None not in snooze.unsnooze_many(items)
+    clock.advance(seconds(0.05))
+    assert None not in snooze.execute_batch(items)
 
 
 # Review requests
 
 
 def reviews() -> ReviewRequests:
-    return ReviewRequests(
+    return replace(
+        review_requests(),
         clock=HandClock(),
         product_types=["seo"],
         after=timedelta(days=30),
         window=timedelta(days=31),
-        limits=Limits(batch=100, max_queue=1000, ahead=0),
     )
 
 
@@ -329,11 +299,11 @@ def compare_pulses(pulses: list[Document], items: list[DueItem]) -> None:
 
 def test_a_group_of_agencies_is_one_write_and_one_read_of_those_that_are_blocked() -> None:
     items = [DueItem(token=str(one), args=(str(ObjectId()), [], None, to_iso(OVER))) for one in range(100)]
-    with commands_of(pulse, "pulses", pulse.pulses()) as sent:
+    with commands() as sent:
         assert all(outcome and outcome["success"] for outcome in reviews().create_many(items))
-        assert sent == ["update"]
+        assert sent == ["update projects.pulse"]
         again = reviews().create_many(items)
-    assert sent == ["update", "update", "find"]
+    assert sent == ["update projects.pulse", "update projects.pulse", "find projects.pulse"]
     assert again == [{"skipped": True, "reason": "Pending request exists"}] * 100
     assert pulse.pulses().count_documents({}) == 100
 
@@ -352,6 +322,6 @@ def test_index_decides_where_another_worker_came_between(monkeypatch: pytest.Mon
 
 
 def test_nothing_to_do_is_nothing_asked() -> None:
-    with commands_of(pulse, "pulses", pulse.pulses()) as sent:
+    with commands() as sent:
         assert reviews().create_many([DueItem(token="t", args=(None, [], None, ""))]) == [None]
     assert sent == []

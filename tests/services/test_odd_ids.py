@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from bson import ObjectId
 from odd_ids import ODD_IDS
-from rooms import T0, HandClock, RecordedEvents, get_room, make_room, make_service
+from rooms import T0, AgingClock, HandClock, RecordedEvents, execute, get_room, lease_state, make_room, make_work, scan
 
 from models import site, support_room
 from models.database import collection, id_text, shown_id
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
-from services.due_work import Backlog, DueItem, Limits
-from services.stale_thumbnails import HungSites, StaleSites, StaleThumbnails
-from services.support_snooze import SupportSnooze
+from services import support_snooze
+from services.due_documents.listing import DocumentList
+from services.due_documents.work import DocumentWork
+from services.due_work import Limits
+from services.stale_thumbnails import HungSites, stale_sites, stale_thumbnails
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -23,17 +26,20 @@ OVER = T0 - minutes(5)
 
 
 @pytest.fixture
-def events() -> RecordedEvents:
-    return RecordedEvents()
+def events(monkeypatch: pytest.MonkeyPatch) -> RecordedEvents:
+    recorded = RecordedEvents()
+    monkeypatch.setattr(support_snooze, "events", lambda: recorded)
+    return recorded
 
 
 @pytest.fixture
-def snooze(events: RecordedEvents) -> SupportSnooze:
-    return make_service(HandClock(), events)
+def clock() -> AgingClock:
+    return AgingClock()
 
 
-def claim(snooze: SupportSnooze) -> list[DueItem]:
-    return [item for batch in snooze.claim_due(Backlog()) for item in batch.items]
+@pytest.fixture
+def snooze(clock: AgingClock, events: RecordedEvents) -> DocumentWork:
+    return make_work(clock)
 
 
 def make_rooms() -> list[Any]:
@@ -42,74 +48,79 @@ def make_rooms() -> list[Any]:
 
 def is_awake(id: Any) -> bool:
     room = get_room(id)
-    return room["status"] == "open" and "snooze_time" not in room and "claim" not in room
+    return room["status"] == "open" and "snooze_time" not in room and room["snooze_queue_in_progress"] is False
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_rooms_wake_and_are_told(snooze: SupportSnooze, events: RecordedEvents, together: bool) -> None:
+def test_rooms_wake_and_are_told(snooze: DocumentWork, events: RecordedEvents, together: bool) -> None:
     ids = make_rooms()
-    items = claim(snooze)
-    if together:
-        results = snooze.unsnooze_many(items)
-    else:
-        results = [snooze.unsnooze(*item.args, token=item.token) for item in items]
+    items = scan(snooze)
+    assert all(get_room(id)["snooze_queue_in_progress"] for id in ids)
+    results = snooze.execute_batch(items) if together else [execute(snooze, item) for item in items]
     assert [result and result["success"] for result in results] == [True] * len(ids)
     assert all(map(is_awake, ids))
     assert sorted(data["room_id"] for _, data, _ in events.sent) == sorted(map(shown_id, ids))
 
 
-def test_text_and_object_id_of_the_same_digits_are_two_rooms(snooze: SupportSnooze) -> None:
+def test_text_and_object_id_of_the_same_digits_are_two_rooms(snooze: DocumentWork) -> None:
     digits = "65a1b2c3d4e5f60718293a4b"
     make_room(T0 + minutes(5), _id=ObjectId(digits))
     make_room(OVER, _id=digits)
-    (item,) = claim(snooze)
-    snooze.unsnooze(*item.args, token=item.token)
+    (item,) = scan(snooze)
+    execute(snooze, item)
     assert is_awake(digits)
     assert get_room(ObjectId(digits))["status"] == "snoozed"
 
 
-def test_leases_are_renewed_given_back_and_given_up(snooze: SupportSnooze) -> None:
+def test_leases_are_renewed_released_and_given_up(snooze: DocumentWork, clock: AgingClock) -> None:
     ids = make_rooms()
-    items = claim(snooze)
+    items = scan(snooze)
     snooze.postpone(items[0], wait=minutes(3))
     snooze.renew(items)
-    assert min(get_room(id)["claim"]["claimed_until"] for id in ids) >= T0 + minutes(1)
+    clock.advance(seconds(50))
+    assert {lease_state(snooze, item) for item in items} == {"in-progress"}
     snooze.release(items)
-    assert [get_room(id)["claim"]["held"] for id in ids] == [False] * len(ids)
-    for item in claim(snooze):
+    assert {lease_state(snooze, item) for item in items} == {"free"}
+    assert [get_room(id)["snooze_queue_in_progress"] for id in ids] == [False] * len(ids)
+    for item in scan(snooze):
         snooze.give_up(item, error="Boom")
     assert [get_room(id)["unsnooze_error"] for id in ids] == ["Boom"] * len(ids)
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
-def test_list_of_rooms_of_one_moment_goes_on_behind_each(snooze: SupportSnooze, newest_first: bool) -> None:
+def test_list_of_rooms_of_one_moment_goes_on_behind_each(snooze: DocumentWork, newest_first: bool) -> None:
     ids = make_rooms()
+    listed = DocumentList(work=snooze)
     found, after = [], None
-    while item := next(snooze.items("due", after=after, newest_first=newest_first), None):
+    while item := next(listed.items("due", after=after, newest_first=newest_first), None):
         found.append(item.id)
         after = item.position
     assert sorted(found) == sorted(map(id_text, ids))
-    assert len(snooze.take(found)) == len(ids)
+    assert len(listed.take(found)) == len(ids)
 
 
 def test_sites_are_reset_listed_and_taken_by_hand() -> None:
     clock, threshold = HandClock(), hours(2)
     handed_over: list[tuple[str, str]] = []
-    service = StaleThumbnails(clock=clock, hand_over=lambda *named: handed_over.append(named))
+    service = replace(stale_thumbnails(lambda *named: handed_over.append(named)), clock=clock)
     building = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": T0 - threshold - seconds(1)}
     ids = [ObjectId(), *ODD_IDS]
     sites = site.AGENCY_WEBSITES
     collection(sites.name).insert_many({"_id": id, **building} for id in ids)
-    work = StaleSites(
-        sites=sites, run="r", clock=clock, threshold=threshold, limits=Limits(batch=2, max_queue=100, ahead=0)
-    )
+    (work,) = [
+        replace(work, clock=clock, threshold=threshold, limits=Limits(batch=2, max_queue=100, ahead=0))
+        for work in stale_sites("r")
+        if work.sites is sites
+    ]
     hung = HungSites(clock=clock, threshold=threshold)
     listed = [item.id for item in hung.items("due")]
     assert sorted(listed) == sorted(f"{sites.name}:{id_text(id)}" for id in ids)
-    assert len(hung.take(listed)) == len(ids)
     assert all(map(hung.has, listed))
+    by_hand = hung.take(listed)
+    assert len(by_hand) == len(ids)
+    work.release(by_hand)
 
-    items = [item for batch in work.claim_due(Backlog()) for item in batch.items]
+    items = scan(work)
     results = [service.reset(*item.args, token=item.token) for item in items]
 
     assert [result.get("reset") for result in results] == [True] * len(ids)
@@ -118,8 +129,8 @@ def test_sites_are_reset_listed_and_taken_by_hand() -> None:
     assert site.outcomes("r")[sites.name, "reset"] == len(ids)
 
 
-def test_condition_is_not_an_id(snooze: SupportSnooze) -> None:
+def test_condition_is_not_an_id(snooze: DocumentWork) -> None:
     make_room(OVER)
     with pytest.raises(PermanentError, match="room_id"):
-        snooze.unsnooze('{"$gt": ""}', None, token="t")
+        snooze.execute('{"$gt": ""}', None, token="t")
     assert support_room.rooms().count_documents({"status": "open"}) == 0

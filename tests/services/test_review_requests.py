@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta
 from multiprocessing import get_context
 from typing import Any
@@ -16,12 +17,12 @@ from pymongo.monitoring import (
     CommandStartedEvent,
     CommandSucceededEvent,
 )
-from rooms import T0, HandClock
+from rooms import T0, AgingClock, scan
 
 from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
 from models.database import collection
-from queue_manager.core.clock import to_iso
+from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.settings import settings
 from services.due_work import Backlog, DueItem, Limits
@@ -37,17 +38,18 @@ def days(amount: float) -> timedelta:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> AgingClock:
+    return AgingClock()
 
 
 @pytest.fixture
-def reviews(clock: HandClock) -> ReviewRequests:
+def reviews(clock: AgingClock) -> ReviewRequests:
     return make_service(clock)
 
 
-def make_service(clock: HandClock, **limits: int) -> ReviewRequests:
-    return ReviewRequests(
+def make_service(clock: AgingClock, **limits: int) -> ReviewRequests:
+    return replace(
+        review_requests(),
         clock=clock,
         product_types=["seo", "ads"],
         after=days(30),
@@ -81,10 +83,6 @@ def make_pulse(account: Any, created_at: datetime = MONTH_AGO, **fields: Any) ->
         **fields,
     }
     return pulse.pulses().insert_one(document).inserted_id
-
-
-def scan(reviews: ReviewRequests, waiting: int = 0) -> list[DueItem]:
-    return [item for batch in reviews.claim_due(Backlog(waiting)) for item in batch.items]
 
 
 def create(reviews: ReviewRequests, item: DueItem) -> dict[str, Any]:
@@ -142,7 +140,10 @@ class TestEligible:
     def test_the_oldest_decides_whose_account_it_is_on_every_run(self, reviews: ReviewRequests) -> None:
         parent = ObjectId()
         made = [subscribe(MONTH_AGO, account=parent) for _ in range(5)]
-        assert {scan(reviews)[0].args[0] for _ in range(3)} == {str(made[0]["metadata"]["account_id"])}
+        for _ in range(3):
+            (item,) = scan(reviews)
+            assert item.args[0] == str(made[0]["metadata"]["account_id"])
+            reviews.release([item])
 
     def test_several_sub_accounts_of_a_parent_are_asked_once(self, reviews: ReviewRequests) -> None:
         parent = ObjectId()
@@ -256,13 +257,32 @@ class TestCreate:
         create(reviews, item)
         assert reviews.create(*other) == {"skipped": True, "reason": "Pending request exists"}
 
-    def test_ten_ticks_behind_a_stopped_worker_make_one_pulse(self, reviews: ReviewRequests) -> None:
+    def test_ten_scans_behind_a_stopped_worker_send_one_message(
+        self, reviews: ReviewRequests, clock: AgingClock
+    ) -> None:
         subscribe()
-        for item in [item for _ in range(10) for item in scan(reviews)]:
-            create(reviews, item)
+        assert len(scan(reviews)) == 1
+        for _ in range(9):
+            clock.advance(minutes(5))
+            assert scan(reviews, waiting=1) == []
+
+    def test_messages_sent_twice_make_one_pulse(self, reviews: ReviewRequests, clock: AgingClock) -> None:
+        subscribe()
+        items = []
+        for _ in range(3):
+            items += scan(reviews)
+            clock.advance(minutes(5))  # no message waits: they were lost
+        assert len(items) == 3
+        assert [create(reviews, item).get("success", False) for item in items] == [True, False, False]
         assert pulse.pulses().count_documents({}) == 1
 
-    def test_twenty_processes_make_one_pulse(self, clock: HandClock) -> None:
+    def test_item_that_could_not_be_created_is_found_by_the_next_scan(self, reviews: ReviewRequests) -> None:
+        subscribe()
+        (item,) = scan(reviews)
+        reviews.give_up(item, error="boom")
+        assert [again.args for again in scan(reviews)] == [item.args]
+
+    def test_twenty_processes_make_one_pulse(self) -> None:
         account, parent = str(ObjectId()), str(ObjectId())
         url = settings().mongo_db_url
         with ProcessPoolExecutor(20, mp_context=get_context("spawn")) as pool:
@@ -300,11 +320,9 @@ class TestCreate:
         assert named in str(error.value)
 
 
-def test_no_managed_product_refuses_to_run_and_never_means_all(clock: HandClock) -> None:
+def test_no_managed_product_refuses_to_run_and_never_means_all(reviews: ReviewRequests) -> None:
     subscribe()
-    nobody = ReviewRequests(
-        clock=clock, product_types=[], after=days(30), window=days(31), limits=Limits.from_settings()
-    )
+    nobody = replace(reviews, product_types=[])
     with pytest.raises(ConfigurationError, match="MANAGED_SUBSCRIPTIONS names no product type"):
         scan(nobody)
 
@@ -313,13 +331,13 @@ def test_sites_and_listings_are_always_taken_out() -> None:
     assert review_requests().product_types == ["seo"]
 
 
-def test_queue_takes_no_more_than_it_holds(clock: HandClock) -> None:
+def test_queue_takes_no_more_than_it_holds(clock: AgingClock) -> None:
     for _ in range(5):
         subscribe()
     assert len(scan(make_service(clock, max_queue=4, batch=3), waiting=1)) == 3
 
 
-def test_migrate_lists_duplicates_and_changes_nothing(clock: HandClock) -> None:
+def test_migrate_lists_duplicates_and_changes_nothing() -> None:
     pulse.pulses().drop_indexes()
     account = ObjectId()
     ids = [make_pulse(account, status="pending") for _ in range(2)]
@@ -369,4 +387,4 @@ class Statements(CommandListener):
 def create_one(arguments: tuple[str, str, str]) -> dict[str, Any]:
     """Run in another process: create the pulse of one agency."""
     _, account, parent = arguments
-    return make_service(HandClock()).create(account, [], parent, to_iso(MONTH_AGO))
+    return make_service(AgingClock()).create(account, [], parent, to_iso(MONTH_AGO))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from bson import ObjectId
-from rooms import T0, HandClock
+from rooms import T0, AgingClock
+from rooms import scan as scan_work
 
 from models import site
 from models.database import collection
@@ -16,7 +18,7 @@ from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.settings import settings
 from services.due_work import Backlog, DueItem, Limits
-from services.stale_thumbnails import StaleSites, StaleThumbnails, threshold
+from services.stale_thumbnails import StaleSites, StaleThumbnails, stale_sites, stale_thumbnails, threshold
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -25,13 +27,13 @@ OVER = T0 - THRESHOLD - seconds(1)
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> AgingClock:
+    return AgingClock()
 
 
 @pytest.fixture
-def service(clock: HandClock) -> StaleThumbnails:
-    return StaleThumbnails(clock=clock)
+def service(clock: AgingClock) -> StaleThumbnails:
+    return replace(stale_thumbnails(), clock=clock)
 
 
 def make_site(sites: Sites = AGENCY_WEBSITES, started_at: Any = OVER, **fields: Any) -> ObjectId:
@@ -52,10 +54,14 @@ def get_site(site_id: ObjectId, sites: Sites = AGENCY_WEBSITES) -> dict[str, Any
     return found
 
 
-def scan(sites: Sites, clock: HandClock, run: str = "r", **limits: int) -> list[DueItem]:
+def work_on(sites: Sites, clock: AgingClock, run: str = "r", **limits: int) -> StaleSites:
     bounds = Limits(**{"batch": 2, "max_queue": 100, "ahead": 0, **limits})
-    work = StaleSites(sites=sites, run=run, clock=clock, threshold=THRESHOLD, limits=bounds)
-    return [item for batch in work.claim_due(Backlog()) for item in batch.items]
+    (work,) = [work for work in stale_sites(run) if work.sites is sites]
+    return replace(work, clock=clock, threshold=THRESHOLD, limits=bounds)
+
+
+def scan(sites: Sites, clock: AgingClock, run: str = "r", **limits: int) -> list[DueItem]:
+    return scan_work(work_on(sites, clock, run, **limits))
 
 
 def reset(service: StaleThumbnails, item: DueItem) -> dict[str, Any]:
@@ -72,7 +78,7 @@ def reset(service: StaleThumbnails, item: DueItem) -> dict[str, Any]:
         (T0, False),
     ],
 )
-def test_stale_is_strictly_older_than_the_threshold(clock: HandClock, started_at: datetime, is_stale: bool) -> None:
+def test_stale_is_strictly_older_than_the_threshold(clock: AgingClock, started_at: datetime, is_stale: bool) -> None:
     made = make_site(started_at=started_at)
     assert [item.args[1] for item in scan(AGENCY_WEBSITES, clock)] == ([str(made)] if is_stale else [])
 
@@ -86,7 +92,7 @@ def test_stale_is_strictly_older_than_the_threshold(clock: HandClock, started_at
         (INSTASITES, "DRAFT", False),
     ],
 )
-def test_only_published_instasites_count(clock: HandClock, sites: Sites, status: str, is_stale: bool) -> None:
+def test_only_published_instasites_count(clock: AgingClock, sites: Sites, status: str, is_stale: bool) -> None:
     make_site(sites, status=status)
     assert bool(scan(sites, clock)) is is_stale
 
@@ -99,17 +105,17 @@ def test_only_published_instasites_count(clock: HandClock, sites: Sites, status:
         {"thumbnail_build_in_progress": None},
     ],
 )
-def test_site_that_is_not_being_built_is_left_alone(clock: HandClock, fields: dict[str, Any]) -> None:
+def test_site_that_is_not_being_built_is_left_alone(clock: AgingClock, fields: dict[str, Any]) -> None:
     make_site(**fields)
     assert scan(AGENCY_WEBSITES, clock) == []
 
 
-def test_missing_thumbnails_count_as_none(clock: HandClock) -> None:
+def test_missing_thumbnails_count_as_none(clock: AgingClock) -> None:
     made = make_site(details={})
     assert [item.args[1] for item in scan(AGENCY_WEBSITES, clock)] == [str(made)]
 
 
-def test_reset_removes_the_build_and_nothing_else(clock: HandClock, service: StaleThumbnails) -> None:
+def test_reset_removes_the_build_and_nothing_else(clock: AgingClock, service: StaleThumbnails) -> None:
     made = make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
 
@@ -129,7 +135,7 @@ def test_reset_removes_the_build_and_nothing_else(clock: HandClock, service: Sta
     }
 
 
-def test_build_that_began_anew_keeps_its_flag(clock: HandClock, service: StaleThumbnails) -> None:
+def test_build_that_began_anew_keeps_its_flag(clock: AgingClock, service: StaleThumbnails) -> None:
     made = make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
     collection("agency_websites").update_one({"_id": made}, {"$set": {"thumbnail_process_started_at": T0}})
@@ -138,7 +144,7 @@ def test_build_that_began_anew_keeps_its_flag(clock: HandClock, service: StaleTh
     assert get_site(made)["thumbnail_build_in_progress"] is True
 
 
-def test_build_that_ended_is_left_alone(clock: HandClock, service: StaleThumbnails) -> None:
+def test_build_that_ended_is_left_alone(clock: AgingClock, service: StaleThumbnails) -> None:
     made = make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
     collection("agency_websites").update_one({"_id": made}, {"$set": {"thumbnail_build_in_progress": False}})
@@ -146,7 +152,7 @@ def test_build_that_ended_is_left_alone(clock: HandClock, service: StaleThumbnai
     assert get_site(made)["thumbnail_process_started_at"] == OVER
 
 
-def test_deleted_site_is_skipped(clock: HandClock, service: StaleThumbnails) -> None:
+def test_deleted_site_is_skipped(clock: AgingClock, service: StaleThumbnails) -> None:
     made = make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
     collection("agency_websites").delete_one({"_id": made})
@@ -155,7 +161,7 @@ def test_deleted_site_is_skipped(clock: HandClock, service: StaleThumbnails) -> 
 
 @pytest.mark.parametrize("started_at", [None, "yesterday", 5, T0 + hours(3), datetime(1, 1, 1), [OVER]])
 def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
-    clock: HandClock, service: StaleThumbnails, started_at: Any
+    clock: AgingClock, service: StaleThumbnails, started_at: Any
 ) -> None:
     made = make_site(started_at=started_at)
 
@@ -168,20 +174,18 @@ def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
     assert reset(service, item)["reset"] is True
 
 
-def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: HandClock) -> None:
+def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: AgingClock) -> None:
     make_site(started_at=None)
     make_site(details={"thumbnails": {"desktop": "d.png"}})
     make_site()
     make_site(details="nonsense")
-    limits = Limits(batch=10, max_queue=100, ahead=0)
-    work = StaleSites(sites=AGENCY_WEBSITES, run="r", clock=clock, threshold=THRESHOLD, limits=limits)
-    stamped, stale = work.claim_due(Backlog())
+    stamped, stale = work_on(AGENCY_WEBSITES, clock, batch=10).claim_due(Backlog())
     assert (stamped.found, stamped.noted) == (0, {"stamped": 1})
     assert (stale.found, stale.noted) == (3, {"finished": 1})
 
 
 def test_flag_beside_a_thumbnail_is_cleared_and_does_not_count_as_a_reset_in_a_row(
-    clock: HandClock, service: StaleThumbnails
+    clock: AgingClock, service: StaleThumbnails
 ) -> None:
     made = make_site(details={"thumbnails": {"desktop": "d.png"}}, thumbnail_reset_count=3)
     assert AGENCY_WEBSITES.finished(T0 - THRESHOLD) == 1
@@ -192,13 +196,14 @@ def test_flag_beside_a_thumbnail_is_cleared_and_does_not_count_as_a_reset_in_a_r
 
 
 def test_resets_in_a_row_are_counted_until_the_thumbnail_is_there(
-    clock: HandClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
+    clock: AgingClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = make_site()
     counts, warned = [], []
     for run in range(6):
         collection("agency_websites").update_one(
-            {"_id": made}, {"$set": {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": OVER}}
+            {"_id": made},
+            {"$set": {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": OVER - seconds(run)}},
         )
         caplog.clear()
         (item,) = scan(AGENCY_WEBSITES, clock, run=f"run{run}")
@@ -213,20 +218,39 @@ def test_resets_in_a_row_are_counted_until_the_thumbnail_is_there(
     assert "thumbnail_reset_count" not in get_site(made)
 
 
-def test_two_scans_in_a_row_both_find_the_site(clock: HandClock) -> None:
-    make_site()
-    assert len(scan(AGENCY_WEBSITES, clock, run="first")) == 1
-    assert len(scan(AGENCY_WEBSITES, clock, run="second")) == 1
+def test_site_in_flight_is_left_alone_and_one_whose_message_was_lost_is_found_again(clock: AgingClock) -> None:
+    made = make_site()
+    (first,) = scan(AGENCY_WEBSITES, clock, run="first")
+    assert scan(AGENCY_WEBSITES, clock, run="second") == []
+    clock.advance(hours(1))
+    (second,) = scan(AGENCY_WEBSITES, clock, run="third")
+    assert (first.args, second.args[1]) == (second.args, str(made))
+    assert second.token.startswith("third-")
 
 
-def test_oldest_come_first_and_only_as_many_as_the_queue_takes(clock: HandClock) -> None:
+def test_build_that_hangs_again_is_found_under_the_lease_of_the_one_before(clock: AgingClock) -> None:
+    made = make_site()
+    scan(AGENCY_WEBSITES, clock)
+    again = OVER - minutes(1)
+    collection("agency_websites").update_one({"_id": made}, {"$set": {"thumbnail_process_started_at": again}})
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    assert item.args[2] == to_iso(again)
+
+
+def test_sites_of_two_collections_with_one_id_are_two(clock: AgingClock) -> None:
+    id = make_site()
+    make_site(INSTASITES, _id=id)
+    assert [len(scan(sites, clock)) for sites in (AGENCY_WEBSITES, INSTASITES)] == [1, 1]
+
+
+def test_oldest_come_first_and_only_as_many_as_the_queue_takes(clock: AgingClock) -> None:
     made = [make_site(started_at=OVER - hours(age)) for age in (1, 3, 2)]
     found = scan(AGENCY_WEBSITES, clock, max_queue=2)
     assert [item.args[1] for item in found] == [str(made[1]), str(made[2])]
 
 
 def test_run_is_logged_with_what_was_really_reset_once_all_have_reported(
-    clock: HandClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
+    clock: AgingClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     for _ in range(3):
@@ -246,7 +270,7 @@ def test_run_is_logged_with_what_was_really_reset_once_all_have_reported(
 
 
 def test_run_whose_hour_is_over_is_logged_as_it_stands(
-    clock: HandClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
+    clock: AgingClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     make_site()
@@ -258,7 +282,7 @@ def test_run_whose_hour_is_over_is_logged_as_it_stands(
 
 
 def test_run_that_reset_nothing_is_not_logged(
-    clock: HandClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
+    clock: AgingClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     made = make_site()
@@ -269,7 +293,7 @@ def test_run_that_reset_nothing_is_not_logged(
     assert caplog.records == []
 
 
-def test_item_that_failed_has_reported_too(clock: HandClock, service: StaleThumbnails) -> None:
+def test_item_that_failed_has_reported_too(clock: AgingClock, service: StaleThumbnails) -> None:
     make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
     service.give_up(item, error="boom")
@@ -292,7 +316,7 @@ def test_malformed_argument_is_a_permanent_error(service: StaleThumbnails, args:
 
 
 def test_reset_site_is_handed_over_and_a_failure_of_that_is_only_logged(
-    clock: HandClock, caplog: pytest.LogCaptureFixture
+    clock: AgingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     handed = []
 
@@ -302,7 +326,7 @@ def test_reset_site_is_handed_over_and_a_failure_of_that_is_only_logged(
 
     made = make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
-    assert reset(StaleThumbnails(clock=clock, hand_over=hand_over), item)["reset"] is True
+    assert reset(replace(stale_thumbnails(hand_over), clock=clock), item)["reset"] is True
     assert handed == [("agency_websites", str(made))]
     assert "could not be handed over" in str(caplog.records[-1].msg)
 
@@ -329,7 +353,7 @@ def test_threshold(env: dict[str, str], expected: timedelta, monkeypatch: pytest
         settings.cache_clear()
 
 
-def test_plan_reads_an_index(clock: HandClock) -> None:
+def test_plan_reads_an_index(clock: AgingClock) -> None:
     for number in range(300):
         make_site(started_at=OVER if number < 5 else T0, thumbnail_build_in_progress=number < 10)
     plan = (
@@ -340,7 +364,7 @@ def test_plan_reads_an_index(clock: HandClock) -> None:
     assert (plan["nReturned"], plan["totalKeysExamined"]) == (5, 5)
 
 
-def test_outcomes_of_other_runs_are_not_counted(clock: HandClock, service: StaleThumbnails) -> None:
+def test_outcomes_of_other_runs_are_not_counted(clock: AgingClock, service: StaleThumbnails) -> None:
     make_site()
     reset(service, scan(AGENCY_WEBSITES, clock, run="one")[0])
     assert site.outcomes("two").total() == 0

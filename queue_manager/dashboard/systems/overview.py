@@ -16,8 +16,8 @@ from anyio import to_thread
 
 from beat_schedule import systems
 from models import scan_mark, scan_run
-from models.claims import COUNTED
 from models.database import server_now
+from models.due_documents import COUNTED
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.log import get_logger

@@ -1,0 +1,715 @@
+"""Systems of `DueDocuments`: what is found, called, written, told and recorded, on the real MongoDB and Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from command_log import commands
+from odd_ids import ODD_IDS
+from rooms import T0, AgingClock, execute, lease_state, scan
+
+from models import failed_item, owed, schema
+from models.database import collection, id_text
+from queue_manager.core.clock import hours, minutes, seconds, to_iso
+from queue_manager.core.errors import ConfigurationError, NotYetDue, PermanentError
+from queue_manager.core.retry import RetryPolicy
+from services.due_documents import DueDocuments, Failure, Run, Written, work, work_of
+from services.due_documents.listing import DocumentList
+from services.due_documents.work import DocumentWork
+from services.due_work import DueItem, Limits
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+OVER = T0 - minutes(5)
+Document = dict[str, Any]
+EXPIRE: Document = {"$set": {"status": "expired"}}
+
+
+@pytest.fixture
+def clock() -> AgingClock:
+    return AgingClock()
+
+
+def declare(function: Callable[..., Any] = lambda account: EXPIRE, **fields: Any) -> DueDocuments:
+    """Declare trial accounts whose item is `function`."""
+    system = DueDocuments(
+        **{
+            "name": "trial-end",
+            "title": "Trials",
+            "description": "Trial accounts, expired when their trial is over.",
+            "collection": "accounts",
+            "due": "trial_ends_at",
+            "where": {"status": "trial"},
+            "every": seconds(10),
+            **fields,
+        }
+    )
+    system.item(task="billing.trial_end.end_trial")(function)
+    return system
+
+
+def work_on(system: DueDocuments, clock: AgingClock, **limits: int) -> DocumentWork:
+    """Migrate a system and return its work by this clock."""
+    schema.migrate([system])
+    bounds = Limits(**{"batch": 100, "max_queue": 1000, "ahead": 0, **limits})
+    return replace(work_of(system), clock=clock, limits=bounds)
+
+
+def make_account(due_at: Any = OVER, **fields: Any) -> Any:
+    return collection("accounts").insert_one({"status": "trial", "trial_ends_at": due_at, **fields}).inserted_id
+
+
+def get_account(id: Any) -> Document:
+    found = collection("accounts").find_one({"_id": id})
+    assert found is not None
+    return found
+
+
+def item_of(work: DocumentWork, id: Any, due_at: Any = OVER) -> DueItem:
+    args = (id_text(id), due_at and to_iso(due_at))
+    return DueItem(token="t", args=args, lease=work.lease_of(args))
+
+
+class TestFinding:
+    def test_due_documents_that_match_are_dispatched_and_get_no_field(self, clock: AgingClock) -> None:
+        work = work_on(declare(), clock)
+        due = make_account()
+        before = get_account(due)
+        make_account(status="paid")
+        make_account(T0 + seconds(1))
+
+        (item,) = scan(work)
+
+        assert item.args == (str(due), to_iso(OVER))
+        assert get_account(due) == before
+
+    @pytest.mark.parametrize(
+        ("where", "fitting", "others"),
+        [
+            ({}, {}, []),
+            ({"plan": {"$exists": True}}, {"plan": None}, [{}]),
+            ({"seats": {"$gte": 3, "$lt": 5}}, {"seats": 4}, [{"seats": 5}, {}]),
+            ({"$and": [{"seats": {"$gt": 1}}, {"plan": "a"}]}, {"seats": 2, "plan": "a"}, [{"seats": 2}]),
+            ({"plan": {"$type": "string"}}, {"plan": "a"}, [{"plan": 1}]),
+            ({"billing.paid": False}, {"billing": {"paid": False}}, [{"billing": {}}]),
+            ({"deleted_at": None}, {}, [{"deleted_at": T0}]),
+        ],
+    )
+    def test_where_may_be_what_a_partial_index_may_have(
+        self, clock: AgingClock, where: Document, fitting: Document, others: list[Document]
+    ) -> None:
+        work = work_on(declare(where=where), clock)
+        fit = make_account(**fitting)
+        for fields in others:
+            make_account(**fields)
+        assert [item.args[0] for item in scan(work)] == [str(fit)]
+
+    def test_date_may_be_inside_documents_and_nothing_else(self, clock: AgingClock) -> None:
+        work = work_on(declare(lambda _: {"$unset": {"trial": ""}}, due="trial.ends.at", where={}), clock)
+        good = make_account(trial={"ends": {"at": OVER}})
+        for odd in ({"ends": [{"at": OVER}]}, {"ends": [None, {"at": OVER}]}, [None, {"ends": {"at": OVER}}], 5):
+            make_account(trial=odd)
+        (item,) = scan(work)
+        assert item.args[0] == str(good)
+        assert execute(work, item)["success"] is True
+
+    def test_missing_index_is_said(self, clock: AgingClock) -> None:
+        work = work_on(declare(), clock)
+        collection("accounts").drop_indexes()
+        with pytest.raises(ConfigurationError, match="qm_due_trial_end is missing: run `queue-manager migrate`"):
+            scan(work)
+
+    def test_dispatched_ahead_with_its_time(self, clock: AgingClock) -> None:
+        work = work_on(declare(), clock, ahead=10)
+        make_account(T0 + seconds(3))
+        (item,) = scan(work)
+        assert item.eta == T0 + seconds(3)
+        with pytest.raises(NotYetDue):
+            execute(work, item)
+
+
+class TestFunction:
+    def test_it_sees_the_whole_document_and_the_run(self, clock: AgingClock) -> None:
+        seen: list[Any] = []
+
+        def end(account: Document, run: Run) -> Document:
+            seen.extend((account, run))
+            return EXPIRE
+
+        work = work_on(declare(end), clock)
+        id = make_account(plan={"name": "a"}, seats=3)
+        before = get_account(id)
+        execute(work, item_of(work, id))
+        assert seen == [before, Run(id="t", now=T0)]
+
+    @pytest.mark.parametrize(
+        ("fields", "seen"),
+        [(["plan.name"], {"plan": {"name": "a"}}), ([], {}), (["trial_ends_at", "seats"], {"seats": 3})],
+    )
+    def test_fields_limit_what_it_sees_besides_id_and_date(
+        self, clock: AgingClock, fields: list[str], seen: Document
+    ) -> None:
+        calls: list[Document] = []
+        work = work_on(declare(lambda account: calls.append(account) or EXPIRE, fields=fields), clock)
+        id = make_account(plan={"name": "a", "price": 5}, seats=3)
+        execute(work, item_of(work, id))
+        assert calls == [{"_id": id, "trial_ends_at": OVER, **seen}]
+
+    def test_it_stays_a_function_for_unit_tests(self) -> None:
+        system = declare(lambda account: {"$set": {"status": account["next"]}})
+        function = system.functions.item
+        assert function is not None
+        assert function({"next": "expired"}) == EXPIRE
+
+
+class TestUpdate:
+    def test_operators(self, clock: AgingClock) -> None:
+        work = work_on(declare(lambda _: {"$set": {"status": "expired"}, "$inc": {"count": 2}}), clock)
+        id = make_account(count=1)
+        assert execute(work, item_of(work, id)) == {"success": True, "id": str(id), "due_at": to_iso(OVER)}
+        assert get_account(id) == {"_id": id, "status": "expired", "trial_ends_at": OVER, "count": 3}
+
+    def test_pipeline_that_the_server_evaluates(self, clock: AgingClock) -> None:
+        stages = [{"$set": {"was": "$status", "status": {"$concat": ["$status", "-over"]}}}, {"$unset": "count"}]
+        work = work_on(declare(lambda _: stages), clock)
+        id = make_account(count=1)
+        assert execute(work, item_of(work, id))["success"] is True
+        assert get_account(id) == {"_id": id, "status": "trial-over", "was": "trial", "trial_ends_at": OVER}
+
+    @pytest.mark.parametrize(
+        ("update", "left"),
+        [
+            ({}, {}),
+            ({"$set": {"told": 1}}, {"told": 1}),
+            ({"$unset": {"seats": ""}}, {}),
+            ([{"$set": {"told": "$seats"}}], {"told": 3}),
+        ],
+    )
+    def test_done_unset_removes_the_date_with_any_update(self, clock: AgingClock, update: Any, left: Document) -> None:
+        work = work_on(declare(lambda _: update, done="unset"), clock)
+        id = make_account(seats=3)
+        assert execute(work, item_of(work, id))["success"] is True
+        stored = get_account(id)
+        assert "trial_ends_at" not in stored
+        assert stored.items() >= left.items()
+
+    @pytest.mark.parametrize("returned", [None, {}, [], {"status": "expired"}, "x", 5, [1], True])
+    def test_what_is_no_update_is_an_error_that_says_what_it_must_be(self, clock: AgingClock, returned: Any) -> None:
+        work = work_on(declare(lambda _: returned), clock)
+        id = make_account()
+        before = get_account(id)
+        with pytest.raises(PermanentError, match=r"billing.trial_end.end_trial returned .*: must be an update such as"):
+            execute(work, item_of(work, id))
+        assert get_account(id) == before
+
+    @pytest.mark.parametrize(
+        "update",
+        [
+            {"$set": {"told": 1}},
+            {"$set": {"status": "trial"}},
+            {"$set": {"trial_ends_at": OVER}},
+            {"$max": {"trial_ends_at": OVER}},
+            [{"$set": {"told": 1}}],
+            [{"$unset": "trial_ends_at"}, {"$set": {"trial_ends_at": OVER}}],
+            [{"$unset": "trial_ends_at"}, {"$set": {"trial_ends_at": OVER}}, {"$unset": "told"}],
+        ],
+    )
+    def test_update_that_leaves_it_due_is_an_error_that_says_what_to_do(self, clock: AgingClock, update: Any) -> None:
+        work = work_on(declare(lambda _: update), clock)
+        id = make_account()
+        before = get_account(id)
+        with pytest.raises(PermanentError) as error:
+            execute(work, item_of(work, id))
+        assert str(id) in str(error.value) or "must set a later trial_ends_at" in str(error.value)
+        assert "later trial_ends_at" in str(error.value)
+        assert get_account(id) == before
+
+    def test_list_that_has_the_wanted_value_does_not_leave_where(self, clock: AgingClock) -> None:
+        work = work_on(declare(lambda _: {"$set": {"status": ["trial", "x"]}}), clock)
+        id = make_account()
+        with pytest.raises(PermanentError, match="due: its update must"):
+            execute(work, item_of(work, id))
+        assert get_account(id)["status"] == "trial"
+
+    @pytest.mark.parametrize(
+        "update",
+        [
+            {"$unset": {"trial_ends_at": ""}},
+            {"$rename": {"trial_ends_at": "ended_at"}},
+            {"$set": {"trial_ends_at": T0 + hours(1)}},
+            {"$currentDate": {"trial_ends_at": True}},
+            [{"$set": {"trial_ends_at": {"$dateAdd": {"startDate": "$$NOW", "unit": "day", "amount": 1}}}}],
+            [{"$unset": ["trial_ends_at", "told"]}],
+            {"$set": {"status": ["expired"]}},
+        ],
+    )
+    def test_update_may_end_what_is_due_in_any_way(self, clock: AgingClock, update: Any) -> None:
+        work = work_on(declare(lambda _: update), clock)
+        id = make_account()
+        assert execute(work, item_of(work, id))["success"] is True
+        assert scan(work) == []
+
+
+class TestConflict:
+    def test_document_that_changes_before_the_write_is_decided_again(self, clock: AgingClock) -> None:
+        seen: list[int] = []
+
+        def end(account: Document) -> Document:
+            seen.append(account["seats"])
+            if len(seen) == 1:
+                collection("accounts").update_one({"_id": account["_id"]}, {"$set": {"seats": 2}})
+            return {"$set": {"status": "expired", "paid_for": account["seats"]}}
+
+        work = work_on(declare(end), clock)
+        id = make_account(seats=1)
+        assert execute(work, item_of(work, id))["success"] is True
+        assert seen == [1, 2]
+        assert get_account(id)["paid_for"] == 2
+
+    @pytest.mark.parametrize("change", [{"$set": {"status": "paid"}}, {"$set": {"trial_ends_at": T0 - minutes(1)}}])
+    def test_document_that_is_not_due_as_it_was_is_left_alone(self, clock: AgingClock, change: Document) -> None:
+        def end(account: Document) -> Document:
+            collection("accounts").update_one({"_id": account["_id"]}, change)
+            return EXPIRE
+
+        work = work_on(declare(end), clock)
+        id = make_account()
+        assert execute(work, item_of(work, id)) == {"skipped": True, "reason": "Changed"}
+        assert get_account(id)["status"] != "expired"
+
+    def test_message_for_another_time_does_nothing(self, clock: AgingClock) -> None:
+        work = work_on(declare(), clock)
+        id = make_account()
+        assert execute(work, item_of(work, id, OVER - minutes(1))) == {"skipped": True, "reason": "Changed"}
+        assert execute(work, item_of(work, ObjectId())) == {"skipped": True, "reason": "Not found"}
+        assert get_account(id)["status"] == "trial"
+
+    def test_message_without_a_time_acts_on_what_is_due_now(self, clock: AgingClock) -> None:
+        work = work_on(declare(), clock)
+        due, later = make_account(), make_account(T0 + seconds(1))
+        assert execute(work, item_of(work, due, None))["success"] is True
+        assert execute(work, item_of(work, later, None)) == {"skipped": True, "reason": "Not due yet"}
+
+
+class TestRepeating:
+    @staticmethod
+    def next_day(account: Document) -> Document:
+        return {"$set": {"trial_ends_at": account["trial_ends_at"] + timedelta(days=1)}, "$inc": {"runs": 1}}
+
+    def test_after_an_outage_it_runs_once(self, clock: AgingClock) -> None:
+        work = work_on(declare(self.next_day), clock)
+        id = make_account(T0 - timedelta(days=30))
+        (item,) = scan(work)
+        execute(work, item)
+        stored = get_account(id)
+        assert (stored["trial_ends_at"], stored["runs"]) == (T0 + timedelta(days=1), 1)
+        assert scan(work) == []
+
+    def test_or_once_for_each_date_that_it_missed(self, clock: AgingClock) -> None:
+        work = work_on(declare(self.next_day, catch_up="all"), clock)
+        id = make_account(T0 - timedelta(days=3))
+        for _ in range(4):
+            (item,) = scan(work)
+            assert execute(work, item)["success"] is True
+        stored = get_account(id)
+        assert (stored["trial_ends_at"], stored["runs"]) == (T0 + timedelta(days=1), 4)
+        assert scan(work) == []
+
+    @pytest.mark.parametrize("catch_up", ["once", "all"])
+    def test_pipeline_goes_on_date_by_date(self, clock: AgingClock, catch_up: Any) -> None:
+        later = {"$dateAdd": {"startDate": "$trial_ends_at", "unit": "day", "amount": 1}}
+        work = work_on(declare(lambda _: [{"$set": {"trial_ends_at": later}}], catch_up=catch_up), clock)
+        id = make_account(T0 - timedelta(days=1))
+        for _ in range(2):
+            (item,) = scan(work)
+            assert execute(work, item)["success"] is True
+        assert get_account(id)["trial_ends_at"] == T0 + timedelta(days=1)
+
+    @pytest.mark.parametrize("catch_up", ["once", "all"])
+    def test_date_that_is_not_later_is_an_error(self, clock: AgingClock, catch_up: Any) -> None:
+        back = {"$set": {"trial_ends_at": OVER - minutes(1)}}
+        work = work_on(declare(lambda _: back, catch_up=catch_up), clock)
+        id = make_account()
+        with pytest.raises(PermanentError, match="later trial_ends_at"):
+            execute(work, item_of(work, id))
+        assert get_account(id)["trial_ends_at"] == OVER
+
+
+class TestBatch:
+    def test_equal_updates_are_one_write_however_many(self, clock: AgingClock) -> None:
+        work = work_on(declare(), clock)
+        sent: list[list[str]] = []
+        for count in (1, 100):
+            for _ in range(count):
+                make_account()
+            items = scan(work)
+            with commands() as seen:
+                results = work.execute_batch(items)
+            assert [result and result["success"] for result in results] == [True] * count
+            sent.append(seen)
+        assert sent[0] == sent[1]
+        assert [one for one in sent[0] if one.startswith("update")] == ["update accounts"]
+
+    def test_item_whose_function_fails_is_left_to_its_own_task(self, clock: AgingClock) -> None:
+        def end(account: Document) -> Any:
+            if account["seats"] == 1:
+                raise ValueError("boom")
+            return {2: None, 3: {"$set": {"a": object()}}}.get(account["seats"], EXPIRE)
+
+        work = work_on(declare(end), clock)
+        ids = [make_account(seats=seats) for seats in range(5)]
+        items = [item_of(work, id) for id in ids]
+
+        results = work.execute_batch(items)
+
+        assert [result is None for result in results] == [False, True, True, True, False]
+        assert [get_account(id)["status"] for id in ids] == ["expired", "trial", "trial", "trial", "expired"]
+        with pytest.raises(ValueError, match="boom"):
+            execute(work, items[1])
+
+    def test_update_that_leaves_one_due_writes_none_and_each_is_executed_alone(self, clock: AgingClock) -> None:
+        work = work_on(declare(lambda account: account["update"]), clock)
+        ids = [make_account(update=EXPIRE), make_account(update={"$set": {"told": 1}})]
+        items = [item_of(work, id) for id in ids]
+        with pytest.raises(PermanentError, match=str(ids[1])):
+            work.execute_batch(items)
+        assert [get_account(id)["status"] for id in ids] == ["trial", "trial"]
+        assert execute(work, items[0])["success"] is True
+
+    def test_functions_of_a_batch_have_a_quarter_of_a_second(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        elapsed = [0.0]
+        monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
+
+        def end(account: Document) -> Document:
+            elapsed[0] += 0.1
+            return EXPIRE
+
+        ours = work_on(declare(end), clock)
+        items = [item_of(ours, make_account()) for _ in range(6)]
+        results = ours.execute_batch(items)
+        assert sum(result is not None for result in results) == 3
+        assert all(execute(ours, item)["success"] for item, result in zip(items, results, strict=True) if not result)
+
+    def test_system_without_batches_has_no_function_for_many(self, clock: AgingClock) -> None:
+        assert work_on(declare(), clock).many is not None
+        assert work_on(declare(batch=False), clock).many is None
+
+    def test_items_that_fall_due_in_a_moment_are_waited_for(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        items = [item_of(ours, make_account(at), at) for at in (OVER, T0 + seconds(0.05), T0 + seconds(0.02))]
+        with pytest.raises(NotYetDue) as early:
+            ours.execute_batch(items)
+        assert early.value.remaining == seconds(0.05)
+        clock.advance(seconds(0.05))
+        assert None not in ours.execute_batch(items)
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_of_two_messages_for_a_document_the_one_for_its_time_is_done(self, clock: AgingClock, order: int) -> None:
+        ours = work_on(declare(), clock)
+        id = make_account()
+        items = [item_of(ours, id), item_of(ours, id, OVER - minutes(1))][::order]
+        found = [result or execute(ours, item) for item, result in zip(items, ours.execute_batch(items), strict=True)]
+        assert [result.get("success", False) for result in found] == [True, False][::order]
+        assert get_account(id)["status"] == "expired"
+
+    def test_message_delivered_twice_is_called_for_once(self, clock: AgingClock) -> None:
+        calls: list[Written] = []
+        system = declare()
+        system.after(calls.extend)
+        ours = work_on(system, clock)
+        item = item_of(ours, make_account())
+        first, second = ours.execute_batch([item, item])
+        assert first == second
+        assert len(calls) == 1
+
+
+class TestIds:
+    @pytest.mark.parametrize("together", [True, False])
+    def test_of_any_type(self, clock: AgingClock, together: bool) -> None:
+        calls: list[Written] = []
+        system = declare()
+        system.after(calls.extend)
+        ours = work_on(system, clock)
+        ids = [make_account(_id=id) for id in [ObjectId(), None, *ODD_IDS]]
+        items = scan(ours)
+        assert len(items) == len(ids)
+        results = ours.execute_batch(items) if together else [execute(ours, item) for item in items]
+        assert [result and result["success"] for result in results] == [True] * len(ids)
+        assert [get_account(id)["status"] for id in ids] == ["expired"] * len(ids)
+        assert sorted(id_text(one.id) for one in calls) == sorted(map(id_text, ids))
+
+    def test_that_python_takes_for_equal_are_two_documents(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        ids = [make_account(_id=id) for id in (1, True, 0, False)]
+        items = scan(ours)
+        results = ours.execute_batch(items)
+        for item, result in zip(items, results, strict=True):
+            assert (result or execute(ours, item))["success"] is True
+        assert [get_account(id)["status"] for id in ids] == ["expired"] * 4
+
+    def test_failures_are_recorded_listed_and_retried_by_hand(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        ids = [make_account(_id=id) for id in [ObjectId(), None, *ODD_IDS]]
+        for item in scan(ours):
+            ours.give_up(item, error="boom")
+        listed = DocumentList(work=ours)
+        found = [item.id for item in listed.items("failed")]
+        assert sorted(found) == sorted(map(id_text, ids))
+        assert list(listed.items("due")) == []
+        assert len(listed.take(found)) == len(ids)
+        assert list(listed.items("failed")) == []
+
+
+class TestAfter:
+    @pytest.fixture
+    def calls(self) -> list[Written]:
+        return []
+
+    @pytest.fixture
+    def system(self, calls: list[Written]) -> DueDocuments:
+        system = declare(fields=["plan"])
+        system.after(calls.extend)
+        return system
+
+    def test_it_is_called_with_what_was_written(
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
+    ) -> None:
+        ours = work_on(system, clock)
+        id = make_account(plan="a", seats=3)
+        ours.execute_batch([item_of(ours, id), item_of(ours, make_account(status="paid"))])
+        document = {"_id": id, "trial_ends_at": OVER, "plan": "a"}
+        assert [replace(one, document={}) for one in calls] == [Written(id=id, due_at=OVER, written_at=T0, document={})]
+        assert calls[0].document.items() <= document.items()
+        assert collection(owed.NAME).count_documents({}) == 0
+
+    def test_nothing_written_is_not_called(self, clock: AgingClock, system: DueDocuments, calls: list[Written]) -> None:
+        ours = work_on(system, clock)
+        execute(ours, item_of(ours, make_account(status="paid")))
+        assert calls == []
+        assert collection(owed.NAME).count_documents({}) == 0
+
+    @pytest.mark.parametrize("error", [ValueError, SystemExit], ids=["raised", "process died"])
+    def test_it_is_called_again_after_an_error_and_a_death(self, clock: AgingClock, error: type[BaseException]) -> None:
+        calls: list[Sequence[Written]] = []
+
+        def after(written: Sequence[Written]) -> None:
+            calls.append(written)
+            if len(calls) == 1:
+                raise error
+
+        system = declare()
+        system.after(after)
+        ours = work_on(system, clock)
+        id = make_account()
+        item = item_of(ours, id)
+        if error is SystemExit:
+            with pytest.raises(SystemExit):
+                execute(ours, item)
+            assert execute(ours, item) == {"skipped": True, "reason": "Changed"}
+        else:
+            assert execute(ours, item)["success"] is True
+        assert get_account(id)["status"] == "expired"
+        assert scan(ours.owed_calls()) == []  # the process that wrote may still be at it
+        clock.advance(seconds(10))
+
+        (call,) = scan(ours.owed_calls())
+        ours.run_after(call.args[0])
+
+        assert calls[0] == calls[1]
+        assert [(one.id, one.due_at, one.written_at) for one in calls[1]] == [(id, OVER, T0)]
+        assert scan(ours.owed_calls()) == []
+        ours.run_after(call.args[0])
+        assert len(calls) == 2
+
+    def test_document_that_was_deleted_meanwhile_has_its_id(
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
+    ) -> None:
+        ours = work_on(system, clock)
+        id = make_account()
+        collection(owed.NAME).insert_one(
+            {"_id": "b", "system": system.name, "at": OVER, "items": [{"id": id, "due_at": OVER}]}
+        )
+        collection("accounts").delete_one({"_id": id})
+        (call,) = scan(ours.owed_calls())
+        ours.run_after(call.args[0])
+        assert [one.document for one in calls] == [{"_id": id}]
+
+    def test_call_that_used_its_attempts_comes_again_after_a_pause(
+        self, clock: AgingClock, system: DueDocuments
+    ) -> None:
+        calls = work_on(system, clock).owed_calls()
+        collection(owed.NAME).insert_one({"_id": "b", "system": system.name, "at": OVER, "items": []})
+        (call,) = scan(calls)
+        calls.give_up(call, error="boom")
+        assert scan(calls) == []
+        clock.advance(minutes(1))
+        assert [again.args for again in scan(calls)] == [call.args]
+
+    def test_system_without_it_keeps_no_record(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        items = [item_of(ours, make_account())]
+        with commands() as seen:
+            ours.execute_batch(items)
+        assert not [one for one in seen if owed.NAME in one]
+
+
+class TestFailure:
+    def fail(self, ours: DocumentWork, times: int, clock: AgingClock) -> list[timedelta]:
+        pauses = []
+        for _ in range(times):
+            (item,) = scan(ours)
+            ours.give_up(item, error="boom")
+            (record,) = collection(failed_item.NAME).find()
+            pauses.append(record["retry_at"] - clock.now)
+            assert scan(ours) == []
+            clock.advance(pauses[-1])
+        return pauses
+
+    def test_it_is_recorded_beside_the_document_with_a_growing_pause(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        id = make_account()
+        before = get_account(id)
+
+        pauses = self.fail(ours, 8, clock)
+
+        assert [pause / minutes(1) for pause in pauses] == [1, 2, 4, 8, 16, 32, 60, 60]
+        (record,) = collection(failed_item.NAME).find()
+        assert record["_id"] == {"system": "trial-end", "id": id}
+        assert (record["due_at"], record["error"], record["failures"]) == (OVER, "boom", 8)
+        assert get_account(id) == before
+
+    def test_success_deletes_it(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        make_account()
+        self.fail(ours, 2, clock)
+        (item,) = scan(ours)
+        execute(ours, item)
+        assert collection(failed_item.NAME).count_documents({}) == 0
+
+    def test_new_due_time_starts_from_none(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        id = make_account()
+        self.fail(ours, 3, clock)
+        collection("accounts").update_one({"_id": id}, {"$set": {"trial_ends_at": clock.now}})
+        assert self.fail(ours, 1, clock) == [minutes(1)]
+
+    def test_it_is_of_one_system(self, clock: AgingClock) -> None:
+        ours, others = work_on(declare(), clock), work_on(declare(name="trial-warning", due="warn_at"), clock)
+        id = make_account(warn_at=OVER)
+        for one in (ours, others):
+            (item,) = scan(one)
+            one.give_up(item, error="boom")
+        clock.advance(minutes(1))
+        (item,) = scan(others)
+        execute(others, item)
+        assert [one["_id"] for one in collection(failed_item.NAME).find()] == [{"system": "trial-end", "id": id}]
+
+    def test_hook_may_write_fields_of_its_own(self, clock: AgingClock) -> None:
+        told: list[Failure] = []
+        system = declare()
+        system.failed(lambda failure: told.append(failure) or {"$set": {"error": failure.error}})
+        ours = work_on(system, clock)
+        id = make_account()
+        self.fail(ours, 1, clock)
+        assert told == [Failure(id=id, due_at=OVER, error="boom", failures=1, retry_at=T0 + minutes(1))]
+        assert get_account(id)["error"] == "boom"
+
+    def test_hook_may_write_nothing(self, clock: AgingClock) -> None:
+        system = declare()
+        system.failed(lambda failure: None)
+        ours = work_on(system, clock)
+        before = get_account(make_account())
+        self.fail(ours, 1, clock)
+        assert get_account(before["_id"]) == before
+
+    def test_hook_that_fails_does_not_make_a_hot_loop(self, clock: AgingClock) -> None:
+        def hook(failure: Failure) -> None:
+            raise ValueError("in the hook")
+
+        system = declare()
+        system.failed(hook)
+        ours = work_on(system, clock)
+        make_account()
+        (item,) = scan(ours)
+        with pytest.raises(ValueError, match="in the hook"):
+            ours.give_up(item, error="boom")
+        assert lease_state(ours, item) == "cooling"
+        assert collection(failed_item.NAME).count_documents({}) == 1
+
+    def test_document_that_is_not_due_any_more_has_none(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        id = make_account()
+        (item,) = scan(ours)
+        collection("accounts").update_one({"_id": id}, EXPIRE)
+        ours.give_up(item, error="boom")
+        assert collection(failed_item.NAME).count_documents({}) == 0
+        assert lease_state(ours, item) == "free"
+
+
+class TestDeclaration:
+    @pytest.mark.parametrize(
+        ("fields", "sentence"),
+        [
+            ({"name": "Trial End"}, "name='Trial End' must be lower-case words with hyphens"),
+            ({"collection": ""}, "collection='' must be the name of a collection"),
+            ({"collection": 5}, "collection=5 must be the name of a collection"),
+            ({"due": "$now"}, "due='$now' must be the path of a field"),
+            ({"due": ""}, "due='' must be the path of a field"),
+            ({"due": "a..b"}, "due='a..b' must be the path of a field"),
+            ({"where": "trial"}, "where='trial' must be a condition"),
+            ({"where": {"status": {"$ne": "paid"}}}, "with no operators but"),
+            ({"where": {"$or": [{"a": 1}]}}, "with no operators but"),
+            ({"where": {"$and": [{"a": {"$in": [1]}}]}}, "with no operators but"),
+            ({"where": {"a": {"$exists": False}}}, "with no operators but"),
+            ({"where": {"trial_ends_at": {"$exists": True}}}, "on other fields than the date"),
+            ({"fields": "status"}, "fields='status' must be a list of fields"),
+            ({"fields": [1]}, "must be a list of fields"),
+            ({"shown": "name"}, "shown='name' must be a list of fields"),
+            ({"catch_up": "twice"}, "catch_up='twice' must be 'once' or 'all'"),
+            ({"done": "delete"}, "done='delete' must be 'unset' or None"),
+            ({"max_rate": 0}, "max_rate=0 must be items a second, above zero"),
+            ({"every": timedelta(0)}, "must be a time above zero"),
+            ({"scan_task": "scan"}, "scan_task='scan' must be a task's name"),
+            ({"queue": "scans"}, "queue='scans' must be a queue of its own"),
+            ({"trigger": "x"}, "trigger='x' must be a path of two words or more"),
+            ({"page": "x"}, "page='x' must be a path"),
+            ({"flag": "QM_NONSENSE"}, "flag='QM_NONSENSE' must be a setting's name"),
+        ],
+    )
+    def test_wrong_field_is_one_sentence(self, fields: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(ConfigurationError) as error:
+            declare(**fields)
+        assert sentence in str(error.value)
+        assert "\n" not in str(error.value)
+
+    def test_it_has_one_function(self) -> None:
+        system = declare()
+        system.check()
+        with pytest.raises(ConfigurationError, match="'trial-end': it has an item function already"):
+            system.item()(lambda account: EXPIRE)
+
+    def test_without_a_function_it_is_incomplete(self) -> None:
+        system = replace(declare(), functions=type(declare().functions)())
+        with pytest.raises(ConfigurationError, match=r"'trial-end': it has no function: decorate one with"):
+            system.check()
+
+    def test_names_follow_from_its_name(self) -> None:
+        system = declare()
+        assert (system.queue, system.page, system.trigger) == (
+            "trial-end",
+            "/systems/trial-end",
+            "systems/trial-end",
+        )
+        assert (system.scan_task, system.item_task) == (
+            "tasks.due_documents.scan_trial_end",
+            "billing.trial_end.end_trial",
+        )
+        assert system.functions.retry == RetryPolicy(max_attempts=5, base=seconds(1))
