@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -65,7 +66,9 @@ def test_check_shows_index_count_and_updates_and_writes_nothing(tmp_path: Path) 
     assert checked.returncode == 0, checked.stderr
     lines = checked.stdout.splitlines()
     assert lines[0] == "trial-end  Trial accounts."
-    assert lines[1].startswith("  index     accounts.qm_due_trial_end  missing: `queue-manager migrate` creates it")
+    assert re.match(
+        r"  index     accounts\.qm_due_trial_end_\w{8}  missing: `queue-manager migrate` creates it", lines[1]
+    )
     assert lines[2] == "  due now   12 documents"
     assert lines[3] == '  a0        due 2026-01-31T00:00:00.000Z  {"$set": {"status": "expired"}}'
     assert len(lines) == 3 + 10
@@ -78,11 +81,12 @@ def test_check_knows_a_system_by_its_name_and_its_index(tmp_path: Path) -> None:
     env = {"QM_SYSTEMS": "trials"}
     migrate = [*COMMAND[:-1], "migrate"]
     subprocess.run(migrate, env=environment(PYTHONPATH=f"{ROOT}:{tmp_path}", **env), cwd=tmp_path, check=True)
-    assert "accounts.qm_due_trial_end  exists" in systems(tmp_path, "check", "trial-end", **env).stdout
-    declare(tmp_path, more="catch_up='all'")
+    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  exists", systems(tmp_path, "check", "trial-end", **env).stdout)
     source = (tmp_path / "trials.py").read_text()
-    (tmp_path / "trials.py").write_text(source.replace('{"status": "trial"}', '{"status": "free"}'))
-    assert "accounts.qm_due_trial_end  missing" in systems(tmp_path, "check", "trial-end", **env).stdout
+    (tmp_path / "trials.py").write_text(source.replace('{"status": "trial"}', '{"status": "trial", "kind": "a"}'))
+    changed = systems(tmp_path, "check", "trial-end", **env).stdout
+    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  missing", changed)
+    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  unused", changed)
 
 
 @pytest.mark.parametrize(

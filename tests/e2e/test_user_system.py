@@ -23,7 +23,7 @@ from queue_manager.core.clock import hours, seconds
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 ITEMS = "/api/systems/trial-end/items"
-INDEX = "qm_due_trial_end"
+INDEX = "qm_due_trial_end_"
 SYSTEM = """
 from datetime import timedelta
 
@@ -163,7 +163,7 @@ def test_fifty_items_at_ten_a_second_take_about_five_seconds(user: User) -> None
 
 
 def test_everything_about_it_is_derived_from_its_declaration(user: User) -> None:
-    assert INDEX in collection("accounts").index_information()
+    assert any(name.startswith(INDEX) for name in collection("accounts").index_information())
     good, bad = add(2)
     collection("accounts").update_many({}, {"$set": {"trial_ends_at": server_now() - seconds(1)}})
     collection("accounts").update_one({"_id": bad}, {"$set": {"broken": True}})

@@ -122,8 +122,17 @@ class TestFinding:
     def test_missing_index_is_said(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         collection("accounts").drop_indexes()
-        with pytest.raises(ConfigurationError, match="qm_due_trial_end is missing: run `queue-manager migrate`"):
+        with pytest.raises(ConfigurationError, match=r"qm_due_trial_end_\w+ is missing: run `queue-manager migrate`"):
             scan(work)
+
+    def test_index_of_another_condition_is_not_used(self, clock: AgingClock) -> None:
+        make_account(status="free")
+        trial, free = (work_on(declare(where={"status": status}), clock) for status in ("trial", "free"))
+        assert len(scan(free)) == 1
+        assert trial.documents.index in free.documents.unused_indexes()
+        collection("accounts").drop_index(free.documents.index)
+        with pytest.raises(ConfigurationError, match="is missing"):
+            scan(free)
 
     def test_dispatched_ahead_with_its_time(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock, ahead=10)
