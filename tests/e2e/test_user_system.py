@@ -120,13 +120,13 @@ def expired() -> int:
     return collection("accounts").count_documents({"status": "expired"})
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 def test_a_thousand_accounts_expire_once_each_through_a_kill(user: User) -> None:
     ids = add(1_000)
     with user.worker("first") as first, user.worker("second"), user.beat():
         eventually(lambda: expired() >= 100, within=60)
         first.kill()
-        eventually(lambda: expired() == 1_000, within=120)
+        eventually(lambda: expired() == 1_000, within=200)  # MongoDB keeps the locks of what was killed for 60 s
         eventually(lambda: len(collection("mails").distinct("account")) == 1_000, within=60)
     assert collection("accounts").count_documents({"times": 1}) == 1_000
     assert {id_text(id) for id in collection("mails").distinct("account")} == {id_text(id) for id in ids}
