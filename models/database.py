@@ -7,6 +7,7 @@ caller unchanged: an errored write may have been applied, so every write here is
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,8 +23,8 @@ from pymongo.database import Database
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from queue_manager.core.clock import ServerClock, milliseconds
-from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.core.clock import ServerClock, milliseconds, seconds
+from queue_manager.core.errors import ConfigurationError, Contended, PermanentError
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import masked, settings
 
@@ -34,6 +35,9 @@ Error = PyMongoError
 OUTAGES = (ConnectionFailure,)
 """What it raises while the server is away."""
 
+CONFLICT_TIMEOUT = 0.25  # seconds in which a transaction is tried again while another holds a document
+CONFLICT_WAIT = seconds(5)
+_WRITE_CONFLICT = 112
 _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
 _INDEX_DIFFERS = (85, 86)
@@ -97,9 +101,24 @@ def estimated_now() -> datetime:
 
 
 def transact(act: Callable[[ClientSession], T]) -> T:
-    """Run `act` in one transaction, again if another writer came first. Raises what `act` and the driver raise."""
+    """Run `act` in one transaction, again if another writer came first. Raises what `act` and the driver raise.
+
+    Raises:
+        Contended: another transaction holds a document. That of a process that was killed does so for a minute, in
+            which this one must not wait.
+    """
+    ends_at = time.monotonic() + CONFLICT_TIMEOUT
+
+    def act_in_time(session: ClientSession) -> T:
+        try:
+            return act(session)
+        except OperationFailure as error:
+            if error.code == _WRITE_CONFLICT and time.monotonic() > ends_at:
+                raise Contended(CONFLICT_WAIT) from error
+            raise
+
     with client().start_session() as session:
-        return session.with_transaction(act)
+        return session.with_transaction(act_in_time)
 
 
 def doubled(base: timedelta, times: Any, *, cap: timedelta) -> Document:

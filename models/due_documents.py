@@ -6,12 +6,16 @@ due at the moment of the write and that nobody changed since they were read; of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
+from hashlib import sha256
 from itertools import islice
 from typing import Any, TypeVar
 
+import bson
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
@@ -58,13 +62,20 @@ class DueCollection:
         name: of the collection.
         due: path of the date.
         where: condition on a document besides its date, one that a partial index may have.
-        index: name of the index.
+        prefix: of the index's name. The rest is a digest of its definition: MongoDB obeys a hint even if the partial
+            index lacks documents that match, so a changed `where` must never meet the index of the old one.
     """
 
     name: str
     due: str
     where: Mapping[str, Any] = field(default_factory=dict)
-    index: str
+    prefix: str
+
+    @cached_property
+    def index(self) -> str:
+        """The name of the index."""
+        definition = bson.encode({"keys": self.order, "where": self._indexed})
+        return f"{self.prefix}_{sha256(definition).hexdigest()[:8]}"
 
     def collection(self) -> Collection[Document]:
         return collection(self.name)
@@ -126,12 +137,13 @@ class DueCollection:
         return int(next(counts))
 
     def has_index(self) -> bool:
-        """Return True if the index exists and is the one that `find` needs."""
-        try:
-            next(self.find(datetime.now(UTC), limit=1), None)
-        except ConfigurationError:
-            return False
-        return self.index in self.collection().index_information()  # MongoDB accepts any hint for a missing collection
+        """Return True if the index exists."""
+        return self.index in self.collection().index_information()
+
+    def unused_indexes(self) -> list[str]:
+        """Return the names of indexes of earlier definitions."""
+        ours = re.compile(rf"{self.prefix}_[0-9a-f]{{8}}")
+        return [name for name in self.collection().index_information() if ours.fullmatch(name) and name != self.index]
 
     def count_unindexed(self, until: datetime) -> int:
         """Count due documents, up to `COUNTED`, by reading the whole collection."""

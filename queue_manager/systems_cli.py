@@ -119,6 +119,10 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
     work = work_of(system)
     has_index = work.documents.has_index()
     _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
+    for unused in work.documents.unused_indexes():
+        _print_line(
+            screen, "index", f"{work.documents.name}.{unused}  unused: drop it when all processes are restarted"
+        )
     _print_line(screen, "due now", _count(work.documents, work.clock(), has_index=has_index))
     shown = list(previews(work, limit=SAMPLE))
     for one in shown:

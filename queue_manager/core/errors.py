@@ -34,6 +34,14 @@ class NotYetDue(AppError):
         self.remaining = remaining
 
 
+class Contended(NotYetDue):
+    """Another transaction holds a document: the item comes back after `remaining`, and no attempt is used up."""
+
+    def __init__(self, remaining: timedelta) -> None:
+        super().__init__(remaining)
+        self.args = ("another transaction holds the document",)
+
+
 class HandOn(AppError):
     """An item did a part of its work and comes back for the rest; no attempt is used up."""
 

@@ -76,5 +76,5 @@ def implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:
 
 def _documents(system: DueDocuments) -> DueCollection:
     return DueCollection(
-        name=system.collection, due=system.due, where=system.where, index=f"qm_due_{system.name.replace('-', '_')}"
+        name=system.collection, due=system.due, where=system.where, prefix=f"qm_due_{system.name.replace('-', '_')}"
     )

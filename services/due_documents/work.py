@@ -98,7 +98,7 @@ class DocumentWork(DueWork):
 
         Raises:
             PermanentError: an argument or the function's update is malformed.
-            NotYetDue: the due time that is meant has not come.
+            NotYetDue: the due time that is meant has not come, or another transaction holds the document.
         """
         key, meant = self._arguments(id, due_at)
         run = Run(id=token, now=self.clock())

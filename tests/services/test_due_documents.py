@@ -14,10 +14,10 @@ from command_log import commands
 from odd_ids import ODD_IDS
 from rooms import T0, AgingClock, execute, lease_state, scan
 
-from models import failed_item, owed, schema
+from models import database, failed_item, owed, schema
 from models.database import collection, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
-from queue_manager.core.errors import ConfigurationError, NotYetDue, PermanentError
+from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
 from services.due_documents import DueDocuments, Failure, Run, Written, work, work_of
 from services.due_documents.listing import DocumentList
@@ -122,8 +122,31 @@ class TestFinding:
     def test_missing_index_is_said(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         collection("accounts").drop_indexes()
-        with pytest.raises(ConfigurationError, match="qm_due_trial_end is missing: run `queue-manager migrate`"):
+        with pytest.raises(ConfigurationError, match=r"qm_due_trial_end_\w+ is missing: run `queue-manager migrate`"):
             scan(work)
+
+    def test_index_of_another_condition_is_not_used(self, clock: AgingClock) -> None:
+        make_account(status="free")
+        trial, free = (work_on(declare(where={"status": status}), clock) for status in ("trial", "free"))
+        assert len(scan(free)) == 1
+        assert trial.documents.index in free.documents.unused_indexes()
+        collection("accounts").drop_index(free.documents.index)
+        with pytest.raises(ConfigurationError, match="is missing"):
+            scan(free)
+
+    def test_document_that_a_killed_process_holds_is_not_waited_for(self, clock: AgingClock) -> None:
+        """The server ends the transaction of a process that died after a minute."""
+        work = work_on(declare(), clock)
+        account = make_account()
+        (item,) = scan(work)
+        with database.client().start_session() as killed:
+            killed.start_transaction()
+            collection("accounts").update_one({"_id": account}, {"$set": {"status": "held"}}, session=killed)
+            with pytest.raises(Contended) as early:
+                execute(work, item)
+            assert early.value.remaining == database.CONFLICT_WAIT
+            killed.abort_transaction()
+        assert execute(work, item)["success"] is True
 
     def test_dispatched_ahead_with_its_time(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock, ahead=10)

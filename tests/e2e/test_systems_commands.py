@@ -1,0 +1,179 @@
+"""`queue-manager systems`, run as a user does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from celery_processes import ROOT
+from commands import environment, said_on_a_terminal
+from real_servers import Servers
+
+from models.database import collection
+from queue_manager import leases
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "systems"]
+DUE = datetime(2026, 1, 31, tzinfo=UTC)
+DECLARED = """
+from datetime import timedelta
+from queue_manager import DueDocuments
+
+trials = DueDocuments(
+    name="trial-end",
+    title="Trials",
+    description="Trial accounts.",
+    collection="accounts",
+    due="trial_ends_at",
+    where={{"status": "trial"}},
+    every=timedelta(seconds=10),
+    {more}
+)
+{function}
+"""
+FUNCTION = """
+@trials.item()
+def end_trial(account):
+    {body}
+"""
+EXPIRE = 'return {"$set": {"status": "expired"}}'
+
+
+@pytest.fixture(autouse=True)
+def _accounts(clean: Servers) -> None:
+    collection("accounts").drop_indexes()
+
+
+def systems(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    env = environment(**{"PYTHONPATH": f"{ROOT}:{directory}", **env})
+    return subprocess.run([*COMMAND, *arguments], env=env, cwd=directory, capture_output=True, text=True, timeout=60)
+
+
+def declare(directory: Path, body: str = EXPIRE, *, more: str = "") -> None:
+    (directory / "trials.py").write_text(DECLARED.format(more=more, function=FUNCTION.format(body=body)))
+
+
+def test_check_shows_index_count_and_updates_and_writes_nothing(tmp_path: Path) -> None:
+    declare(tmp_path)
+    accounts = [{"_id": f"a{i}", "status": "trial", "trial_ends_at": DUE} for i in range(12)]
+    collection("accounts").insert_many(accounts)
+
+    checked = systems(tmp_path, "check", "trials")
+
+    assert checked.returncode == 0, checked.stderr
+    lines = checked.stdout.splitlines()
+    assert lines[0] == "trial-end  Trial accounts."
+    assert re.match(
+        r"  index     accounts\.qm_due_trial_end_\w{8}  missing: `queue-manager migrate` creates it", lines[1]
+    )
+    assert lines[2] == "  due now   12 documents"
+    assert lines[3] == '  a0        due 2026-01-31T00:00:00.000Z  {"$set": {"status": "expired"}}'
+    assert len(lines) == 3 + 10
+    assert list(collection("accounts").find()) == accounts
+    assert set(collection("accounts").index_information()) == {"_id_"}
+
+
+def test_check_knows_a_system_by_its_name_and_its_index(tmp_path: Path) -> None:
+    declare(tmp_path)
+    env = {"QM_SYSTEMS": "trials"}
+    migrate = [*COMMAND[:-1], "migrate"]
+    subprocess.run(migrate, env=environment(PYTHONPATH=f"{ROOT}:{tmp_path}", **env), cwd=tmp_path, check=True)
+    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  exists", systems(tmp_path, "check", "trial-end", **env).stdout)
+    source = (tmp_path / "trials.py").read_text()
+    (tmp_path / "trials.py").write_text(source.replace('{"status": "trial"}', '{"status": "trial", "kind": "a"}'))
+    changed = systems(tmp_path, "check", "trial-end", **env).stdout
+    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  missing", changed)
+    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  unused", changed)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("pass", "PermanentError: trials.end_trial returned None: must be an update such as"),
+    ],
+)
+def test_an_error_of_the_function_is_shown_with_its_document(body: str, said: str, tmp_path: Path) -> None:
+    declare(tmp_path, body)
+    collection("accounts").insert_one({"_id": "a", "status": "trial", "trial_ends_at": DUE})
+    checked = systems(tmp_path, "check", "trials")
+    assert checked.returncode == 1
+    assert said in checked.stdout
+    assert "Traceback" not in checked.stdout + checked.stderr
+
+
+def test_an_update_that_may_leave_the_document_due_is_marked(tmp_path: Path) -> None:
+    declare(tmp_path, 'return {"$inc": {"times": 1}}')
+    collection("accounts").insert_one({"_id": "a", "status": "trial", "trial_ends_at": DUE})
+    checked = systems(tmp_path, "check", "trials")
+    assert '{"$inc": {"times": 1}}  the write fails unless this changes `where` or trial_ends_at' in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "said"),
+    [
+        ("trials", DECLARED.format(more="", function=""), "System 'trial-end': it has no function"),
+        ("trials", DECLARED.format(more="page='/rooms'", function=""), "it has no function"),
+        ("trials", DECLARED.format(more="fields='status'", function=""), "fields='status' must be a list of fields"),
+        ("trials", "1 / 0", "'trials' cannot be imported (ZeroDivisionError: division by zero)"),
+        ("trials", "", "'trials' declares no System"),
+        ("nonsense", "", "'nonsense' cannot be imported"),
+        ("no-such-system", "", "'no-such-system' must be a module, or one of support-snooze, "),
+    ],
+)
+def test_a_wrong_declaration_is_one_sentence_and_exit_code_2(
+    target: str, source: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "trials.py").write_text(source)
+    checked = systems(tmp_path, "check", target)
+    assert checked.returncode == 2
+    assert said in checked.stderr
+    assert "Traceback" not in checked.stderr
+
+
+def test_a_built_in_system_is_checked_too(tmp_path: Path) -> None:
+    checked = systems(tmp_path, "check", "review-requests")
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout.count("  exists") > 1
+
+
+def test_list_says_which_dispatch(tmp_path: Path) -> None:
+    declare(tmp_path)
+    leases.pause("support-snooze")
+    env = {"QM_SYSTEMS": "trials", "QM_DRY_RUN": "trial-end"}
+    listed = systems(tmp_path, "list", **env)
+    rows = [line.split("  ") for line in listed.stdout.splitlines()]
+    found = {row[0].strip(): [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
+    assert found["support-snooze"] == ["paused", "10 s", "support-snooze", "/rooms"]
+    assert found["review-requests"][0] == "off"
+    assert found["trial-end"] == ["dry run", "10 s", "trial-end", "/systems/trial-end"]
+    assert "\x1b[" not in listed.stdout
+
+
+def test_colours_are_for_terminals(clean: Servers) -> None:
+    assert "\x1b[" in said_on_a_terminal([*COMMAND, "list"])
+
+
+def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
+    assert systems(tmp_path, "pause", "support-snooze").stdout == "support-snooze  paused\n"
+    assert leases.paused() == {"support-snooze"}
+    assert systems(tmp_path, "resume", "support-snooze").stdout == "support-snooze  resumed\n"
+    assert leases.paused() == set()
+    refused = systems(tmp_path, "pause", "overdue-messages")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "'overdue-messages' must be one of support-snooze, " in refused.stderr
+
+
+def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:
+    declare(tmp_path)
+    away = systems(tmp_path, "list", REDIS_URL="redis://:secret@127.0.0.1:1/0")
+    assert away.returncode == 1
+    assert "Redis at redis://***@127.0.0.1:1/0 does not answer" in away.stderr
+    url = "mongodb://u:secret@127.0.0.1:1/db?serverSelectionTimeoutMS=300"
+    away = systems(tmp_path, "check", "trials", MONGO_DB_URL=url)
+    assert away.returncode == 1
+    assert "MongoDB at mongodb://***@127.0.0.1:1/db" in away.stderr
+    assert "secret" not in away.stderr

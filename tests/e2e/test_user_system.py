@@ -1,0 +1,236 @@
+"""A user's own `DueDocuments` in a package outside the repository, with real processes: the file, nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import Binary, Decimal128, Int64, ObjectId
+from celery_processes import QUICK_START, ROOT, CeleryProcess
+from commands import environment
+from eventually import eventually
+from real_servers import Servers
+from web_process import web
+
+from models.database import collection, id_text, server_now
+from queue_manager.core.clock import hours, seconds
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+ITEMS = "/api/systems/trial-end/items"
+INDEX = "qm_due_trial_end_"
+SYSTEM = """
+from datetime import timedelta
+
+from models.database import collection
+from queue_manager import DueDocuments, RetryPolicy
+
+trials = DueDocuments(
+    name="trial-end",
+    title="Trials",
+    description="Trial accounts, expired when their trial is over.",
+    collection="accounts",
+    due="trial_ends_at",
+    where={"status": "trial"},
+    every=timedelta(seconds=5),
+)
+
+
+@trials.item(retry=RetryPolicy(max_attempts=2, base=timedelta(seconds=0.1)))
+def end_trial(account: dict) -> dict:
+    if account.get("broken"):
+        raise ValueError("no such tariff")
+    return {"$set": {"status": "expired"}, "$inc": {"times": 1}}
+
+
+@trials.after
+def tell(written: list) -> None:
+    for one in written:
+        about = {"account": one.id, "written_at": one.written_at, "due_at": one.due_at}
+        collection("mails").insert_one(about)
+"""
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody with one file and the environment of every process."""
+
+    directory: Path
+    env: dict[str, str]
+
+    def queue_manager(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            env=environment(**{**self.env, **env}),
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def worker(self, name: str) -> CeleryProcess:
+        log = self.directory / f"{name}.log"
+        return CeleryProcess(log, "worker", "-n", f"{name}@%h", "-c", "2", *QUICK_START, env=self.env)
+
+    def beat(self) -> CeleryProcess:
+        return CeleryProcess(self.directory / "beat.log", "beat", env=self.env)
+
+
+def write(directory: Path, source: str) -> None:
+    (directory / "billing" / "trial_end.py").write_text(source)
+
+
+@pytest.fixture
+def user(clean: Servers, tmp_path: Path) -> Iterator[User]:
+    (tmp_path / "billing").mkdir()
+    write(tmp_path, SYSTEM)
+    path = f"{ROOT}:{tmp_path}"
+    user = User(tmp_path, {"PYTHONPATH": path, "QM_SYSTEMS": "billing.trial_end", "QM_LEASE_SECONDS": "4"})
+    collection("accounts").drop_indexes()
+    migrated = user.queue_manager("migrate")
+    assert migrated.returncode == 0, migrated.stderr
+    yield user
+    collection("accounts").drop_indexes()
+
+
+def add(count: int = 1, **fields: Any) -> list[Any]:
+    """Insert accounts whose trial ends from 5 s ago to 5 s from now, with ids of several types."""
+    kinds = [int, str, Int64, float, lambda _: ObjectId(), lambda i: {"tenant": i, "kind": "a"}]
+    kinds += [lambda i: Decimal128(f"{i}.5"), lambda i: Binary(str(i).encode(), 5)]
+    now = server_now()
+    accounts = [
+        {
+            "_id": kinds[i % len(kinds)](i),  # type: ignore[operator]
+            "status": "trial",
+            "trial_ends_at": now + seconds(i % 11 - 5),
+            **fields,
+        }
+        for i in range(count)
+    ]
+    collection("accounts").insert_many(accounts)
+    return [account["_id"] for account in accounts]
+
+
+def expired() -> int:
+    return collection("accounts").count_documents({"status": "expired"})
+
+
+@pytest.mark.timeout(360)
+def test_a_thousand_accounts_expire_once_each_through_a_kill(user: User) -> None:
+    ids = add(1_000)
+    with user.worker("first") as first, user.worker("second"), user.beat():
+        eventually(lambda: expired() >= 100, within=60)
+        first.kill()
+        eventually(lambda: expired() == 1_000, within=200)  # MongoDB keeps the locks of what was killed for 60 s
+        eventually(lambda: len(collection("mails").distinct("account")) == 1_000, within=60)
+    assert collection("accounts").count_documents({"times": 1}) == 1_000
+    assert {id_text(id) for id in collection("mails").distinct("account")} == {id_text(id) for id in ids}
+    assert collection("qm_owed").count_documents({}) == 0
+    fields = {name for account in collection("accounts").find() for name in account}
+    assert fields == {"_id", "status", "trial_ends_at", "times"}  # none of ours
+
+
+def test_what_falls_due_between_two_scans_expires_at_its_time(user: User) -> None:
+    with user.worker("worker"), user.beat():
+        add()  # the first shows that scans run
+        eventually(lambda: expired() == 1, within=60)
+        now = server_now()
+        accounts = [
+            {"_id": f"soon-{i}", "status": "trial", "trial_ends_at": now + seconds(7 + i / 2)} for i in range(9)
+        ]
+        collection("accounts").insert_many(accounts)
+        eventually(lambda: collection("mails").count_documents({}) == 10, within=60)
+    late = [mail["written_at"] - mail["due_at"] for mail in collection("mails").find({"account": {"$ne": 0}})]
+    assert len(late) == 9
+    assert all(seconds(0) <= one < seconds(2) for one in late), late
+
+
+def test_fifty_items_at_ten_a_second_take_about_five_seconds(user: User) -> None:
+    write(user.directory, SYSTEM.replace("every=timedelta(seconds=5)", "every=timedelta(seconds=2), max_rate=10"))
+    add(50)
+    collection("accounts").update_many({}, {"$set": {"trial_ends_at": server_now() - seconds(1)}})
+    with user.worker("worker"), user.beat():
+        eventually(lambda: collection("mails").count_documents({}) == 50, within=90)
+    written = sorted(mail["written_at"] for mail in collection("mails").find())
+    assert written[-1] - written[0] > seconds(4)
+    assert all(later - earlier > seconds(0.5) for earlier, later in zip(written, written[10:], strict=False))
+    assert expired() == 50
+
+
+def test_everything_about_it_is_derived_from_its_declaration(user: User) -> None:
+    assert any(name.startswith(INDEX) for name in collection("accounts").index_information())
+    good, bad = add(2)
+    collection("accounts").update_many({}, {"$set": {"trial_ends_at": server_now() - seconds(1)}})
+    collection("accounts").update_one({"_id": bad}, {"$set": {"broken": True}})
+    collection("accounts").insert_one({"status": "trial", "trial_ends_at": server_now() + hours(1)})
+    with web(user.directory, **user.env) as process:
+
+        def ids(state: str) -> list[str]:
+            return [item["id"] for item in process.get(f"{ITEMS}?state={state}").body["items"]]
+
+        page = process.get("/systems/trial-end").text
+        assert "<h1>Trials</h1>" in page
+        assert '<a href="/systems/trial-end" aria-current="page">Trials</a>' in page
+        assert '<a href="/systems/trial-end">Trials</a>' in process.get("/").text
+        assert sorted(ids("due")) == sorted(map(id_text, (good, bad)))
+        assert user.queue_manager("scan", "trial-end").returncode == 0
+        assert sorted(ids("in-progress")) == sorted(map(id_text, (good, bad)))
+        assert 'queue_manager_queue_messages{queue="trial-end"} 2.0' in process.get("/metrics").text
+        with user.worker("worker"):
+            eventually(lambda: (expired(), ids("failed")) == (1, [id_text(bad)]), within=60)
+            (failed,) = process.get(f"{ITEMS}?state=failed").body["items"]
+            assert "no such tariff" in failed["reason"]
+            health = json.loads(user.queue_manager("health", "--json").stdout)
+            assert any("1 failed item" in problem and str(bad) in problem for problem in health["problems"]), health
+            assert 'queue_manager_cooling_off{system="trial-end"} 1.0' in process.get("/metrics").text
+            collection("accounts").update_one({"_id": bad}, {"$unset": {"broken": ""}})
+            assert process.post(f"{ITEMS}/{id_text(bad)}/retry").status == 202
+            eventually(lambda: expired() == 2, within=30)
+        assert [ids(state) for state in ("due", "in-progress", "stuck", "failed")] == [[], [], [], []]
+    assert collection("qm_failed_items").count_documents({}) == 0
+
+
+def test_an_ordinary_task_of_another_program_expires_an_account(user: User) -> None:
+    (account,) = add()
+    send = f"from billing.trial_end import end_trial; print(end_trial.delay({id_text(account)!r}).id)"
+    sent = subprocess.run(
+        [sys.executable, "-c", send],
+        env=environment(**user.env),
+        cwd=user.directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert sent.returncode == 0, sent.stderr
+    with user.worker("worker"):
+        eventually(lambda: expired() == 1, within=60)
+
+
+def test_a_paused_system_waits_and_is_no_problem(user: User) -> None:
+    add()
+    assert user.queue_manager("systems", "pause", "trial-end").stdout == "trial-end  paused\n"
+    scan = json.loads(user.queue_manager("scan", "trial-end").stdout)
+    assert (scan["paused"], scan["found"], scan["enqueued"]) == (1, 0, 0)
+    collection("accounts").update_many({}, {"$set": {"trial_ends_at": server_now() - hours(1)}})
+    health = json.loads(user.queue_manager("health", "--json").stdout)
+    assert any(detail.startswith("trial-end: paused") for detail in health["details"])
+    assert not any("lags" in problem for problem in health["problems"])
+    with web(user.directory, **user.env) as process:
+        (shown,) = [one for one in process.get("/api/overview").body["systems"] if one["name"] == "trial-end"]
+        assert shown["idle"] == "paused"
+    assert user.queue_manager("systems", "resume", "trial-end").returncode == 0
+    assert json.loads(user.queue_manager("scan", "trial-end").stdout)["enqueued"] == 1
+
+
+def test_a_dry_run_counts_and_dispatches_nothing(user: User) -> None:
+    add()
+    scan = json.loads(user.queue_manager("scan", "trial-end", QM_DRY_RUN="trial-end").stdout)
+    assert (scan["dry_run"], scan["found"], scan["enqueued"]) == (1, 1, 0)
+    refused = user.queue_manager("health", QM_DRY_RUN="trial-ends")
+    assert refused.returncode == 2
+    assert "QM_DRY_RUN: 'trial-ends' must be one of support-snooze, " in refused.stderr

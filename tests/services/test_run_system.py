@@ -1,0 +1,119 @@
+"""The pytest fixture `run_system`, used as in a user's own tests."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from real_servers import Servers
+from rooms import T0
+
+from models import database
+from queue_manager import DueDocuments, Failure, RetryPolicy, Run, Written
+from queue_manager.core.errors import PermanentError
+from queue_manager.testing import RunSystem
+
+pytestmark = pytest.mark.usefixtures("servers")
+
+DAY = timedelta(days=1)
+
+
+def declare(function: Any, **fields: Any) -> DueDocuments:
+    system = DueDocuments(
+        name="trial-end",
+        title="Trials",
+        description="Trial accounts.",
+        collection="accounts",
+        due="ends_at",
+        every=timedelta(seconds=10),
+        **fields,
+    )
+    system.item(retry=RetryPolicy(max_attempts=3, base=timedelta(hours=1)))(function)
+    return system
+
+
+def test_due_documents_are_written_and_others_are_not(run_system: RunSystem) -> None:
+    trials = declare(lambda _: {"$set": {"status": "expired"}}, where={"status": "trial"})
+    due, later = {"_id": "due", "ends_at": T0}, {"_id": "later", "ends_at": T0 + DAY}
+
+    outcome = run_system(trials, *({**one, "status": "trial"} for one in (due, later)), now=T0)
+
+    assert outcome.documents == [{**due, "status": "expired"}, {**later, "status": "trial"}]
+    assert [result["success"] for result in outcome.results] == [True]
+
+
+def test_a_later_call_goes_on_with_the_documents(run_system: RunSystem) -> None:
+    repeating = declare(lambda one: {"$set": {"ends_at": one["ends_at"] + DAY}, "$inc": {"times": 1}})
+    assert run_system(repeating, {"ends_at": T0}, now=T0).document["times"] == 1
+    assert run_system(repeating, now=T0).results == []
+    assert run_system(repeating, now=T0 + DAY).document["times"] == 2
+
+
+def test_attempts_follow_without_waits_and_the_last_error_is_the_result(run_system: RunSystem) -> None:
+    attempts: list[Any] = []
+    failures: list[Failure] = []
+
+    def fails(document: Any) -> None:
+        attempts.append(document["_id"])
+        raise ValueError("boom")
+
+    failing = declare(fails, batch=False)
+    failing.failed(lambda failure: failures.append(failure) or {"$set": {"error": failure.error}})
+    outcome = run_system(failing, {"_id": 7, "ends_at": T0}, now=T0)
+    assert attempts == [7, 7, 7]
+    assert outcome.document["error"] == "boom"
+    assert [str(result["error"]) for result in outcome.results] == ["boom"]
+    assert (failures[0].id, failures[0].failures) == (7, 1)
+
+
+def test_an_update_that_leaves_it_due_is_an_error(run_system: RunSystem) -> None:
+    (result,) = run_system(declare(lambda _: {"$inc": {"times": 1}}), {"ends_at": T0}, now=T0).results
+    assert isinstance(result["error"], PermanentError)
+    assert "left" in str(result["error"])
+
+
+def test_after_and_run_are_given_as_in_a_worker(run_system: RunSystem) -> None:
+    written: list[Written] = []
+    system = declare(lambda document, run: {"$set": {"done_at": run.now}}, done="unset")
+    system.after(written.extend)
+    outcome = run_system(system, {"_id": 1, "ends_at": T0}, {"_id": 2, "ends_at": T0}, now=T0 + DAY)
+    assert outcome.documents == [{"_id": one, "done_at": T0 + DAY} for one in (1, 2)]
+    assert [(one.id, one.due_at, one.written_at) for one in written] == [(1, T0, T0 + DAY), (2, T0, T0 + DAY)]
+    assert isinstance(Run(id="", now=T0), Run)
+
+
+def test_the_database_is_its_own_and_is_dropped(servers: Servers, pytester: pytest.Pytester) -> None:
+    before = database.client().list_database_names()
+    pytester.makepyfile(
+        """
+        from datetime import UTC, datetime, timedelta
+        from models import database
+        from queue_manager import DueDocuments
+
+        some = DueDocuments(name="some", title="S", description="S.", collection="some", due="at",
+                            every=timedelta(seconds=1), done="unset")
+        some.item()(lambda document: {})
+
+        def test_it(run_system):
+            assert run_system(some, {"at": datetime(2026, 1, 1, tzinfo=UTC)}).document.keys() == {"_id"}
+            assert database.database().name.startswith("test_")
+        """
+    )
+    pytester.runpytest_subprocess("-p", "queue_manager.testing", "-p", "no:randomly").assert_outcomes(passed=1)
+    assert database.client().list_database_names() == before
+
+
+def test_loading_the_plugin_imports_nothing_else_of_ours(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_it():
+            ours = {"tasks", "services", "models", "beat_schedule", "queue_manager.core"}
+            assert ours & set(sys.modules) == set()
+            assert "celery" not in sys.modules
+        """
+    )
+    arguments = ("-p", "queue_manager.testing", "-p", "no:randomly", "-p", "no:celery")
+    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
