@@ -9,8 +9,10 @@ module of `services` below declares its system (`queue_manager/system.py`), and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from queue_manager.system import System, declared, require_distinct
 from services import job_queues, message_queue, review_requests, stale_thumbnails, support_snooze
@@ -28,16 +30,30 @@ def systems() -> tuple[System, ...]:
     """Return these systems and those of the modules that `QM_SYSTEMS` names.
 
     Raises:
-        ConfigurationError: a module cannot be imported or declares no system, or two systems collide.
+        ConfigurationError: a module cannot be imported or declares no system, two systems collide, or `QM_DRY_RUN`
+            names a system that does not exist.
     """
-    return _with_declared(tuple(settings().qm_systems))
+    return _checked(tuple(settings().qm_systems), tuple(settings().qm_dry_run))
 
 
 @cache
-def _with_declared(modules: tuple[str, ...]) -> tuple[System, ...]:
+def _checked(modules: tuple[str, ...], dry_run: tuple[str, ...]) -> tuple[System, ...]:
     systems = (*SYSTEMS, *declared(modules))
     require_distinct(systems)
+    try:
+        for name in dry_run:
+            named(name, systems)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"QM_DRY_RUN: {error}") from None
     return systems
+
+
+def named(name: str, systems: Iterable[System]) -> System:
+    """Return the system of this name that dispatches items. Raises ConfigurationError."""
+    names = [system.name for system in systems if system.item_task is not None]
+    if name not in names:
+        raise ConfigurationError(f"{name!r} must be one of {', '.join(names)}")
+    return next(system for system in systems if system.name == name)
 
 
 def warnings() -> list[str]:

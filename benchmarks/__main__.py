@@ -99,12 +99,13 @@ def _progress(console: Console) -> Progress:
 def _mongodb(benchmarks: Sequence[Benchmark], bench: Bench, directory: Path) -> Iterator[Group]:
     monitoring.register(bench.recorder)
     with Mongo(directory / f"mongo-{len(benchmarks)}", cache_gb=CACHE_GB) as mongo:
-        _set_environment(MONGO_DB_URL=mongo.url)
-        try:
-            version = database.client().server_info()["version"]
-            yield f"MongoDB {version}, {CACHE_GB:g} GB cache", benchmarks
-        finally:
-            database.close()
+        with Valkey(directory / f"valkey-{len(benchmarks)}", config=VALKEY_CONFIG) as valkey:
+            _set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url)
+            try:
+                version = database.client().server_info()["version"]
+                yield f"MongoDB {version}, {CACHE_GB:g} GB cache", benchmarks
+            finally:
+                database.close()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Support snooze: the claims of one scan, beside a write per room that comes to the same end."""
+"""Support snooze: the leases of one scan, beside a write per room that comes to the same end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from uuid import uuid4
 from bson import ObjectId
 
 from beat_schedule import SYSTEMS
-from benchmarks.harness import Bench, Document, Result, Way, expect
+from benchmarks.harness import Bench, Document, Result, Way, end_leases, expect
 from models import database, schema, support_room
 from queue_manager.core.clock import hours, seconds
+from queue_manager.core.settings import settings
+from services.due_documents import work_of
+from services.due_documents.work import DocumentWork
 from services.due_work import Backlog
-from services.support_snooze import support_snooze
+from services.support_snooze import system
 
 ROOMS, DUE = 100_000, 10_000
 Won = list[tuple[str, str]]
@@ -26,44 +29,50 @@ def run(bench: Bench) -> Result:
     schema.migrate(SYSTEMS)
 
     def check(won: Won) -> None:
-        expect("claims", len(won), due)
-        expect("rooms claimed", {room for room, _ in won}, {str(_id(number)) for number in range(due)})
+        expect("rooms taken", [*sorted(room for room, _ in won)], [str(_id(number)) for number in range(due)])
         expect("tokens, each of one room", len({token for _, token in won}), due)
-        expect("claims in the database", _held(), set(won))
-        expect("rooms claimed a second time", claim_in_batches(), [])
+        expect("rooms marked", support_room.rooms().count_documents({support_room.FLAG: True}), due)
+
+    def check_leases(won: Won) -> None:
+        check(won)
+        expect("leases", _work().leases.stats().in_progress, due)
+        expect("rooms taken a second time", lease_in_batches(), [])
+
+    def check_claims(won: Won) -> None:
+        check(won)
+        found = support_room.rooms().find({"claim.token": {"$gt": ""}}, {"claim.token": 1})
+        expect("claims", {(str(room["_id"]), room["claim"]["token"]) for room in found}, set(won))
+        expect("rooms claimed a second time", write_per_room(), [])
 
     return bench.compare(
         "support snooze",
         f"{rooms:,} rooms, {due:,} of them due",
         [
-            Way(name="claims in batches, ours", run=claim_in_batches, check=check, prepare=give_all_back),
-            Way(name="a write per room", run=write_per_room, check=check, prepare=give_all_back),
+            Way(name="leases in batches, ours", run=lease_in_batches, check=check_leases, prepare=give_all_back),
+            Way(name="a write per room", run=write_per_room, check=check_claims, prepare=give_all_back),
         ],
-        notes=["Without publishing. Both ask again in the write whether the room is still due and free."],
+        notes=["Without publishing. Ours keeps the leases in Redis and marks a batch of rooms in one write."],
     )
 
 
-def claim_in_batches() -> Won:
-    return [(item.args[0], item.token) for batch in support_snooze().claim_due(Backlog()) for item in batch.items]
+def lease_in_batches() -> Won:
+    work, won = _work(), []
+    for batch in work.claim_due(Backlog()):
+        work.sent(batch)
+        won += [(item.args[0], item.token) for item in batch.items]
+    return won
 
 
 def write_per_room() -> Won:
-    """Find what is due with our index, then claim one room at a time."""
-    now, claims = database.server_now(), support_room.claims()
-    due, rooms = claims.of.unclaimed(now), support_room.rooms()
-    won = []
-    for room in rooms.find(due.where, {"snooze_time.time": 1}, hint=due.index, sort=due.sort):
+    """Find what is due with our index, then claim one room at a time, in the room."""
+    work, now, won = _work(), database.server_now(), []
+    for room in work.documents.find(now):
         token = f"{uuid4().hex}-{room['_id']}"
-        claim = {
-            "token": token,
-            "held": True,
-            "claimed_until": now + claims.lease,
-            "due_at": room["snooze_time"]["time"],
-            "losses": 0,
-        }
-        written = rooms.update_one(
-            {**due.where, "_id": room["_id"], "snooze_time.time": room["snooze_time"]["time"]},
-            {"$set": {"snooze_queue_in_progress": True, "claim": claim}},
+        until = now + seconds(settings().qm_lease_seconds)
+        free = {"$or": [{"claim.until": None}, {"claim.until": {"$lte": now}}]}
+        written = support_room.rooms().update_one(
+            {"_id": room["_id"], support_room.DUE: room["snooze_time"]["time"], **free},
+            {"$set": {support_room.FLAG: True, "claim": {"token": token, "until": until}}},
             hint="_id_",
         )
         if written.modified_count:
@@ -83,17 +92,12 @@ def documents(rooms: int, due: int, now: datetime) -> Iterator[Document]:
 
 
 def give_all_back() -> None:
-    support_room.rooms().update_many(
-        {"claim.held": True}, {"$unset": {"claim": ""}, "$set": {"snooze_queue_in_progress": False}}
-    )
+    end_leases()
+    support_room.rooms().update_many({support_room.FLAG: True}, {"$unset": {"claim": "", support_room.FLAG: ""}})
 
 
-def _held() -> set[tuple[str, str]]:
-    """Return what is held in the form that a claim has."""
-    held = {"claim.held": True, "claim.losses": 0, "snooze_queue_in_progress": True}
-    as_due = {"$expr": {"$eq": ["$claim.due_at", "$snooze_time.time"]}}
-    found = support_room.rooms().find({**held, **as_due}, {"claim.token": 1})
-    return {(str(room["_id"]), room["claim"]["token"]) for room in found}
+def _work() -> DocumentWork:
+    return work_of(system)
 
 
 def _id(number: int) -> ObjectId:

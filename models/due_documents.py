@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
+from bson import MinKey
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
@@ -24,7 +25,9 @@ from queue_manager.core.errors import ConfigurationError
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
-A_DATE: Document = {"$type": "date", "$gte": datetime(1970, 1, 1, tzinfo=UTC)}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+A_DATE: Document = {"$type": "date", "$gte": EPOCH}
+A_MILLISECOND = timedelta(milliseconds=1)  # between two dates of MongoDB
 COUNTED = 100_000  # a count that reaches this stands for that many or more
 _BAD_VALUE = 2  # MongoDB's code for, among others, a hint that names no index
 
@@ -88,15 +91,21 @@ class DueCollection:
         limit: int = 0,
         batch: int = listing.BATCH,
     ) -> Iterator[Document]:
-        """Yield documents due in (`after`, `until`], oldest first: id, due date and `fields`.
+        """Yield documents due in (`after`, `until`], in the order of the index, oldest first: id, date and `fields`.
 
         The server reads `batch` of them at a time.
         """
-        where = self.is_due(until, after=after)
+        first = EPOCH if after is None else after + A_MILLISECOND
+        # Bounds instead of a sort: an index that ever held an array serves neither a range with two ends nor a sort.
+        bounds = {"min": self._bound(first), "max": self._bound(until + A_MILLISECOND)}
         wanted = projection((self.due, *fields))
-        sort = [(path, ASCENDING) for path in self.order]
-        with_index = {"hint": self.index, "sort": sort, "limit": limit, "batch_size": batch}
-        return self._needing_index(lambda: self.collection().find(where, wanted, **with_index))
+        found = self.collection().find
+        return self._needing_index(
+            lambda: found(self.is_due(until), wanted, hint=self.index, limit=limit, batch_size=batch, **bounds)
+        )
+
+    def _bound(self, at: datetime) -> Document:
+        return {self.due: at, "_id": MinKey()}
 
     def walk(
         self, until: datetime, fields: Sequence[str], *, position: Position | None, is_descending: bool
@@ -125,6 +134,23 @@ class DueCollection:
         counts = self._needing_index(lambda: [self.collection().count_documents(where, hint=self.index, limit=COUNTED)])
         return int(next(counts))
 
+    def has_index(self) -> bool:
+        """Return True if the index exists and is the one that `find` needs."""
+        try:
+            next(self.find(datetime.now(UTC), limit=1), None)
+        except ConfigurationError:
+            return False
+        return self.index in self.collection().index_information()  # MongoDB accepts any hint for a missing collection
+
+    def count_unindexed(self, until: datetime) -> int:
+        """Count due documents, up to `COUNTED`, by reading the whole collection."""
+        return self.collection().count_documents(self.is_due(until), limit=COUNTED)
+
+    def sample(self, until: datetime, fields: Sequence[str] | None, *, limit: int) -> list[Document]:
+        """Return some due documents with or without the index."""
+        wanted = None if fields is None else projection((self.due, *fields))
+        return list(self.collection().find(self.is_due(until), wanted, limit=limit))
+
     def get(self, id: Any, fields: Sequence[str] | None = None) -> Document | None:
         return self.collection().find_one({"_id": id}, None if fields is None else projection(fields))
 
@@ -135,16 +161,14 @@ class DueCollection:
     def due_at(self, document: Document) -> Any:
         return value_at(document, self.due)
 
-    def is_due(self, until: datetime, *, after: datetime | None = None) -> Document:
-        """Return the condition that a document is due in (`after`, `until`]."""
-        range_ = {"$lte": until} if after is None else {"$gt": after, "$lte": until}
-        # The index has to admit an array that begins with null.
+    def is_due(self, until: datetime) -> Document:
+        """Return the condition that a document is due until then."""
         no_arrays = [{path: {"$type": "array"}} for path in self._paths]
-        return {**self._indexed, self.due: {**A_DATE, **range_}, "$nor": no_arrays}
+        return {**self._indexed, self.due: {**A_DATE, "$lte": until}, "$nor": no_arrays}
 
     @property
     def _indexed(self) -> Document:
-        """The condition of the index: no array anywhere on the path, since one would make the index multikey."""
+        """The condition of the index. It keeps out most arrays, which would make the index multikey: lists of dates."""
         return {self.due: A_DATE, **{f"{path}.0": None for path in self._paths}, **self.where}
 
     @property

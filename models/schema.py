@@ -1,4 +1,4 @@
-"""Every index of every collection: what `queue-manager migrate` creates."""
+"""Every index of every collection: what `queue-manager migrate` creates, and what its `--finish` removes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pymongo.errors import OperationFailure
 
-from models import database, scan_run
+from models import database, old_claims, scan_run
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.system import System
 
@@ -39,7 +39,6 @@ def migrate(systems: Iterable[System]) -> list[str]:
                 obstacles[system.name] = [*lines]
                 continue
             created += database.create_indexes(system.collections())
-            database.drop_indexes(system.obsolete_indexes)
         except OperationFailure as error:
             if error.code != _DUPLICATE_KEY:
                 raise
@@ -47,3 +46,14 @@ def migrate(systems: Iterable[System]) -> list[str]:
     if obstacles:
         raise Obstructed(obstacles, created)
     return created
+
+
+def finish(systems: Iterable[System]) -> int:
+    """Remove what earlier releases needed and this one does not; return how many claims there were. Safe to repeat."""
+    claims = 0
+    for system in systems:
+        for name, indexes in system.obsolete_indexes.items():
+            if {*old_claims.INDEXES} <= {*indexes}:
+                claims += old_claims.remove(name)
+        database.drop_indexes(system.obsolete_indexes)
+    return claims

@@ -21,8 +21,8 @@ from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models import listing
-from models.claimable import A_DATE
 from models.database import Document, collection, value_at
+from models.due_documents import A_DATE
 from models.listing import Position
 from queue_manager.core.clock import hours
 

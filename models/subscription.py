@@ -19,8 +19,8 @@ from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 
 from models import account, pulse
-from models.claimable import A_DATE
 from models.database import Document, collection
+from models.due_documents import A_DATE
 from models.listing import NoPosition
 from queue_manager.core.clock import truncate
 from queue_manager.core.settings import settings

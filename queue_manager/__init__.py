@@ -9,14 +9,41 @@ if TYPE_CHECKING:
     from queue_manager.core.retry import RetryPolicy
     from queue_manager.system import System
     from services.due_documents import DueDocuments, Failure, Run, Written
+    from services.leased_work import Due, LeasedWork, leases_of
+    from tasks.base import fan_out, item_task, scan_task
 
-__all__ = ["DueDocuments", "Failure", "RetryPolicy", "Run", "System", "Written"]
-
-_MODULES = {"System": "queue_manager.system", "RetryPolicy": "queue_manager.core.retry"}
+_MODULES = {
+    "Due": "services.leased_work",
+    "DueDocuments": "services.due_documents",
+    "Failure": "services.due_documents",
+    "LeasedWork": "services.leased_work",
+    "RetryPolicy": "queue_manager.core.retry",
+    "Run": "services.due_documents",
+    "System": "queue_manager.system",
+    "Written": "services.due_documents",
+    "fan_out": "tasks.base",
+    "item_task": "tasks.base",
+    "leases_of": "services.leased_work",
+    "scan_task": "tasks.base",
+}
+__all__ = [
+    "Due",
+    "DueDocuments",
+    "Failure",
+    "LeasedWork",
+    "RetryPolicy",
+    "Run",
+    "System",
+    "Written",
+    "fan_out",
+    "item_task",
+    "leases_of",
+    "scan_task",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: most modules need none of them."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "services.due_documents")), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import redis
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -18,11 +19,14 @@ from models.database import OUTAGES, require_replica_set, rights_to_migrate
 from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.settings import settings
+from queue_manager.core.settings import masked, settings
 from queue_manager.dead_letters_cli import dead_letters_cli
 from queue_manager.health import Health, health
 from queue_manager.jobs_cli import jobs
 from queue_manager.queue_cli import queue
+from queue_manager.systems_cli import systems_cli
+from queue_manager.transport import presence
+from queue_manager.transport.server import connect
 
 cli = typer.Typer(
     help="Finds what is due in MongoDB and acts on it, once.",
@@ -30,6 +34,7 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli.add_typer(systems_cli, name="systems")
 cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")
@@ -46,7 +51,15 @@ def main() -> None:
 
 
 @cli.command()
-def migrate() -> None:
+def migrate(
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish",
+            help="Then remove what only earlier releases needed, once no worker of such a release is online.",
+        ),
+    ] = False,
+) -> None:
     """Create the missing indexes of the systems that are switched on.
 
     Safe to repeat; waits for MongoDB while it is away. Exit code 2 when documents contradict an index: it names them
@@ -55,13 +68,32 @@ def migrate() -> None:
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
     until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
+    on = [system for system in systems() if system.is_switched_on(settings())]
+    if finish:
+        _refuse_old_workers()
     try:
         with rights_to_migrate():
-            names = schema.migrate([system for system in systems() if system.is_switched_on(settings())])
+            _log_indexes(schema.migrate(on))
+            if finish:
+                log.info("What earlier releases needed is removed", claims=schema.finish(on))
     except schema.Obstructed as error:
         _log_indexes(error.indexes)
         raise
-    _log_indexes(names)
+
+
+def _refuse_old_workers() -> None:
+    """Raise ConfigurationError while a worker of an older release is online."""
+    try:
+        with connect(settings().redis_url) as client:
+            old = [worker.name for worker in presence.online(client) if worker.release is None]
+    except redis.RedisError as error:
+        _fail(
+            f"Redis at {masked(settings().redis_url)} does not tell which workers are online ({reason(error)})", code=1
+        )
+    if old:
+        raise ConfigurationError(
+            f"Nothing was changed, because workers of an older release are online: stop {', '.join(old)} first"
+        )
 
 
 def _log_indexes(names: Sequence[str]) -> None:

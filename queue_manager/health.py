@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import redis
 
@@ -23,6 +23,8 @@ from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadersh
 from queue_manager.transport.presence import Worker
 from queue_manager.transport.server import connect, require_server
 from services.problems import MAX_IDS, counted, ids, span
+
+Idle = Literal["paused", "dry run"]
 
 STARTING = seconds(30)  # after a beat began to lead, workers may still be on their way
 
@@ -52,6 +54,8 @@ class Processes:
     dead_letters: int
     losses: Mapping[str, Mapping[str, int]]
     """By system and id, of items that lost their process often: how often in a row."""
+    paused: Set[str]
+    """The names of the systems that are paused."""
     now: datetime
     """By the clock of Redis, which is also that of the leader."""
 
@@ -64,6 +68,7 @@ class Processes:
             leader=leadership(client, LEADER_LOCK),
             workers=presence.online(client),
             dead_letters=dead_letters.count(client),
+            paused=leases.paused(),
             losses={system.name: Leases(system.name).often_lost() for system in systems() if system.queue is not None},
         )
 
@@ -123,11 +128,19 @@ def _look_at_system(state: Health, system: System, chosen: Settings, processes: 
     state.scans[system.name] = None if run is None else {**run, "at": to_iso(run["at"])}
     if is_starting(system, run, chosen, leader, now=now):
         state.details.append(f"{system.name}: starting, its scan has not run yet")
+    if (idle := idle_because(system, chosen, processes)) is not None:
+        state.details.append(f"{system.name}: {idle}, so its scans dispatch nothing; {_END_OF_IDLENESS[idle]}")
     state.problems += problems_of_scan(system, run, chosen, processes, now=now)
     stats = system.stats()
     state.systems[system.name] = stats.numbers
     state.details += [f"{system.name}: {detail}" for detail in stats.details]
-    state.problems += problems_of_items(system, stats, chosen)
+    state.problems += problems_of_items(system, stats, chosen, is_idle=idle is not None)
+
+
+_END_OF_IDLENESS: dict[Idle, str] = {
+    "paused": "see `queue-manager systems resume`",
+    "dry run": "take it out of QM_DRY_RUN to end that",
+}
 
 
 # What is wrong, also for the overview
@@ -199,10 +212,17 @@ def problems_of_scan(
     return problems
 
 
-def problems_of_items(system: System, stats: SystemStats, chosen: Settings) -> list[str]:
-    """Return what is wrong with the items of a system that is switched on."""
+def idle_because(system: System, chosen: Settings, processes: Processes | None) -> Idle | None:
+    """Return why the scans of a system dispatch nothing, if they do not."""
+    if processes is not None and system.name in processes.paused:
+        return "paused"
+    return "dry run" if system.name in chosen.qm_dry_run else None
+
+
+def problems_of_items(system: System, stats: SystemStats, chosen: Settings, *, is_idle: bool) -> list[str]:
+    """Return what is wrong with the items of a system that is switched on. One that is idle by intention may lag."""
     lag, limit = seconds(stats.numbers.get("lag_seconds", 0)), system.late_after(chosen)
-    if lag <= limit or not system.has_lag:
+    if lag <= limit or is_idle or not system.has_lag:
         return stats.problems
     which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
     late = (

@@ -45,6 +45,8 @@ START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
 RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
 MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile
 
+PAUSED = "qm:paused"  # the set of systems that dispatch nothing
+
 SETS = ("waiting", "running", "cooling", "done", "started", "losses")
 State = Literal["free", "in-progress", "stuck", "cooling"]
 """`stuck`: the lease ended without a word. `cooling`: the last attempt failed."""
@@ -172,6 +174,27 @@ for i = 2, #ARGV do
 end
 """)
 
+# Say that received items were sent again: they wait for a worker, as long as it takes.
+#
+# ARGV     in how many ms a worker may have them, names
+SENT_AGAIN = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+for i = 2, #ARGV do
+    if redis.call('ZREM', running, ARGV[i]) == 1 then redis.call('ZADD', waiting, now + ARGV[1], ARGV[i]) end
+end
+""")
+
+# End the leases of items that were sent with a time to come.
+#
+# ARGV     lease in ms, names
+END_EARLY = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+for i = 2, #ARGV do
+    local ends = redis.call('ZSCORE', running, ARGV[i])
+    if ends and tonumber(ends) > now + ARGV[1] then redis.call('ZREM', running, ARGV[i]) end
+end
+""")
+
 # Give leases back. They may be taken again at once, or after a pause.
 #
 # ARGV     pause in ms, names
@@ -282,6 +305,44 @@ end
 """)
 
 
+# Reserve times for items that are dispatched at a limited rate.
+#
+# KEYS     when the next item may come, in ms
+# ARGV     now and the interval between two items in ms; the due times of the items in ms, oldest first
+# Returns  the time of each item, in ms
+#
+# Atomic because a second scan must not use the same times.
+RESERVE = Script("""#!lua
+local now, interval, times = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
+local at = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)
+for i = 3, #ARGV do
+    at = math.max(at, tonumber(ARGV[i]))
+    times[#times + 1] = math.floor(at)
+    at = at + interval
+end
+redis.call('SET', KEYS[1], string.format('%.3f', at), 'PX', math.ceil(at - now) + 1)
+return times
+""")
+
+
+def pause(system: str) -> None:
+    """Dispatch no more items of a system, until it is resumed; what is in flight ends. Raises `Unavailable`."""
+    with _redis() as client:
+        client.sadd(PAUSED, system)
+
+
+def resume(system: str) -> None:
+    """Dispatch items of a system again. Raises `Unavailable`."""
+    with _redis() as client:
+        client.srem(PAUSED, system)
+
+
+def paused() -> set[str]:
+    """Return the names of the systems that are paused. Raises `Unavailable`."""
+    with _redis() as client:
+        return {_text(name) for name in client.smembers(PAUSED)}
+
+
 class MustPause(Exception):
     """The item lost its process too often in a row to start now."""
 
@@ -365,6 +426,19 @@ class Leases:
         """Say that items taken until `ends_ms` were sent: they wait for a worker without an end."""
         self._each(DISPATCHED, names, ends_ms)
 
+    def next_slot(self) -> datetime | None:
+        """Return the first time that no dispatched item has, where the rate is limited."""
+        with _redis() as client:
+            at = client.get(self._slot_key)
+        return None if at is None else _EPOCH + timedelta(milliseconds=float(at))
+
+    def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
+        """Return a time for each item, not before it is due and `interval` after the one before it."""
+        wanted = [milliseconds(at - _EPOCH) for at in (now, *due_at)]
+        with _redis() as client:
+            times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
+        return [_EPOCH + timedelta(milliseconds=at) for at in times]
+
     def hold_unknown(self, names: Sequence[str]) -> None:
         """Hold for one lease those of `names` that were never taken."""
         self._each(HOLD_UNKNOWN, names, self._lease_ms)
@@ -378,6 +452,14 @@ class Leases:
     def renew(self, names: Sequence[str], *, wait: timedelta = timedelta(0)) -> None:
         """Prolong the leases that are held to one lease from now, or from the end of `wait`."""
         self._each(RENEW, names, self._lease_ms + milliseconds(wait))
+
+    def sent_again(self, names: Sequence[str], *, wait: timedelta) -> None:
+        """Say that items that are held were sent again, to be executed in `wait`: they wait without an end."""
+        self._each(SENT_AGAIN, names, milliseconds(wait))
+
+    def end_early(self, names: Sequence[str]) -> None:
+        """End the leases of items that were sent with a time to come."""
+        self._each(END_EARLY, names, self._lease_ms)
 
     def release(self, names: Sequence[str], *, pause: timedelta = timedelta(0)) -> None:
         """Give leases back; no scan takes them before `pause` is over."""
@@ -467,6 +549,10 @@ class Leases:
     @property
     def keys(self) -> list[str]:
         return [f"qm:lease:{self.system}:{one}" for one in SETS]
+
+    @property
+    def _slot_key(self) -> str:
+        return f"qm:lease:{self.system}:slot"
 
     @property
     def _lease_ms(self) -> int:

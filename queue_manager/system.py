@@ -113,7 +113,7 @@ class System:
     collections: Callable[[], Mapping[str, Sequence[IndexModel]]] = dict
     """Returns its collections and their indexes, for `migrate`."""
     obsolete_indexes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By collection: the names of indexes of earlier releases, which `migrate` drops."""
+    """By collection: the names of indexes of earlier releases, which `migrate --finish` drops."""
     obstacles: Callable[[], Sequence[str]] = list
     """Returns what has to be put in order before `migrate` can create the indexes, a line each."""
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
+from math import ceil
 from typing import Any
 from uuid import uuid4
 
+from models.database import server_now
 from queue_manager import leases
-from queue_manager.core.clock import parse_utc, seconds
+from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.leases import Attempts, Leases
@@ -27,14 +30,18 @@ class Due:
     id: str
     """As text, without spaces: with the due time it names the lease."""
     due_at: datetime
-    args: tuple[Any, ...]
-    """Of the item's task."""
+    args: tuple[Any, ...] = ()
+    """Of the item's task; by default the id and the due time."""
     is_flagged: bool = False
     """Another program may be working on it."""
     noted: str | None = None
     """Under which name the scan counts it, besides."""
     is_left_out: bool = False
     """It cannot be dispatched."""
+
+    def __post_init__(self) -> None:
+        if not self.args:
+            object.__setattr__(self, "args", (self.id, to_iso(self.due_at)))
 
     @property
     def lease(self) -> str:
@@ -46,10 +53,19 @@ class LeasedWork(DueWork):
     """Work whose items are dispatched under leases. The arguments of an item are, by default, `(id, due time)`."""
 
     leases: Leases
-    clock: Callable[[], datetime]
-    limits: Limits
+    clock: Callable[[], datetime] = server_now
+    limits: Limits = field(default_factory=Limits.from_settings)
     ahead: timedelta = timedelta(0)
     """What falls due within this time is dispatched with its exact time."""
+    max_rate: float | None = None
+    """Items in a second, at most: each is dispatched with a time of its own."""
+    period: timedelta = timedelta(0)
+    """The time between two scans, needed with `max_rate`."""
+
+    @property
+    def system_name(self) -> str:
+        """The name under which it is paused, and tried without dispatching."""
+        return self.leases.system
 
     @abstractmethod
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
@@ -66,32 +82,48 @@ class LeasedWork(DueWork):
         A message that waits in the broker is never sent twice: of what waits, only as much is dispatched again as there
         is more of it than there are messages.
         """
+        if self.system_name in leases.paused():
+            yield DueBatch(found=0, items=[], noted={"paused": 1})
+            return
+        if self.system_name in settings().qm_dry_run:
+            for some in self.limits.batches(self.find_due(self.clock()), backlog):
+                backlog.add(len(some))  # the scan ends in time, as it would
+                yield DueBatch(found=len(some), items=[], noted={"dry_run": len(some)})
+            return
         with self.leases.scan() as goes_on:
             if not goes_on():
                 yield DueBatch(found=0, items=[], noted={"already_running": 1})
                 return
             self.leases.free_lost(backlog.waiting)
             now = self.clock()
-            yield from self._dispatch(self.find_due(now), backlog, goes_on)
+            yield from self._dispatch(self.find_due(now), backlog, goes_on, budget=self._slots())
             if self.ahead and self.limits.ahead:
                 coming = self.find_due(now + self.ahead, after=now)
-                yield from self._dispatch(coming, backlog, goes_on, budget=self.limits.ahead)
+                yield from self._dispatch(coming, backlog, goes_on, budget=min(self.limits.ahead, self._slots()))
 
     def _dispatch(
-        self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], budget: int | None = None
+        self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], *, budget: int
     ) -> Iterator[DueBatch]:
-        while goes_on() and (budget is None or budget > 0):
+        while goes_on() and budget > 0:
             room = backlog.room(self.limits.max_queue, at_least=self.limits.batch)
-            some = list(islice(found, min(self.limits.batch, room, room if budget is None else budget)))
+            some = list(islice(found, min(self.limits.batch, room, budget)))
             if not some:
                 return
             batch = self._take(some)
-            budget = None if budget is None else budget - len(batch.items)
+            budget -= len(batch.items)
             backlog.add(len(batch.items))
             yield batch
 
+    def _slots(self) -> int:
+        """Return how many more items the rate allows before the next scan."""
+        if self.max_rate is None:
+            return sys.maxsize
+        now = self.clock()
+        left = now + self.period - max(self.leases.next_slot() or now, now)
+        return ceil(left.total_seconds() * self.max_rate)
+
     def take_by_hand(self, some: Sequence[Due]) -> list[DueItem]:
-        """Take what nobody holds, whether or not it is cooling or another program may be working on it."""
+        """Take what nobody holds, at once: whether or not it is cooling or another program may be working on it."""
         return self._take(some, is_by_hand=True).items
 
     def _take(self, some: Sequence[Due], *, is_by_hand: bool = False) -> DueBatch:
@@ -104,14 +136,17 @@ class LeasedWork(DueWork):
         if ours:
             self.mark(ours)
         now, batch = self.clock(), uuid4().hex
+        times = [one.due_at for one in ours]
+        if self.max_rate is not None and ours and not is_by_hand:
+            times = self.leases.reserve(times, interval=seconds(1) / self.max_rate, now=now)
         items = [
             DueItem(
                 token=self.token(one, batch=batch, number=number),
                 args=one.args,
-                eta=one.due_at if one.due_at > now else None,
+                eta=at if at > now else None,
                 lease=one.lease,
             )
-            for number, one in enumerate(ours)
+            for number, (one, at) in enumerate(zip(ours, times, strict=True))
         ]
         noted = Counter(one.noted for one in some if one.noted is not None)
         found = len(ours) + len(some) - len(fit)  # what is in flight was found before

@@ -16,7 +16,7 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from models import support_room
+from models import old_claims, support_room
 from models.database import Document, shown_id
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
@@ -72,6 +72,7 @@ system = SupportSnooze(
     fields=("account_id", "status"),
     shown=("account_id",),
     arguments=("room_id", "snoozed_until"),
+    obsolete_indexes={support_room.NAME: old_claims.INDEXES},
     reasons=Reasons(not_found="Room not found", not_due="Still snoozed", changed="Snooze changed"),
 )
 

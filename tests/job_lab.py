@@ -10,9 +10,10 @@ from typing import Any
 from bson import ObjectId
 from rooms import T0, HandClock
 
-from models import job, job_attempt, job_queue
+from models import job, job_attempt
 from models.database import Document
 from queue_manager.core.clock import seconds
+from queue_manager.leases import Leases
 from services.due_work import Backlog, DueItem, Limits
 from services.job_queues import Jobs, Registry
 from services.job_queues.dispatch import Dispatch
@@ -67,32 +68,44 @@ class Lab:
         assert job_attempt.start(found, token=token, now=now, until=now + lease)
         return found
 
-    def dispatching(self, epoch: int | None = None) -> Dispatch:
+    def dispatching(self, epoch: int | None = None, *, lease: timedelta = LEASE) -> Dispatch:
         return Dispatch(
-            claims=job_queue.claims(),
+            leases=Leases("job-queues", lease),
             clock=self.clock,
             limits=Limits(batch=500, max_queue=20_000, ahead=200),
-            ahead_by=PERIOD,
+            ahead=PERIOD,
             epoch=epoch,
         )
 
-    def dispatch(self, epoch: int | None = None) -> tuple[list[DueItem], dict[str, int]]:
-        """Dispatch once; return what would be sent, and what was noted besides."""
+    def dispatch(
+        self, epoch: int | None = None, *, messages: int = 0, lease: timedelta = LEASE
+    ) -> tuple[list[DueItem], dict[str, int]]:
+        """Dispatch once, while `messages` wait in the broker; return what would be sent, and what was noted besides.
+
+        The lease is by the clock of Redis, which no hand moves.
+        """
         items, noted = [], dict[str, int]()
-        for batch in self.dispatching(epoch).claim_due(Backlog()):
+        work = self.dispatching(epoch, lease=lease)
+        for batch in work.claim_due(Backlog(messages)):
+            work.sent(batch)
             items += batch.items
             noted.update(batch.noted)
         return items, noted
 
-    def names_dispatched(self, epoch: int | None = None) -> list[str]:
-        return sorted(item.args[0] for item in self.dispatch(epoch)[0])
+    def names_dispatched(self, epoch: int | None = None, **options: Any) -> list[str]:
+        return sorted(item.args[0] for item in self.dispatch(epoch, **options)[0])
+
+    def end_run(self, item: DueItem) -> None:
+        """Let the task of a queue have succeeded."""
+        with self.dispatching().attempt(item) as attempts:
+            attempts.done.add(item.lease)
 
     def serve(self, epoch: int | None = None) -> list[RunReport]:
         """Dispatch, and run through what is handed out as workers would."""
         reports = []
         for item in self.dispatch(epoch)[0]:
             reports.append(self.run_through(item.args[0], token=item.token, epoch=epoch))
-            job_queue.complete(item.args[0], token=item.token)
+            self.end_run(item)
         return reports
 
     def state(self, id: str) -> str:

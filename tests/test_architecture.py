@@ -21,6 +21,8 @@ LAYERS = [
         "queue_manager.queue_display",
         "queue_manager.jobs_cli",
         "queue_manager.jobs_display",
+        "queue_manager.systems_cli",
+        "queue_manager.testing",
         "queue_manager.health",
         "queue_manager.devstack",
         "queue_manager.dashboard",

@@ -24,7 +24,7 @@ from queue_manager.transport.server import connect
 
 MOST_TO_WARM_UP, WARM_WITHIN = 200, 20.0  # rooms, seconds for each
 PATIENCE = 400.0  # seconds until it is given up
-UNTOUCHED = {"status": "snoozed", "snooze_time.time": {"$type": "date"}, "claim": None, "unsnoozed_at": None}
+UNTOUCHED = {"status": "snoozed", "snooze_time.time": {"$type": "date"}, "unsnoozed_at": None}
 
 Moments = dict[str, float]
 """By room, in seconds of the epoch."""
@@ -177,7 +177,7 @@ def wakings(since: Timestamp) -> Counter[Any]:
 
 
 def _opened() -> set[Any]:
-    opened = support_room.rooms().find({"status": "open", "snooze_time": None, "claim": None}, {"_id": 1})
+    opened = support_room.rooms().find({"status": "open", "snooze_time": None}, {"_id": 1})
     return {room["_id"] for room in opened}
 
 

@@ -196,6 +196,8 @@ class Settings(BaseSettings):
     """Switches the job queues on."""
     qm_systems: Modules = []
     """Modules that declare further systems; naming one switches its systems on."""
+    qm_dry_run: Names = []
+    """Names of systems whose scans count what is due and dispatch nothing."""
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
     """Seconds between two scans for ended snoozes."""

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from redis import Redis
 
 from beat_schedule import systems
-from models.claims import COUNTED
+from models.due_documents import COUNTED
 from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings

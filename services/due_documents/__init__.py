@@ -14,12 +14,25 @@ from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
 from services.due_documents.declaration import DueDocuments, Failure, Item, Reasons, Run, Written
 from services.due_documents.listing import DocumentList
+from services.due_documents.preview import Preview, previews
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork, OwedCalls
 from services.due_work import Limits
 from services.leased_work import leases_of
 
-__all__ = ["DueDocuments", "Failure", "Item", "Reasons", "Run", "Written", "implementation", "owed_calls_of", "work_of"]
+__all__ = [
+    "DueDocuments",
+    "Failure",
+    "Item",
+    "Preview",
+    "Reasons",
+    "Run",
+    "Written",
+    "implementation",
+    "owed_calls_of",
+    "previews",
+    "work_of",
+]
 
 MAX_AHEAD = minutes(5)  # a worker holds what is dispatched ahead of its time
 
@@ -33,6 +46,8 @@ def work_of(system: DueDocuments) -> DocumentWork:
         clock=database.server_now,
         limits=Limits.from_settings(),
         ahead=min(system.period(settings()), MAX_AHEAD),
+        max_rate=system.max_rate,
+        period=system.period(settings()),
     )
 
 

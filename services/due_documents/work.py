@@ -52,12 +52,13 @@ class DocumentWork(LeasedWork):
         flag = self.system.flag_field
         id, due_at = id_text(document["_id"]), self.documents.due_at(document)
         is_flagged = flag is not None and bool(database.value_at(document, flag))
-        return Due(id=id, due_at=due_at, args=(id, to_iso(due_at)), is_flagged=is_flagged)
+        return Due(id=id, due_at=due_at, is_flagged=is_flagged)
 
     def mark(self, dispatched: Sequence[Due]) -> None:
         if (flag := self.system.flag_field) is not None:
             ids = [database.read_id(one.id, field="id") for one in dispatched]
-            self.documents.update_range(ids, dispatched[0].due_at, dispatched[-1].due_at, {"$set": {flag: True}})
+            dates = [one.due_at for one in dispatched]
+            self.documents.update_range(ids, min(dates), max(dates), {"$set": {flag: True}})
 
     def release(self, items: Sequence[DueItem]) -> None:
         super().release(items)
@@ -130,6 +131,10 @@ class DocumentWork(LeasedWork):
         if document is None or id_text(document["_id"]) != id_text(key):
             return None
         return self.system.result(document, run) if meant in (None, self.documents.due_at(document)) else None
+
+    def change_of(self, document: database.Document, run: Run) -> Change:
+        """Return the change that the function makes of a due document, unwritten. Raises what the function raises."""
+        return self._change(self._update(document, run), run)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing pause."""
@@ -234,9 +239,12 @@ class DocumentWork(LeasedWork):
                     continue
                 raise
             if key not in changes:
-                changes[key] = Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
+                changes[key] = self._change(update, run)
             changes[key].ids.append(document["_id"])
         return list(changes.values())
+
+    def _change(self, update: Update, run: Run) -> Change:
+        return Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
 
     def _update(self, document: database.Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
@@ -333,9 +341,13 @@ class OwedCalls(LeasedWork):
     grace: timedelta
     """How long the process that wrote has for the call."""
 
+    @property
+    def system_name(self) -> str:
+        return self.system
+
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         for batch, written_at in owed.left(self.system, until - self.grace):
-            yield Due(id=batch, due_at=written_at, args=(batch, to_iso(written_at)))
+            yield Due(id=batch, due_at=written_at)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         log.error(

@@ -19,15 +19,16 @@ from typing import Any
 import redis
 from pymongo import IndexModel
 
-from models import database, job_queue
+from models import database, job_queue, old_claims
 from models import job as model
-from models.claims import COUNTED
+from models.due_documents import COUNTED
 from models.job import Executing
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.settings import settings
+from queue_manager.leases import Leases
 from queue_manager.system import System, SystemStats
 from queue_manager.transport import counters, leadership
 from queue_manager.transport.server import make_client
@@ -38,7 +39,8 @@ from services.job_queues.jobs import Jobs
 from services.job_queues.plain import as_json
 from services.job_queues.registry import Registry, job, registry
 from services.job_queues.runner import Run, Runner, RunReport
-from services.problems import add_claim_problems, counted, ids, span
+from services.leased_work import Due
+from services.problems import counted, ids, span
 
 __all__ = [
     "InvalidJob",
@@ -62,6 +64,7 @@ __all__ = [
 INITIATOR = "QM/jobs"
 BUDGET = seconds(30)
 LONG_RUNNING = minutes(10)
+MAX_ENDED = 1_000  # leases that ended without a word, which are compared with due queues
 
 log = get_logger(INITIATOR)
 _redis = PerProcess(lambda: make_client(settings().redis_url))
@@ -73,10 +76,10 @@ jobs = Jobs(registry, clock=database.server_now)
 def dispatch(epoch: int | None = None) -> Dispatch:
     """Return the queues as due work, for the leader of `epoch`."""
     return Dispatch(
-        claims=job_queue.claims(),
+        leases=Leases(system.name, seconds(settings().jobs_lease_seconds)),
         clock=database.server_now,
         limits=Limits.from_settings(),
-        ahead_by=system.period(settings()),
+        ahead=system.period(settings()),
         epoch=epoch,
         on_refused=_raise_epoch,
     )
@@ -108,7 +111,6 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     due = None if report.stopped else model.next_due(name)
     remaining = None if due is None else due - database.server_now()
     if remaining is None or remaining > system.period(settings()):
-        job_queue.complete(name, token=token)
         return asdict(report)
     if remaining > timedelta(0):
         raise NotYetDue(remaining)
@@ -117,19 +119,25 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
 
 def stats() -> SystemStats:
     """Return `{pending, in_progress, stuck, cooling_off}` of the queues, and of the jobs `{executing, failed,
-    lag_seconds}`: the lag of the oldest due job whose queue nobody runs through.
+    lag_seconds}`: the lag of the oldest due job whose queue is neither in flight nor cooling nor paused.
     """
-    now, claims = database.server_now(), job_queue.claims()
+    now, work = database.server_now(), dispatch()
     executing, paused, failing = model.executing(), job_queue.paused(), model.failing(COUNTED)
-    others = model.count_foreign()
+    others, in_redis = model.count_foreign(), work.leases.stats()
+    due = list(work.find_due(now))
+    states = [standing.state for standing in work.leases.standings([one.lease for one in due])]
+    pending = [one for one, state in zip(due, states, strict=True) if state in ("free", "stuck")]
+    stuck = _stuck(work, pending)
     numbers = {
-        **claims.figures(now),
+        "pending": len(pending) - len(stuck),
+        "in_progress": max(in_redis.in_progress, len(executing)),
+        "stuck": len(stuck),
+        "cooling_off": in_redis.cooling,
         "executing": len(executing),
         "failed": sum(failing.values()),
         "other_documents": others,
+        "lag_seconds": (now - min((one.due_at for one in pending), default=now)).total_seconds(),
     }
-    waiting = _waiting(executing, paused, now)
-    numbers["lag_seconds"] = (now - min(waiting.values(), default=now)).total_seconds()
     long_running = sorted((one for one in executing if now - one.since > LONG_RUNNING), key=lambda one: one.since)
     stats = SystemStats(
         numbers=numbers,
@@ -139,9 +147,9 @@ def stats() -> SystemStats:
             *(f"{one.name}: the job {one.id} has been executing for {_where(one, now)}" for one in long_running),
         ],
     )
-    stats.late.extend(name for name, first in waiting.items() if now - first > system.late_after(settings()))
+    stats.late.extend(one.id for one in pending if now - one.due_at > system.late_after(settings()))
     _add_job_problems(stats, executing, failing, now)
-    add_claim_problems(stats, claims, thing="job queue", period=system.period(settings()), now=now, has_page=False)
+    _add_queue_problems(stats, stuck, [one.id for one, state in zip(due, states, strict=True) if state == "cooling"])
     return stats
 
 
@@ -150,10 +158,10 @@ def jobs_by_state() -> dict[str, int]:
     return model.by_state(COUNTED)
 
 
-def _waiting(executing: list[Executing], paused: set[str], now: datetime) -> dict[str, datetime]:
-    """Return since when the first due job of each name waits. Those behind a job of their name wait as they should."""
-    busy = paused | {one.name for one in executing} | job_queue.held(now)
-    return {name: first for name, first in model.due_names(now).items() if name not in busy}
+def _stuck(work: Dispatch, due: list[Due]) -> list[str]:
+    """Return the names of due queues whose lease ended without a word, and that no dispatch has taken since."""
+    ended = set(work.leases.ended(before=system.late_after(settings()), limit=MAX_ENDED))
+    return [one.id for one in due if one.lease in ended]
 
 
 def _add_job_problems(stats: SystemStats, executing: list[Executing], failing: dict[str, int], now: datetime) -> None:
@@ -172,6 +180,20 @@ def _add_job_problems(stats: SystemStats, executing: list[Executing], failing: d
             f"{counted(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
             f"and no dispatch has taken it back; see that a beat leads and a worker consumes `scans` ({shown})",
             state="executing",
+        )
+
+
+def _add_queue_problems(stats: SystemStats, stuck: list[str], cooling: list[str]) -> None:
+    if stuck:
+        late = span(system.late_after(settings()))
+        stats.add_problem(
+            f"{counted(len(stuck), 'stuck job queue')}: due, but the worker's lease ended more than {late} ago and no "
+            f"worker has taken over; look at the workers and their log ({ids(stuck, len(stuck))})"
+        )
+    if cooling:
+        stats.add_problem(
+            f"{counted(len(cooling), 'failed job queue')}: every attempt to run its jobs failed, and the next one "
+            f"comes after a pause; see the error in the workers' log ({ids(cooling, len(cooling))})"
         )
 
 
@@ -213,5 +235,5 @@ system = System(
     stats=stats,
     counted_as=INITIATOR,
     collections=_collections,
-    obsolete_indexes=model.OBSOLETE,
+    obsolete_indexes={**model.OBSOLETE, job_queue.NAME: old_claims.INDEXES},
 )

@@ -1,26 +1,28 @@
-"""Handing out queues: which names have a job to be started, and which job was lost with its worker.
+"""Dispatch of queues: which names have a job to be started, and which job was lost with its worker.
 
-What is due: a queue one of whose jobs is due, or falls due before the next dispatch.
-Guarantee: only the newest leader hands out; two looks at the jobs, whose cost follows the names and what executes, and
-not how many jobs wait. A queue that is handed out already is left alone until its lease ends.
+What is due: a queue that has a due job, or one that falls due before the next dispatch, is not paused, and executes
+none.
+Guarantee: only the newest leader dispatches; the cost follows the names and what executes, not how many jobs wait. A
+queue that is in flight is left alone; its lease ends with its run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from models import job, job_attempt, job_leader, job_queue
-from models.claims import Claimed
 from models.job import Executing
 from queue_manager.core.clock import minutes, seconds, truncate
-from queue_manager.core.errors import PermanentError
+from queue_manager.core.errors import Unavailable
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import doubling
-from services.claimed_work import ClaimedWork
+from queue_manager.leases import Attempts
 from services.due_work import Backlog, DueBatch, DueItem
+from services.leased_work import Due, LeasedWork
 
 LOST = "The worker was lost while it executed the job"
 FIRST_REST, LONGEST_REST = seconds(5), minutes(10)
@@ -29,68 +31,105 @@ log = get_logger("QM/jobs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dispatch(ClaimedWork):
-    """The queues as due work.
+class DueQueue(Due):
+    """A queue that a dispatch found; `id` is its name."""
 
-    `epoch` is that of the leader who asks; `None`: a person does. When it is refused, `on_refused` gets the newer epoch
-    that MongoDB knows, and the time since that one took over.
+    @property
+    def lease(self) -> str:
+        return lease_name(*self.args)
+
+
+def lease_name(name: str, epoch: int | None) -> str:
+    """Return the name of the lease of a queue. A message of an older leader is refused, so it must not hold up the
+    dispatch of a newer one.
+    """
+    return f"{name}@{'' if epoch is None else epoch}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch(LeasedWork):
+    """The queues as due work; the arguments of an item are `(name, epoch)`.
+
+    `epoch` is that of the leader who asks; `None`: a person does, on behalf of the leader. When it is refused,
+    `on_refused` gets the newer epoch that MongoDB knows, and the time since that one took over.
     """
 
     epoch: int | None = None
     on_refused: Callable[[int, timedelta], object] | None = None
 
     def claim_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        """Note the leader, make lost jobs due again, and claim the queues that have something to run."""
+        """Record the leader, make lost jobs due again, and take the queues that have something to run."""
         now = self.clock()
-        has_taken_over = self._leads(now)
-        if has_taken_over is None:
+        if not self._leads(now):
             yield DueBatch(found=0, items=[], noted={"refused": 1})
             return
-        executing = job.executing()
-        reaped = [lost.name for lost in executing if lost.claimed_until <= now and self._reap(lost, now)]
-        job_queue.void(reaped)
+        reaped = [lost.name for lost in job.executing() if lost.claimed_until <= now and self._reap(lost, now)]
         if reaped:
             yield DueBatch(found=0, items=[], noted={"reaped": len(reaped)})
-        busy = {running.name for running in executing} - set(reaped)
-        left_alone = busy | job_queue.paused()
-        first_due = job.due_names(now + self.ahead_by)
-        due = {name: max(first, now) for name, first in first_due.items() if name not in left_alone}
-        job_queue.refresh_each(due)
-        if has_taken_over and self.epoch is not None:
-            # Whoever waits to run through them was sent by an older leader, and would be refused.
-            job_queue.void(due)
-            job_leader.settle(self.epoch)
+            epoch = self._epoch()
+            self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().claim_due(backlog)
 
-    def arguments(self, claimed: Claimed) -> tuple[Any, ...]:
-        return claimed.id, self.epoch
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+        left_alone = job_queue.paused() | {running.name for running in job.executing()}
+        epoch, first_due = self._epoch(), job.due_names(until)
+        for name, due_at in sorted(first_due.items(), key=lambda one: one[1]):
+            if name not in left_alone and (after is None or due_at > after):
+                yield DueQueue(id=name, due_at=due_at, args=(name, epoch))
 
-    def read_id(self, argument: Any) -> Any:
-        if not isinstance(argument, str):
-            raise PermanentError(f"name: {argument!r:.100} is no name of a queue")
-        return argument
+    def lease_of(self, args: Sequence[Any]) -> str:
+        return lease_name(*args)
+
+    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
+        """Keep the lease until a worker has the queue again, however long its message waits for one."""
+        self.leases.sent_again([item.lease], wait=wait)
+
+    @contextmanager
+    def attempt(self, item: DueItem) -> Iterator[Attempts]:
+        """End the lease with the run, at once: a job may have been added meanwhile. Losses are counted by job."""
+        attempts = Attempts()
+        yield attempts
+        if item.lease in attempts.done:
+            try:
+                self.release([item])
+            except Unavailable as error:
+                log.warning("A queue could not be released; its lease ends by itself", name=item.args[0], error=error)
 
     def lost(self, item: DueItem) -> None:
         job_attempt.expire(token=item.token, now=self.clock())
         super().lost(item)
 
-    def _leads(self, now: datetime) -> bool | None:
-        """Note the leader; tell whether it has taken over, `None` when it is refused."""
+    def give_up(self, item: DueItem, *, error: str) -> None:
+        """Let the queue cool down for one lease: it failed as a whole, not one of its jobs."""
+        self.rest(item, pause=self.leases.lease)
+
+    def _take(self, some: Sequence[Due], *, is_by_hand: bool = False) -> DueBatch:
+        """Take also queues that were sent with the time of a later job, when one is due now."""
+        now = self.clock()
+        if due := [one.lease for one in some if one.due_at <= now]:
+            self.leases.end_early(due)
+        return super()._take(some, is_by_hand=is_by_hand)
+
+    def _leads(self, now: datetime) -> bool:
+        """Record the leader, and what its take-over brings; return False if it is refused."""
         if self.epoch is None:
-            return False
+            return True
         has_taken_over = job_leader.lead(self.epoch, now=now)
         if has_taken_over is None:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
             known = job_leader.current()
             if known is not None and self.on_refused is not None:
                 self.on_refused(int(known["epoch"]), now - known["since"])
-        elif has_taken_over:
+            return False
+        if has_taken_over:
             log.info(
-                "A new leader hands out jobs; failed ones are tried at once",
-                failed=job.take_over(now),
-                epoch=self.epoch,
+                "A new leader dispatches; failed jobs are due at once", failed=job.take_over(now), epoch=self.epoch
             )
-        return has_taken_over
+            job_leader.settle(self.epoch)
+        return True
+
+    def _epoch(self) -> int | None:
+        return job_leader.current_epoch() if self.epoch is None else self.epoch
 
     def _reap(self, lost: Executing, now: datetime) -> bool:
         """Make a lost job due again: at once the first time, later when its workers keep dying."""

@@ -92,8 +92,6 @@ class Jobs:
             "text": text_of(arguments),
             "history": [{"at": now, "state": State.PENDING}],
         }
-        # First the queue: a crash before the job is stored costs a look for nothing.
-        job_queue.refresh([name], due_at=due)
         try:
             job.insert(document, unique=unique, singular=singular)
         except AlreadyThere:
@@ -222,12 +220,8 @@ class Jobs:
     def _make_due(
         self, id: str, states: Sequence[State], due: datetime | None, priority: int | None, what: str
     ) -> Document:
-        key = self._own_id(id)
-        found = job.get(key)
-        if found is not None and job.is_ours(found):
-            job_queue.refresh([found["name"]], due_at=due or found["due"])
         try:
-            changed = job.make_due(key, states, due=due, priority=priority, now=self._clock())
+            changed = job.make_due(self._own_id(id), states, due=due, priority=priority, now=self._clock())
         except AlreadyThere:
             raise NotTheOnly(f"The job {id} is singular, and another with its name and arguments is live") from None
         return changed or self._refuse(id, what)

@@ -13,6 +13,7 @@ import socketio
 from bson import ObjectId
 from eventually import eventually
 from listener import ConnectionRefused, Listener
+from pace import promptly
 from real_servers import Servers
 from rooms import make_room
 from web_process import SECRET, Web, shared_web, token, web
@@ -151,8 +152,10 @@ def test_events_flow_again_soon_after_an_outage_of_redis(clean: Servers, tmp_pat
         with Listener(process.port) as client:
             client.call("join", "a")
             own.kill()
-            eventually(lambda: "No live events: Redis at" in process.log, within=5)
+            with promptly(5):
+                eventually(lambda: "No live events: Redis at" in process.log, within=30)
             own.start()
-            eventually(lambda: "Live events flow again" in process.log, within=5)
+            with promptly(5):
+                eventually(lambda: "Live events flow again" in process.log, within=30)
             RedisEvents(own.url, channel="socketio").emit(EVENT, woken("1"), room="support-a")
             assert client.next_event() == (EVENT, woken("1"))

@@ -78,7 +78,8 @@ def test_what_another_consumer_took_gets_a_deadline(servers: Servers, tmp_path: 
         client.xadd(NAME, {"data": '{"id":"theirs","type":"a","payload":[]}'})
         client.xreadgroup(f"{NAME}_group", "another", {NAME: ">"})
     with web(tmp_path, **environment(url, ACK_TIMEOUT_SECONDS="0.5")) as process:
-        eventually(lambda: Queue(process, url).ids("main") == ["theirs"], within=5)
+        with promptly(5):
+            eventually(lambda: Queue(process, url).ids("main") == ["theirs"], within=30)
 
 
 def test_while_an_older_service_holds_the_lock_nothing_is_swept(queue: Queue) -> None:
@@ -117,7 +118,8 @@ def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path
         time.sleep(2.5)  # the message's deadline passes
         with Valkey(tmp_path / "valkey", port):
             eventually(lambda: queue.get("/health").status == 200)
-            eventually(lambda: queue.ids("main") == [id], within=5)
+            with promptly(5):
+                eventually(lambda: queue.ids("main") == [id], within=30)
             assert [event["type"] for event in stream.until(lambda event: event["type"] == "requeue")] == ["requeue"]
             stream.close()
             for said in ("No sweep", "Overdue messages are taken", "No queue events", "Queue events flow again"):

@@ -139,8 +139,7 @@ def test_the_last_minute_and_the_last_day_are_counted(clean: Servers, process: W
     assert day["bucket_seconds"] == 600
     assert 143 * 600 <= time.time() - datetime.fromisoformat(day["begins_at"]).timestamp() <= 144 * 600 + 5
     assert day["systems"]["overdue-messages"] is None
-    if minute == int(time.time()) // 60:
-        assert eventually(lambda: system(process)["done_per_minute"] == 4, within=3)
+    eventually(lambda: system(process)["done_per_minute"] == 4 or int(time.time()) // 60 > minute)
 
 
 def test_the_history_of_a_day_expires_soon_after_it(clean: Servers) -> None:
@@ -205,9 +204,11 @@ def test_a_real_beat_says_when_it_scans_next(clean: Servers, process: Web, tmp_p
     with CeleryProcess(tmp_path / "beat.log", "beat", env={"QM_SNOOZE_SCAN_SECONDS": "30"}):
         leader = eventually(lambda: get(process, "/schedule")["leader"], within=15)
         assert leader["lease_left_seconds"] <= 6
-        entry = eventually(lambda: next_run(process), within=5)
+        with promptly(5):
+            entry = eventually(lambda: next_run(process), within=30)
         assert seconds(20) < datetime.fromisoformat(entry) - server_now() <= seconds(30)
-        assert eventually(lambda: system(process)["next_scan_at"] == entry, within=3)
+        with promptly(3):
+            eventually(lambda: system(process)["next_scan_at"] == entry, within=20)
     # It was killed: after its lock has ended nobody leads, and nobody knows.
     assert eventually(lambda: system(process)["next_scan_at"] is None and next_run(process) is None, within=10)
 

@@ -350,7 +350,8 @@ def test_eligible_agencies_are_listed_and_asked_by_hand(clean: Servers, process:
         wanted = sorted(map(str, parents[5:])) + sorted(map(str, parents[:5]))
         assert found == (wanted if order == "oldest" else wanted[::-1])
     of_system = "/api/systems/review-requests"
-    standing = eventually(lambda: (body := process.get(of_system).body)["due"] == 8 and body, within=5)
+    with promptly(5):
+        standing = eventually(lambda: (body := process.get(of_system).body)["due"] == 8 and body, within=30)
     assert (standing["stuck"], standing["failed"]) == (0, 0)
     assert standing["lag_seconds"] > 0
     id = str(parents[0])

@@ -6,22 +6,24 @@ from typing import Any
 
 from celery import current_task
 
-from models import support_room
+from models.due_documents import DueCollection
+from services.due_documents.work import DocumentWork
 from tasks import app
 
 __all__ = ["app"]
 
-wake = support_room.wake
+apply = DueCollection.apply
 
 
-def wake_one(room_id: Any, **options: Any) -> Any:
+def apply_late(documents: DueCollection, *arguments: Any, **options: Any) -> Any:
     if current_task.request.retries < 3:
         raise RuntimeError("not yet")
-    return wake(room_id, **options)
+    return apply(documents, *arguments, **options)
 
 
-def wake_none(*_: Any, **__: Any) -> Any:
+def execute_none(*_: Any, **__: Any) -> Any:
     raise RuntimeError("one by one")
 
 
-support_room.wake, support_room.wake_many = wake_one, wake_none
+DueCollection.apply = apply_late  # type: ignore[method-assign]
+DocumentWork.execute_batch = execute_none  # type: ignore[method-assign]

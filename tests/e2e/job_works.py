@@ -21,9 +21,12 @@ def note(name: str, run: Run, began: datetime, **also: Any) -> None:
 
 
 def working(name: str) -> Callable[..., None]:
-    def work(seconds: float = 0, *, run: Run) -> None:
+    def work(seconds: float = 0, mark: str | None = None, *, run: Run) -> None:
+        """Run for that long; with `mark`, also until somebody makes that file."""
         began = server_now()
         time.sleep(seconds)
+        while mark and not Path(mark).exists():
+            time.sleep(0.02)
         note(name, run, began)
 
     return work

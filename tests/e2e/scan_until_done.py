@@ -19,6 +19,7 @@ def main(scanners: int) -> None:
             time.sleep(0.01)
     runs = [scan_expired_snoozes()]
     while runs[-1]["claimed"] or "already_running" in runs[-1]:
+        time.sleep(0.05)  # another one may be at it
         runs.append(scan_expired_snoozes())
     print(json.dumps(runs))
 

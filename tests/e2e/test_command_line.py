@@ -19,6 +19,7 @@ from bson import ObjectId
 from celery_processes import ROOT, CeleryProcess, worker
 from eventually import eventually
 from hand_worker import waiting_messages
+from pace import promptly
 from pymongo import MongoClient
 from real_servers import Servers
 from rooms import get_room, make_room
@@ -32,6 +33,8 @@ from queue_manager.devstack.binaries import MONGOD
 from queue_manager.devstack.children import spawn
 from queue_manager.devstack.ports import free_port
 from queue_manager.devstack.servers import DATABASE, Mongo, Valkey
+from queue_manager.transport import presence
+from queue_manager.transport.server import connect
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
@@ -77,6 +80,24 @@ def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str,
     assert indexed(empty) == {"support_rooms", "scan_runs"}
     queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_JOBS="true", JOBS_PRODUCTION_ONLY="true")
     assert {"jobs_data", "job_queues"} <= indexed(empty)
+
+
+def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(clean: Servers, tmp_path: Path) -> None:
+    claim = {"token": "t", "held": True, "claimed_until": server_now(), "due_at": server_now(), "losses": 0}
+    room = make_room(claim=claim)
+    presence.show("newer@here")
+    with connect(clean.valkey.url) as client:
+        second, _ = client.time()
+        client.zadd(presence.KEY, {"older@there 1": 1000 * (second + 60)})
+        result = queue_manager("migrate", "--finish", cwd=tmp_path)
+        assert (result.returncode, result.stdout) == (2, "")
+        refused = "Nothing was changed, because workers of an older release are online: stop older@there first"
+        assert result.stderr == f"queue-manager: {refused}\n"
+        assert "claim" in get_room(room)
+        client.zrem(presence.KEY, "older@there 1")
+    result = queue_manager("migrate", "--finish", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "claim" not in get_room(room)
 
 
 def test_migrate_names_the_system_whose_documents_stand_against_it_and_does_the_others(
@@ -304,8 +325,9 @@ def test_process_that_waits_ends_at_once_when_it_is_told_to(command: str, tmp_pa
     env = {"REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
     with CeleryProcess(tmp_path / "log", command, env=env).start(ready=False) as process:
         eventually(lambda: "is unreachable" in process.log, within=20)
-        process.signal(signal.SIGTERM)
-        eventually(lambda: not process.is_alive(), within=5)
+        with promptly(5):
+            process.signal(signal.SIGTERM)
+            eventually(lambda: not process.is_alive(), within=30)
 
 
 def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -27,15 +28,16 @@ from job_processes import (
     overlaps,
     success_counts,
 )
+from pace import paced
 from real_servers import Servers
 
 from beat_schedule import SYSTEMS
-from models import database, schema
+from models import database, job_queue, schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
 
-ON_TIME = 0.25  # seconds after its time
-SLACK = 0.75  # seconds that a busy machine may add
+ON_TIME = 0.25  # seconds after its time, on an idle machine
+SLACK = 0.75  # seconds between its time and its start in a queue that is being run through, on an idle machine
 
 
 @dataclass(frozen=True)
@@ -99,24 +101,27 @@ def test_eight_workers_run_names_at_once_and_each_name_one_after_another(
 
 
 def test_job_starts_at_its_time(at_work: AtWork, figure: Callable[[str], None]) -> None:
-    ids = [at_work.lab.run("soon", delay=seconds(2 + 0.21 * n)) for n in range(8)]
-    due = {id: at_work.lab.jobs.get(id)["due"] for id in ids}
-    eventually(lambda: all(at_work.lab.state(id) == "success" for id in ids), within=15)
+    with paced() as pace:
+        ids = [at_work.lab.run("soon", delay=seconds(2 + 0.21 * n)) for n in range(8)]
+        due = {id: at_work.lab.jobs.get(id)["due"] for id in ids}
+        eventually(lambda: all(at_work.lab.state(id) == "success" for id in ids), within=30)
     late = [(notes("soon", job=id)[0]["began"] - at).total_seconds() for id, at in due.items()]  # not another test's
     figure(f"jobs: started {min(late) * 1000:.0f} to {max(late) * 1000:.0f} ms after their time")
     assert min(late) >= 0
-    assert max(late) <= ON_TIME
+    assert max(late) <= ON_TIME * pace.slowdown
 
 
 def test_job_that_is_run_now_starts_within_a_period(at_work: AtWork, figure: Callable[[str], None]) -> None:
     waited = []
-    for number in range(1, 5):
-        ran_at = server_now()
-        at_work.lab.run("now")
-        eventually(lambda number=number: count("success", "now") == number)
-        waited.append((notes("now")[-1]["began"] - ran_at).total_seconds())
+    with paced() as pace:
+        for _ in range(4):
+            ran_at = server_now()
+            id = at_work.lab.run("now")
+            eventually(lambda id=id: at_work.lab.state(id) == "success")
+            waited.append((notes("now", job=id)[0]["began"] - ran_at).total_seconds())
+            eventually(lambda: "now" not in job_queue.held(server_now()))  # the next one needs a dispatch, too
     figure(f"jobs: one that is run now starts after at most {max(waited):.2f} s of a period of {PERIOD} s")
-    assert max(waited) <= PERIOD + ON_TIME
+    assert max(waited) <= PERIOD + ON_TIME * pace.slowdown
 
 
 def test_job_of_many_leases_keeps_its_lease_and_runs_once(at_work: AtWork) -> None:
@@ -132,12 +137,13 @@ def test_pause_stops_after_the_current_job_in_all_workers(at_work: AtWork) -> No
         at_work.lab.run("paused", 0.3)
     eventually(lambda: count("executing", "paused") == 1)
     at_work.lab.jobs.pause(["paused"])
-    paused_at = server_now()
+    paused_at, left = server_now(), count("pending", "paused")
     eventually(lambda: count("executing", "paused") == 0)
     at_work.lab.run("meanwhile", 3 * PERIOD)  # several dispatches go by
     eventually(lambda: notes("meanwhile"), within=15)
-    assert [one for one in notes("paused") if one["began"] > paused_at + seconds(0.25)] == []
-    assert count("pending", "paused") >= 5
+    begun = [one for one in notes("paused") if one["began"] > paused_at]
+    assert len(begun) <= 1  # the one that the worker chose before the pause
+    assert count("pending", "paused") >= left - 1 > 0
 
     at_work.lab.jobs.resume(["paused"])
     eventually(lambda: count("success", "paused") == 8, within=15)
@@ -145,17 +151,31 @@ def test_pause_stops_after_the_current_job_in_all_workers(at_work: AtWork) -> No
 
 
 def test_poison_job_does_not_hold_up_a_thousand_good_ones(at_work: AtWork, figure: Callable[[str], None]) -> None:
+    at_work.lab.jobs.pause(["mixed"])
     poison = at_work.lab.run("mixed", "poison", priority=100)
-    began = server_now()
     for number in range(1_000):
         at_work.lab.jobs.run("mixed", str(number))
-    eventually(lambda: count("success", "mixed") == 1_000, within=60)
-    took = (server_now() - began).total_seconds()
-    figure(f"jobs: 1,000 beside a poison one stored and done in {took:.1f} s")
-    first, second = eventually(lambda: (runs := notes("mixed", job=poison)) and len(runs) == 2 and runs, within=15)
-    rest = (second["began"] - first["ended"]).total_seconds()
-    assert 2.5 <= rest <= 5 + PERIOD + SLACK
-    assert success_counts("mixed") <= {0, 1}
+
+    def failed_once() -> Any:
+        found = at_work.lab.jobs.get(poison)
+        return (found["state"], found["attempts"]) == ("failure", 1) and found
+
+    with paced() as pace:
+        resumed_at = server_now()
+        at_work.lab.jobs.resume(["mixed"])
+        failed = eventually(failed_once)
+        eventually(lambda: count("success", "mixed") == 1_000, within=60)
+        took = (server_now() - resumed_at).total_seconds()
+        eventually(lambda: len(notes("mixed", job=poison)) >= 2, within=15)
+    figure(f"jobs: 1,000 behind a poison one done in {took:.1f} s")
+    order = notes("mixed")
+    first, second, *_ = (at for at, noted in enumerate(order) if noted["job"] == poison)
+    assert first == 0
+    assert second > 1  # good ones ran while it rested
+    rest = failed["due"] - failed["history"][-1]["at"]
+    assert seconds(2.5) <= rest <= seconds(5)
+    assert 0 <= (order[second]["began"] - failed["due"]).total_seconds() <= PERIOD + SLACK * pace.slowdown
+    assert success_counts("mixed") == {0, 1}
     found = at_work.lab.jobs.get(poison)
     assert (found["last_error"], count("failure", "mixed")) == ("ValueError: poison", 1)
     at_work.lab.jobs.cancel(poison)

@@ -9,12 +9,13 @@ from pathlib import Path
 import redis
 from celery_processes import QUICK_START, CeleryProcess
 from eventually import eventually
+from pace import paced
 from real_servers import Servers
 
 from services.message_queue import contents, message_queue
 from tasks.overdue_messages import plan_sweep
 
-LATEST = 250  # ms after its deadline
+LATEST = 250  # ms after its deadline, on an idle machine
 
 
 def lateness(url: str, deadlines: dict[str, float]) -> list[float]:
@@ -40,14 +41,15 @@ def test_messages_are_taken_back_at_their_deadlines(
         eventually(lambda: contents().counts().main == 1, within=20)
         contents().clear()
         deadlines = {}
-        for number in range(60):
-            queue.enqueue("report")
-            held = queue.take(ack_timeout=0.5 + number * 0.11)  # spread over one tick and the next
-            assert held is not None
-            assert held.deadline_at is not None
-            deadlines[held.id] = held.deadline_at
-        eventually(lambda: contents().counts().main == len(deadlines), within=20)
+        with paced() as pace:
+            for number in range(60):
+                queue.enqueue("report")
+                held = queue.take(ack_timeout=0.5 + number * 0.11)  # spread over one tick and the next
+                assert held is not None
+                assert held.deadline_at is not None
+                deadlines[held.id] = held.deadline_at
+            eventually(lambda: contents().counts().main == len(deadlines), within=20)
     late = sorted(lateness(clean.valkey.url, deadlines))
     figure(f"message taken back after its deadline: median {late[30]:.0f} ms, latest of 60 {late[-1]:.0f} ms")
     assert late[0] >= 0
-    assert late[-1] <= LATEST
+    assert late[-1] <= LATEST * pace.slowdown

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from celery_processes import worker
 from eventually import eventually
+from pace import promptly
 from real_servers import Servers
 
 from queue_manager.transport import presence
@@ -25,7 +26,8 @@ def online(servers: Servers) -> list[str]:
 
 def test_a_worker_without_events_is_online_until_it_ends(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log", "--hostname", "one@here") as process:
-        eventually(lambda: online(clean) == ["one@here"], within=3)
+        with promptly(3):
+            eventually(lambda: online(clean) == ["one@here"], within=30)
         time.sleep(presence.GONE_AFTER.total_seconds() + 1)
         assert online(clean) == ["one@here"]
         process.stop()
@@ -35,12 +37,12 @@ def test_a_worker_without_events_is_online_until_it_ends(clean: Servers, tmp_pat
 def test_a_worker_shows_the_queues_that_it_consumes(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log", "--queues", "scans,jobs") as process, connect(clean.valkey.url) as client:
         (seen,) = eventually(lambda: presence.online(client), within=10)
-        assert seen.queues == ("jobs", "scans")
+        assert (seen.queues, seen.release) == (("jobs", "scans"), presence.RELEASE)
         assert presence.unconsumed([seen], ["scans", "support-snooze"]) == ["support-snooze"]
         app.control.cancel_consumer("jobs")
         eventually(lambda: [one.queues for one in presence.online(client)] == [("scans",)], within=10)
         process.stop()
-        assert client.exists(presence.KEY, presence.QUEUES_KEY) == 0
+        assert client.exists(presence.KEY, presence.QUEUES_KEY, presence.RELEASES_KEY) == 0
 
 
 def test_a_killed_worker_is_gone_within_15_seconds(
@@ -50,7 +52,8 @@ def test_a_killed_worker_is_gone_within_15_seconds(
         first, second = (
             stack.enter_context(worker(tmp_path / f"{name}.log", "--hostname", "same@here")) for name in ("1", "2")
         )
-        eventually(lambda: online(clean) == ["same@here", "same@here"], within=5)
+        with promptly(5):
+            eventually(lambda: online(clean) == ["same@here", "same@here"], within=30)
         second.stop()
         assert online(clean) == ["same@here"]
         first.kill()
@@ -61,17 +64,21 @@ def test_a_killed_worker_is_gone_within_15_seconds(
 
 def test_a_worker_that_hangs_is_not_online(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log") as process:
-        eventually(lambda: len(online(clean)) == 1, within=3)
+        with promptly(3):
+            eventually(lambda: len(online(clean)) == 1, within=30)
         os.kill(process.pid, signal.SIGSTOP)
         eventually(lambda: online(clean) == [], within=15)
         os.kill(process.pid, signal.SIGCONT)
-        eventually(lambda: len(online(clean)) == 1, within=5)
+        with promptly(5):
+            eventually(lambda: len(online(clean)) == 1, within=30)
 
 
 def test_a_worker_comes_back_after_an_outage_of_redis(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log") as process:
-        eventually(lambda: len(online(clean)) == 1, within=3)
+        with promptly(3):
+            eventually(lambda: len(online(clean)) == 1, within=30)
         with connect(clean.valkey.url) as client:
             client.flushall()  # it lost its data
-        eventually(lambda: len(online(clean)) == 1, within=5)
+        with promptly(5):
+            eventually(lambda: len(online(clean)) == 1, within=30)
         assert process.is_alive()

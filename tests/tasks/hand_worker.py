@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import redis
@@ -24,12 +24,6 @@ class Message:
     eta: datetime | None
     expires: str | None
     headers: dict[str, Any]
-
-    @property
-    def countdown(self) -> timedelta:
-        """The wait that its sender asked for, from now."""
-        assert self.eta is not None
-        return self.eta - datetime.now(UTC)
 
 
 def waiting_messages(url: str, queue: str) -> list[Message]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from real_servers import Servers
 from models import pulse, scan_run, site
 from models.database import collection, server_now
 from models.site import Sites
-from queue_manager.core.clock import hours, to_iso
+from queue_manager.core.clock import hours, seconds, to_iso
 from queue_manager.core.errors import PermanentError, ScanFailed
 from queue_manager.core.settings import settings
 from tasks.review_requests import create_review_request, scan_eligible_agencies
@@ -75,12 +75,13 @@ class TestReviewRequests:
             raise AutoReconnect("connection closed")
 
         monkeypatch.setattr(pulse, "create", away)
-        waits = []
-        for _ in range(2):
+        for wait in (2, 4):
+            began = datetime.now(UTC)
             assert isinstance(run(take(broker, REVIEWS)), Retry)
-            waits.append(round(waiting_messages(broker, REVIEWS)[0].countdown.total_seconds()))
+            (again,) = waiting_messages(broker, REVIEWS)
+            assert again.eta is not None
+            assert began <= again.eta - seconds(wait) <= datetime.now(UTC)
         assert isinstance(run(take(broker, REVIEWS)), AutoReconnect)
-        assert waits == [2, 4]
         monkeypatch.undo()
         assert scan_eligible_agencies()["found"] == 1
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hand_worker import run, waiting_messages
+from hand_worker import Message, run, waiting_messages
+from pace import promptly
 from pymongo import MongoClient
 from real_servers import Servers
 
@@ -32,6 +33,14 @@ def hold(queue: MessageQueue, *, timeout: float, **message: int) -> str:
     return held.id
 
 
+def is_planned_for(planned: Message, id: str) -> bool:
+    """Return True if the sweep comes at the deadline of this message."""
+    [held] = [message for message in contents().list("processing").messages if message.id == id]
+    assert held.deadline_at is not None
+    assert planned.eta is not None
+    return abs(planned.eta - datetime.fromtimestamp(held.deadline_at, UTC)) < seconds(0.5)
+
+
 def test_it_reports_what_it_took_back(queue: MessageQueue) -> None:
     again, dead = hold(queue, timeout=0.001), hold(queue, timeout=0.001, max_attempts=1)
     time.sleep(0.005)  # the deadlines are by the server's clock
@@ -47,7 +56,7 @@ def test_a_deadline_before_the_next_tick_gets_a_sweep_of_its_own(queue: MessageQ
     requeue_overdue_messages()
     requeue_overdue_messages()  # the chain is planned once, however many look
     [planned] = waiting_messages(clean.valkey.url, "scans")
-    assert seconds(0.5) < planned.countdown <= seconds(1.6)
+    assert is_planned_for(planned, held)
     time.sleep(1.6)
     run(planned)
     assert [message.id for message in contents().list("main").messages] == [held]
@@ -61,11 +70,12 @@ def test_a_deadline_after_the_next_tick_is_left_to_it(queue: MessageQueue, clean
 
 def test_a_dequeue_with_an_earlier_deadline_pulls_the_sweep_forward(clean: Servers) -> None:
     queue = message_queue(plan_sweep=plan_sweep)
-    hold(queue, timeout=3)
-    hold(queue, timeout=1)
+    late = hold(queue, timeout=3)
+    early = hold(queue, timeout=1)
     hold(queue, timeout=2)
-    countdowns = [message.countdown for message in waiting_messages(clean.valkey.url, "scans")]
-    assert [round(wait / seconds(1)) for wait in countdowns] == [3, 1]
+    first, second = waiting_messages(clean.valkey.url, "scans")
+    assert is_planned_for(first, late)
+    assert is_planned_for(second, early)
 
 
 def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean: Servers) -> None:
@@ -75,7 +85,7 @@ def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean:
     assert [message.id for message in contents().list("main").messages] == [first]
     assert [message.id for message in contents().list("processing").messages] == [second]
     [planned] = waiting_messages(clean.valkey.url, "scans")
-    assert timedelta(0) < planned.countdown <= seconds(2)
+    assert is_planned_for(planned, second)
 
 
 def test_a_mongodb_that_is_away_does_not_hold_up_the_sweep(
@@ -83,9 +93,8 @@ def test_a_mongodb_that_is_away_does_not_hold_up_the_sweep(
 ) -> None:
     nobody = f"mongodb://127.0.0.1:{free_port()}/queue_manager"
     hold(queue, timeout=0.001)
-    with MongoClient[dict[str, Any]](nobody, serverSelectionTimeoutMS=5_000) as away:
+    with MongoClient[dict[str, Any]](nobody, serverSelectionTimeoutMS=60_000) as away:
         monkeypatch.setattr(database, "client", lambda: away)
         monkeypatch.setattr(database, "_clock", ServerClock(lambda: away.admin.command("hello")))
-        began = time.monotonic()
-        assert requeue_overdue_messages()["requeued"] == 1
-        assert time.monotonic() - began < 6  # unbounded, three looks at MongoDB would take 15 s
+        with promptly(6):  # unbounded, a single look at MongoDB would take 60 s
+            assert requeue_overdue_messages()["requeued"] == 1

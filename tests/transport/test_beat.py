@@ -14,6 +14,7 @@ import pytest
 from celery_process import CeleryProcess
 from eventually import eventually
 from guard_app import client_app
+from pace import promptly
 from redis import Redis, RedisError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -22,6 +23,7 @@ from queue_manager.devstack.servers import Valkey
 from queue_manager.transport.leadership import Leadership, leadership
 
 LOCK_KEY = "redbeat::lock"
+SENT = "sent fast"
 
 
 @pytest.fixture
@@ -109,18 +111,20 @@ def test_leader_is_followed_after_its_death_and_after_its_orderly_end(
             assert app.control.inspect([f"{standby}@test"], timeout=3).ping() == {f"{standby}@test": {"ok": "pong"}}
 
         killed_at = time.monotonic()
-        leader.kill()
-        resumed_at = eventually(lambda: ticks.since(killed_at + 0.5), within=lock + loop + 2)[0]
+        with promptly(lock + loop + 2):
+            leader.kill()
+            resumed_at = eventually(lambda: ticks.since(killed_at + 0.5), within=60)[0]
         figure(f"beat: ticks resumed {resumed_at - killed_at:.1f} s after the leader was killed")
         follower, second = led_by(client, processes)
         assert second.epoch == first.epoch + 1
 
         ended_at = time.monotonic()
-        follower.send(signal.SIGTERM)
-        third = eventually(
-            lambda: (found := leadership(client, LOCK_KEY)) and found.epoch == second.epoch + 1 and found,
-            within=4,
-        )
+        with promptly(4):
+            follower.send(signal.SIGTERM)
+            third = eventually(
+                lambda: (found := leadership(client, LOCK_KEY)) and found.epoch == second.epoch + 1 and found,
+                within=30,
+            )
         figure(f"beat: the next led {time.monotonic() - ended_at:.1f} s after SIGTERM")
         assert third.pid not in (first.pid, second.pid)
 
@@ -138,13 +142,13 @@ def test_leader_that_was_stopped_past_its_lock_doubles_no_tick(server: Valkey, t
         eventually(lambda: (found := leadership(client, LOCK_KEY)) and found.pid != first.pid)
         taken_over_at = time.monotonic()
         eventually(lambda: len(ticks.since(taken_over_at)) >= 2)
+        sent = leader.log.count(SENT)
         continued_at = time.monotonic()
         leader.send(signal.SIGCONT)
 
         leader.says("standing by: lock held by", within=8)
         eventually(lambda: len(ticks.since(continued_at)) >= 4)
-        after = ticks.since(continued_at)
-        assert len(after) - 1 <= after[-1] - after[0] + 0.9  # one a second
+        assert leader.log.count(SENT) == sent > 0  # the other one's ticks are the only ones
         assert leader.is_alive
         _, now = led_by(client, processes)
         assert now.epoch == first.epoch + 1
@@ -163,14 +167,17 @@ def test_beat_survives_the_loss_of_redis_and_of_its_data(server: Valkey, tmp_pat
         eventually(lambda: time.monotonic() > slow.times[-1] + 4.5)  # a slow tick came due meanwhile
         server.start()
         restarted_at = time.monotonic()
-        eventually(lambda: fast.since(restarted_at) and slow.since(restarted_at), within=3.5)
+        with promptly(3.5):
+            at_once = eventually(lambda: fast.since(restarted_at) and slow.since(restarted_at), within=30)[0]
+        assert sum(at < at_once for at in fast.since(restarted_at)) <= 2  # not one of its periods later
 
         server.kill()
         for file in server.directory.rglob("*.aof*"):
             file.unlink()
         server.start()
         restarted_at = time.monotonic()
-        eventually(lambda: fast.since(restarted_at), within=5)
+        with promptly(5):
+            eventually(lambda: fast.since(restarted_at), within=30)
 
         assert process.is_alive
         _, leads = led_by(client, [process])

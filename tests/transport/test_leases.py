@@ -82,6 +82,21 @@ class TestWaiting:
         (standing,) = ours.standings([ONE])
         assert (standing.state, standing.ends_at) == ("in-progress", None)
 
+    def test_what_was_sent_again_waits_without_an_end(self, short: Leases, ours: Leases) -> None:
+        dispatch(short, ONE)
+        short.renew([ONE])  # a worker received it
+        short.sent_again([ONE, TWO], wait=seconds(0))
+        assert [standing.ends_at for standing in ours.standings([ONE])] == [None]
+        assert states(ours, ONE, TWO) == ["in-progress", "free"]
+        eventually(lambda: short.free_lost(0) == 1, within=5)  # its message was lost
+
+    def test_only_what_was_sent_with_a_time_to_come_ends_early(self, ours: Leases) -> None:
+        assert take(ours, ONE, TWO, THREE) == [ONE, TWO, THREE]
+        ours.renew([ONE], wait=seconds(4))
+        ours.renew([TWO])
+        ours.end_early([ONE, TWO, THREE])
+        assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "in-progress"]
+
     def test_what_a_worker_received_meanwhile_does_not_wait_any_more(self, ours: Leases) -> None:
         taken = ours.take([ONE, TWO])
         with ours.alone(ONE) as attempts:

@@ -16,8 +16,8 @@ from anyio import to_thread
 
 from beat_schedule import systems
 from models import scan_mark, scan_run
-from models.claims import COUNTED
 from models.database import server_now
+from models.due_documents import COUNTED
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.log import get_logger
@@ -26,7 +26,9 @@ from queue_manager.dashboard.access.keys import now as own_now
 from queue_manager.dashboard.servers import mongodb, redis_server
 from queue_manager.dashboard.systems.remembered import Remembered
 from queue_manager.health import (
+    Idle,
     Processes,
+    idle_because,
     is_starting,
     problems_of_items,
     problems_of_processes,
@@ -197,6 +199,7 @@ def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> J
         "next_scan_at": _next_run(system, redis),
         "is_running": mongo is not None and system.scan_task in mongo.running,
         "is_starting": _is_starting(system, redis, mongo),
+        "idle": _idle(system, redis),
         "problems": [] if mongo is None else _problems(system, redis, mongo),
         "pages": _pages(system, mongo),
         "numbers": numbers,
@@ -228,6 +231,10 @@ def _is_starting(system: System, redis: InRedis | None, mongo: InMongoDB | None)
     return is_starting(system, run, settings(), leader, now=mongo.now)
 
 
+def _idle(system: System, redis: InRedis | None) -> Idle | None:
+    return idle_because(system, settings(), None if redis is None else redis.processes)
+
+
 def _problems(system: System, redis: InRedis | None, mongo: InMongoDB) -> list[str]:
     if not system.is_on(settings()):
         return []
@@ -236,7 +243,7 @@ def _problems(system: System, redis: InRedis | None, mongo: InMongoDB) -> list[s
     if (unread := mongo.problems.get(system.name)) is not None:
         problems.append(unread)
     if (stats := mongo.stats.get(system.name)) is not None:
-        problems += problems_of_items(system, stats, settings())
+        problems += problems_of_items(system, stats, settings(), is_idle=_idle(system, redis) is not None)
     return problems
 
 

@@ -217,7 +217,7 @@ def test_paused_queue_is_not_handed_out_and_goes_on_when_resumed(lab: Lab) -> No
     lab.run("mail")
     lab.run("report")
     lab.jobs.pause(["mail"])
-    assert sorted(str(report.stopped) for report in lab.serve()) == ["None", "paused"]  # `run` had made it due
+    assert [report.stopped for report in lab.serve()] == [None]
     assert lab.ran == [()]
     assert lab.names_dispatched() == []
     lab.jobs.resume(["mail"])

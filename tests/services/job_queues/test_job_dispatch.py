@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from eventually import eventually
 from job_lab import LEASE, PERIOD, Lab, lost_lease
 from pymongo.errors import AutoReconnect
 from real_servers import Servers
@@ -14,6 +15,8 @@ from rooms import T0
 from models import job, job_attempt, job_leader, job_queue
 from queue_manager.core.clock import minutes, seconds
 from services.job_queues.runner import FRESH
+
+A_MOMENT = seconds(0.001)
 
 
 @pytest.fixture
@@ -49,19 +52,60 @@ def test_job_that_is_run_at_once_overtakes_what_was_sent_with_its_time(lab: Lab)
     assert (item.args, item.eta) == (("mail", None), None)
 
 
+def test_what_is_due_now_waits_for_no_message_that_was_sent_with_a_time(lab: Lab) -> None:
+    lab.run("mail", delay=seconds(4))
+    assert lab.names_dispatched(epoch=1) == ["mail"]
+    assert lab.names_dispatched(epoch=1) == []  # one is on its way
+    lab.run("mail")
+    assert lab.names_dispatched(epoch=1) == ["mail"]
+    assert lab.names_dispatched(epoch=1) == []  # as it is for what is due now
+
+
 def test_queue_that_executes_is_left_alone(lab: Lab) -> None:
     lab.run("mail")
     [item] = lab.dispatch()[0]
     lab.executing(lab.run("mail"), token=item.token)
-    job_queue.complete("mail", token=item.token)  # its task ended badly; the job still has its lease
+    lab.end_run(item)  # its task ended badly; the job still has its lease
     assert lab.names_dispatched() == []
 
 
 def test_queue_whose_message_was_lost_is_handed_out_again_after_the_lease(lab: Lab) -> None:
     lab.run("mail")
     assert lab.names_dispatched() == ["mail"]
-    lab.hand.advance(LEASE + seconds(0.001))
-    assert lab.names_dispatched() == ["mail"]
+    assert lab.names_dispatched(messages=1, lease=A_MOMENT) == []  # it waits in the broker, as long as it takes
+    eventually(lambda: lab.names_dispatched(lease=A_MOMENT) == ["mail"], within=5)
+
+
+@pytest.mark.parametrize("wait", [0, 0.1])
+def test_queue_that_hands_on_is_not_sent_again_while_its_message_waits(lab: Lab, wait: float) -> None:
+    lab.run("mail")
+    [item] = lab.dispatch()[0]
+    work = lab.dispatching(lease=A_MOMENT)
+    work.renew([item])  # a worker received it
+    work.postpone(item, wait=seconds(wait))
+    assert lab.names_dispatched(messages=1, lease=A_MOMENT) == []
+    eventually(lambda: lab.names_dispatched(lease=A_MOMENT) == ["mail"], within=5)  # its message is lost
+    assert lab.names_dispatched(messages=1, lease=A_MOMENT) == []
+
+
+def test_queue_that_failed_as_a_whole_cools_down_for_one_lease(lab: Lab) -> None:
+    lab.run("mail")
+    lease = seconds(0.5)
+    [item] = lab.dispatch(lease=lease)[0]
+    lab.dispatching(lease=lease).give_up(item, error="boom")
+    assert lab.names_dispatched(lease=lease) == []
+    assert lab.names_dispatched(epoch=1, lease=lease) == ["mail"]  # a new leader does not wait
+    lab.dispatching().release([item])
+    eventually(lambda: lab.names_dispatched(lease=lease), within=5)
+
+
+def test_queue_whose_run_ended_may_be_handed_out_at_once(lab: Lab) -> None:
+    lab.run("mail", 1)
+    [item] = lab.dispatch(epoch=1)[0]
+    lab.run_through(token=item.token, epoch=1)
+    lab.end_run(item)
+    lab.run("mail", 2)
+    assert lab.names_dispatched(epoch=1) == ["mail"]
 
 
 def test_job_run_while_its_queue_is_being_completed_is_found_by_the_next_dispatch(lab: Lab) -> None:
@@ -69,13 +113,7 @@ def test_job_run_while_its_queue_is_being_completed_is_found_by_the_next_dispatc
     [item] = lab.dispatch()[0]
     lab.run_through(token=item.token)
     lab.run("mail", 2)
-    job_queue.complete("mail", token=item.token)
-    assert lab.names_dispatched() == ["mail"]
-
-
-def test_job_that_was_stored_without_its_queue_is_found(lab: Lab) -> None:
-    lab.run("mail")
-    job_queue.queues().delete_many({})
+    lab.end_run(item)
     assert lab.names_dispatched() == ["mail"]
 
 
@@ -177,6 +215,13 @@ def test_person_who_dispatches_needs_no_epoch_and_takes_nothing_over(lab: Lab) -
     assert job_leader.current_epoch() == 5
 
 
+def test_queue_that_a_person_handed_out_is_left_alone_by_the_leader(lab: Lab) -> None:
+    lab.dispatch(epoch=5)
+    lab.run("mail")
+    assert lab.names_dispatched() == ["mail"]
+    assert lab.names_dispatched(epoch=5) == []
+
+
 def test_run_of_an_older_epoch_stops_between_two_jobs(lab: Lab) -> None:
     lab.dispatch(epoch=1)
     for number in range(3):
@@ -226,7 +271,7 @@ def test_take_over_frees_what_the_older_leader_had_handed_out(lab: Lab) -> None:
     [again] = lab.dispatch(epoch=2)[0]
     assert again.token != sent.token
     assert lab.run_through(token=sent.token, epoch=1).stopped == "another leader has taken over"
-    job_queue.complete("mail", token=sent.token)
+    lab.end_run(sent)
     assert lab.dispatch(epoch=2)[0] == []  # what the newer leader handed out is untouched
     assert lab.run_through(token=again.token, epoch=2).succeeded == 1
 

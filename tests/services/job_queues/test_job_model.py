@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from bson import ObjectId
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -18,7 +19,10 @@ from models.database import Document
 from models.job import Busy, State
 from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds
+from queue_manager.core.settings import settings as chosen_settings
+from services.due_work import DueItem
 from services.job_queues import NotTheOnly, WrongState
+from services.job_queues.dispatch import lease_name
 
 NAMES = ("mail", "report")
 TOKENS = ("t1", "t2")  # few: a task that is delivered twice has the same one twice
@@ -39,10 +43,12 @@ class JobMachine(RuleBasedStateMachine):
         super().__init__()
         for collection in (job.jobs(), job_queue.queues(), job_leader._leaders()):
             collection.delete_many({})
+        with redis.Redis.from_url(chosen_settings().redis_url) as client:
+            client.flushall()
         self.lab, self.model = Lab(), JobModel()
         self.attempts: list[Attempt] = []
         self.seen: list[Document] = []  # documents that runners read, some of them long ago
-        self.sent: list[tuple[str, str]] = []
+        self.sent: list[DueItem] = []
 
     @property
     def has_jobs(self) -> bool:
@@ -224,18 +230,17 @@ class JobMachine(RuleBasedStateMachine):
         assert noted == ({"reaped": reaped} if reaped else {})
         sent = [item.args[0] for item in items]
         assert len(sent) == len(set(sent))
-        assert all(item.args[1] == epoch for item in items)
-        self.sent += [(item.args[0], item.token) for item in items]
+        assert all(item.args[1] == self.model.epoch for item in items)
+        self.sent += items
         for name in NAMES:
             if self.model.due(name, now) and not self.model.executing(name) and name not in self.model.paused:
-                queue = job_queue.queues().find_one({"_id": name}) or {}
-                assert queue["claim"]["claimed_until"] > now  # somebody has it: now, or from before
+                [standing] = self.lab.dispatching().leases.standings([lease_name(name, self.model.epoch)])
+                assert standing.state == "in-progress"  # somebody has it: now, or from before
 
     @precondition(lambda self: self.sent)
     @rule(number=picks)
     def run_ends(self, number: int) -> None:
-        name, token = self.sent.pop(-1 - number % len(self.sent))
-        job_queue.complete(name, token=token)
+        self.lab.end_run(self.sent.pop(-1 - number % len(self.sent)))
 
     # What is always true
 

@@ -15,7 +15,7 @@ from job_lab import Lab
 from real_servers import Servers
 from rooms import T0
 
-from models import job, job_queue
+from models import job
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
@@ -105,7 +105,7 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_stored(
 ) -> None:
     with pytest.raises(InvalidJob, match=named):
         lab.jobs.run("mail", *arguments, **options)
-    assert job.jobs().count_documents({}) == job_queue.queues().count_documents({}) == 0
+    assert job.jobs().count_documents({}) == 0
 
 
 def test_deep_arguments_that_mongodb_takes_are_taken(lab: Lab) -> None:
@@ -115,14 +115,14 @@ def test_deep_arguments_that_mongodb_takes_are_taken(lab: Lab) -> None:
 def test_unknown_name_is_refused_with_the_known_ones(lab: Lab) -> None:
     with pytest.raises(UnknownJob, match="'nobody'; the jobs are: mail, report"):
         lab.jobs.run("nobody")
-    assert job.jobs().count_documents({}) == job_queue.queues().count_documents({}) == 0
+    assert job.jobs().count_documents({}) == 0
 
 
 @pytest.mark.parametrize("name", ["", "a b", None, ["mail"], 7])
 def test_malformed_name_is_refused(lab: Lab, name: Any) -> None:
     with pytest.raises(InvalidJob, match="names no job"):
         lab.jobs.run(name)
-    assert job.jobs().count_documents({}) == job_queue.queues().count_documents({}) == 0
+    assert job.jobs().count_documents({}) == 0
 
 
 def test_without_any_job_the_message_says_where_they_are_listed(lab: Lab) -> None:
@@ -238,4 +238,4 @@ def test_arguments_are_the_same_when_mongodb_would_say_so(lab: Lab) -> None:
 
 def test_new_jobs_from_many_threads_make_one_queue(lab: Lab) -> None:
     at_once(lambda: lab.jobs.run("report"))
-    assert [queue["_id"] for queue in job_queue.queues().find()] == ["report"]
+    assert lab.names_dispatched() == ["report"]

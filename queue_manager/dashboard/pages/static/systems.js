@@ -28,6 +28,7 @@ export function needs({ is_on: isOn, problems, pages, errors }) {
 export function standing(system) {
   const [worst] = needs(system);
   if (!system.is_on) return pill("Off");
+  if (system.idle) return pill(system.idle === "paused" ? "Paused" : "Dry run", "warn");
   if (worst) return pill(worst[0] === "bad" ? "Needs attention" : "Look at it", worst[0]);
   if (system.due === null && !system.last_scan) return pill("Unknown", "warn");
   if (system.is_starting) return pill("Starting");

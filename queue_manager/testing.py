@@ -1,0 +1,120 @@
+"""The pytest fixture `run_system`: scan and items of a `DueDocuments` run in the test, without broker and worker.
+
+    def test_trial_ends(run_system):
+        outcome = run_system(trials, {"status": "trial", "trial_ends_at": YESTERDAY})
+        assert outcome.document["status"] == "expired"
+
+Documents are kept in a database of the test on the server of `MONGO_DB_URL`, `test_<name>_<process id>`, which is
+dropped afterwards. Redis is not used. pytest loads this module by its entry point in every project where Queue Manager
+is installed, so it imports the rest when the fixture is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from queue_manager import DueDocuments
+    from services.due_documents.work import DocumentWork
+    from services.due_work import DueItem
+
+MAX_ATTEMPTS = 100  # of a system that retries for ever
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one scan and its items did."""
+
+    documents: list[dict[str, Any]]
+    """All documents of the collection afterwards, in the order of their insertion."""
+    results: list[dict[str, Any]]
+    """Of each due document, oldest first: `{success: True, …}`, `{skipped: True, reason}`, or `{error}` with the
+    exception of its last attempt."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The only document of the collection."""
+        (document,) = self.documents
+        return document
+
+
+class RunSystem(Protocol):
+    def __call__(self, system: DueDocuments, *documents: Mapping[str, Any], now: datetime | None = None) -> Outcome:
+        """Insert documents, scan once, and run each item with all its attempts, which follow each other without waits.
+
+        A later call goes on with the documents of the earlier ones.
+
+        Args:
+            system: the declaration; it need not be in QM_SYSTEMS.
+            now: the time by which documents are due; `None`: the database server's.
+        """
+
+
+@pytest.fixture
+def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
+    """Run systems in this process, on a database that is dropped afterwards."""
+    from models import database, schema
+
+    ours = database.client().get_database(
+        f"test_{database.database().name}_{os.getpid()}", codec_options=database.database().codec_options
+    )
+    monkeypatch.setattr(database, "database", lambda: ours)
+
+    def run(system: DueDocuments, *documents: Mapping[str, Any], now: datetime | None = None) -> Outcome:
+        system.check()
+        schema.migrate([system])
+        collection = database.collection(system.collection)
+        if documents:
+            collection.insert_many([dict(one) for one in documents])
+        results = _results(system, now or database.server_now())
+        return Outcome(documents=list(collection.find(sort=[("$natural", 1)])), results=results)
+
+    yield run
+    database.client().drop_database(ours.name)
+
+
+def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
+    from queue_manager.leases import Leases, Standing
+    from services.due_documents import work_of
+    from services.due_work import DueItem
+
+    class NoLeases(Leases):
+        """What one process does alone needs no leases."""
+
+        def release(self, names: Any, **_: Any) -> None:
+            pass
+
+        def standings(self, names: Any) -> list[Standing]:
+            return [Standing(state="free") for _ in names]
+
+    work = replace(work_of(system), clock=lambda: now, leases=NoLeases(system.name))
+    items = [
+        DueItem(token=f"test-{number}", args=due.args, lease=due.lease) for number, due in enumerate(work.find_due(now))
+    ]
+    found: list[dict[str, Any] | None] = [None] * len(items)
+    if system.batch and items:
+        with suppress(Exception):  # each item then fails by itself, as in a worker
+            found = work.execute_batch(items)
+    return [result or _attempts(work, item) for item, result in zip(items, found, strict=True)]
+
+
+def _attempts(work: DocumentWork, item: DueItem) -> dict[str, Any]:
+    """Return the result of the item's task after its last attempt."""
+    from queue_manager.core.errors import PermanentError, reason
+
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        try:
+            return work.execute(*item.args, token=item.token)
+        except Exception as error:
+            last = error
+            if isinstance(error, PermanentError) or not work.system.functions.retry.allows(attempt + 1):
+                break
+    work.give_up(item, error=reason(last))
+    return {"error": last}

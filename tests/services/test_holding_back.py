@@ -1,0 +1,181 @@
+"""How dispatch is held back: a limited rate, a pause, a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from real_servers import Servers
+from rooms import T0, HandClock
+
+import beat_schedule
+from models import schema
+from models.database import collection
+from queue_manager import DueDocuments, leases
+from queue_manager.core.clock import minutes, seconds
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import settings
+from services.due_documents import work_of
+from services.due_documents.work import DocumentWork
+from services.due_work import Backlog, DueBatch, DueItem
+
+PERIOD = seconds(2)
+
+calls = DueDocuments(
+    name="calls",
+    title="Calls",
+    description="Calls of a service that accepts ten a second.",
+    collection="calls",
+    due="due_at",
+    every=PERIOD,
+    max_rate=10,
+    done="unset",
+)
+
+
+@calls.item()
+def call(document: dict[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def work(clean: Servers, clock: HandClock) -> DocumentWork:
+    schema.migrate([calls])
+    return replace(work_of(calls), clock=clock)
+
+
+@pytest.fixture
+def dry_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("QM_DRY_RUN", "calls")
+    settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def add(count: int, due_at: datetime = T0 - minutes(1)) -> None:
+    collection("calls").insert_many([{"due_at": due_at} for _ in range(count)])
+
+
+def scan(work: DocumentWork) -> list[DueBatch]:
+    batches = []
+    for batch in work.claim_due(Backlog()):
+        work.sent(batch)
+        batches.append(batch)
+    return batches
+
+
+def items_of(batches: list[DueBatch]) -> list[DueItem]:
+    return [item for batch in batches for item in batch.items]
+
+
+def times(items: list[DueItem], now: datetime) -> list[float]:
+    """Return when the items come, in seconds after T0; without a time of their own at once."""
+    return [((item.eta or now) - T0).total_seconds() for item in items]
+
+
+def seconds_apart(at: list[float]) -> list[float]:
+    return [round(later - earlier, 3) for earlier, later in pairwise(at)]
+
+
+class TestRate:
+    def test_fifty_items_at_ten_a_second_need_five_seconds_and_none_is_lost(
+        self, work: DocumentWork, clock: HandClock
+    ) -> None:
+        add(50)
+        sent: list[DueItem] = []
+        came: list[float] = []
+        for _ in range(4):
+            found = items_of(scan(work))
+            assert len(found) <= 20
+            sent, came = sent + found, came + times(found, clock.now)
+            clock.advance(PERIOD)
+        assert len({item.args for item in sent}) == len(sent) == 50
+        assert seconds_apart(came) == [0.1] * 49
+
+    def test_a_second_scan_in_the_same_period_dispatches_nothing(self, work: DocumentWork, clock: HandClock) -> None:
+        add(50)
+        assert len(items_of(scan(work))) == 20
+        assert items_of(scan(work)) == []
+
+    def test_a_scan_that_could_not_send_leaves_its_times_unused(self, work: DocumentWork, clock: HandClock) -> None:
+        add(50)
+        for batch in work.claim_due(Backlog()):
+            work.release(batch.items)
+            break
+        assert items_of(scan(work)) == []
+        clock.advance(PERIOD)
+        assert times(items_of(scan(work)), clock.now)[0] == 2.0
+
+    def test_what_falls_due_soon_comes_at_its_time_and_in_the_same_rate(
+        self, work: DocumentWork, clock: HandClock
+    ) -> None:
+        add(2)
+        add(3, T0 + seconds(1))
+        assert times(items_of(scan(work)), clock.now) == [0, 0.1, 1, 1.1, 1.2]
+
+    def test_less_than_one_item_a_period_still_comes(self, work: DocumentWork, clock: HandClock) -> None:
+        add(3)
+        slow = replace(work, max_rate=0.25)
+        came: list[float] = []
+        for _ in range(7):
+            came += times(items_of(scan(slow)), clock.now)
+            clock.advance(PERIOD)
+        assert came == [0, 4, 8]
+
+    def test_retries_by_hand_come_at_once(self, work: DocumentWork, clock: HandClock) -> None:
+        add(30)
+        due = list(work.find_due(clock.now))
+        assert [item.eta for item in work.take_by_hand(due)] == [None] * 30
+
+
+class TestPause:
+    def test_a_paused_system_dispatches_nothing_until_it_is_resumed(self, work: DocumentWork) -> None:
+        add(1)
+        leases.pause("calls")
+        assert scan(work) == [DueBatch(found=0, items=[], noted={"paused": 1})]
+        assert leases.paused() == {"calls"}
+        leases.resume("calls")
+        assert len(items_of(scan(work))) == 1
+
+    def test_another_system_goes_on(self, work: DocumentWork) -> None:
+        add(1)
+        leases.pause("support-snooze")
+        assert len(items_of(scan(work))) == 1
+
+    def test_calls_of_after_that_are_owed_pause_too(self, work: DocumentWork) -> None:
+        leases.pause("calls")
+        assert [batch.noted for batch in work.owed_calls().claim_due(Backlog())] == [{"paused": 1}]
+
+
+class TestDryRun:
+    @pytest.mark.usefixtures("dry_run")
+    def test_what_is_due_is_counted_and_nothing_is_dispatched(self, work: DocumentWork) -> None:
+        add(3)
+        add(1, T0 + seconds(1))
+        for _ in range(2):
+            assert scan(work) == [DueBatch(found=3, items=[], noted={"dry_run": 3})]
+
+    @pytest.mark.usefixtures("dry_run")
+    def test_an_unknown_name_is_refused_at_the_start(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"^QM_DRY_RUN: 'calls' must be one of support-snooze, "):
+            beat_schedule.systems()
+
+    def test_a_system_that_dispatches_nothing_has_no_dry_run(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"^'overdue-messages' must be one of "):
+            beat_schedule.named("overdue-messages", beat_schedule.SYSTEMS)
+
+
+@pytest.mark.parametrize("rate", [0, -1])
+def test_a_rate_is_above_zero(rate: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"max_rate=.* must be items a second, above zero"):
+        replace(calls, max_rate=rate)

@@ -1,0 +1,104 @@
+"""The pages on adding a system, read as a new user would: its code is written to files and executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from real_servers import Servers
+
+from models.database import collection
+
+ROOT = Path(__file__).parents[1]
+PAGE, OWN_SCAN = [(ROOT / "docs" / name).read_text() for name in ("adding-a-system.md", "own-scan.md")]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DUE = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's directory with the files of the pages: a block without a path continues the one before it."""
+    directory = tmp_path_factory.mktemp("user")
+    path = directory
+    for kind, code in BLOCK.findall(PAGE + OWN_SCAN):
+        if kind != "python":
+            continue
+        if named := re.match(r"# (\S+\.py)\n", code):
+            path = directory / named[1]
+            path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(code + "\n")
+    return directory
+
+
+def run(command: list[str], directory: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{directory}"}
+    env = {**os.environ, **paths, "COLUMNS": "200", **env}
+    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_the_page_is_short_and_has_no_code_that_is_not_executed() -> None:
+    assert len(PAGE.splitlines()) <= 120
+    for page in (PAGE, OWN_SCAN):
+        assert {kind for kind, _ in BLOCK.findall(page)} <= {"python", "bash"}
+        assert page.count("```") == 2 * len(BLOCK.findall(page))
+
+
+def test_the_commands_check_it_and_create_its_index(clean: Servers, directory: Path) -> None:
+    (commands,) = [code for kind, code in BLOCK.findall(PAGE) if kind == "bash"]
+    collection("accounts").drop_indexes()
+    collection("accounts").insert_one({"_id": "a", "status": "trial", "trial_ends_at": DUE})
+
+    done = run(["bash", "-ec", commands], directory)
+
+    assert done.returncode == 0, done.stderr
+    assert "accounts.qm_due_trial_end  missing" in done.stdout
+    assert '{"$set": {"status": "expired"}}' in done.stdout
+    assert "qm_due_trial_end" in collection("accounts").index_information()
+    assert collection("accounts").find_one() == {"_id": "a", "status": "trial", "trial_ends_at": DUE}
+
+
+def test_its_test_passes(clean: Servers, directory: Path) -> None:
+    done = run([sys.executable, "-m", "pytest", "-q", "-p", "queue_manager.testing", "-p", "no:randomly"], directory)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_repeating_work_is_done_once_for_the_dates_that_it_missed(clean: Servers, directory: Path) -> None:
+    (directory / "test_invoices.py").write_text(
+        "from datetime import UTC, datetime, timedelta\n"
+        "from billing.trial_end import invoices\n"
+        "def test_invoices(run_system):\n"
+        "    due = datetime(2026, 1, 31, tzinfo=UTC)\n"
+        "    one = run_system(invoices, {'next_invoice_at': due}, now=due + timedelta(days=95)).document\n"
+        "    assert (one['invoices'], one['next_invoice_at']) == (1, due + timedelta(days=120))\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "queue_manager.testing", "test_invoices.py"]
+    done = run(command, directory)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_scan_of_your_own_dispatches_under_leases(clean: Servers, directory: Path) -> None:
+    long_ago = datetime.now(UTC) - timedelta(days=15)
+    collection("invoices").insert_many([{"sent_at": long_ago}, {"sent_at": long_ago, "reminded": True}])
+    scans = [run(["queue-manager", "scan", "reminders"], directory, QM_SYSTEMS="billing.reminders") for _ in range(2)]
+    assert [json.loads(scan.stdout)["enqueued"] for scan in scans] == [1, 0], scans[0].stderr
+    executed = run(
+        [
+            *(sys.executable, "-c"),
+            "from tasks import app; app.loader.import_default_modules()\n"
+            "from bson import ObjectId; from models.database import collection, id_text\n"
+            "one = collection('invoices').find_one({'reminded': None})\n"
+            "app.tasks['billing.reminders.remind'](id_text(one['_id']), '2026-01-31T00:00:00Z')",
+        ],
+        directory,
+        QM_SYSTEMS="billing.reminders",
+    )
+    assert executed.returncode == 0, executed.stderr
+    assert collection("invoices").count_documents({"reminded": True}) == 2
