@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
+import bson
 from bson import MinKey
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import OperationFailure
 
 from models import listing, owed
 from models.database import Document, collection, id_key, projection, transact, value_at
@@ -29,7 +29,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 A_DATE: Document = {"$type": "date", "$gte": EPOCH}
 A_MILLISECOND = timedelta(milliseconds=1)  # between two dates of MongoDB
 COUNTED = 100_000  # a count that reaches this stands for that many or more
-_BAD_VALUE = 2  # MongoDB's code for, among others, a hint that names no index
 
 T = TypeVar("T")
 Update = Document | list[Document]
@@ -98,11 +97,9 @@ class DueCollection:
         first = EPOCH if after is None else after + A_MILLISECOND
         # Bounds instead of a sort: an index that ever held an array serves neither a range with two ends nor a sort.
         bounds = {"min": self._bound(first), "max": self._bound(until + A_MILLISECOND)}
-        wanted = projection((self.due, *fields))
-        found = self.collection().find
-        return self._needing_index(
-            lambda: found(self.is_due(until), wanted, hint=self.index, limit=limit, batch_size=batch, **bounds)
-        )
+        where, wanted = self.is_due(until), projection((self.due, *fields))
+        self._require_index()
+        return self.collection().find(where, wanted, hint=self.index, limit=limit, batch_size=batch, **bounds)
 
     def _bound(self, at: datetime) -> Document:
         return {self.due: at, "_id": MinKey()}
@@ -111,16 +108,15 @@ class DueCollection:
         self, until: datetime, fields: Sequence[str], *, position: Position | None, is_descending: bool
     ) -> Iterator[Document]:
         """Yield documents due until then, by their date, beyond a position."""
-        return self._needing_index(
-            lambda: listing.walk(
-                self.collection(),
-                self.is_due(until),
-                index=self.index,
-                order=self.order,
-                fields=fields or [self.due],
-                after=position,
-                is_descending=is_descending,
-            )
+        self._require_index()
+        return listing.walk(
+            self.collection(),
+            self.is_due(until),
+            index=self.index,
+            order=self.order,
+            fields=fields or [self.due],
+            after=position,
+            is_descending=is_descending,
         )
 
     def among(self, ids: Sequence[Any], until: datetime, fields: Sequence[str] = ()) -> list[Document]:
@@ -130,17 +126,13 @@ class DueCollection:
 
     def count(self, until: datetime) -> int:
         """Count due documents, up to `COUNTED`."""
-        where = self.is_due(until)
-        counts = self._needing_index(lambda: [self.collection().count_documents(where, hint=self.index, limit=COUNTED)])
-        return int(next(counts))
+        self._require_index()
+        return self.collection().count_documents(self.is_due(until), hint=self.index, limit=COUNTED)
 
     def has_index(self) -> bool:
-        """Return True if the index exists and is the one that `find` needs."""
-        try:
-            next(self.find(datetime.now(UTC), limit=1), None)
-        except ConfigurationError:
-            return False
-        return self.index in self.collection().index_information()  # MongoDB accepts any hint for a missing collection
+        """Return True if the index exists with this condition."""
+        found = self.collection().index_information().get(self.index, {})
+        return bson.encode(found.get("partialFilterExpression", {})) == bson.encode(self._indexed)
 
     def count_unindexed(self, until: datetime) -> int:
         """Count due documents, up to `COUNTED`, by reading the whole collection."""
@@ -177,17 +169,13 @@ class DueCollection:
         parts = self.due.split(".")
         return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
 
-    def _needing_index(self, ask: Callable[[], Any]) -> Iterator[Any]:
-        """Yield what `ask` returns. Raises ConfigurationError: the index is missing."""
-        try:
-            yield from ask()
-        except OperationFailure as error:
-            if error.code != _BAD_VALUE:
-                raise
+    def _require_index(self) -> None:
+        """Raise ConfigurationError if the index is missing, or has another condition: MongoDB would read it as well."""
+        if not self.has_index():
             raise ConfigurationError(
                 f"the index {self.name}.{self.index} is missing: run `queue-manager migrate` while its system is "
                 "switched on"
-            ) from error
+            )
 
     # Writing
 
