@@ -125,6 +125,22 @@ class TestFinding:
         with pytest.raises(ConfigurationError, match="qm_due_trial_end is missing: run `queue-manager migrate`"):
             scan(work)
 
+    def test_index_of_another_condition_is_not_enough(self, clock: AgingClock) -> None:
+        work_on(declare(), clock)
+        make_account(status="paid")
+        work = replace(work_of(declare(where={"status": "paid"})), clock=clock)
+        with pytest.raises(ConfigurationError, match="run `queue-manager migrate`"):
+            scan(work)
+        work_on(work.system, clock)
+        assert len(scan(work)) == 1
+
+    def test_index_that_once_held_lists_is_read_in_order_and_as_far_as_needed(self, clock: AgingClock) -> None:
+        work = work_on(declare(due="trial.ends_at"), clock, ahead=10)
+        for trial in ([{"ends_at": OVER}], {"ends_at": [None, OVER]}):
+            make_account(trial=trial)
+        ids = [make_account(trial={"ends_at": T0 + seconds(at)}) for at in (-1, -3, 3, -2, 2, 11)]
+        assert [item.args[0] for item in scan(work)] == [str(ids[at]) for at in (1, 3, 0, 4, 2)]
+
     def test_dispatched_ahead_with_its_time(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock, ahead=10)
         make_account(T0 + seconds(3))
