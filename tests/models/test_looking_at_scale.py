@@ -21,9 +21,9 @@ from queue_manager.core.clock import hours, seconds
 from queue_manager.dashboard.systems.overview import look
 from queue_manager.items import STATES, Listed
 from services import stale_thumbnails
+from services.due_documents.listing import DocumentList
 from services.review_requests import eligible_agencies
 from services.stale_thumbnails import hung_sites
-from services.support_snooze import support_snooze
 
 ROOMS, SITES, SUBSCRIPTIONS, RUNS = 200_000, 100_000, 50_000, 20_000
 DUE, IN_FLIGHT, RESTING, HUNG = 300, 200, 100, 250
@@ -96,7 +96,7 @@ def test_looking_reads_what_it_shows_and_nothing_else(recorder: Recorder, figure
         "overview": lambda: asyncio.run(look()),
         "thumbnails' figures": stale_thumbnails.stats,
         "scans": lambda: scan_run.page("tasks.some.scan0", after=(now - hours(12), ObjectId()), limit=PAGE),
-        **{f"rooms {state}": page(support_snooze(), state) for state in STATES},
+        **{f"rooms {state}": page(DocumentList(work=make_work(server_now)), state) for state in STATES},
         **{f"sites {state}": page(hung_sites(), state) for state in STATES},
         "agencies": page(eligible_agencies(), "due"),
     }
