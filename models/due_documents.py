@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from typing import Any, TypeVar
 
 import bson
+from bson import MinKey
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import OperationFailure
 
 from models import listing, owed
 from models.database import Document, collection, id_key, projection, transact, value_at
@@ -28,9 +28,10 @@ from queue_manager.core.errors import ConfigurationError
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
-A_DATE: Document = {"$type": "date", "$gte": datetime(1970, 1, 1, tzinfo=UTC)}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+A_DATE: Document = {"$type": "date", "$gte": EPOCH}
+A_MILLISECOND = timedelta(milliseconds=1)  # between two dates of MongoDB
 COUNTED = 100_000  # a count that reaches this stands for that many or more
-_BAD_VALUE = 2  # MongoDB's code for, among others, a hint that names no index
 
 T = TypeVar("T")
 Update = Document | list[Document]
@@ -99,30 +100,33 @@ class DueCollection:
         limit: int = 0,
         batch: int = listing.BATCH,
     ) -> Iterator[Document]:
-        """Yield documents due in (`after`, `until`], oldest first: id, due date and `fields`.
+        """Yield documents due in (`after`, `until`], in the order of the index, oldest first: id, date and `fields`.
 
         The server reads `batch` of them at a time.
         """
-        where = self.is_due(until, after=after)
-        wanted = projection((self.due, *fields))
-        sort = [(path, ASCENDING) for path in self.order]
-        with_index = {"hint": self.index, "sort": sort, "limit": limit, "batch_size": batch}
-        return self._needing_index(lambda: self.collection().find(where, wanted, **with_index))
+        first = EPOCH if after is None else after + A_MILLISECOND
+        # Bounds instead of a sort: an index that ever held an array serves neither a range with two ends nor a sort.
+        bounds = {"min": self._bound(first), "max": self._bound(until + A_MILLISECOND)}
+        where, wanted = self.is_due(until), projection((self.due, *fields))
+        self._require_index()
+        return self.collection().find(where, wanted, hint=self.index, limit=limit, batch_size=batch, **bounds)
+
+    def _bound(self, at: datetime) -> Document:
+        return {self.due: at, "_id": MinKey()}
 
     def walk(
         self, until: datetime, fields: Sequence[str], *, position: Position | None, is_descending: bool
     ) -> Iterator[Document]:
         """Yield documents due until then, by their date, beyond a position."""
-        return self._needing_index(
-            lambda: listing.walk(
-                self.collection(),
-                self.is_due(until),
-                index=self.index,
-                order=self.order,
-                fields=fields or [self.due],
-                after=position,
-                is_descending=is_descending,
-            )
+        self._require_index()
+        return listing.walk(
+            self.collection(),
+            self.is_due(until),
+            index=self.index,
+            order=self.order,
+            fields=fields or [self.due],
+            after=position,
+            is_descending=is_descending,
         )
 
     def among(self, ids: Sequence[Any], until: datetime, fields: Sequence[str] = ()) -> list[Document]:
@@ -132,9 +136,8 @@ class DueCollection:
 
     def count(self, until: datetime) -> int:
         """Count due documents, up to `COUNTED`."""
-        where = self.is_due(until)
-        counts = self._needing_index(lambda: [self.collection().count_documents(where, hint=self.index, limit=COUNTED)])
-        return int(next(counts))
+        self._require_index()
+        return self.collection().count_documents(self.is_due(until), hint=self.index, limit=COUNTED)
 
     def has_index(self) -> bool:
         """Return True if the index exists."""
@@ -164,16 +167,14 @@ class DueCollection:
     def due_at(self, document: Document) -> Any:
         return value_at(document, self.due)
 
-    def is_due(self, until: datetime, *, after: datetime | None = None) -> Document:
-        """Return the condition that a document is due in (`after`, `until`]."""
-        range_ = {"$lte": until} if after is None else {"$gt": after, "$lte": until}
-        # The index has to admit an array that begins with null.
+    def is_due(self, until: datetime) -> Document:
+        """Return the condition that a document is due until then."""
         no_arrays = [{path: {"$type": "array"}} for path in self._paths]
-        return {**self._indexed, self.due: {**A_DATE, **range_}, "$nor": no_arrays}
+        return {**self._indexed, self.due: {**A_DATE, "$lte": until}, "$nor": no_arrays}
 
     @property
     def _indexed(self) -> Document:
-        """The condition of the index: no array anywhere on the path, since one would make the index multikey."""
+        """The condition of the index. It keeps out most arrays, which would make the index multikey: lists of dates."""
         return {self.due: A_DATE, **{f"{path}.0": None for path in self._paths}, **self.where}
 
     @property
@@ -182,17 +183,13 @@ class DueCollection:
         parts = self.due.split(".")
         return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
 
-    def _needing_index(self, ask: Callable[[], Any]) -> Iterator[Any]:
-        """Yield what `ask` returns. Raises ConfigurationError: the index is missing."""
-        try:
-            yield from ask()
-        except OperationFailure as error:
-            if error.code != _BAD_VALUE:
-                raise
+    def _require_index(self) -> None:
+        """Raise ConfigurationError if the index is missing."""
+        if not self.has_index():
             raise ConfigurationError(
                 f"the index {self.name}.{self.index} is missing: run `queue-manager migrate` while its system is "
                 "switched on"
-            ) from error
+            )
 
     # Writing
 

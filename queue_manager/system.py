@@ -100,9 +100,9 @@ class System:
     """A template that its page includes next to the health."""
 
     stats: Callable[[], SystemStats] = SystemStats
-    """Reads its statistics from MongoDB."""
-    stats_server: str | None = None
-    """What the server is called that `stats` reads, if it is not MongoDB."""
+    """Reads its statistics."""
+    stats_server: str = "MongoDB"
+    """What the servers are called that `stats` reads."""
     slow_numbers: Callable[[], Mapping[str, float]] | None = None
     """Numbers that the overview adds to those of `stats`, read only now and then because that takes long."""
     counted_as: str | None = None

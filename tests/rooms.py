@@ -106,6 +106,15 @@ def execute(work: DocumentWork, item: DueItem) -> dict[str, Any]:
     return work.execute(*item.args, token=item.token)
 
 
+def lose(work: DocumentWork, item: DueItem, *, ago: timedelta) -> None:
+    """Have a worker receive an item and die, so that its lease ended that long ago."""
+    work.renew([item])
+    with connect(settings().redis_url) as client:
+        second, micros = client.time()
+        ended = second * 1000 + micros // 1000 - milliseconds(ago)
+        client.zadd(f"qm:lease:{system.name}:running", {item.lease: ended})
+
+
 def lease_state(work: DocumentWork, item: DueItem) -> str:
     (standing,) = work.leases.standings([item.lease])
     return standing.state

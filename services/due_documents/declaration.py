@@ -134,6 +134,7 @@ class DueDocuments(System):
     """A system whose items are documents of one collection, due when a date of theirs has come."""
 
     scan_task: str = ""
+    stats_server: str = "MongoDB or Redis"
     collection: str
     due: str
     """Path of the date."""

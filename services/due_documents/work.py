@@ -56,7 +56,8 @@ class DocumentWork(DueWork):
     def mark(self, dispatched: Sequence[Due]) -> None:
         if (flag := self.system.flag_field) is not None:
             ids = [database.read_id(one.id, field="id") for one in dispatched]
-            self.documents.update_range(ids, dispatched[0].due_at, dispatched[-1].due_at, {"$set": {flag: True}})
+            dates = [one.due_at for one in dispatched]
+            self.documents.update_range(ids, min(dates), max(dates), {"$set": {flag: True}})
 
     def release(self, items: Sequence[DueItem]) -> None:
         super().release(items)

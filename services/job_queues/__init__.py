@@ -232,6 +232,7 @@ system = System(
     trigger="jobs/dispatch",
     page="/jobs",
     stats=stats,
+    stats_server="MongoDB or Redis",
     counted_as=INITIATOR,
     collections=_collections,
     obsolete_indexes={**model.OBSOLETE, job_queue.NAME: old_claims.INDEXES},

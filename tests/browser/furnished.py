@@ -7,9 +7,9 @@ from typing import Any
 
 from bson import ObjectId
 from queue_client import Queue
-from rooms import make_room, make_service
+from rooms import lose, make_room, make_work, scan
 
-from models import job, job_attempt, scan_run, site, subscription, support_room
+from models import job, job_attempt, scan_run, site, subscription
 from models.database import collection, server_now
 from models.job import State
 from models.job_attempt import Outcome
@@ -19,7 +19,7 @@ from queue_manager.transport.keys import SCHEDULE_PREFIX
 from queue_manager.transport.leadership import LEADER_LOCK
 from queue_manager.transport.planned import SCHEDULE
 from queue_manager.transport.server import connect
-from services.due_work import Backlog, DueItem
+from services.due_work import DueItem
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 ROOM_SCAN = "tasks.support_snooze.scan_expired_snoozes"
@@ -28,18 +28,16 @@ REASON = "Boom: the socket broke while it told its listeners of it. " * 6
 
 def rooms(reason: str = REASON) -> dict[str, str]:
     """Return the ids of a room in each state."""
-    service, now = make_service(server_now), server_now()
+    work, now = make_work(server_now), server_now()
 
-    def claimed(ago: float) -> DueItem:
+    def dispatched(ago: float) -> DueItem:
         make_room(now - seconds(ago))
-        (item,) = [item for batch in service.take_due(Backlog()) for item in batch.items]
+        (item,) = scan(work)
         return item
 
-    stuck, failed, held = claimed(400), claimed(300), claimed(200)
-    support_room.rooms().update_one(
-        {"_id": ObjectId(stuck.args[0])}, {"$set": {"claim.claimed_until": now - seconds(30)}}
-    )
-    service.give_up(failed, error=reason)
+    stuck, failed, held = dispatched(400), dispatched(300), dispatched(200)
+    lose(work, stuck, ago=seconds(30))
+    work.give_up(failed, error=reason)
     due = make_room(now - seconds(100))
     return {"due": str(due), "in-progress": held.args[0], "stuck": stuck.args[0], "failed": failed.args[0]}
 

@@ -16,7 +16,7 @@ from celery_processes import CeleryProcess
 from eventually import eventually
 from pace import promptly
 from real_servers import Servers
-from rooms import make_room, make_service
+from rooms import make_room, make_work, scan
 from web_process import Web, shared_web, web
 
 from beat_schedule import SYSTEMS
@@ -28,7 +28,6 @@ from queue_manager.transport import counters, history, planned, presence
 from queue_manager.transport.keys import SCHEDULE_PREFIX
 from queue_manager.transport.leadership import LEADER_LOCK
 from queue_manager.transport.server import connect
-from services.due_work import Backlog
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
@@ -102,9 +101,9 @@ def test_errors_of_a_day_are_added_up(clean: Servers, process: Web) -> None:
 
 def test_problems_name_what_is_missing_and_lead_to_the_items(clean: Servers, process: Web) -> None:
     make_room(server_now() - seconds(300))
-    service = make_service(server_now)
-    (item,) = [item for batch in service.take_due(Backlog()) for item in batch.items]
-    service.give_up(item, error="boom")
+    work = make_work(server_now)
+    (item,) = scan(work)
+    work.give_up(item, error="boom")
     body = eventually(lambda: (b := get(process, "/overview"))["systems"][0]["failed"] == 1 and b)
     assert [problem.split(":")[0] for problem in body["problems"]] == ["No leader", "No workers"]
     rooms = body["systems"][0]

@@ -19,7 +19,8 @@ from hand_worker import run, take, waiting_messages
 from odd_ids import ODD_IDS
 from pace import promptly
 from real_servers import Servers
-from rooms import get_room, make_room, make_service, resnooze
+from room_lease import LEASES, lease, name
+from rooms import get_room, lose, make_room, make_work, resnooze, scan
 from watching import is_open, times_woken
 from web_process import Web, shared_web, web
 
@@ -27,7 +28,7 @@ from models import site, subscription, support_room
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.devstack.ports import free_port
-from services.due_work import Backlog, DueItem
+from services.due_work import DueItem
 
 ROOMS = "/api/systems/support-snooze/items"
 SITES = "/api/systems/stale-thumbnails/items"
@@ -44,18 +45,16 @@ def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
 @pytest.fixture
 def rooms(clean: Servers) -> dict[str, ObjectId]:
     """Rooms in every state, each by its name."""
-    service, now = make_service(server_now), server_now()
+    work, now = make_work(server_now), server_now()
 
-    def claimed(ago: float) -> DueItem:
+    def dispatched(ago: float) -> DueItem:
         make_room(now - seconds(ago))
-        (item,) = [item for batch in service.take_due(Backlog()) for item in batch.items]
+        (item,) = scan(work)
         return item
 
-    stuck, failed, in_progress = claimed(400), claimed(300), claimed(200)
-    support_room.rooms().update_one(
-        {"_id": ObjectId(stuck.args[0])}, {"$set": {"claim.claimed_until": now - seconds(30)}}
-    )
-    service.give_up(failed, error="Boom: the socket (broke)")
+    stuck, failed, in_progress = dispatched(400), dispatched(300), dispatched(200)
+    lose(work, stuck, ago=seconds(30))
+    work.give_up(failed, error="Boom: the socket (broke)")
     found = {name: ObjectId(item.args[0]) for name, item in (("stuck", stuck), ("failed", failed))}
     return {
         **found,
@@ -120,8 +119,7 @@ def test_each_state_lists_its_rooms(rooms: dict[str, ObjectId], process: Web) ->
     account = str(get_room(rooms["due"])["account_id"])
     assert (due["title"], due["reason"], due["attempts"], due["next_at"]) == (account, None, 0, None)
     assert due["since"] == due["due_at"] == to_iso(get_room(rooms["due"])["snooze_time"]["time"])
-    assert held["next_at"] == to_iso(get_room(rooms["in-progress"])["claim"]["claimed_until"])
-    assert stuck["since"] == to_iso(get_room(rooms["stuck"])["claim"]["claimed_until"])
+    assert (held["next_at"], stuck["next_at"]) == (None, None)  # a message waits; a lease ended
     room = get_room(rooms["failed"])
     assert (failed["reason"], failed["attempts"]) == ("Boom: the socket (broke)", 1)
     assert (failed["next_at"], failed["since"]) == (
@@ -130,9 +128,16 @@ def test_each_state_lists_its_rooms(rooms: dict[str, ObjectId], process: Web) ->
     )
 
 
-def test_a_room_that_was_given_back_is_due(rooms: dict[str, ObjectId], process: Web) -> None:
-    claim = get_room(rooms["in-progress"])["claim"]
-    support_room.claims().release({rooms["in-progress"]: claim["token"]}, now=server_now() - seconds(1))
+def test_a_room_that_a_worker_holds_shows_when_its_lease_ends(rooms: dict[str, ObjectId], process: Web) -> None:
+    LEASES.renew([name(rooms["in-progress"])])
+    (held,) = listed(process, ROOMS, "state=in-progress")
+    ends_at = lease(rooms["in-progress"]).ends_at
+    assert ends_at is not None
+    assert held["next_at"] == to_iso(ends_at)
+
+
+def test_a_room_that_was_released_is_due(rooms: dict[str, ObjectId], process: Web) -> None:
+    LEASES.release([name(rooms["in-progress"])])
     found = [item["id"] for item in listed(process, ROOMS, "state=due")]
     assert found == [str(rooms["due"]), str(rooms["in-progress"])]  # the newest first
 
@@ -151,10 +156,10 @@ def test_pages_show_every_room_once_although_many_are_due_at_one_moment(order: s
 
 
 @pytest.mark.usefixtures("clean")
-def test_pages_of_claimed_rooms_show_each_once(process: Web) -> None:
+def test_pages_of_rooms_in_progress_show_each_once(process: Web) -> None:
     now = server_now()
     made = {str(make_room(now - seconds(5 + number // 9))) for number in range(40)}
-    assert sum(len(batch.items) for batch in make_service(server_now).take_due(Backlog())) == 40  # of one moment
+    assert len(scan(make_work(server_now))) == 40
     found = [item["id"] for item in all_of(process, ROOMS, "state=in-progress&limit=7")]
     assert (len(found), set(found)) == (40, made)
 
@@ -176,9 +181,10 @@ def test_a_search_looks_in_ids_accounts_and_reasons(rooms: dict[str, ObjectId], 
     [
         (ROOMS, "due", ["failed oldest", 1, 2, 3]),
         (ROOMS, "due", ["due newest", 1]),
-        (ROOMS, "failed", ["failed newest", 1, 2]),
-        (ROOMS, "failed", ["failed newest", 2**70, 1, 1]),
-        (ROOMS, "failed", ["failed newest", {"$gt": 1}, 1, 1]),
+        (ROOMS, "failed", ["failed newest", 1]),
+        (ROOMS, "failed", ["failed newest", 1, 2, 3]),
+        (ROOMS, "failed", ["failed newest", 2**70, 1]),
+        (ROOMS, "failed", ["failed newest", {"$gt": 1}, 1]),
         (AGENCIES, "due", ["due newest", 1]),
         (SITES, "due", ["due newest"]),
     ],
@@ -218,8 +224,8 @@ def test_a_retry_sends_the_ordinary_task_and_no_scan_sends_it_beside(
     room = get_room(rooms[state])
     assert (message.task, message.id) == (TASK, answer.body["task_id"])
     assert message.args == [str(rooms[state]), to_iso(room["snooze_time"]["time"])]
-    assert (room["claim"]["token"], room["claim"]["held"], room["snooze_queue_in_progress"]) == (message.id, True, True)
-    scanned = [item.args[0] for batch in make_service(server_now).take_due(Backlog(1)) for item in batch.items]
+    assert (lease(rooms[state]).state, room["snooze_queue_in_progress"]) == ("in-progress", True)
+    scanned = [item.args[0] for item in scan(make_work(server_now), waiting=1)]
     assert str(rooms[state]) not in scanned
     again = process.post(f"{ROOMS}/{rooms[state]}/retry", "{}")
     assert (again.status, again.body["error"]) == (409, "wrong state")
@@ -230,7 +236,7 @@ def test_a_retry_sends_the_ordinary_task_and_no_scan_sends_it_beside(
     assert len(times_woken(rooms[state])) == 1
 
 
-def test_what_was_given_back_or_is_held_for_another_time_is_retried(
+def test_what_was_released_or_is_in_flight_for_another_time_is_retried(
     rooms: dict[str, ObjectId], clean: Servers, process: Web
 ) -> None:
     room, now = rooms["in-progress"], server_now()
@@ -238,7 +244,7 @@ def test_what_was_given_back_or_is_held_for_another_time_is_retried(
     assert process.post(f"{ROOMS}/{room}/retry").status == 202
     first = take(clean.valkey.url, "support-snooze")
     assert first.args == [str(room), to_iso(now - seconds(1))]
-    support_room.claims().release({room: first.id}, now=now)
+    LEASES.release([name(room)])
     assert process.post(f"{ROOMS}/{room}/retry").status == 202
     assert run(take(clean.valkey.url, "support-snooze"))["success"]
     assert "skipped" in run(first)
@@ -247,8 +253,10 @@ def test_what_was_given_back_or_is_held_for_another_time_is_retried(
 
 def test_a_retry_that_fails_again_rests_longer(rooms: dict[str, ObjectId], process: Web) -> None:
     token = process.post(f"{ROOMS}/{rooms['failed']}/retry").body["task_id"]
+    assert listed(process, ROOMS, "state=failed") == []
     meant = to_iso(get_room(rooms["failed"])["snooze_time"]["time"])
-    make_service(server_now).give_up(DueItem(token=token, args=(str(rooms["failed"]), meant)), error="Boom again")
+    item = DueItem(token=token, args=(str(rooms["failed"]), meant), lease=name(rooms["failed"]))
+    make_work(server_now).give_up(item, error="Boom again")
     (failed,) = listed(process, ROOMS, "state=failed")
     assert (failed["attempts"], failed["reason"]) == (2, "Boom again")
 
@@ -277,7 +285,7 @@ def test_all_that_match_are_sent(clean: Servers, process: Web) -> None:
     answer = process.post(f"{ROOMS}/retry", json.dumps({"state": "due", "search": "LOUD"}))
     assert (answer.status, answer.body) == (202, {"sent": 20, "of": 20})
     assert {message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")} == loud
-    assert "claim" not in get_room(quiet)
+    assert lease(quiet).state == "free"
     assert process.post(f"{ROOMS}/retry", '{"state": "due", "search": "loud"}').body == {"sent": 0, "of": 0}
 
 
@@ -292,13 +300,12 @@ def test_a_retry_of_many_is_bounded_and_says_so(clean: Servers, process: Web) ->
     assert len({message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")}) == 1_203
 
 
-def test_what_a_broker_that_is_away_does_not_take_is_given_back(rooms: dict[str, ObjectId], tmp_path: Path) -> None:
+def test_a_retry_without_redis_is_refused_and_changes_nothing(rooms: dict[str, ObjectId], tmp_path: Path) -> None:
     with web(tmp_path, REDIS_URL=f"redis://127.0.0.1:{free_port()}/0") as process:
         with promptly(5):
             answer = process.post(f"{ROOMS}/{rooms['failed']}/retry")
         assert (answer.status, answer.body["error"]) == (503, "unavailable")
-    claim = get_room(rooms["failed"])["claim"]
-    assert (claim["held"], claim["claimed_until"] <= server_now()) == (False, True)
+    assert (lease(rooms["failed"]).state, get_room(rooms["failed"])["snooze_queue_in_progress"]) == ("cooling", False)
 
 
 def test_a_worker_wakes_what_is_retried(rooms: dict[str, ObjectId], process: Web, tmp_path: Path) -> None:

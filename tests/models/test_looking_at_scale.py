@@ -12,7 +12,7 @@ import pytest
 from bson import ObjectId
 from pymongo import monitoring
 from real_servers import Servers
-from rooms import make_service
+from rooms import make_work, scan
 
 from benchmarks.explain import Recorder, explain
 from models import database, scan_run, site, subscription, support_room
@@ -21,10 +21,9 @@ from queue_manager.core.clock import hours, seconds
 from queue_manager.dashboard.systems.overview import look
 from queue_manager.items import STATES, Listed
 from services import stale_thumbnails
-from services.due_work import Backlog
+from services.due_documents.listing import DocumentList
 from services.review_requests import eligible_agencies
 from services.stale_thumbnails import hung_sites
-from services.support_snooze import support_snooze
 
 ROOMS, SITES, SUBSCRIPTIONS, RUNS = 200_000, 100_000, 50_000, 20_000
 DUE, IN_FLIGHT, RESTING, HUNG = 300, 200, 100, 250
@@ -88,17 +87,16 @@ def test_looking_reads_what_it_shows_and_nothing_else(recorder: Recorder, figure
     fill("agency_websites", sites(now))
     fill(subscription.subscriptions().name, subscriptions())
     fill(scan_run.NAME, runs(now))
-    service = make_service(server_now, max_queue=IN_FLIGHT + RESTING)
-    held = [item for batch in service.take_due(Backlog()) for item in batch.items]
-    for item in held[:RESTING]:
-        service.give_up(item, error="boom")
+    work = make_work(server_now, max_queue=IN_FLIGHT + RESTING)
+    for item in scan(work)[:RESTING]:
+        work.give_up(item, error="boom")
     site.record_outcome("run-x", "agency_websites", str(ObjectId()), "failed", now=now)
 
     asked: dict[str, Callable[[], object]] = {
         "overview": lambda: asyncio.run(look()),
         "thumbnails' figures": stale_thumbnails.stats,
         "scans": lambda: scan_run.page("tasks.some.scan0", after=(now - hours(12), ObjectId()), limit=PAGE),
-        **{f"rooms {state}": page(support_snooze(), state) for state in STATES},
+        **{f"rooms {state}": page(DocumentList(work=make_work(server_now)), state) for state in STATES},
         **{f"sites {state}": page(hung_sites(), state) for state in STATES},
         "agencies": page(eligible_agencies(), "due"),
     }

@@ -119,6 +119,13 @@ class TestFinding:
         assert item.args[0] == str(good)
         assert execute(work, item)["success"] is True
 
+    def test_index_that_once_held_lists_is_read_in_order_and_as_far_as_needed(self, clock: AgingClock) -> None:
+        work = work_on(declare(due="trial.ends_at"), clock, ahead=10)
+        for trial in ([{"ends_at": OVER}], {"ends_at": [None, OVER]}):
+            make_account(trial=trial)
+        ids = [make_account(trial={"ends_at": T0 + seconds(at)}) for at in (-1, -3, 3, -2, 2, 11)]
+        assert [item.args[0] for item in scan(work)] == [str(ids[at]) for at in (1, 3, 0, 4, 2)]
+
     def test_missing_index_is_said(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         collection("accounts").drop_indexes()

@@ -75,15 +75,15 @@ class InMongoDB:
 async def look() -> Json:
     """Return the body of `GET /api/overview`. Threads ask at once: a server that hangs holds up no other."""
     on = [system for system in systems() if system.is_on(settings())]
-    redis, mongo, elsewhere, slow = await asyncio.gather(
+    redis, mongo, stats, slow = await asyncio.gather(
         _bounded(_redis, "Redis"),
         _bounded(_mongodb, "MongoDB"),
-        _each({one.name: _bounded(one.stats, one.stats_server) for one in on if one.stats_server is not None}),
+        _each({one.name: _bounded(_stats(one), one.stats_server) for one in on}),
         _each({one.name: _bounded(_slow_numbers(one), "MongoDB") for one in on if one.slow_numbers is not None}),
     )
     told = mongo if isinstance(mongo, InMongoDB) else None
     if told is not None:
-        _add(told, elsewhere, slow)
+        _add(told, stats, slow)
     kept = redis if isinstance(redis, InRedis) else None
     now = told.now if told is not None else own_now()
     return {
@@ -139,23 +139,20 @@ def counted() -> list[str]:
 def _mongodb() -> InMongoDB:
     with mongodb():
         now = server_now()
-        told = InMongoDB(
+        return InMongoDB(
             now=now,
             last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
             errors=scan_run.errors(now - hours(24)),
             running=scan_mark.running(now=now),
         )
-        for system in systems():
-            if system.is_on(settings()) and system.stats_server is None:
-                _read(system, told)
-        return told
 
 
-def _read(system: System, told: InMongoDB) -> None:
-    try:
-        told.stats[system.name] = system.stats()
-    except AppError as error:
-        told.problems[system.name] = str(error)
+def _stats(system: System) -> Callable[[], SystemStats]:
+    def read() -> SystemStats:
+        with mongodb():
+            return system.stats()
+
+    return read
 
 
 @cache
@@ -168,13 +165,13 @@ def _slow_numbers(system: System) -> Remembered[Mapping[str, float]]:
 
 
 def _add(
-    told: InMongoDB, elsewhere: Mapping[str, SystemStats | str], slow: Mapping[str, Mapping[str, float] | str | None]
+    told: InMongoDB, stats: Mapping[str, SystemStats | str], slow: Mapping[str, Mapping[str, float] | str | None]
 ) -> None:
-    for name, stats in elsewhere.items():
-        if isinstance(stats, str):
-            told.problems[name] = stats
+    for name, found in stats.items():
+        if isinstance(found, str):
+            told.problems[name] = found
         else:
-            told.stats[name] = stats
+            told.stats[name] = found
     for name, numbers in slow.items():
         if isinstance(numbers, Mapping) and name in told.stats:
             told.stats[name].numbers.update(numbers)

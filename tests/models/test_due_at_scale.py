@@ -1,0 +1,77 @@
+"""A scan reads only what is due, however many rooms there are: the server's own profile of a real scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import pytest
+from rooms import T0, AgingClock, make_room, make_work, scan
+
+from beat_schedule import SYSTEMS
+from models import database, schema, support_room
+from queue_manager.core.clock import hours, seconds
+
+ROOMS = 1_000_000
+DUE, IN_FLIGHT, COOLING = 500, 300, 200
+LISTS: list[Any] = [
+    *({"time": [T0 - seconds(1), T0]}, {"time": [None, T0]}, {"time": []}),
+    *([{"time": T0}], [None, {"time": T0}], []),
+]
+"""Snoozes with a list on the path of the date. Some cannot be kept out of the index, and change it for good."""
+
+
+def fill(count: int) -> Iterator[dict[str, Any]]:
+    """A tenth of the rooms is snoozed until later, the rest is open or closed; a few are due."""
+    for number in range(count):
+        if number < DUE + IN_FLIGHT + COOLING:
+            yield {"status": "snoozed", "snooze_time": {"time": T0 - seconds(number + 1)}}
+        elif number % 10 == 0:
+            yield {"status": "snoozed", "snooze_time": {"time": T0 + hours(1) + seconds(number)}}
+        else:
+            yield {"status": "open" if number % 3 else "closed", "snooze_queue_in_progress": False}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("clean")
+def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) -> None:
+    support_room.rooms().drop()
+    schema.migrate(SYSTEMS)
+    for snooze_time in LISTS:
+        deleted = make_room(snooze_time=snooze_time)
+        support_room.rooms().delete_one({"_id": deleted})
+        make_room(snooze_time=snooze_time)
+    rooms = fill(ROOMS)
+    while some := list(islice(rooms, 20_000)):
+        support_room.rooms().insert_many(some, ordered=False)
+    clock = AgingClock()
+    first = make_work(clock, max_queue=IN_FLIGHT + COOLING)
+    for item in scan(first)[:COOLING]:
+        first.give_up(item, error="boom")
+
+    with profile() as found:
+        dispatched = scan(make_work(clock), waiting=IN_FLIGHT)
+
+    assert len(dispatched) == DUE
+    reads = [one for one in found if one["op"] in ("query", "getmore")]
+    keys, documents = (sum(one[name] for one in reads) for name in ("keysExamined", "docsExamined"))
+    figure(f"snooze scan: {ROOMS:,} rooms, {DUE} dispatched: {keys} keys and {documents} documents examined")
+    assert keys <= len(dispatched) + IN_FLIGHT + COOLING + 10
+    assert {one["planSummary"] for one in reads} == {"IXSCAN { snooze_time.time: 1, _id: 1 }"}
+    assert not any(one.get("hasSortStage") for one in reads)
+
+
+@contextmanager
+def profile() -> Iterator[list[dict[str, Any]]]:
+    """Have the server profile what it does with rooms; the list is filled at the end."""
+    profiles, found = database.collection("system.profile"), []
+    profiles.drop()
+    database.database().command("profile", 2)
+    try:
+        yield found
+    finally:
+        database.database().command("profile", 0)
+        found += profiles.find({"ns": f"{database.database().name}.{support_room.NAME}"})
+        profiles.drop()
