@@ -170,12 +170,13 @@ class DocumentWork(DueWork):
 
     def run_after(self, batch: str) -> None:
         """Call `after` for what a batch has written, if that is owed; then forget it."""
-        call = self.system.functions.after
-        record = owed.get(batch) if call is not None else None
-        if call is None or record is None:
-            return
-        written_at, due_at = record
+        if (record := owed.get(batch)) is not None:
+            self._run_after(batch, *record)
+
+    def _run_after(self, batch: str, written_at: datetime, due_at: Mapping[Any, datetime]) -> None:
         found = {id_key(one["_id"]): one for one in self.documents.get_many(list(due_at), self.system.fields)}
+        call = self.system.functions.after
+        assert call is not None
         call(
             [
                 Written(id=id, due_at=at, written_at=written_at, document=found.get(id, {"_id": id}))
@@ -210,12 +211,12 @@ class DocumentWork(DueWork):
         if written:
             failed_item.delete(self.system.name, list(written))
             if record is not None:
-                self._call_after(record.id)
+                self._call_after(record.id, run.now, written)
         return written
 
-    def _call_after(self, batch: str) -> None:
+    def _call_after(self, batch: str, now: datetime, written: Mapping[Any, database.Document]) -> None:
         try:
-            self.run_after(batch)
+            self._run_after(batch, now, {id: self.documents.due_at(one) for id, one in written.items()})
         except Exception as error:
             # The write stands; what is owed is kept and called again.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
