@@ -31,7 +31,7 @@ LAYERS = [
     ["beat_schedule"],
     ["services"],
     ["models"],
-    ["queue_manager.system", "queue_manager.items"],
+    ["queue_manager.system", "queue_manager.items", "queue_manager.leases"],
     ["queue_manager.transport"],
     ["queue_manager.core"],
 ]
