@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from math import nan
 from typing import Any, TypeVar
 
 import bson
@@ -173,6 +174,8 @@ def id_key(id: Any) -> Any:
     """Return an id as a key of a dictionary, which some types cannot be. MongoDB takes it for the id itself."""
     if isinstance(id, dict):
         return _DocumentKey(id)
+    if id != id:
+        return nan  # one object, which a dictionary finds although it equals nothing
     return _DecimalKey.from_bid(id.bid) if isinstance(id, Decimal128) else id
 
 
