@@ -172,11 +172,18 @@ class _DecimalKey(Decimal128):
 
 def id_key(id: Any) -> Any:
     """Return an id as a key of a dictionary, which some types cannot be. MongoDB takes it for the id itself."""
+    if isinstance(id, ObjectId):
+        return id
     if isinstance(id, dict):
         return _DocumentKey(id)
     if id != id:
         return nan  # one object, which a dictionary finds although it equals nothing
     return _DecimalKey.from_bid(id.bid) if isinstance(id, Decimal128) else id
+
+
+def is_same_id(one: Any, other: Any) -> bool:
+    """Return True if MongoDB takes two ids for the same; Python also takes `True` and 1 for equal."""
+    return one == other if isinstance(one, ObjectId) else id_text(one) == id_text(other)
 
 
 def id_text(value: Any) -> str:

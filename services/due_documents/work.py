@@ -13,7 +13,7 @@ import bson
 from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, owed
-from models.database import id_key, id_text, shown_id
+from models.database import id_key, id_text, is_same_id, shown_id
 from models.due_documents import Change, DueCollection, StillDue, Update
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
@@ -127,7 +127,7 @@ class DocumentWork(DueWork):
     ) -> Result | None:
         """Return the result of one item of a batch; another one may have meant this document, or an equal key."""
         document = written.get(key)
-        if document is None or id_text(document["_id"]) != id_text(key):
+        if document is None or not is_same_id(document["_id"], key):
             return None
         return self.system.result(document, run) if meant in (None, self.documents.due_at(document)) else None
 
