@@ -124,7 +124,7 @@ class Attempts:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What one `take` brought: the positions of the names that are ours, and when these leases end."""
+    """What one `take` brought: the positions of the names that are ours, and when the last of their leases ends."""
 
     positions: list[int]
     ends_ms: int

@@ -82,6 +82,11 @@ class TestWaiting:
         (standing,) = ours.standings([ONE])
         assert (standing.state, standing.ends_at) == ("in-progress", None)
 
+    def test_so_is_each_of_more_names_than_one_command_takes(self, ours: Leases) -> None:
+        names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
+        dispatch(ours, *names)
+        assert {standing.ends_at for standing in ours.standings(names)} == {None}
+
     def test_what_was_sent_again_waits_without_an_end(self, short: Leases, ours: Leases) -> None:
         dispatch(short, ONE)
         short.renew([ONE])  # a worker received it
