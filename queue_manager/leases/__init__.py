@@ -205,7 +205,10 @@ class Leases:
 
     def free_lost(self, messages: int) -> int:
         """Free waiting items as far as they are more than `messages` that wait in the broker; return how many."""
-        return int(self._run(FREE_LOST, messages, self._lease_ms))
+        freed = 0
+        while some := int(self._run(FREE_LOST, messages, self._lease_ms)):
+            freed += some
+        return freed
 
     # Holding
 

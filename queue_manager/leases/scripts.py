@@ -81,7 +81,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# Free the oldest waiting items whose message was lost: their leases end now.
+# Free the oldest waiting items whose message was lost, a number of them: their leases end now.
 #
 # ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
 # Returns  how many

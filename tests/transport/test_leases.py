@@ -120,6 +120,12 @@ class TestWaiting:
         assert states(ours, ONE, TWO, THREE) == ["stuck", "in-progress", "in-progress"]
         assert short.free_lost(2) == 0
 
+    def test_all_are_freed_at_once_however_many(self, ours: Leases, client: redis.Redis) -> None:
+        names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
+        dispatch(ours, *names)
+        client.zadd("qm:lease:trial-end:waiting", dict.fromkeys(names, 1_000))
+        assert ours.free_lost(10) == len(names) - 10
+
     def test_what_was_dispatched_just_now_is_not_taken_for_lost(self, ours: Leases) -> None:
         dispatch(ours, ONE)
         assert ours.free_lost(0) == 0
