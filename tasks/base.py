@@ -206,13 +206,14 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
     try:
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
-        report.enqueued += len(batch.items)
-        work.sent(batch)
     except Exception as error:
         described(error)
         report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
         if not isinstance(error, UNCERTAIN):
             work.release(batch.items)
+        return
+    report.enqueued += len(batch.items)
+    work.sent(batch)
 
 
 # Items
