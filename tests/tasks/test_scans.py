@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hand_worker import run, take, waiting_messages
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
 from pymongo.errors import AutoReconnect
 from real_servers import Servers
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -93,8 +93,12 @@ def test_log_says_so_only_when_something_was_sent(broker: str, caplog: pytest.Lo
 
 @pytest.mark.parametrize(
     ("error", "state"),
-    [(ResponseError("OOM"), "free"), (OperationalError("connection refused"), "in-progress")],
-    ids=["refused", "uncertain"],
+    [
+        (ResponseError("OOM"), "free"),
+        (OperationalError("connection refused"), "in-progress"),
+        (BatchPublishError("delivery is uncertain"), "in-progress"),
+    ],
+    ids=["refused", "uncertain", "uncertain without the fast path"],
 )
 def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
     error: Exception,
