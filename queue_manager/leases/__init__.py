@@ -298,6 +298,13 @@ class Leases:
             found = client.zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
+    def cooling(self, *, limit: int) -> list[str]:
+        """Return names that cool down, first those that may be dispatched soonest."""
+        with _redis() as client:
+            now = _ms(client.time())
+            found = client.zrange(self.keys[2], f"({now}", "+inf", byscore=True, num=limit, offset=0)
+        return [_text(one) for one in found]
+
     def often_lost(self) -> Mapping[str, int]:
         """Return the losses in a row of items that lost their process often in the last day, by id."""
         with _redis() as client:
