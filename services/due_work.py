@@ -198,6 +198,10 @@ class DueWork(ABC):
             longest = max(item.eta for item in ahead if item.eta is not None)
             self.leases.renew([item.lease for item in ahead], wait=max(longest - now, seconds(0)))
 
+    def sent_by_hand(self, items: Sequence[DueItem]) -> None:
+        """Say that items taken by hand were sent: they wait for a worker, as long as it takes."""
+        self.leases.sent_again([item.lease for item in items], wait=seconds(0))
+
     def token(self, due: Due, *, batch: str, number: int) -> str:
         """Return the id of the task of an item: one random part for a batch, and the number in it."""
         return f"{batch}-{number}"

@@ -21,7 +21,7 @@ from uuid import uuid4
 from celery import Task, current_task
 from celery.exceptions import Ignore, Reject, Retry
 from kombu import Queue
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
 
 from beat_schedule import systems
 from models import scan_mark, scan_run
@@ -42,9 +42,9 @@ from tasks.backlog import QueueBacklog
 from tasks.publishing import publish
 from tasks.together import WAIT_IN_PLACE, GroupedTask
 
-EXPECTED = (AppError, OperationalError, *OUTAGES, *LOST)
+EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *LOST)
 """Errors that say enough in one line: those raised on purpose, and a server that is away."""
-UNCERTAIN = (OperationalError, *LOST)
+UNCERTAIN = (OperationalError, BatchPublishError, *LOST)
 """After these the broker may have the messages all the same."""
 MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
 FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
@@ -206,13 +206,14 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
     try:
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
-        report.enqueued += len(batch.items)
-        work.sent(batch)
     except Exception as error:
         described(error)
         report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
         if not isinstance(error, UNCERTAIN):
             work.release(batch.items)
+        return
+    report.enqueued += len(batch.items)
+    work.sent(batch)
 
 
 # Items

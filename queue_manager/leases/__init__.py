@@ -124,7 +124,7 @@ class Attempts:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What one `take` brought: the positions of the names that are ours, and when these leases end."""
+    """What one `take` brought: the positions of the names that are ours, and when the last of their leases ends."""
 
     positions: list[int]
     ends_ms: int
@@ -205,7 +205,10 @@ class Leases:
 
     def free_lost(self, messages: int) -> int:
         """Free waiting items as far as they are more than `messages` that wait in the broker; return how many."""
-        return int(self._run(FREE_LOST, messages, self._lease_ms))
+        freed = 0
+        while some := int(self._run(FREE_LOST, messages, self._lease_ms)):
+            freed += some
+        return freed
 
     # Holding
 
@@ -293,6 +296,13 @@ class Leases:
         with _redis() as client:
             until = _ms(client.time()) - milliseconds(before)
             found = client.zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)
+        return [_text(one) for one in found]
+
+    def cooling(self, *, limit: int) -> list[str]:
+        """Return names that cool down, first those that may be dispatched soonest."""
+        with _redis() as client:
+            now = _ms(client.time())
+            found = client.zrange(self.keys[2], f"({now}", "+inf", byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def often_lost(self) -> Mapping[str, int]:

@@ -50,13 +50,13 @@ return reply
 
 # Say that taken items were dispatched: from now on they wait for a worker, as long as it takes.
 #
-# ARGV     when the taken leases end, in ms; names. One that a worker has received meanwhile has another end.
+# ARGV     when the last of the taken leases ends, in ms; names. One that a worker has received meanwhile ends later.
 DISPATCHED = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 local scores = redis.call('ZMSCORE', running, unpack(ARGV, 2))
 local add, remove = {{}}, {{}}
 for i = 2, #ARGV do
-    if scores[i - 1] and tonumber(scores[i - 1]) == tonumber(ARGV[1]) then
+    if scores[i - 1] and tonumber(scores[i - 1]) <= tonumber(ARGV[1]) then
         add[#add + 1], add[#add + 2] = now, ARGV[i]
         remove[#remove + 1] = ARGV[i]
     end
@@ -81,7 +81,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# Free the oldest waiting items whose message was lost: their leases end now.
+# Free the oldest waiting items whose message was lost, a number of them: their leases end now.
 #
 # ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
 # Returns  how many

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from itertools import islice
 from typing import Any
 
 from models import database
@@ -11,11 +11,10 @@ from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
-from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
 from services.problems import MAX_IDS, counted, ids, span
 
-MAX_ENDED = 1_000  # leases that ended without a word, which are compared with their documents
+MAX_COMPARED = 1_000  # leases of one state that are compared with their documents
 LOOKED_AT = 5_000  # due documents among which the oldest is looked for that is not cooling
 
 
@@ -24,15 +23,17 @@ def stats(work: DocumentWork) -> SystemStats:
     now = work.clock()
     late = work.system.late_after(settings())
     in_redis = work.leases.stats()
-    stuck = _stuck(work, now)
+    stuck = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now)
+    failed = _still_due(work, work.leases.cooling(limit=MAX_COMPARED), now)
+    cooling = len(failed) if in_redis.cooling <= MAX_COMPARED else in_redis.cooling
     overdue, lag = _oldest(work, now)
-    held = in_redis.in_progress + in_redis.cooling + len(stuck)
+    held = in_redis.in_progress + cooling + len(stuck)
     result = SystemStats(
         numbers={
             "pending": max(work.documents.count(now) - held, 0),
             "in_progress": in_redis.in_progress,
             "stuck": len(stuck),
-            "cooling_off": in_redis.cooling,
+            "cooling_off": cooling,
             "lag_seconds": lag,
         },
         late=overdue if lag > late.total_seconds() else [],
@@ -44,21 +45,19 @@ def stats(work: DocumentWork) -> SystemStats:
             f"and no worker has taken over; look at the workers and their log ({ids(stuck, len(stuck))})",
             state="stuck",
         )
-    if in_redis.cooling:
-        failed = [one.id for one in islice(DocumentList(work=work).items("failed"), MAX_IDS)]
+    if cooling:
         result.add_problem(
-            f"{counted(in_redis.cooling, f'failed {thing}')}: every attempt failed and the next one comes after a "
-            f"pause; see the error in the dashboard or the workers' log, then retry ({ids(failed, in_redis.cooling)})",
+            f"{counted(cooling, f'failed {thing}')}: every attempt failed and the next one comes after a "
+            f"pause; see the error in the dashboard or the workers' log, then retry ({ids(failed, cooling)})",
             state="failed",
         )
     return result
 
 
-def _stuck(work: DocumentWork, now: datetime) -> list[str]:
-    """Return the ids of documents whose lease ended without a word, and that are due as they were."""
-    late = work.system.late_after(settings())
+def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[str]:
+    """Return the ids of documents that are due as they were when these leases were taken."""
     by_id: dict[Any, set[str]] = {}
-    for name in work.leases.ended(before=late, limit=MAX_ENDED):
+    for name in names:
         try:
             by_id.setdefault(database.read_id(leases.id_of(name), field="id"), set()).add(name)
         except PermanentError:

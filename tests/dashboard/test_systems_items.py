@@ -28,6 +28,7 @@ from models import site, subscription, support_room
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.devstack.ports import free_port
+from queue_manager.leases import Standing
 from services.due_work import DueItem
 
 ROOMS = "/api/systems/support-snooze/items"
@@ -234,6 +235,13 @@ def test_a_retry_sends_the_ordinary_task_and_no_scan_sends_it_beside(
 
     assert is_open(rooms[state])
     assert len(times_woken(rooms[state])) == 1
+
+
+def test_what_is_retried_waits_for_a_worker_as_long_as_it_takes(rooms: dict[str, ObjectId], process: Web) -> None:
+    assert process.post(f"{ROOMS}/{rooms['due']}/retry").status == 202
+    assert lease(rooms["due"]) == Standing(state="in-progress", ends_at=None)
+    assert process.post(f"{ROOMS}/retry", '{"state": "stuck"}').status == 202
+    assert lease(rooms["stuck"]) == Standing(state="in-progress", ends_at=None)
 
 
 def test_what_was_released_or_is_in_flight_for_another_time_is_retried(

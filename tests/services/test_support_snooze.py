@@ -597,6 +597,18 @@ class TestExhaustion:
         assert scanned_ids(snooze) == [room]
 
 
+def test_a_failed_room_that_is_snoozed_again_is_no_problem(snooze: DocumentWork, clock: AgingClock) -> None:
+    room, other = make_room(OVER), make_room(OVER)
+    for item in scan(snooze):
+        snooze.give_up(item, error="boom")
+    resnooze(room, clock.now + hours(1))
+    found = stats(snooze)
+    assert found.numbers["cooling_off"] == 1
+    (problem,) = found.problems
+    assert str(other) in problem
+    assert str(room) not in problem
+
+
 def test_health_counts_every_state(snooze: DocumentWork, clock: AgingClock) -> None:
     make_room(T0 - minutes(9))
     lose_worker(snooze, scan(snooze), clock)

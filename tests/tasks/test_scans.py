@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hand_worker import run, take, waiting_messages
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
 from pymongo.errors import AutoReconnect
 from real_servers import Servers
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -19,7 +19,7 @@ from rooms import get_room, make_room
 from models import scan_run, support_room
 from models.database import server_now
 from queue_manager.core.clock import minutes, seconds, to_iso
-from queue_manager.core.errors import ScanFailed
+from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.core.settings import settings
 from services.due_documents.work import DocumentWork
 from services.due_work import Backlog, DueBatch
@@ -93,8 +93,12 @@ def test_log_says_so_only_when_something_was_sent(broker: str, caplog: pytest.Lo
 
 @pytest.mark.parametrize(
     ("error", "state"),
-    [(ResponseError("OOM"), "free"), (OperationalError("connection refused"), "in-progress")],
-    ids=["refused", "uncertain"],
+    [
+        (ResponseError("OOM"), "free"),
+        (OperationalError("connection refused"), "in-progress"),
+        (BatchPublishError("delivery is uncertain"), "in-progress"),
+    ],
+    ids=["refused", "uncertain", "uncertain without the fast path"],
 )
 def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
     error: Exception,
@@ -127,6 +131,25 @@ def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
     assert stored is not None
     assert (stored["claimed"], stored["enqueued"], stored["errors"]) == (6, 4, 1)
     assert any("Error occured while removing snooze time for rooms" in str(r.msg) for r in caplog.records)
+
+
+def test_rooms_that_were_sent_are_not_released_when_that_cannot_be_recorded(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = make_room(server_now() - minutes(1))
+
+    def fails(*_: object) -> None:
+        raise Unavailable("Redis does not answer")
+
+    monkeypatch.setattr(DocumentWork, "sent", fails)
+    with pytest.raises(ScanFailed, match="Unavailable: Redis does not answer"):
+        scan_expired_snoozes()
+
+    assert len(waiting_messages(broker, QUEUE)) == 1
+    assert lease(room).state == "in-progress"
+    stored = scan_run.last(SCAN)
+    assert stored is not None
+    assert stored["enqueued"] == 1
 
 
 def test_database_error_in_the_middle_is_raised_after_what_was_claimed_was_sent(

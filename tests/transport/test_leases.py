@@ -82,6 +82,11 @@ class TestWaiting:
         (standing,) = ours.standings([ONE])
         assert (standing.state, standing.ends_at) == ("in-progress", None)
 
+    def test_so_is_each_of_more_names_than_one_command_takes(self, ours: Leases) -> None:
+        names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
+        dispatch(ours, *names)
+        assert {standing.ends_at for standing in ours.standings(names)} == {None}
+
     def test_what_was_sent_again_waits_without_an_end(self, short: Leases, ours: Leases) -> None:
         dispatch(short, ONE)
         short.renew([ONE])  # a worker received it
@@ -114,6 +119,12 @@ class TestWaiting:
         eventually(lambda: short.free_lost(2) == 1, within=5)
         assert states(ours, ONE, TWO, THREE) == ["stuck", "in-progress", "in-progress"]
         assert short.free_lost(2) == 0
+
+    def test_all_are_freed_at_once_however_many(self, ours: Leases, client: redis.Redis) -> None:
+        names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
+        dispatch(ours, *names)
+        client.zadd("qm:lease:trial-end:waiting", dict.fromkeys(names, 1_000))
+        assert ours.free_lost(10) == len(names) - 10
 
     def test_what_was_dispatched_just_now_is_not_taken_for_lost(self, ours: Leases) -> None:
         dispatch(ours, ONE)

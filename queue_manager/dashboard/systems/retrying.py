@@ -120,6 +120,7 @@ def _retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
         except Exception:
             _give_back(system, taken)
             raise
+        _hold(system, taken)
     return taken
 
 
@@ -129,6 +130,13 @@ def _give_back(system: System, taken: Sequence[DueItem]) -> None:
             _task(system).work().release(taken)
     except Unavailable as error:
         log.warning("Items that were not sent come back when their leases end", items=len(taken), error=reason(error))
+
+
+def _hold(system: System, taken: Sequence[DueItem]) -> None:
+    try:
+        _task(system).work().sent_by_hand(taken)
+    except Unavailable as error:
+        log.warning("Items that were sent are held for one lease only", items=len(taken), error=reason(error))
 
 
 def _send(system: System, taken: Sequence[DueItem]) -> None:
