@@ -18,7 +18,7 @@ from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.settings import Settings, masked, settings
 from queue_manager.leases import Leases
 from queue_manager.system import SCANS_QUEUE, System, SystemStats, item_queues
-from queue_manager.transport import dead_letters, presence
+from queue_manager.transport import dead_letters, old_schedule, presence
 from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadership
 from queue_manager.transport.presence import Worker
 from queue_manager.transport.server import connect, require_server
@@ -50,6 +50,8 @@ class Processes:
     """The beat that leads, the workers online, the broker's dead letters, and items that lost their process."""
 
     leader: Leadership | None
+    older_leader: str | None
+    """The beat of release 0.1 that leads instead, as `host:pid`."""
     workers: Sequence[Worker]
     dead_letters: int
     losses: Mapping[str, Mapping[str, int]]
@@ -66,6 +68,7 @@ class Processes:
         return cls(
             now=datetime.fromtimestamp(second + micros / 1_000_000, UTC),
             leader=leadership(client, LEADER_LOCK),
+            older_leader=old_schedule.leader(client),
             workers=presence.online(client),
             dead_letters=dead_letters.count(client),
             paused=leases.paused(),
@@ -161,7 +164,12 @@ def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
                 f"{counted(len(items), 'item')} of {system} killed or hung their process at least {leases.OFTEN} "
                 f"times in a row: see the workers' log, then repair or remove {ids(items, len(items))}"
             )
-    if processes.leader is None:
+    if processes.older_leader is not None:
+        problems.append(
+            f"A beat of release 0.1 leads ({processes.older_leader}), and newer ones stand by: stop it once no worker "
+            "of that release is left"
+        )
+    elif processes.leader is None:
         problems.append("No leader: no beat leads, so nothing is scanned; start `celery -A tasks beat`")
     if not on or processes.are_starting:
         return problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,8 +29,8 @@ from beat_schedule import SYSTEMS
 from models import job, scan_run, site
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
-from queue_manager.transport import presence
-from queue_manager.transport.leadership import LEADER_LOCK
+from queue_manager.transport import old_schedule, presence
+from queue_manager.transport.leadership import LEADER_LOCK, LeaderLock
 from queue_manager.transport.server import connect
 from services.due_documents import work_of
 from services.due_work import Backlog, DueItem
@@ -351,6 +352,14 @@ def test_a_scan_is_late_after_three_periods_of_a_leader(
     with repeated(show_worker):
         problems = health(tmp_path, **SLOW, **flags).problems
     assert [f"the scan {name} is late" in problem for problem in problems] == ([True] if is_late else [])
+
+
+def test_a_beat_of_release_0_1_that_leads_is_named(clean: Servers, tmp_path: Path) -> None:
+    with connect(clean.valkey.url) as client:
+        LeaderLock(client, old_schedule.LOCK, lease=minutes(10)).acquire()
+    with repeated(show_worker):
+        problem = health(tmp_path, **SLOW).only_problem()
+    assert problem.startswith(f"A beat of release 0.1 leads ({socket.gethostname()}:{os.getpid()})")
 
 
 def test_a_scan_that_stopped_is_late_without_a_leader_too(clean: Servers, tmp_path: Path) -> None:
