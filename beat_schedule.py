@@ -1,7 +1,7 @@
 """The systems of Queue Manager, one line each: start reading here.
 
 A system is one kind of due work, such as the rooms whose snooze has ended. Beat starts its scan every period; the scan
-finds what is due now, so missed or doubled ticks change nothing in the end, and sends one Celery task an item. Each
+finds what is due now, so missed or doubled ticks change nothing in the end, and sends one Celery task per item. Each
 module of `services` below declares its system (`queue_manager/system.py`), and says what is due and what it guarantees.
 
 `QM_SYSTEMS` adds systems that are declared elsewhere.
@@ -52,7 +52,7 @@ def named(name: str, systems: Iterable[System]) -> System:
     """Return the system of this name that dispatches items. Raises ConfigurationError."""
     names = [system.name for system in systems if system.item_task is not None]
     if name not in names:
-        raise ConfigurationError(f"{name!r} must be one of {', '.join(names)}")
+        raise ConfigurationError(f"there is no system {name!r}; the systems are: {', '.join(names)}")
     return next(system for system in systems if system.name == name)
 
 

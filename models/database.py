@@ -280,6 +280,8 @@ def _create(name: str, index: IndexModel) -> str:
     except OperationFailure as error:
         if error.code not in _INDEX_DIFFERS:
             raise
+        if index.document["name"] not in collection(name).index_information():
+            raise  # the same index under another name, which may be another program's
         collection(name).drop_index(index.document["name"])
         (created,) = collection(name).create_indexes([index])
     return created

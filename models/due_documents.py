@@ -7,8 +7,8 @@ due at the moment of the write and that nobody changed since they were read; of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
@@ -22,7 +22,7 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
 from models import listing, owed
-from models.database import Document, collection, id_key, projection, transact, value_at
+from models.database import Document, client, collection, id_key, projection, transact, value_at
 from models.listing import Order, Position
 from queue_manager.core.errors import ConfigurationError
 
@@ -63,20 +63,21 @@ class DueCollection:
         name: of the collection.
         due: path of the date.
         where: condition on a document besides its date, one that a partial index may have.
-        prefix: of the index's name. The rest is a digest of its definition: MongoDB obeys a hint even if the partial
-            index lacks documents that match, so a changed `where` must never meet the index of the old one.
     """
 
     name: str
     due: str
     where: Mapping[str, Any] = field(default_factory=dict)
-    prefix: str
 
     @cached_property
     def index(self) -> str:
-        """The name of the index."""
+        """The name of the index, which ends with a digest of its definition.
+
+        MongoDB obeys a hint even if the partial index lacks documents that match, so a changed `where` must never meet
+        the index of the old one. Systems of one definition share one index, as MongoDB wants it.
+        """
         definition = bson.encode({"keys": self.order, "where": self._indexed})
-        return f"{self.prefix}_{sha256(definition).hexdigest()[:8]}"
+        return f"qm_due_{re.sub('[^0-9A-Za-z]', '_', self.due)}_{sha256(definition).hexdigest()[:8]}"
 
     def collection(self) -> Collection[Document]:
         return collection(self.name)
@@ -143,10 +144,14 @@ class DueCollection:
         """Return True if the index exists."""
         return self.index in self.collection().index_information()
 
-    def unused_indexes(self) -> list[str]:
-        """Return the names of indexes of earlier definitions."""
-        ours = re.compile(rf"{self.prefix}_[0-9a-f]{{8}}")
-        return [name for name in self.collection().index_information() if ours.fullmatch(name) and name != self.index]
+    def unused_indexes(self, used: Container[str]) -> list[str]:
+        """Return the names of indexes of earlier definitions: those that are not among `used`."""
+        ours = re.compile(r"qm_due_\w+_[0-9a-f]{8}")
+        return [name for name in self.collection().index_information() if ours.fullmatch(name) and name not in used]
+
+    def has_dates(self) -> bool:
+        """Return True if any document has a date at the path. Without the index it may read the whole collection."""
+        return self.collection().find_one({self.due: A_DATE}, {"_id": 1}) is not None
 
     def count_unindexed(self, until: datetime) -> int:
         """Count due documents, up to `COUNTED`, by reading the whole collection."""
@@ -243,6 +248,19 @@ class DueCollection:
             still = self.collection().find(where, projection([self.due]), hint="_id_", session=session)
             if ids := [one["_id"] for one in still if self.due_at(one) <= self.due_at(before[id_key(one["_id"])])]:
                 raise StillDue(ids)
+
+    def rehearse(self, document: Document, change: Change, *, now: datetime) -> None:
+        """Write a change to one document, see that it is not due any more, and take it back.
+
+        Raises StillDue, and what the driver raises.
+        """
+        rehearsed = replace(change, ids=[document["_id"]], is_sure_to_end=False)
+        with client().start_session() as session, session.start_transaction():
+            self.collection().update_one({"_id": document["_id"]}, change.update, hint="_id_", session=session)
+            try:
+                self._refuse_still_due([rehearsed], {id_key(document["_id"]): document}, now, session)
+            finally:
+                session.abort_transaction()
 
     def update_if_due(self, id: Any, due_at: datetime, update: Update) -> bool:
         """Update one document if it is still due at that time; return whether it was."""

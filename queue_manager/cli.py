@@ -138,7 +138,7 @@ def web(
     host: Annotated[str, typer.Option(help="Address; other than loopback needs QM_API_KEYS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535)] = 6002,
 ) -> None:
-    """Serve triggers, Socket.IO, probes, metrics and the page of rooms waking, until Ctrl-C."""
+    """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C."""
     from queue_manager.dashboard.serve import serve  # only this command needs the web framework
 
     serve(host=host, port=port)

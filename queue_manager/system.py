@@ -125,7 +125,8 @@ class System:
         for name in ("scan_task", "item_task"):
             value = getattr(self, name)
             self._require(value is None or _TASK.fullmatch(value), name, "a task's name, such as billing.trials.scan")
-        self._require(callable(self.every) or self.every > timedelta(0), "every", "a time above zero")
+        is_time = isinstance(self.every, timedelta) and self.every > timedelta(0)
+        self._require(callable(self.every) or is_time, "every", "a timedelta above zero")
         self._require(self.at is None or _CRON.fullmatch(self.at), "at", "a cron line such as '0 * * * *'")
         self._require(self.flag is None or self.flag.lower() in Settings.model_fields, "flag", "a setting's name")
         self._require(self.queue not in (DEFAULT_QUEUE, SCANS_QUEUE), "queue", "a queue of its own")
@@ -211,4 +212,5 @@ def require_distinct(systems: Iterable[System]) -> None:
                 continue
             first = taken.setdefault((name, value), system)
             if first is not system:
-                raise ConfigurationError(f"System {system.name!r}: {name}={value!r} is taken by {first.name!r}")
+                owner = f"{first.name!r} ({first.item_task or first.scan_task})"
+                raise ConfigurationError(f"System {system.name!r}: {name}={value!r} is taken by {owner}")

@@ -34,7 +34,7 @@ JSON_OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED)
 
 systems_cli = typer.Typer(
     help="List systems, check a declaration before it is switched on, pause and resume.\n\n"
-    "A system is one kind of due work: its scan finds what is due and dispatches one Celery task an item. "
+    "A system is one kind of due work: its scan finds what is due and dispatches one Celery task per item. "
     "QM_SYSTEMS names the modules of your own systems; QM_DRY_RUN names systems that only count what is due.",
     no_args_is_help=True,
 )
@@ -62,7 +62,8 @@ def check(target: Target) -> None:
     """Check a declaration; show what its scan would find and its items would write. Writes nothing.
 
     Calls the function of the system for up to ten due documents, so side effects inside it do happen; `after` is not
-    called. Exit code 1 if the function fails for one of them, 2 if the declaration is wrong.
+    called. Each update is tried in a transaction that is taken back. Exit code 1 if the function fails or its update is
+    refused for one of them, 2 if the declaration is wrong.
 
     Example: `queue-manager systems check billing.trial_end`, also before QM_SYSTEMS names the module
     """
@@ -119,14 +120,16 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
     work = work_of(system)
     has_index = work.documents.has_index()
     _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
-    for unused in work.documents.unused_indexes():
+    if not _has_dates(work.documents):
+        _print_line(screen, "warning", Text(f"no document of {system.collection} has a date at {system.due}", "yellow"))
+    for unused in work.documents.unused_indexes(_used_indexes(system)):
         _print_line(
             screen, "index", f"{work.documents.name}.{unused}  unused: drop it when all processes are restarted"
         )
     _print_line(screen, "due now", _count(work.documents, work.clock(), has_index=has_index))
     shown = list(previews(work, limit=SAMPLE))
     for one in shown:
-        _print_preview(screen, system, one)
+        _print_preview(screen, one)
     return sum(one.error is not None for one in shown)
 
 
@@ -138,21 +141,35 @@ def _count(documents: DueCollection, now: datetime, *, has_index: bool) -> str:
         if not error.timeout:
             raise
         return f"not counted within {COUNT_TIMEOUT.total_seconds():g} s"
-    return f"{count:,} documents" + (" or more" if count == COUNTED else "")
+    return f"{count:,} document{'' if count == 1 else 's'}" + (" or more" if count == COUNTED else "")
+
+
+def _has_dates(documents: DueCollection) -> bool:
+    """Return False if no document has a date where the declaration says; True if MongoDB takes too long to tell."""
+    try:
+        with database.within(COUNT_TIMEOUT):
+            return documents.has_dates()
+    except database.Error as error:
+        if not error.timeout:
+            raise
+        return True
+
+
+def _used_indexes(system: DueDocuments) -> set[str]:
+    others = [one for one in systems() if isinstance(one, DueDocuments)]
+    return {work_of(one).documents.index for one in (system, *others)}
 
 
 def _print_index(screen: Console, name: str, *, is_present: bool) -> None:
-    missing = Text("missing: `queue-manager migrate` creates it once QM_SYSTEMS names the module", "yellow")
+    missing = Text("missing: `queue-manager migrate` creates it, once QM_SYSTEMS names the module", "yellow")
     _print_line(screen, "index", Text.assemble(name, "  ", Text("exists", "green") if is_present else missing))
 
 
-def _print_preview(screen: Console, system: DueDocuments, one: Preview) -> None:
+def _print_preview(screen: Console, one: Preview) -> None:
     if one.error is not None:
         outcome = Text(printable(one.error), "red")
     else:
         outcome = Text(printable(json_util.dumps(one.update, json_options=JSON_OPTIONS, ensure_ascii=False)))
-        if one.may_stay_due:
-            outcome.append(f"  the write fails unless this changes `where` or {system.due}", "yellow")
     _print_line(screen, printable(one.id), Text.assemble((f"due {to_iso(one.due_at)}  ", "dim"), outcome))
 
 

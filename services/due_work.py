@@ -109,6 +109,11 @@ class DueWork(ABC):
     def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
         """Yield what is due in (`after`, `until`], oldest first."""
 
+    @property
+    def flags_documents(self) -> bool:
+        """Whether `mark` sets a flag in documents."""
+        return False
+
     def mark(self, dispatched: Sequence[Due]) -> None:
         """Show others that these are dispatched, before they are."""
 
@@ -169,7 +174,8 @@ class DueWork(ABC):
         flagged = [] if is_by_hand else [one.lease for one in fit if one.is_flagged]
         if flagged:
             self.leases.hold_unknown(flagged)
-        taken = self.leases.take([one.lease for one in fit], is_forced=is_by_hand)
+        flagged_for = self.ahead + 2 * self.leases.lease if self.flags_documents else seconds(0)
+        taken = self.leases.take([one.lease for one in fit], is_forced=is_by_hand, flagged_for=flagged_for)
         ours = [fit[position] for position in taken.positions]
         if ours:
             self.mark(ours)

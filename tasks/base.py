@@ -27,7 +27,7 @@ from beat_schedule import systems
 from models import scan_mark, scan_run
 from models.database import OUTAGES, estimated_now, server_now, within
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import AppError, HandOn, NotYetDue, PermanentError, ScanFailed, reason
+from queue_manager.core.errors import AppError, HandOn, NotYetDue, PermanentError, ScanFailed, reason, typed_reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
@@ -286,11 +286,12 @@ class ItemTask(GroupedTask):
 
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """The last attempt failed, or it can never succeed: the item's system is told."""
-        log.error(f"Item failed for good: {reason(exc)}", task=self.name, task_id=task_id)
+        log.error(f"Item failed permanently: {reason(exc)}", task=self.name, task_id=task_id)
         counters.items(self.queue_name, {"failed": 1})
         try:
             item = self.item(task_id, args, kwargs)
-            self.ask(lambda: self.work().give_up(item, error=reason(exc)))
+            error = reason(exc) if isinstance(exc, EXPECTED) else typed_reason(exc)
+            self.ask(lambda: self.work().give_up(item, error=error))
         except PermanentError:
             pass  # the arguments name no item, so there is nothing to give up
         except Exception as error:

@@ -58,9 +58,9 @@ def test_the_commands_check_it_and_create_its_index(clean: Servers, directory: P
     done = run(["bash", "-ec", commands], directory)
 
     assert done.returncode == 0, done.stderr
-    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  missing", done.stdout)
+    assert re.search(r"accounts\.qm_due_trial_ends_at_\w{8}  missing", done.stdout)
     assert '{"$set": {"status": "expired"}}' in done.stdout
-    assert any(name.startswith("qm_due_trial_end_") for name in collection("accounts").index_information())
+    assert any(name.startswith("qm_due_trial_ends_at_") for name in collection("accounts").index_information())
     assert collection("accounts").find_one() == {"_id": "a", "status": "trial", "trial_ends_at": DUE}
 
 

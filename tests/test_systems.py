@@ -61,7 +61,7 @@ def test_a_malformed_field_is_named(field: str, value: object) -> None:
 def test_what_another_system_has_is_taken(field: str) -> None:
     jobs = SYSTEMS[-1]
     second = trial_end(**{field: getattr(jobs, field)})
-    with pytest.raises(ConfigurationError, match=rf"^System '{second.name}': {field}=.* is taken by 'job-queues'$"):
+    with pytest.raises(ConfigurationError, match=rf"^System '{second.name}': {field}=.* is taken by 'job-queues' "):
         require_distinct([*SYSTEMS, second])
 
 

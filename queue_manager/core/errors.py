@@ -49,6 +49,11 @@ class HandOn(AppError):
 _MISSING_INDEX = re.compile(r"ns=(\S+?)\W.*hint provided does not correspond", re.DOTALL)
 
 
+def typed_reason(error: BaseException) -> str:
+    """Return what an error says, with its type unless it is one of ours, whose text is a sentence."""
+    return reason(error) if isinstance(error, AppError) else f"{type(error).__name__}: {reason(error)}"
+
+
 def reason(error: BaseException) -> str:
     """Return what a driver's error says, without the view of the whole topology that PyMongo adds.
 

@@ -8,6 +8,7 @@ these names, scored in milliseconds:
     cooling  its last attempt failed → when it may be dispatched again
     done     ended a moment ago → until when a scan with older knowledge does not dispatch it again
     started  an attempt runs → when it started
+    flagged  ids of documents that were flagged as dispatched → until when a flag of theirs counts as ours
 
 Items that started and never ended may be what killed their process, so they run alone from then on; `losses` counts how
 often in a row.
@@ -154,13 +155,16 @@ class Leases:
 
     # Dispatch
 
-    def take(self, names: Sequence[str], *, is_forced: bool = False) -> Taken:
-        """Take those of `names` that nobody holds; with `is_forced` also those that are cooling."""
+    def take(self, names: Sequence[str], *, is_forced: bool = False, flagged_for: timedelta = timedelta(0)) -> Taken:
+        """Take those of `names` that nobody holds; with `is_forced` also those that are cooling.
+
+        A flag of a document that was taken counts as ours for `flagged_for`, also under a new due time.
+        """
         positions: list[int] = []
         ends = 0
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
-            ends, *found = self._run(TAKE, self._lease_ms, int(is_forced), *some)
+            ends, *found = self._run(TAKE, self._lease_ms, int(is_forced), milliseconds(flagged_for), *some)
             positions += [first + position - 1 for position in found]
         return Taken(positions=positions, ends_ms=ends)
 
@@ -200,7 +204,7 @@ class Leases:
         return [_EPOCH + timedelta(milliseconds=at) for at in times]
 
     def hold_unknown(self, names: Sequence[str]) -> None:
-        """Hold for one lease those of `names` that were never taken."""
+        """Hold for one lease those of `names` that were never taken, and whose flag is not ours."""
         self._each(HOLD_UNKNOWN, names, self._lease_ms)
 
     def free_lost(self, messages: int) -> int:

@@ -9,25 +9,26 @@ from __future__ import annotations
 from queue_manager.core.clock import hours, milliseconds
 from queue_manager.transport.scripts import Script
 
-SETS = ("waiting", "running", "cooling", "done", "started", "losses")
+SETS = ("waiting", "running", "cooling", "done", "started", "losses", "flagged")
 MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile
 RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a word, and of losses
 
 _PRELUDE = """
-local waiting, running, cooling, done, started, losses = unpack(KEYS)
+local waiting, running, cooling, done, started, losses, flagged = unpack(KEYS)
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 """
 
 # Take the leases that nobody holds.
 #
-# ARGV     how long in ms; "1" to take cooling ones too; names
+# ARGV     how long in ms; "1" to take cooling ones too; how long in ms to remember that the caller flags the documents,
+#          0 if it flags none; names
 # Returns  when they end, in ms; then the positions of the names taken, from 1
 #
 # Atomic because two scanners may find the same items.
 TAKE = Script(f"""#!lua
 {_PRELUDE}
-local names = {{unpack(ARGV, 3)}}
+local names = {{unpack(ARGV, 4)}}
 local w = redis.call('ZMSCORE', waiting, unpack(names))
 local r = redis.call('ZMSCORE', running, unpack(names))
 local c = redis.call('ZMSCORE', cooling, unpack(names))
@@ -41,6 +42,7 @@ for i, name in ipairs(names) do
         reply[#reply + 1] = i
         add[#add + 1], add[#add + 2] = ends, name
         if c[i] then cooled[#cooled + 1] = name end
+        if ARGV[3] ~= '0' then redis.call('ZADD', flagged, now + ARGV[3], string.match(name, '^(.*)@')) end
     end
 end
 if #add > 0 then redis.call('ZADD', running, unpack(add)) end
@@ -67,14 +69,15 @@ if #remove > 0 then
 end
 """)
 
-# Hold items that nobody knows, once, because another program may be working on them.
+# Hold items that nobody knows, once, because another program may be working on them: their flag is not ours.
 #
 # ARGV     how long in ms, names
 HOLD_UNKNOWN = Script(f"""#!lua
 {_PRELUDE}
 for i = 2, #ARGV do
     local name = ARGV[i]
-    if not (redis.call('ZSCORE', waiting, name) or redis.call('ZSCORE', cooling, name)
+    local ours = tonumber(redis.call('ZSCORE', flagged, string.match(name, '^(.*)@')) or 0) > now
+    if not (ours or redis.call('ZSCORE', waiting, name) or redis.call('ZSCORE', cooling, name)
             or redis.call('ZSCORE', done, name)) then
         redis.call('ZADD', running, 'NX', now + ARGV[1], name)
     end
@@ -235,6 +238,7 @@ redis.call('ZREM', started, unpack(ARGV, 3))
 redis.call('HDEL', losses, unpack(ARGV, 3))
 redis.call('ZREMRANGEBYSCORE', started, '-inf', now - {RETENTION_MS})
 redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
+redis.call('ZREMRANGEBYSCORE', flagged, '-inf', now)
 local add, remove = {{}}, {{}}
 for i = 3, 2 + ARGV[2] do
     add[#add + 1], add[#add + 2] = now + ARGV[1], ARGV[i]

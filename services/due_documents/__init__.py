@@ -75,6 +75,4 @@ def implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:
 
 
 def _documents(system: DueDocuments) -> DueCollection:
-    return DueCollection(
-        name=system.collection, due=system.due, where=system.where, prefix=f"qm_due_{system.name.replace('-', '_')}"
-    )
+    return DueCollection(name=system.collection, due=system.due, where=system.where)

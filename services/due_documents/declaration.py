@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import update_wrapper
 from importlib import import_module
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from typing import Any, Generic, Literal, TypeVar
 
 from pymongo import IndexModel
@@ -90,8 +90,14 @@ class Item(Generic[F]):
     """
 
     def __init__(self, function: F, system: DueDocuments) -> None:
+        names = list(signature(function).parameters)
+        if iscoroutinefunction(function) or len(names) not in (1, 2) or names[1:] not in ([], ["run"]):
+            raise ConfigurationError(
+                f"System {system.name!r}: {function.__qualname__} must be a plain function of the document, with a "
+                "second parameter `run` if it needs one"
+            )
         self.function, self._system = function, system
-        self.wants_run = "run" in signature(function).parameters
+        self.wants_run = len(names) == 2
         update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +192,7 @@ class DueDocuments(System):
             is_list = not isinstance(value, str) and all(isinstance(one, str) for one in value or ())
             self._require(is_list, name, 'a list of fields such as ["status"]')
 
-    def item(self, *, retry: RetryPolicy = DEFAULT_RETRY, task: str | None = None) -> Callable[[F], Item[F]]:
+    def item(self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None) -> Callable[[F], Item[F]]:
         """Make a function the work of one item.
 
         It gets a document and returns an update: operators, or a pipeline. It must make the document not due any more.
@@ -195,6 +201,9 @@ class DueDocuments(System):
             retry: how often it is tried, and the waits between; an outage of a server is not an attempt.
             task: the registered name of its Celery task; by default the module and the name of the function.
         """
+
+        if callable(retry):
+            raise ConfigurationError(f"System {self.name!r}: write `@….item()` with parentheses")
 
         def decorate(function: F) -> Item[F]:
             if self.functions.item is not None:
@@ -219,7 +228,7 @@ class DueDocuments(System):
     def check(self) -> None:
         super().check()
         if self.functions.item is None:
-            raise ConfigurationError(f"System {self.name!r}: it has no function: decorate one with `@….item()`")
+            raise ConfigurationError(f"System {self.name!r} has no item function: decorate one with `@….item()`")
 
     # What a subclass may choose
 

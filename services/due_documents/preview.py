@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from models.database import shown_id
-from models.due_documents import Update
-from queue_manager.core.errors import reason
+from models.due_documents import StillDue, Update
+from queue_manager.core.errors import typed_reason
 from services.due_documents.declaration import Run
 from services.due_documents.work import DocumentWork
 
@@ -22,18 +22,19 @@ class Preview:
     due_at: datetime
     update: Update | None = None
     error: str | None = None
-    may_stay_due: bool = False
-    """Only the write can tell whether the update makes the document not due; one that does not is refused then."""
 
 
 def previews(work: DocumentWork, *, limit: int) -> Iterator[Preview]:
-    """Call the function for some due documents, and write nothing."""
+    """Call the function for some due documents; try each update in a transaction that is taken back."""
     run = Run(id="preview", now=work.clock())
     for document in work.documents.sample(run.now, work.system.fields, limit=limit):
         about: dict[str, Any] = {"id": shown_id(document["_id"]), "due_at": work.documents.due_at(document)}
         try:
             change = work.change_of(document, run)
+            work.documents.rehearse(document, change, now=run.now)
+        except StillDue:
+            yield Preview(**about, error=work.still_due("the document"))
         except Exception as error:  # the function is the user's
-            yield Preview(**about, error=f"{type(error).__name__}: {reason(error)}")
+            yield Preview(**about, error=typed_reason(error))
         else:
-            yield Preview(**about, update=change.update, may_stay_due=not change.is_sure_to_end)
+            yield Preview(**about, update=change.update)

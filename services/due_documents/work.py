@@ -53,6 +53,10 @@ class DocumentWork(DueWork):
         is_flagged = flag is not None and bool(database.value_at(document, flag))
         return Due(id=id, due_at=due_at, is_flagged=is_flagged)
 
+    @property
+    def flags_documents(self) -> bool:
+        return self.system.flag_field is not None
+
     def mark(self, dispatched: Sequence[Due]) -> None:
         if (flag := self.system.flag_field) is not None:
             ids = [database.read_id(one.id, field="id") for one in dispatched]
@@ -201,10 +205,7 @@ class DocumentWork(DueWork):
                 record=record,
             )
         except StillDue as error:
-            raise PermanentError(
-                f"{self._function} left {', '.join(map(shown_id, error.ids[:5]))} due: its update must set a later "
-                f"{self.system.due}, remove it, or change what `where` asks for"
-            ) from None
+            raise PermanentError(self.still_due(", ".join(map(shown_id, error.ids[:5])))) from None
         except database.Error as error:
             self._log.error(f"Database update failed: {reason(error)}")
             raise
@@ -272,7 +273,7 @@ class DocumentWork(DueWork):
         )
         if not is_update or (update == {} and self.system.done is None):
             raise PermanentError(
-                f"{self._function} returned {update!r:.100}: must be an update such as "
+                f"{self._function} returned {update!r:.100}, but it must return an update such as "
                 '{"$set": {"status": "done"}}, or a pipeline of such stages'
             )
         if self.system.done is None:
@@ -323,6 +324,13 @@ class DocumentWork(DueWork):
             return self._arguments(*item.args)
         except (PermanentError, TypeError):
             return None
+
+    def still_due(self, what: object) -> str:
+        """Return what to say of an update that leaves documents due."""
+        return (
+            f"{self._function} left {what} due: its update must postpone or remove {self.system.due}, or change a "
+            "field in `where`"
+        )
 
     @property
     def _function(self) -> str:

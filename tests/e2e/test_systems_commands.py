@@ -67,7 +67,7 @@ def test_check_shows_index_count_and_updates_and_writes_nothing(tmp_path: Path) 
     lines = checked.stdout.splitlines()
     assert lines[0] == "trial-end  Trial accounts."
     assert re.match(
-        r"  index     accounts\.qm_due_trial_end_\w{8}  missing: `queue-manager migrate` creates it", lines[1]
+        r"  index     accounts\.qm_due_trial_ends_at_\w{8}  missing: `queue-manager migrate` creates it", lines[1]
     )
     assert lines[2] == "  due now   12 documents"
     assert lines[3] == '  a0        due 2026-01-31T00:00:00.000Z  {"$set": {"status": "expired"}}'
@@ -81,12 +81,14 @@ def test_check_knows_a_system_by_its_name_and_its_index(tmp_path: Path) -> None:
     env = {"QM_SYSTEMS": "trials"}
     migrate = [*COMMAND[:-1], "migrate"]
     subprocess.run(migrate, env=environment(PYTHONPATH=f"{ROOT}:{tmp_path}", **env), cwd=tmp_path, check=True)
-    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  exists", systems(tmp_path, "check", "trial-end", **env).stdout)
+    assert re.search(
+        r"accounts\.qm_due_trial_ends_at_\w{8}  exists", systems(tmp_path, "check", "trial-end", **env).stdout
+    )
     source = (tmp_path / "trials.py").read_text()
     (tmp_path / "trials.py").write_text(source.replace('{"status": "trial"}', '{"status": "trial", "kind": "a"}'))
     changed = systems(tmp_path, "check", "trial-end", **env).stdout
-    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  missing", changed)
-    assert re.search(r"accounts\.qm_due_trial_end_\w{8}  unused", changed)
+    assert re.search(r"accounts\.qm_due_trial_ends_at_\w{8}  missing", changed)
+    assert re.search(r"accounts\.qm_due_trial_ends_at_\w{8}  unused", changed)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
     assert leases.paused() == set()
     refused = systems(tmp_path, "pause", "overdue-messages")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "'overdue-messages' must be one of support-snooze, " in refused.stderr
+    assert "there is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr
 
 
 def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:

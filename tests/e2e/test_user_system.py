@@ -23,7 +23,7 @@ from queue_manager.core.clock import hours, seconds
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 ITEMS = "/api/systems/trial-end/items"
-INDEX = "qm_due_trial_end_"
+INDEX = "qm_due_trial_ends_at_"
 SYSTEM = """
 from datetime import timedelta
 
@@ -233,4 +233,4 @@ def test_a_dry_run_counts_and_dispatches_nothing(user: User) -> None:
     assert (scan["dry_run"], scan["found"], scan["enqueued"]) == (1, 1, 0)
     refused = user.queue_manager("health", QM_DRY_RUN="trial-ends")
     assert refused.returncode == 2
-    assert "QM_DRY_RUN: 'trial-ends' must be one of support-snooze, " in refused.stderr
+    assert "QM_DRY_RUN: there is no system 'trial-ends'; the systems are: support-snooze, " in refused.stderr

@@ -114,13 +114,11 @@ class TestScan:
         assert get_room(room_of(items[0]))["snooze_queue_in_progress"] is False
         assert scanned_ids(snooze) == [room_of(items[0])]
 
-    def test_old_message_cannot_release_a_new_snooze(self, snooze: DocumentWork, clock: AgingClock) -> None:
+    def test_old_message_cannot_release_a_new_snooze(self, snooze: DocumentWork) -> None:
         room = make_room(OVER)
         (old,) = scan(snooze)
         resnooze(room, T0)
-        assert scan(snooze) == []  # the flag of the first snooze delays the second one
-        clock.advance(minutes(1))
-        (new,) = scan(snooze)
+        (new,) = scan(snooze)  # our own flag of the first snooze does not delay the second one
 
         snooze.release([old])
 
@@ -547,16 +545,12 @@ class TestExhaustion:
         assert not {"unsnooze_error", "unsnooze_failures", "unsnooze_retry_at"} & get_room(room).keys()
         assert collection(failed_item.NAME).count_documents({}) == 0
 
-    def test_new_snooze_under_a_live_lease_wakes_a_lease_after_its_time_at_most(
-        self, snooze: DocumentWork, clock: AgingClock
-    ) -> None:
+    def test_new_snooze_under_a_live_lease_wakes_at_its_time(self, snooze: DocumentWork, clock: AgingClock) -> None:
         room = make_room(OVER)
         (item,) = scan(snooze)
         snooze.postpone(item, wait=seconds(256))
         resnooze(room, T0 + seconds(20))  # the product leaves the flag as it is
         clock.advance(seconds(20))
-        assert scan(snooze) == []
-        clock.advance(minutes(1))
         assert scanned_ids(snooze) == [room]
 
     def test_giving_up_leaves_a_new_snooze_alone(self, snooze: DocumentWork, clock: AgingClock) -> None:
