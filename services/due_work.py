@@ -231,8 +231,8 @@ class DueWork(ABC):
         self.leases.renew([item.lease for item in items])
 
     def postpone(self, item: DueItem, *, wait: timedelta) -> None:
-        """Keep the lease until one lease after the next attempt, which comes in `wait`."""
-        self.leases.renew([item.lease], wait=wait)
+        """Keep the lease until a worker has the item again, which is sent to be executed in `wait`."""
+        self.leases.sent_again([item.lease], wait=wait)
 
     def cool_down(self, item: DueItem, *, pause: timedelta) -> None:
         """Release an item that no scan takes before `pause` is over."""

@@ -7,7 +7,7 @@ process is free (solo, threads) or where a time limit is for one task.
 
 Guarantee: an item without an outcome, because `…_many` failed as a whole or left it out, is done by itself. When a
 process dies, or is replaced because its group took too long, each item of the group is executed alone, at once; so is
-an item that an earlier process did not survive (`transport.losses`).
+an item that an earlier process did not survive (`queue_manager.leases`).
 """
 
 from __future__ import annotations

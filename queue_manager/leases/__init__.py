@@ -3,8 +3,8 @@
 A lease is named by an item's id and its due time, so a new due time is a new lease. Each system has sorted sets of
 these names, scored in milliseconds:
 
-    waiting  dispatched, not received by a worker → when it was dispatched
-    running  being sent, received by a worker, or waiting for a retry → when the lease ends; a worker renews it
+    waiting  dispatched, not received by a worker → when it was dispatched, or when the next attempt comes
+    running  being sent, received by a worker, or sent ahead of its time → when the lease ends; a worker renews it
     cooling  its last attempt failed → when it may be dispatched again
     done     ended a moment ago → until when a scan with older knowledge does not dispatch it again
     started  an attempt runs → when it started
@@ -137,7 +137,8 @@ class Standing:
 
     state: State
     ends_at: datetime | None = None
-    """When a lease that is held ends, or a cool-down; `None` while a message waits for a worker."""
+    """When a lease that is held ends, or a cool-down; before its next attempt, when the item can be taken for lost.
+    `None` while a message waits for a worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +283,9 @@ class Leases:
                 pipe.time()
                 waiting, running, cooling, done, time_ = pipe.execute()
             now = _ms(time_)
-            found += [_standing(*scores, now) for scores in zip(waiting, running, cooling, done, strict=True)]
+            found += [
+                _standing(*scores, now, self._lease_ms) for scores in zip(waiting, running, cooling, done, strict=True)
+            ]
         return found
 
     def stats(self) -> Stats:
@@ -342,14 +345,18 @@ class Leases:
 
 
 def _standing(
-    waiting: float | None, running: float | None, cooling: float | None, done: float | None, now: int
+    waiting: float | None, running: float | None, cooling: float | None, done: float | None, now: int, lease: int
 ) -> Standing:
     if waiting is not None:
-        return Standing(state="in-progress")
+        return Standing(state="in-progress", ends_at=_moment(waiting + lease) if waiting > now else None)
     for ends, state in ((running, _IN_PROGRESS), (done, _IN_PROGRESS), (cooling, _COOLING)):
         if ends is not None and ends > now:
-            return Standing(state=state, ends_at=_EPOCH + timedelta(milliseconds=ends))
+            return Standing(state=state, ends_at=_moment(ends))
     return Standing(state="free" if running is None else "stuck")
+
+
+def _moment(score: float) -> datetime:
+    return _EPOCH + timedelta(milliseconds=score)
 
 
 def _text(reply: Any) -> str:
@@ -366,8 +373,8 @@ def _redis() -> Iterator[redis.Redis]:
     try:
         yield _client()
     except redis.RedisError as error:
-        url = masked(settings().redis_url)
-        raise Unavailable(f"Redis at {url} does not answer ({reason(error)})") from error
+        did = "refused a command" if isinstance(error, redis.ResponseError) else "does not answer"
+        raise Unavailable(f"Redis at {masked(settings().redis_url)} {did} ({reason(error)})") from error
 
 
 class _Recorder:

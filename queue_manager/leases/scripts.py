@@ -6,12 +6,13 @@ must be emptied, so only scripts that take on more work are refused there.
 
 from __future__ import annotations
 
-from queue_manager.core.clock import hours, milliseconds
+from queue_manager.core.clock import hours, milliseconds, seconds
 from queue_manager.transport.scripts import Script
 
 SETS = ("waiting", "running", "cooling", "done", "started", "losses", "flagged")
 MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile
 RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a word, and of losses
+JUST_TAKEN_MS = milliseconds(seconds(1))  # a worker has renewed what it took within this time
 
 _PRELUDE = """
 local waiting, running, cooling, done, started, losses, flagged = unpack(KEYS)
@@ -88,11 +89,13 @@ end
 #
 # ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
 # Returns  how many
+#
+# An item that was sent again with a time to come is with a worker until then, and a moment later still unknown to us.
 FREE_LOST = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 redis.call('ZREMRANGEBYSCORE', running, '-inf', now - {RETENTION_MS})
 redis.call('ZREMRANGEBYSCORE', cooling, '-inf', now - {RETENTION_MS})
-local lost = redis.call('ZCARD', waiting) - ARGV[1]
+local lost = redis.call('ZCOUNT', waiting, '-inf', now - {JUST_TAKEN_MS}) - ARGV[1]
 if lost <= 0 then return 0 end
 local most = math.min(lost, {MAX_ARGUMENTS})
 local names = redis.call('ZRANGE', waiting, '-inf', now - ARGV[2], 'BYSCORE', 'LIMIT', 0, most)
@@ -105,28 +108,33 @@ end
 return #names
 """)
 
-# Prolong leases of received items; never shortens one. An item that ended or was released meanwhile stays so.
+# Prolong leases of received items; never shortens one. An item that ended or was released meanwhile stays so, and so
+# does one that was sent again while the task that did it ends.
 #
 # ARGV     how long in ms, names
 RENEW = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 local ends = now + ARGV[1]
 for i = 2, #ARGV do
-    if redis.call('ZREM', waiting, ARGV[i]) == 1 then
-        redis.call('ZADD', running, 'GT', ends, ARGV[i])
-    else
+    local at = redis.call('ZSCORE', waiting, ARGV[i])
+    if not at then
         redis.call('ZADD', running, 'XX', 'GT', ends, ARGV[i])
+    elseif tonumber(at) <= now then
+        redis.call('ZREM', waiting, ARGV[i])
+        redis.call('ZADD', running, 'GT', ends, ARGV[i])
     end
 end
 """)
 
-# Say that received items were sent again: they wait for a worker, as long as it takes.
+# Say that items that are held were sent again: they wait for a worker, as long as it takes.
 #
 # ARGV     in how many ms a worker may have them, names
 SENT_AGAIN = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 for i = 2, #ARGV do
-    if redis.call('ZREM', running, ARGV[i]) == 1 then redis.call('ZADD', waiting, now + ARGV[1], ARGV[i]) end
+    if redis.call('ZREM', running, ARGV[i]) == 1 or redis.call('ZSCORE', waiting, ARGV[i]) then
+        redis.call('ZADD', waiting, now + ARGV[1], ARGV[i])
+    end
 end
 """)
 

@@ -79,10 +79,6 @@ class Dispatch(DueWork):
     def lease_of(self, args: Sequence[Any]) -> str:
         return lease_name(*args)
 
-    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
-        """Keep the lease until a worker has the queue again, however long its message waits for one."""
-        self.leases.sent_again([item.lease], wait=wait)
-
     @contextmanager
     def attempt(self, item: DueItem) -> Iterator[Attempts]:
         """End the lease with the run, at once: a job may have been added meanwhile. Losses are counted by job."""

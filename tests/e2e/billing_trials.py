@@ -13,14 +13,13 @@ from queue_manager import System
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.items import DueItem, Item, Listed, Position, State
 from queue_manager.system import SystemStats
-from services.due_work import Backlog, DueBatch, DueWork
+from services.due_work import Due, DueWork, leases_of
 from tasks.base import ScanReport, fan_out, item_task, scan_task
 
 
 class Trials(DueWork, Listed):
-    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        items = [_item(trial) for trial in _due()]
-        yield DueBatch(found=len(items), items=items)
+    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+        yield from map(_item, _due())
 
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
         for trial in _due() if state == "due" else []:
@@ -28,10 +27,14 @@ class Trials(DueWork, Listed):
             yield Item(id=id_text(trial["_id"]), title="", state=state, position=position, due_at=trial["ends_at"])
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:
-        return [_item(trial) for trial in _due() if id_text(trial["_id"]) in ids]
+        return self.take_by_hand([item for item in map(_item, _due()) if item.id in ids])
 
     def has(self, id: str) -> bool:
         return collection("trials").find_one({"_id": read_id(id, field="id")}) is not None
+
+
+def ended_trials() -> Trials:
+    return Trials(leases=leases_of("trial-end"))
 
 
 def stats() -> SystemStats:
@@ -40,11 +43,11 @@ def stats() -> SystemStats:
 
 @scan_task(initiator="billing", sent="Sent ended trials.", failed="Error in ended trials")
 def scan_trials() -> ScanReport:
-    return fan_out(end_trial, Trials())
+    return fan_out(end_trial, ended_trials())
 
 
-@item_task(queue="trials", work=Trials, retry=RetryPolicy(max_attempts=3, base=timedelta(seconds=1)))
-def end_trial(id: str) -> dict[str, Any]:
+@item_task(queue="trials", work=ended_trials, retry=RetryPolicy(max_attempts=3, base=timedelta(seconds=1)))
+def end_trial(id: str, ends_at: str) -> dict[str, Any]:
     ended = collection("trials").delete_one({"_id": read_id(id, field="id"), "ends_at": {"$lte": server_now()}})
     return {"ended": ended.deleted_count}
 
@@ -53,9 +56,8 @@ def _due() -> list[dict[str, Any]]:
     return list(collection("trials").find({"ends_at": {"$lte": server_now()}}))
 
 
-def _item(trial: dict[str, Any]) -> DueItem:
-    ends_at: datetime = trial["ends_at"]
-    return DueItem(token=f"{trial['_id']}-{ends_at.timestamp()}", args=(id_text(trial["_id"]),))
+def _item(trial: dict[str, Any]) -> Due:
+    return Due(id=id_text(trial["_id"]), due_at=trial["ends_at"])
 
 
 trials = System(
@@ -66,7 +68,7 @@ trials = System(
     scan_task="billing.trials.scan_trials",
     item_task="billing.trials.end_trial",
     queue="trials",
-    items=Trials,
+    items=ended_trials,
     items_name="trials",
     stats=stats,
     collections=lambda: {"trials": [IndexModel("ends_at", name="ended_trials")]},

@@ -23,7 +23,7 @@ from queue_manager.devstack.embedded import EmbeddedServer
 from queue_manager.devstack.ports import is_free
 from queue_manager.devstack.servers import Mongo, Valkey
 
-OUTAGE_SEEN = {"valkey": "Connection to broker lost", "mongo": "Leases could not be renewed"}
+OUTAGE_SEEN = {"valkey": "Connection to broker lost", "mongo": "A step of the heartbeat failed"}
 ENV = {"QM_LEASE_SECONDS": "3", "QM_SNOOZE_SCAN_SECONDS": "5"}
 
 
@@ -99,7 +99,7 @@ def test_worker_outlives_a_redis_whose_memory_is_full(valkey: Valkey, mongo: Mon
         client.config_set("maxmemory", "1mb")
         the_worker.signal(signal.SIGCONT)
 
-        eventually(lambda: "items could not be sent" in the_worker.log, within=20)
+        eventually(lambda: "refused a command (OOM" in the_worker.log, within=20)
         client.config_set("maxmemory", "0")
         assert the_worker.is_alive()
         with CeleryProcess(tmp_path / "beat.log", "beat", env=env):

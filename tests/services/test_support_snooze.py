@@ -250,6 +250,30 @@ class TestBacklog:
         clock.advance(minutes(2))
         assert scan(snooze, waiting=5) == []
 
+    def test_retry_that_waits_in_a_slow_backlog_is_not_dispatched_again(
+        self, snooze: DocumentWork, clock: AgingClock
+    ) -> None:
+        make_room()
+        (item,) = scan(snooze)
+        for _ in range(3):
+            with snooze.attempt(item):
+                snooze.postpone(item, wait=seconds(4))
+            snooze.renew([item])  # by the heartbeat, before the task that failed has ended
+            for _ in range(10):
+                clock.advance(minutes(1))
+                assert scan(snooze, waiting=1) == []
+        assert len(scan(snooze)) == 1  # the message was lost
+
+    def test_retries_that_workers_hold_until_their_time_do_not_count_as_waiting(
+        self, snooze: DocumentWork, clock: AgingClock
+    ) -> None:
+        rooms = [make_room() for _ in range(5)]
+        retried, *_ = scan(snooze)
+        clock.advance(minutes(2))
+        with snooze.attempt(retried):
+            snooze.postpone(retried, wait=minutes(4))
+        assert scan(snooze, waiting=len(rooms) - 1) == []
+
     def test_only_what_no_longer_waits_is_dispatched_again(self, snooze: DocumentWork, clock: AgingClock) -> None:
         for _ in range(5):
             make_room()
