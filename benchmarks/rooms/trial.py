@@ -170,9 +170,12 @@ def wakings(since: Timestamp) -> Counter[Any]:
     """Return how often each room that was written to after `since` was woken, by the server's own record."""
     found: Counter[Any] = Counter()
     oplog = database.client().local["oplog.rs"].with_options(codec_options=support_room.rooms().codec_options)
-    for write in oplog.find({"ts": {"$gt": since}, "ns": support_room.rooms().full_name}):
-        room = write["o2"]["_id"] if write["op"] == "u" else write["o"]["_id"]
-        found[room] += len(list(_dates(write["o"], "unsnoozed_at")))
+    ns = support_room.rooms().full_name
+    for entry in oplog.find({"ts": {"$gt": since}, "$or": [{"ns": ns}, {"o.applyOps.ns": ns}]}):
+        for write in entry["o"].get("applyOps", [entry]):  # the writes of a transaction are one entry
+            if write["ns"] == ns:
+                room = write["o2"]["_id"] if write["op"] == "u" else write["o"]["_id"]
+                found[room] += len(list(_dates(write["o"], "unsnoozed_at")))
     return found
 
 

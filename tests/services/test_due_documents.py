@@ -369,7 +369,7 @@ class TestRepeating:
         back = {"$set": {"trial_ends_at": OVER - minutes(1)}}
         work = work_on(declare(lambda _: back, catch_up=catch_up), clock)
         id = make_account()
-        with pytest.raises(PermanentError, match="postpone or remove trial_ends_at|later trial_ends_at"):
+        with pytest.raises(PermanentError, match=r"postpone or remove trial_ends_at|later trial_ends_at"):
             execute(work, item_of(work, id))
         assert get_account(id)["trial_ends_at"] == OVER
 
