@@ -50,8 +50,9 @@ _MISSING_INDEX = re.compile(r"ns=(\S+?)\W.*hint provided does not correspond", r
 
 
 def typed_reason(error: BaseException) -> str:
-    """Return what an error says, with its type unless it is one of ours, whose text is a sentence."""
-    return reason(error) if isinstance(error, AppError) else f"{type(error).__name__}: {reason(error)}"
+    """Return what an error says, with its type if that is one of Python's own: `KeyError: 'code'`."""
+    kind = type(error)
+    return f"{kind.__name__}: {reason(error)}" if kind.__module__ == "builtins" else reason(error)
 
 
 def reason(error: BaseException) -> str:

@@ -28,6 +28,7 @@ from rooms import make_room
 from beat_schedule import SYSTEMS
 from models import job, scan_run, site
 from models.database import collection, server_now
+from queue_manager import leases
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.transport import old_schedule, presence
 from queue_manager.transport.leadership import LEADER_LOCK, LeaderLock
@@ -283,10 +284,10 @@ def test_messages_that_nobody_takes_back_are_a_problem(well: Servers, tmp_path: 
 
 
 def test_items_that_lost_their_process_three_times_are_named(well: Servers, tmp_path: Path) -> None:
-    often, twice = ("room-1", "2026-01-31T09:30:00Z"), ("room-2", None)
     with connect(well.valkey.url) as client:
-        now = client.time()[0]
-        client.hset("qm:losses:support-snooze", mapping={json.dumps(often): f"3:{now}", json.dumps(twice): f"2:{now}"})
+        now = client.time()[0] * 1000
+        losses = {leases.name("room-1", server_now()): f"3:{now}", leases.name("room-2", None): f"2:{now}"}
+        client.hset("qm:lease:support-snooze:losses", mapping=losses)
     answer = health(tmp_path)
     assert answer.only_problem() == (
         "1 item of support-snooze killed or hung their process at least 3 times in a row: see the workers' log, then "

@@ -423,18 +423,25 @@ def test_processes_are_asked_for_and_given_back_whatever_comes_when(seed: int) -
     assert not pool.free._waiting
 
 
+def limit_rate(rate: str | int) -> Any:
+    """Set the rate limit of the task, by a connection of its own: earlier tests cut those of the pool."""
+    with app.connection_for_write() as connection:
+        return app.control.rate_limit(TASK, rate, reply=True, timeout=3, connection=connection)
+
+
 def test_rate_limit_holds_items_back_and_makes_no_groups(watched: Watched) -> None:
-    assert app.control.rate_limit(TASK, "1/m", reply=True, timeout=3)
+    assert limit_rate("1/m")
 
     watched.send("ok-1", "ok-2", "ok-3")
     eventually(lambda: watched.events["ok-1"][-1:] == ["succeeded"], within=20)
     eventually(lambda: watched.client.hlen("qm:unacked") == 2, within=20)
 
-    reserved = app.control.inspect(timeout=3).reserved() or {}
+    with app.connection_for_write() as connection:
+        reserved = app.control.inspect(timeout=3, connection=connection).reserved() or {}
     assert sorted(request["id"] for requests in reserved.values() for request in requests) == ["ok-2", "ok-3"]
     assert watched.calls() == [["one", ["ok-1", "1"]]]
 
-    assert app.control.rate_limit(TASK, 0, reply=True, timeout=3)
+    assert limit_rate(0)
     watched.send("hold")
     eventually(lambda: ["one", ["hold", "1"]] in watched.calls())
     watched.send("ok-4", "ok-5")

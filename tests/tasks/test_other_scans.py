@@ -146,10 +146,9 @@ class TestStaleThumbnails:
 
     def test_two_ticks_in_a_row_both_run(self, broker: str) -> None:
         make_stale("agency_websites")
-        assert [scan_stale_thumbnails()["enqueued"] for _ in range(2)] == [1, 1]
-        outcomes = [run(take(broker, SITES)) for _ in range(2)]
+        assert [scan_stale_thumbnails()["enqueued"] for _ in range(2)] == [1, 0]  # the site is in flight
         assert len(scan_run.latest(scan_stale_thumbnails.name, limit=5)) == 2
-        assert outcomes[0]["reset"] is True
+        assert run(take(broker, SITES))["reset"] is True
 
     @pytest.mark.parametrize("broken", list(site.ALL))
     def test_one_collection_fails_and_the_other_is_done(

@@ -409,6 +409,7 @@ def drive(server: Valkey, *, examples: int, steps: int) -> int:
     return next(taken)
 
 
+@pytest.mark.timeout(300)  # hundreds of steps, each compared with the model: on a busy machine they take long
 def test_queue_does_what_its_model_does(server: Valkey, figure: Callable[[str], None], kind: str) -> None:
     steps = drive(server, examples=12, steps=40)
     figure(f"message queue and its model on {kind}: {steps:,} steps, no difference")
