@@ -24,7 +24,10 @@ LEASE = 5
 def test_items_that_a_rate_limit_holds_back_keep_their_leases(clean: Servers, tmp_path: Path) -> None:
     rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
     with worker(tmp_path / "log", env={"QM_LEASE_SECONDS": str(LEASE)}) as process:
-        assert app.control.rate_limit(unsnooze_room.name, "1/h", reply=True, timeout=3)
+        with app.connection_for_write() as connection:  # of its own: earlier tests cut those of the pool
+            assert app.control.rate_limit(
+                unsnooze_room.name, "1/h", reply=True, timeout=10, limit=1, connection=connection
+            )
         scan_expired_snoozes.delay()
         eventually(lambda: sum(map(is_open, rooms)) == 1, within=20)
         waiting = [room for room in rooms if not is_open(room)]
