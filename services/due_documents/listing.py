@@ -36,7 +36,7 @@ class DocumentList(Listed):
         fields = (self.work.documents.due, *self.work.system.shown)
         found = self.work.documents.walk(until, fields, position=after, is_descending=newest_first)
         for page in pages(found, PAGE):
-            standings = self.work.leases.standings([self._lease(one) for one in page])
+            standings = self.work.leases.standings([self.work.due_of(one).lease for one in page])
             for document, standing in zip(page, standings, strict=True):
                 item = self._item(document, standing)
                 if item is not None and item.state == state:
@@ -89,9 +89,6 @@ class DocumentList(Listed):
 
     def has(self, id: str) -> bool:
         return any(self.work.documents.get(key, ["_id"]) is not None for key in self._keys([id]))
-
-    def _lease(self, document: database.Document) -> str:
-        return leases.name(id_text(document["_id"]), self.work.documents.due_at(document))
 
     def _keys(self, ids: Sequence[str]) -> Iterator[Any]:
         for id in ids:

@@ -26,7 +26,7 @@ def stats(work: DocumentWork) -> SystemStats:
     stuck = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now)
     failed = _still_due(work, work.leases.cooling(limit=MAX_COMPARED), now)
     cooling = len(failed) if in_redis.cooling <= MAX_COMPARED else in_redis.cooling
-    overdue, lag = _oldest(work, now)
+    overdue, lag = _oldest(work, now, limit=LOOKED_AT if in_redis.cooling else MAX_IDS)
     held = in_redis.in_progress + cooling + len(stuck)
     result = SystemStats(
         numbers={
@@ -69,10 +69,9 @@ def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[
     ]
 
 
-def _oldest(work: DocumentWork, now: datetime) -> tuple[list[str], float]:
+def _oldest(work: DocumentWork, now: datetime, *, limit: int) -> tuple[list[str], float]:
     """Return the ids of the oldest due documents that are not cooling, and how long the first has been due."""
-    documents = list(work.documents.find(now, limit=LOOKED_AT if work.leases.stats().cooling else MAX_IDS))
-    found = [work.due_of(one) for one in documents]
+    found = [work.due_of(one) for one in work.documents.find(now, limit=limit)]
     standings = work.leases.standings([one.lease for one in found])
     waiting = [one for one, standing in zip(found, standings, strict=True) if standing.state != "cooling"]
     lag = (now - waiting[0].due_at).total_seconds() if waiting else 0.0
