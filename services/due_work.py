@@ -122,8 +122,8 @@ class DueWork(ABC):
     def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Take what is due and nobody holds, then a bounded number of what falls due before the next scan.
 
-        A message that waits in the broker is never sent twice: of what waits, only as much is dispatched again as there
-        is more of it than there are messages.
+        A message that waits in the broker is never sent twice: waiting items are dispatched again only as far as they
+        outnumber the messages.
         """
         if self.system_name in leases.paused():
             yield DueBatch(found=0, items=[], noted={"paused": 1})

@@ -86,7 +86,7 @@ class Item(Generic[F]):
     """The function of a system's items, which is also their Celery task.
 
     Called, it is the function itself, so that a unit test needs nothing else. `delay(id)` sends the task, which acts on
-    whatever is due then; ids other than ObjectIds are given as extended JSON.
+    the document if it is due then; ids other than ObjectIds are given as extended JSON.
     """
 
     def __init__(self, function: F, system: DueDocuments) -> None:
