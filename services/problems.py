@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -10,6 +10,14 @@ from typing import Any
 from models.due_documents import COUNTED
 
 MAX_IDS = 5
+
+
+def stuck(thing: str, found: Sequence[str], *, late: timedelta) -> str:
+    """Return what to say of items whose lease ended that long ago without a result."""
+    return (
+        f"{counted(len(found), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago and no "
+        f"worker has taken over; look at the workers and their log ({ids(found, len(found))})"
+    )
 
 
 def counted(count: int, thing: str) -> str:

@@ -11,8 +11,9 @@ from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
+from services import problems
 from services.due_documents.work import DocumentWork
-from services.problems import MAX_IDS, counted, ids, span
+from services.problems import MAX_IDS, counted, ids
 
 MAX_COMPARED = 1_000  # leases of one state that are compared with their documents
 LOOKED_AT = 5_000  # due documents among which the oldest is looked for that is not cooling
@@ -40,11 +41,7 @@ def stats(work: DocumentWork) -> SystemStats:
     )
     thing = work.system.items_name.removesuffix("s")
     if stuck:
-        result.add_problem(
-            f"{counted(len(stuck), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago "
-            f"and no worker has taken over; look at the workers and their log ({ids(stuck, len(stuck))})",
-            state="stuck",
-        )
+        result.add_problem(problems.stuck(thing, stuck, late=late), state="stuck")
     if cooling:
         result.add_problem(
             f"{counted(cooling, f'failed {thing}')}: every attempt failed and the next one comes after a "

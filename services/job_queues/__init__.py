@@ -32,6 +32,7 @@ from queue_manager.leases import Leases
 from queue_manager.system import System, SystemStats
 from queue_manager.transport import counters, leadership
 from queue_manager.transport.server import make_client
+from services import problems
 from services.due_work import Due, Limits
 from services.job_queues.dispatch import Dispatch
 from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
@@ -184,11 +185,7 @@ def _add_job_problems(stats: SystemStats, executing: list[Executing], failing: d
 
 def _add_queue_problems(stats: SystemStats, stuck: list[str], cooling: list[str]) -> None:
     if stuck:
-        late = span(system.late_after(settings()))
-        stats.add_problem(
-            f"{counted(len(stuck), 'stuck job queue')}: due, but the worker's lease ended more than {late} ago and no "
-            f"worker has taken over; look at the workers and their log ({ids(stuck, len(stuck))})"
-        )
+        stats.add_problem(problems.stuck("job queue", stuck, late=system.late_after(settings())))
     if cooling:
         stats.add_problem(
             f"{counted(len(cooling), 'failed job queue')}: every attempt to run its jobs failed, and the next one "
