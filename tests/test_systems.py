@@ -81,6 +81,7 @@ def test_a_module_without_a_system_is_named(
     source: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])  # the directory is added, and must be gone for the next test
     monkeypatch.delitem(sys.modules, "declares_nothing", raising=False)
     if source is not None:
         (tmp_path / "declares_nothing.py").write_text(source)

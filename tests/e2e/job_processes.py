@@ -62,16 +62,6 @@ def overlaps(*names: str) -> list[tuple[Any, Any]]:
     return [pair for of_name in by_name.values() for pair in pairwise(of_name) if pair[1]["began"] < pair[0]["ended"]]
 
 
-def at_once(*names: str) -> int:
-    """Return how many jobs ran at the same moment at the most."""
-    noted = notes(*names)
-    running = most = 0
-    for _, step in sorted([(one["began"], 1) for one in noted] + [(one["ended"], -1) for one in noted]):
-        running += step
-        most = max(most, running)
-    return most
-
-
 def success_counts(*names: str) -> set[int]:
     """Return how often each job succeeded, by their histories."""
     found = job.jobs().find({"name": {"$in": names}})
