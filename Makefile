@@ -12,7 +12,7 @@ help: ## list these verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 up: $(INSTALLED) ## run everything here, with a live demo; DEMO=0 starts it empty; Ctrl-C stops it
-	@$(BIN)/queue-manager up $(if $(filter 0,$(DEMO)),--no-demo)
+	@$(BIN)/python -m dev $(if $(filter 0,$(DEMO)),--no-demo)
 
 test: $(INSTALLED) ## run the tests, against real servers on free ports
 	@$(BIN)/python -m pytest
@@ -46,4 +46,4 @@ $(INSTALLED): pyproject.toml | preflight
 preflight:
 	@command -v $(PYTHON) >/dev/null || \
 		{ echo "Missing: $(PYTHON). Debian, Ubuntu: apt install python3 python3-venv" >&2; exit 1; }
-	@$(PYTHON) queue_manager/devstack/preflight.py
+	@$(PYTHON) dev/preflight.py

@@ -20,9 +20,9 @@ from benchmarks.dashboard import answers, browser, live
 from benchmarks.harness import Bench, Result, WrongResult
 from benchmarks.message_queue import lateness, operations, pages, queues, requeue
 from benchmarks.rooms import promptness, waking
+from dev.servers import Mongo, Valkey
 from models import database
 from queue_manager.core.settings import Settings, settings
-from queue_manager.devstack.servers import Mongo, Valkey
 
 PAGE = Path(__file__).resolve().with_name("results.md")
 RATIOS = PAGE.with_name("ratios.json")  # what `tests/benchmarks` compares with

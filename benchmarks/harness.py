@@ -18,8 +18,8 @@ from pymongo.collection import Collection
 from rich.progress import Progress
 
 from benchmarks.explain import Explained, Recorder, different, explain
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
-from queue_manager.transport.server import connect
 
 Document = dict[str, Any]
 BATCH = 20_000  # documents in one insert: larger ones are no faster

@@ -13,12 +13,12 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from benchmarks.harness import WrongResult, expect
-from queue_manager.devstack.children import spawn
-from queue_manager.devstack.ports import LOOPBACK, free_port, is_answering
+from dev.children import spawn
+from dev.ports import LOOPBACK, free_port, is_answering
 
 STARTS_WITHIN = 30.0  # seconds
 PATIENCE = 60.0  # seconds for an answer
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "web"]
 
 
 @dataclass(frozen=True)

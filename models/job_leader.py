@@ -2,7 +2,7 @@
 
     {_id: "jobs", epoch, heartbeat, since, is_settling}
 
-The beat that leads numbers its take-overs (`queue_manager/transport/leadership.py`) and sends the number along. What an
+The beat that leads numbers its take-overs (`queue_manager/beat/leader_lock.py`) and sends the number along. What an
 older leader still says is refused. A Redis that lost its data counts from one again: it is told of the number known
 here (`raise_epoch`). Should that fail, a lower number is believed when the newer leader was silent for a minute.
 """

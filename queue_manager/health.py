@@ -13,15 +13,17 @@ from beat_schedule import systems, warnings
 from models import database, scan_run
 from models.database import require_replica_set, server_now
 from queue_manager import leases
+from queue_manager.beat import old_schedule
+from queue_manager.beat.leader_lock import LEADER_LOCK, Leadership, leadership
+from queue_manager.broker import dead_letters
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.core.redis_client import connect, require_server
 from queue_manager.core.settings import Settings, masked, settings
 from queue_manager.leases import Leases
 from queue_manager.system import SCANS_QUEUE, System, SystemStats, item_queues
-from queue_manager.transport import dead_letters, old_schedule, presence
-from queue_manager.transport.leadership import LEADER_LOCK, Leadership, leadership
-from queue_manager.transport.presence import Worker
-from queue_manager.transport.server import connect, require_server
+from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry.worker_heartbeats import Worker
 from services.problems import MAX_IDS, counted, ids, span
 
 Idle = Literal["paused", "dry run"]
@@ -69,7 +71,7 @@ class Processes:
             now=datetime.fromtimestamp(second + micros / 1_000_000, UTC),
             leader=leadership(client, LEADER_LOCK),
             older_leader=old_schedule.leader(client),
-            workers=presence.online(client),
+            workers=worker_heartbeats.online(client),
             dead_letters=dead_letters.count(client),
             paused=leases.paused(),
             losses={system.name: Leases(system.name).often_lost() for system in systems() if system.queue is not None},
@@ -177,7 +179,7 @@ def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
         problems.append(
             f"No workers: none is online to consume the queues {', '.join(needed)}; start `celery -A tasks worker`"
         )
-    elif presence.unconsumed(processes.workers, [SCANS_QUEUE]):
+    elif worker_heartbeats.unconsumed(processes.workers, [SCANS_QUEUE]):
         problems.append(
             "no worker consumes the queue scans, so no scan runs: start `celery -A tasks worker --queues scans`"
         )
@@ -212,7 +214,7 @@ def problems_of_scan(
         problems.append(f"the last scan {system.name} met {run['errors']} errors: {run.get('error')}")
     if processes is None or system.queue is None or not processes.workers or processes.are_starting:
         return problems
-    if presence.unconsumed(processes.workers, [system.queue]):
+    if worker_heartbeats.unconsumed(processes.workers, [system.queue]):
         problems.append(
             f"no worker consumes the queue {system.queue}, so no item of {system.name} is handled: start "
             f"`celery -A tasks worker --queues {system.queue}`"

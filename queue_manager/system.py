@@ -13,12 +13,12 @@ from datetime import timedelta
 
 from pymongo import IndexModel
 
+from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
 from queue_manager.items import Listed
-from queue_manager.transport.keys import DEFAULT_QUEUE
 
 MISSED_RUNS = 3
 MIN_LATE_AFTER = seconds(15)  # a very short period must not raise an alarm for every pause of a busy machine

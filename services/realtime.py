@@ -15,8 +15,8 @@ import socketio
 
 from queue_manager.core.errors import AppError
 from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import client_options
 from queue_manager.core.settings import masked, settings
-from queue_manager.transport.server import client_options
 
 
 class EmitFailed(AppError):

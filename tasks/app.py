@@ -23,7 +23,7 @@ class Application(Celery):
 app = Application(
     "queue_manager",
     include=["tasks.lifecycle", "tasks.shutdown", "tasks.old_keys"],
-    events="queue_manager.transport.events:Events",
+    events="queue_manager.batching.events:Events",
     set_as_current=False,
 )
 app.config_from_object("tasks.celeryconfig")

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from celery import Celery
 
-from queue_manager.transport import backlog
+from queue_manager.broker import queue_length
 from services.due_work import Backlog
 
 POLL_INTERVAL = 0.02  # seconds
@@ -24,7 +24,7 @@ class QueueBacklog(Backlog):
     """
 
     def __init__(self, app: Celery, queue: str, *, time_left: timedelta) -> None:
-        super().__init__(backlog.waiting(app, queue))
+        super().__init__(queue_length.waiting(app, queue))
         self._app, self._queue = app, queue
         self._has_sent = self._is_stalled = False
         self._ends_at = time.monotonic() + time_left.total_seconds()
@@ -38,11 +38,11 @@ class QueueBacklog(Backlog):
         self._has_sent = True
 
     def length(self, wanted: int) -> int:
-        length = shortest = backlog.length(self._app, self._queue)
+        length = shortest = queue_length.length(self._app, self._queue)
         shrank_at = time.monotonic()
         while length > wanted and (now := time.monotonic()) < min(self._ends_at, shrank_at + STALLED_AFTER):
             time.sleep(POLL_INTERVAL)
-            length = backlog.length(self._app, self._queue)
+            length = queue_length.length(self._app, self._queue)
             if length < shortest:
                 shortest, shrank_at = length, now
         self._is_stalled = length > wanted

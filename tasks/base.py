@@ -26,6 +26,11 @@ from kombu.exceptions import BatchPublishError, OperationalError
 from beat_schedule import systems
 from models import scan_mark, scan_run
 from models.database import OUTAGES, estimated_now, server_now, within
+from queue_manager.batching.publish import publish
+from queue_manager.batching.task import WAIT_IN_PLACE, GroupedTask
+from queue_manager.beat import scan_ticks
+from queue_manager.broker.keys import FOREIGN_DEFAULT_QUEUE
+from queue_manager.broker.unacked import LOST
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import AppError, HandOn, NotYetDue, PermanentError, ScanFailed, reason, typed_reason
 from queue_manager.core.log import get_logger
@@ -33,14 +38,10 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.leases import MustPause
 from queue_manager.system import SCANS_QUEUE
-from queue_manager.transport import counters, scan_ticks
-from queue_manager.transport.held import LOST
-from queue_manager.transport.keys import FOREIGN_DEFAULT_QUEUE
+from queue_manager.telemetry import counters
 from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
 from tasks.backlog import QueueBacklog
-from tasks.publishing import publish
-from tasks.together import WAIT_IN_PLACE, GroupedTask
 
 EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *LOST)
 """Errors that say enough in one line: those raised on purpose, and a server that is away."""
@@ -223,7 +224,7 @@ class ItemTask(GroupedTask):
     """Acts on one item: retried by `retry_policy`, given up by `on_failure`, early when its time has not come."""
 
     abstract = True
-    Request = "tasks.requests:ItemRequest"
+    Request = "queue_manager.batching.request:ItemRequest"
     queue_name: str
     retry_policy: RetryPolicy
     is_long: bool

@@ -11,17 +11,17 @@ from urllib.parse import urlsplit as _urlsplit
 from kombu import Queue as _Queue
 
 from beat_schedule import systems as _systems_of_settings
+from queue_manager.beat.leader_lock import LEADER_LOCK as _LEADER_LOCK
+from queue_manager.broker.keys import DEFAULT_QUEUE as _DEFAULT_QUEUE
+from queue_manager.broker.keys import PRIORITIES as _PRIORITIES
+from queue_manager.broker.keys import SCHEDULE_PREFIX as _SCHEDULE_PREFIX
+from queue_manager.broker.keys import TRANSPORT_OPTIONS as _TRANSPORT_OPTIONS
+from queue_manager.broker.registration import install as _install
+from queue_manager.core.redis_client import client_options as _client_options
 from queue_manager.core.settings import settings as _read_settings
 from queue_manager.system import SCANS_QUEUE as _SCANS_QUEUE
 from queue_manager.system import item_queues as _item_queues
 from queue_manager.system import task_modules as _task_modules
-from queue_manager.transport.choice import install as _install
-from queue_manager.transport.keys import DEFAULT_QUEUE as _DEFAULT_QUEUE
-from queue_manager.transport.keys import PRIORITIES as _PRIORITIES
-from queue_manager.transport.keys import SCHEDULE_PREFIX as _SCHEDULE_PREFIX
-from queue_manager.transport.keys import TRANSPORT_OPTIONS as _TRANSPORT_OPTIONS
-from queue_manager.transport.leadership import LEADER_LOCK as _LEADER_LOCK
-from queue_manager.transport.server import client_options as _client_options
 from tasks.beat_entries import beat_entries as _beat_entries
 from tasks.errors import usage_errors as _usage_errors
 from tasks.routes import queue_of as _queue_of
@@ -73,7 +73,7 @@ result_expires = None  # no result backend: nothing to clean up
 task_default_queue = _DEFAULT_QUEUE
 task_routes = [_queue_of]
 
-worker_consumer = "queue_manager.transport.consumer:Consumer"  # says why it refuses a message
+worker_consumer = "queue_manager.broker.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.qm_worker_concurrency
 worker_prefetch_multiplier = 4  # of jobs none should wait long; the Procfile's worker, without them, makes large groups
 worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again
@@ -82,7 +82,7 @@ worker_soft_shutdown_timeout = 20
 worker_cancel_long_running_tasks_on_connection_loss = False
 
 # Beat: one leads, any number stand by; failover within lock time + loop interval.
-beat_scheduler = "queue_manager.transport.beat:LeaderScheduler"
+beat_scheduler = "queue_manager.beat.scheduler:LeaderScheduler"
 beat_max_loop_interval = 1
 beat_enable_remote_control = True
 beat_remote_control_max_tick_age = 30

@@ -13,12 +13,12 @@ from celery import signals
 from beat_schedule import warnings
 from models import database
 from queue_manager.core import log as logging
-from queue_manager.core import memory
+from queue_manager.core import memory, redis_client
 from queue_manager.core.clock import seconds
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import settings
-from queue_manager.transport import presence, server
+from queue_manager.telemetry import worker_heartbeats
 from services import job_queues, message_queue
 from tasks.heartbeat import Heartbeat
 from tasks.registration import require_tasks
@@ -73,19 +73,19 @@ def settle(**_: Any) -> None:
 def start_heartbeat(sender: Any, **_: Any) -> None:
     memory.collect_seldom()
     _heartbeat.start()
-    presence.show(sender.hostname, sender.app.amqp.queues.consume_from)
+    worker_heartbeats.show(sender.hostname, sender.app.amqp.queues.consume_from)
 
 
 @signals.heartbeat_sent.connect
 def show_presence(sender: Any, **_: Any) -> None:
     """Show that this worker is there: from its main loop, so that one that hangs is not. It comes also without -E."""
-    presence.show(sender.eventer.hostname, sender.eventer.app.amqp.queues.consume_from)
+    worker_heartbeats.show(sender.eventer.hostname, sender.eventer.app.amqp.queues.consume_from)
 
 
 @signals.worker_shutdown.connect
 def stop_heartbeat(sender: Any, **_: Any) -> None:
     _heartbeat.stop()
-    presence.leave(sender.hostname)
+    worker_heartbeats.leave(sender.hostname)
 
 
 @contextmanager
@@ -117,9 +117,9 @@ def _log_warnings() -> None:
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     mongo_url = settings().mongo_db_url
     try:
-        _check_redis(server.require_broker, settings().redis_url)
+        _check_redis(redis_client.require_broker, settings().redis_url)
         if settings().qm_message_queue:
-            _check_redis(server.require_server, message_queue.server_url())
+            _check_redis(redis_client.require_server, message_queue.server_url())
         if with_mongo:
             until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log)
     finally:
@@ -132,7 +132,7 @@ def _check_mongodb() -> None:
 
 
 def _check_redis(check: Callable[[str], object], url: str) -> None:
-    until_reachable(partial(check, url), server="Redis", url=url, errors=server.OUTAGES, log=log)
+    until_reachable(partial(check, url), server="Redis", url=url, errors=redis_client.OUTAGES, log=log)
 
 
 def _refuse_missing_jobs() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from celery import signals
 
+from queue_manager.broker.old_keys import OldKeys
+from queue_manager.core import redis_client
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.transport import server
-from queue_manager.transport.old_keys import OldKeys
 from tasks.app import app
 
 PERIOD = 2.0  # seconds
@@ -40,9 +40,9 @@ def _run() -> None:
     old = OldKeys(queues_by_task())
     while not _stop.wait(PERIOD):
         try:
-            with server.connect(settings().redis_url) as client:
+            with redis_client.connect(settings().redis_url) as client:
                 # Expires a little before the next turn: whichever worker comes first takes it.
                 if client.set(TURN, 1, nx=True, px=int(PERIOD * 900)) and (moved := old.empty(client)):
                     log.info("Messages of release 0.1 and of callers without a queue were moved", messages=moved)
-        except server.Error as error:
+        except redis_client.Error as error:
             log.debug("The keys of release 0.1 could not be read", error=reason(error))

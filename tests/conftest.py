@@ -10,10 +10,10 @@ import redis
 from real_servers import Servers
 
 from beat_schedule import SYSTEMS
+from dev.binaries import VALKEY
+from dev.ports import free_port
+from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 from models import database, schema
-from queue_manager.devstack.binaries import VALKEY
-from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 
 # The environment is set before any test module is collected, because pytest looks into every name of a module,
 # and looking into a Celery task reads its configuration. The servers start when the first test needs them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from queue_manager.devstack.servers import Mongo, Valkey
+from dev.servers import Mongo, Valkey
 
 
 @dataclass(frozen=True)

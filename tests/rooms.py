@@ -11,8 +11,8 @@ from bson import ObjectId
 
 from models import support_room
 from queue_manager.core.clock import milliseconds, minutes, seconds
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
-from queue_manager.transport.server import connect
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
 from services.due_work import Backlog, DueItem, DueWork, Limits

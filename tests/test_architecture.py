@@ -1,4 +1,4 @@
-"""Imports go down only: tasks, dashboard, cli → services → models → core."""
+"""Imports go down only: dev → web, cli → tasks → services → models → core."""
 
 from __future__ import annotations
 
@@ -14,28 +14,18 @@ ROOT = Path(__file__).parents[1]
 
 # From top to bottom; a module may import what stands below it, and its own layer.
 LAYERS = [
-    [
-        "queue_manager.cli",
-        "queue_manager.dead_letters_cli",
-        "queue_manager.queue_cli",
-        "queue_manager.queue_display",
-        "queue_manager.jobs_cli",
-        "queue_manager.jobs_display",
-        "queue_manager.systems_cli",
-        "queue_manager.testing",
-        "queue_manager.health",
-        "queue_manager.devstack",
-        "queue_manager.dashboard",
-    ],
-    ["tasks"],
+    ["dev"],
+    ["queue_manager.cli", "queue_manager.testing", "queue_manager.health", "queue_manager.web"],
+    ["tasks", "queue_manager.batching"],
     ["beat_schedule"],
     ["services"],
     ["models"],
     ["queue_manager.system", "queue_manager.items", "queue_manager.leases"],
-    ["queue_manager.transport"],
+    ["queue_manager.beat", "queue_manager.telemetry"],
+    ["queue_manager.broker"],
     ["queue_manager.core"],
 ]
-OURS = ("tasks", "services", "models", "beat_schedule", "queue_manager")
+OURS = ("tasks", "services", "models", "beat_schedule", "queue_manager", "dev")
 FORBIDDEN = {
     "tasks": {"redis", "pymongo", "bson"},
     "services": {"celery", "kombu"},

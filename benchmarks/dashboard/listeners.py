@@ -11,7 +11,7 @@ from threading import Event, Thread
 from typing import Self
 
 from benchmarks.harness import WrongResult
-from queue_manager.devstack.ports import LOOPBACK
+from dev.ports import LOOPBACK
 
 REQUEST = b"GET /api/queue/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
 GREETING = b"retry:"  # in the first event, which says that what comes from now on is sent

@@ -17,8 +17,8 @@ from benchmarks.dashboard.listeners import Listeners
 from benchmarks.harness import Bench, Figure, Result, Table, Way, expect, percentile
 from benchmarks.message_queue.queues import Queue, connect, messages
 from benchmarks.web import Web, web
+from dev.ports import LOOPBACK
 from queue_manager.core.settings import settings
-from queue_manager.devstack.ports import LOOPBACK
 
 OPEN = (1, 10, 50)
 LISTENERS = 50

@@ -11,7 +11,7 @@ import redis
 
 from benchmarks.harness import Table, WrongResult, expect
 from benchmarks.message_queue.queues import AT_ONCE, BATCH, LEVELS, Queue, connect, ids, messages
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Message, server_url
 
 KEPT = 101  # acknowledged messages that fill the history, so that each further one lets an old one go

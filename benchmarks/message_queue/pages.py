@@ -16,7 +16,7 @@ from benchmarks.harness import Bench, Figure, Result, Way, expect, percentile
 from benchmarks.message_queue.queues import LEVELS, Queue, connect, server_clock
 from benchmarks.web import Client, web
 from queue_manager.core.settings import settings
-from services.message_queue import Contents, NewMessage, Place, server_url
+from services.message_queue import NewMessage, Place, QueueAdmin, server_url
 from services.message_queue.messages import Bounds
 from services.message_queue.scripts import Scripts
 
@@ -155,7 +155,7 @@ class _Browser:
 
 def _fill(queue: Queue, place: Place, count: int) -> None:
     rest = _messages(count)
-    people = Contents(
+    people = QueueAdmin(
         Scripts(queue.client, queue=queue.name),
         bounds=Bounds(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
     )

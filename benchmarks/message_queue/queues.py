@@ -16,8 +16,8 @@ import redis
 from benchmarks.harness import expect
 from benchmarks.message_queue.polling import Polling
 from queue_manager.core.clock import minutes, seconds
+from queue_manager.core.redis_client import CLIENT_OPTIONS
 from queue_manager.core.settings import settings
-from queue_manager.transport.server import CLIENT_OPTIONS
 from services.message_queue import MessageQueue, NewMessage, Sweeper, server_url
 from services.message_queue.arrivals import Arrivals
 from services.message_queue.messages import Bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from benchmarks.rooms.first_attempt import app
-from queue_manager.transport.choice import install
+from queue_manager.broker.registration import install
 
 app.conf.broker_transport = install(os.environ["REDIS_URL"])
 app.conf.broker_transport_options = {"priority_steps": [0], "visibility_timeout": 30}

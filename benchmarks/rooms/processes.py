@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import WrongResult
-from queue_manager.devstack import procfile
-from queue_manager.devstack.children import Child, spawn
+from dev import procfile
+from dev.children import Child, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTS_WITHIN = 60.0  # seconds

@@ -15,4 +15,4 @@ app.conf.broker_transport_options = {**app.conf.broker_transport_options, "visib
 
 @signals.task_sent.connect  # type: ignore[untyped-decorator]
 def as_celery_does(**_: Any) -> None:
-    """That somebody listens makes `tasks.publishing` send each message by Celery's own way."""
+    """That somebody listens makes `queue_manager.batching.publish` send each message by Celery's own way."""

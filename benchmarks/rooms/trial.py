@@ -19,8 +19,8 @@ from benchmarks.rooms.listener import Listener
 from benchmarks.rooms.processes import Cost, Running, cost, forget_peak, running
 from benchmarks.snooze_scan import documents
 from models import database, schema, support_room
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
-from queue_manager.transport.server import connect
 
 MOST_TO_WARM_UP, WARM_WITHIN = 200, 20.0  # rooms, seconds for each
 PATIENCE = 400.0  # seconds until it is given up

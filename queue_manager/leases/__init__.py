@@ -29,10 +29,12 @@ from uuid import uuid4
 
 import redis
 
+from queue_manager.broker.scripts import Script
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import make_client
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import masked, settings
 from queue_manager.leases.scripts import (
@@ -54,8 +56,6 @@ from queue_manager.leases.scripts import (
     START_BATCH,
     TAKE,
 )
-from queue_manager.transport.scripts import Script
-from queue_manager.transport.server import make_client
 
 DONE_FOR = seconds(5)
 FIRST_PAUSE, MAX_PAUSE = minutes(1), hours(1)

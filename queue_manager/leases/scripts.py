@@ -6,8 +6,8 @@ must be emptied, so only scripts that take on more work are refused there.
 
 from __future__ import annotations
 
+from queue_manager.broker.scripts import Script
 from queue_manager.core.clock import hours, milliseconds, seconds
-from queue_manager.transport.scripts import Script
 
 SETS = ("waiting", "running", "cooling", "done", "started", "losses", "flagged")
 MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile

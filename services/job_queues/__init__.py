@@ -23,15 +23,16 @@ from models import database, job_queue, old_claims
 from models import job as model
 from models.due_documents import COUNTED
 from models.job import Executing
+from queue_manager.beat import leader_lock
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from queue_manager.leases import Leases
 from queue_manager.system import System, SystemStats
-from queue_manager.transport import counters, leadership
-from queue_manager.transport.server import make_client
+from queue_manager.telemetry import counters
 from services import problems
 from services.due_work import Due, Limits
 from services.job_queues.dispatch import Dispatch
@@ -200,7 +201,7 @@ def _where(one: Executing, now: datetime) -> str:
 def _raise_epoch(known: int, age: timedelta) -> None:
     """Have the leader take a higher epoch, should Redis have lost its data and count from one again."""
     try:
-        if leadership.raise_epoch(_redis(), leadership.LEADER_LOCK, known=known, age=age):
+        if leader_lock.raise_epoch(_redis(), leader_lock.LEADER_LOCK, known=known, age=age):
             log.warning("Redis had lost the number of leaders: the one that leads takes a new one", known_epoch=known)
     except redis.RedisError as error:
         log.warning("The leader could not be told of a newer epoch; the next dispatch tries again", error=reason(error))

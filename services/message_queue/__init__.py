@@ -5,7 +5,7 @@
     with queue.receive(timeout=30) as message:
         ...  # acknowledged at the end of the block, given back when it raises
 
-`contents()` lists, moves, replays, changes and deletes messages by hand; `requeue_overdue()` is what the schedule does.
+`queue_admin()` lists, moves, replays, changes and deletes messages; `requeue_overdue()` is what the schedule does.
 
 Guarantee: a message is in one place, and is delivered until it is acknowledged or out of attempts; what is out of
 attempts is kept as a dead letter. Producers and consumers of other kinds may use the same streams.
@@ -21,11 +21,11 @@ import redis
 
 from queue_manager.core.clock import seconds
 from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, SystemStats
-from queue_manager.transport.server import make_client
+from services.message_queue.admin import Counts, Filter, Page, Place, QueueAdmin
 from services.message_queue.arrivals import BLOCK, Arrivals
-from services.message_queue.contents import Contents, Counts, Filter, Page, Place
 from services.message_queue.errors import (
     InvalidMessage,
     LockLost,
@@ -42,7 +42,6 @@ from services.message_queue.scripts import Scripts
 from services.problems import MAX_IDS, counted, ids
 
 __all__ = [
-    "Contents",
     "Counts",
     "Enqueued",
     "Filter",
@@ -56,14 +55,15 @@ __all__ = [
     "NewMessage",
     "Page",
     "Place",
+    "QueueAdmin",
     "QueueFull",
     "QueueUnavailable",
     "Sweeper",
     "Swept",
     "Touched",
     "UnknownMessage",
-    "contents",
     "message_queue",
+    "queue_admin",
     "requeue_overdue",
     "server_url",
     "stats",
@@ -107,9 +107,9 @@ def message_queue(*, plan_sweep: Callable[[timedelta], object] | None = None) ->
     )
 
 
-def contents() -> Contents:
+def queue_admin() -> QueueAdmin:
     """Return the queue for people."""
-    return Contents(_scripts(), bounds=_bounds(settings()))
+    return QueueAdmin(_scripts(), bounds=_bounds(settings()))
 
 
 def sweeper() -> Sweeper:
@@ -132,7 +132,7 @@ def requeue_overdue() -> dict[str, Any]:
 
 def stats() -> SystemStats:
     """Return what waits, is held, overdue and dead, and the age of the oldest deadline that has passed, in seconds."""
-    counts = contents().counts()
+    counts = queue_admin().counts()
     first = counts.first_deadline_at
     stats = SystemStats(
         numbers={
@@ -147,10 +147,10 @@ def stats() -> SystemStats:
         },
     )
     if stats.numbers["lag_seconds"] > system.late_after(settings()).total_seconds():
-        overdue = contents().list("processing", limit=MAX_IDS, sort_by="deadline_at", ascending=True).messages
+        overdue = queue_admin().list("processing", limit=MAX_IDS, sort_by="deadline_at", ascending=True).messages
         stats.late.extend(one.id for one in overdue)
     if counts.dead:
-        newest = contents().list("dead", limit=MAX_IDS).messages
+        newest = queue_admin().list("dead", limit=MAX_IDS).messages
         stats.add_problem(
             f"{counted(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be read; see "
             f"`queue-manager queue list dead`, then replay or delete ({ids((one.id for one in newest), counts.dead)})",

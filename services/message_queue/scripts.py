@@ -15,7 +15,7 @@ import redis
 
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
-from queue_manager.transport.server import OUTAGES
+from queue_manager.core.redis_client import OUTAGES
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
 _FOLDER = files("services.message_queue") / "lua"

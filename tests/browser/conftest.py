@@ -18,8 +18,8 @@ from visit import DATABASE, PATIENCE, Visit, Visiting
 from web_process import Web, shared_web
 
 from beat_schedule import SYSTEMS
+from dev.demo_jobs import MODULE
 from models import schema
-from queue_manager.devstack.demo_jobs import MODULE
 
 EVERYTHING = {
     "QUEUE_NAME": "browser",

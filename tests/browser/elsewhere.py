@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Self
 
-from queue_manager.devstack.ports import LOOPBACK
+from dev.ports import LOOPBACK
 
 
 class Elsewhere:

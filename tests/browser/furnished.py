@@ -9,16 +9,16 @@ from bson import ObjectId
 from queue_client import Queue
 from rooms import lose, make_room, make_work, scan
 
+from dev.demo_jobs import INVOICE, PARCEL, REPORT
 from models import job, job_attempt, scan_run, site, subscription
 from models.database import collection, server_now
 from models.job import State
 from models.job_attempt import Outcome
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.next_runs import SCHEDULE
+from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, seconds
-from queue_manager.devstack.demo_jobs import INVOICE, PARCEL, REPORT
-from queue_manager.transport.keys import SCHEDULE_PREFIX
-from queue_manager.transport.leadership import LEADER_LOCK
-from queue_manager.transport.planned import SCHEDULE
-from queue_manager.transport.server import connect
+from queue_manager.core.redis_client import connect
 from services.due_work import DueItem
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)

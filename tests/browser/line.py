@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock, Thread
 
-from queue_manager.devstack.ports import LOOPBACK
+from dev.ports import LOOPBACK
 
 SIZE = 64 * 1024
 

@@ -10,8 +10,8 @@ from playwright.sync_api import Locator, expect
 from queue_client import Queue
 from visit import Visit
 
+from dev.demo_jobs import INVOICE, REPORT
 from models.job import State
-from queue_manager.devstack.demo_jobs import INVOICE, REPORT
 
 pytestmark = pytest.mark.usefixtures("clean")
 SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"

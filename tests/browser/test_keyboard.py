@@ -11,8 +11,8 @@ from queue_client import Queue
 from real_servers import Servers
 from visit import Visit, Visiting
 
+from dev.demo_jobs import INVOICE
 from models.job import State
-from queue_manager.devstack.demo_jobs import INVOICE
 
 MOST = 120  # presses of Tab until something is reached
 

@@ -14,7 +14,7 @@ from visit import Visit
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from queue_manager.transport import presence
+from queue_manager.telemetry import worker_heartbeats
 from services.realtime import RedisEvents
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -70,7 +70,7 @@ def test_the_overview_follows_what_happens_without_a_reload(visit: Visit, clean:
     expect(figure(card(page, "Rooms"), "Due now")).to_have_text("0")
     expect(page.get_by_text("No workers").first).to_be_visible()
     make_room(server_now() - seconds(60))
-    presence.show("worker@here")
+    worker_heartbeats.show("worker@here")
     furnished.lead(clean.valkey.url)
     furnished.scans()
     expect(figure(card(page, "Rooms"), "Due now")).to_have_text("1")
@@ -179,7 +179,7 @@ def test_what_others_wrote_stays_text(visit: Visit, clean: Servers) -> None:
     rooms = furnished.rooms(reason=SCRIPT)
     make_room(server_now() - seconds(5), account_id=SCRIPT)
     furnished.scans(error=SCRIPT)
-    presence.show(SCRIPT)
+    worker_heartbeats.show(SCRIPT)
     page = visit.open("/rooms?state=failed")
     expect(visit.row(rooms["failed"])).to_contain_text(SCRIPT)
     expect(page.locator("#scans")).to_contain_text(SCRIPT)

@@ -12,10 +12,10 @@ import pytest
 from pace import promptly
 from real_servers import Servers
 
+from dev.servers import Valkey
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport import counters
-from queue_manager.transport.server import connect
+from queue_manager.telemetry import counters
 
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
 

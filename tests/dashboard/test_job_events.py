@@ -25,14 +25,14 @@ from real_servers import Servers
 from replica_set import replica_set
 from web_process import Web, say, shared_web, web
 
+from dev.demo_jobs import INVOICE, MODULE
+from dev.ports import free_port
+from dev.servers import Mongo
 from models import database, job_attempt
 from models import job as model
 from models.job import State
 from models.job_attempt import Outcome
 from queue_manager.core.clock import parse_utc, seconds
-from queue_manager.devstack.demo_jobs import INVOICE, MODULE
-from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import Mongo
 
 ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
 PATH = "/api/jobs/events"

@@ -22,14 +22,14 @@ from pace import paced
 from real_servers import Servers
 from web_process import COMMAND, SECRET, Answer, Web, say, shared_web, web
 
+from dev.demo_jobs import INVOICE, MODULE, REPORT
+from dev.ports import free_port
 from models import job as model
 from models import job_attempt, job_leader, job_queue
 from models.database import server_now
 from models.job import State
 from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds, to_iso
-from queue_manager.devstack.demo_jobs import INVOICE, MODULE, REPORT
-from queue_manager.devstack.ports import free_port
 from services import job_queues
 from services.job_queues import Jobs, registry
 

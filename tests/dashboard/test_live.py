@@ -18,7 +18,7 @@ from real_servers import Servers
 from rooms import make_room
 from web_process import SECRET, Web, shared_web, token, web
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 from services.realtime import RedisEvents
 
 EVENT = "support_room_updated"

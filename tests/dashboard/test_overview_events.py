@@ -21,9 +21,9 @@ from real_servers import Servers
 from rooms import make_room
 from web_process import Web, shared_web, web
 
+from dev.servers import Valkey
 from models.database import client, server_now
 from queue_manager.core.clock import parse_utc, seconds
-from queue_manager.devstack.servers import Valkey
 
 PATH = "/api/overview/events"
 LOOK = "scan_marks"  # each look asks once which scans run

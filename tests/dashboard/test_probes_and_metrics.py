@@ -24,13 +24,13 @@ from redis import Redis
 from rooms import make_room
 from web_process import Web, shared_web, web
 
+from dev.ports import free_port
+from dev.servers import Mongo, Valkey
 from models.database import server_now
+from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import Mongo, Valkey
-from queue_manager.transport import counters
-from queue_manager.transport.leadership import LEADER_LOCK, epoch_key
-from queue_manager.transport.server import connect
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import counters
 from services import job_queues
 from tasks.job_queues import QUEUE as JOBS
 from tasks.job_queues import dispatch_due_jobs

@@ -14,8 +14,8 @@ from queue_client import NAME, Queue, Stream, empty_queue, environment
 from real_servers import Servers
 from web_process import web
 
-from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import Valkey
+from dev.ports import free_port
+from dev.servers import Valkey
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from queue_client import DATABASE, Queue, Stream, empty_queue, environment
 from real_servers import Servers
 from web_process import SECRET, Answer, Web, shared_web, token, web
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 
 STATUS = "/api/queue/status"
 HTML = {"Accept": "text/html,application/xhtml+xml"}

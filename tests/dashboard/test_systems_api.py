@@ -20,14 +20,14 @@ from rooms import make_room, make_work, scan
 from web_process import Web, shared_web, web
 
 from beat_schedule import SYSTEMS
+from dev.servers import Mongo, Valkey
 from models import scan_mark, scan_run
 from models.database import server_now
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
-from queue_manager.devstack.servers import Mongo, Valkey
-from queue_manager.transport import counters, history, planned, presence
-from queue_manager.transport.keys import SCHEDULE_PREFIX
-from queue_manager.transport.leadership import LEADER_LOCK
-from queue_manager.transport.server import connect
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import counters, history, worker_heartbeats
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
@@ -60,7 +60,7 @@ def lead(url: str, *, since: datetime = LONG_AGO, **next_runs: float) -> None:
         client.hset(LEADER_LOCK, mapping=fields)
         client.pexpire(LEADER_LOCK, 60_000)
         for name, at in next_runs.items():
-            client.zadd(planned.SCHEDULE, {f"{SCHEDULE_PREFIX}{name.replace('_', '-')}": at})
+            client.zadd(next_runs.SCHEDULE, {f"{SCHEDULE_PREFIX}{name.replace('_', '-')}": at})
 
 
 def test_the_overview_tells_of_every_system(clean: Servers, process: Web) -> None:
@@ -272,4 +272,4 @@ def test_what_is_away_is_null_and_said(lonely: Lonely) -> None:
 def presence_of(url: str, member: str, ago: timedelta = timedelta(0)) -> None:
     with connect(url) as client:
         now, micros = client.time()
-        client.zadd(presence.KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})
+        client.zadd(worker_heartbeats.KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})

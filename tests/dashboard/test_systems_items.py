@@ -24,10 +24,10 @@ from rooms import get_room, lose, make_room, make_work, resnooze, scan
 from watching import is_open, times_woken
 from web_process import Web, shared_web, web
 
+from dev.ports import free_port
 from models import site, subscription, support_room
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
-from queue_manager.devstack.ports import free_port
 from queue_manager.leases import Standing
 from services.due_work import DueItem
 

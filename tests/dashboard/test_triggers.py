@@ -18,12 +18,12 @@ from watching import is_open
 from web_process import SNOOZE, Web, shared_web, web
 
 from beat_schedule import SYSTEMS
+from dev.ports import free_port
 from models import scan_mark
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
-from queue_manager.dashboard.triggers import spellings
-from queue_manager.devstack.ports import free_port
 from queue_manager.system import System
+from queue_manager.web.routes.triggers import spellings
 
 TASK = "tasks.support_snooze.scan_expired_snoozes"
 

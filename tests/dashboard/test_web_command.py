@@ -15,7 +15,7 @@ from pace import promptly
 from real_servers import Servers
 from web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
 
-from queue_manager.dashboard.pages import STATIC
+from queue_manager.web.routes.pages import STATIC
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from real_servers import Servers
 from web_process import SNOOZE, Answer, Web
 
 from queue_manager.core.settings import Settings
-from queue_manager.dashboard import access
-from queue_manager.dashboard.application import api_of
+from queue_manager.web import auth
+from queue_manager.web.app import api_of
 
 OF_MOUNTS = {"/static": "/static/style.css"}
 REFUSED = (401, 403)
@@ -38,7 +38,7 @@ def routes(api: FastAPI) -> list[tuple[str, str, str]]:
     """Method, path and rule of each, with an id of no message and no job in place of a parameter."""
     return [
         (method, OF_MOUNTS.get(str(route.path), re.sub(r"{.*?}", "0", str(route.path))), rule.role)
-        for route, rule in access.rules(api)
+        for route, rule in auth.rules(api)
         for method in sorted(route.methods or ("GET",))
     ]
 
@@ -141,7 +141,7 @@ def test_a_route_without_a_rule_is_an_error() -> None:
     router.add_api_route("/new", lambda: None)
     api.include_router(router)
     with pytest.raises(LookupError, match="/new: give its router one of public, viewer, operator"):
-        list(access.rules(api))
+        list(auth.rules(api))
 
 
 def test_on_loopback_without_keys_everything_is_allowed_but_to_other_sites(

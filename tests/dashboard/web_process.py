@@ -19,11 +19,11 @@ import jwt
 import pytest
 from eventually import eventually
 
-from queue_manager.devstack.children import Child, spawn
-from queue_manager.devstack.ports import free_port, is_answering
+from dev.children import Child, spawn
+from dev.ports import free_port, is_answering
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "web"]
 SECRET = "a secret of the tests, long enough for HS256"
 SNOOZE = "/api/trigger/conversations/support-snooze"
 

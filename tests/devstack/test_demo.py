@@ -17,13 +17,13 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 from real_servers import Servers
 
+from dev import demo, demo_agencies, demo_rooms, demo_sites, environment, summary
+from dev.children import spawn
 from models import database, pulse, site, subscription, support_room
 from models.database import collection, server_now
 from models.site import AGENCY_WEBSITES, INSTASITES, STARTED
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.settings import Settings
-from queue_manager.devstack import demo, demo_agencies, demo_rooms, demo_sites, environment, summary
-from queue_manager.devstack.children import spawn
 from tasks.review_requests import scan_eligible_agencies
 from tasks.stale_thumbnails import scan_stale_thumbnails
 
@@ -164,7 +164,7 @@ class TestSites:
 
 class TestProcess:
     def test_it_runs_by_itself_and_stops_when_asked(self, rooms: Collection[Document], clean: Servers) -> None:
-        child = spawn([sys.executable, "-m", "queue_manager.devstack.demo"], env={**os.environ, **DOCUMENTS_ON})
+        child = spawn([sys.executable, "-m", "dev.demo"], env={**os.environ, **DOCUMENTS_ON})
         eventually(lambda: rooms.count_documents({"demo": True}) >= 2 * demo_rooms.OVERDUE_AT_START)
         eventually(lambda: collection("instasites").count_documents({"demo": True}) == demo_sites.SITES)
         eventually(lambda: [message.task for message in waiting_messages(clean.valkey.url, "scans")] == SCANS)

@@ -14,6 +14,9 @@ from bson import ObjectId
 from eventually import eventually
 from real_servers import Servers
 
+from dev import demo_jobs, environment, summary
+from dev.children import spawn
+from dev.demo_jobs import IMPORT, INVOICE, NAMES, PARCEL, REPORT
 from models import job as model
 from models import job_attempt
 from models.database import Document, server_now
@@ -22,13 +25,10 @@ from models.job_attempt import Outcome
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import HandOn, NotYetDue
 from queue_manager.core.settings import Settings
-from queue_manager.devstack import demo_jobs, environment, summary
-from queue_manager.devstack.children import spawn
-from queue_manager.devstack.demo_jobs import IMPORT, INVOICE, NAMES, PARCEL, REPORT
 from services.job_queues import Jobs, run_queue
 from services.job_queues import jobs as service
 
-DEMO = [sys.executable, "-m", "queue_manager.devstack.demo", "--no-messages"]
+DEMO = [sys.executable, "-m", "dev.demo", "--no-messages"]
 SERVERS: dict[str, Any] = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
 
 

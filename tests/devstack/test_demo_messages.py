@@ -13,21 +13,21 @@ import pytest
 from eventually import eventually
 from real_servers import Servers
 
+from dev import demo_consumer, demo_messages
+from dev.children import spawn
+from dev.demo_consumer import WorkFailed, take_one
+from dev.ports import free_port
+from dev.summary import Messages
 from queue_manager.core.settings import settings
-from queue_manager.devstack import demo_consumer, demo_messages
-from queue_manager.devstack.children import spawn
-from queue_manager.devstack.demo_consumer import WorkFailed, take_one
-from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.summary import Messages
 from services import message_queue as service
-from services.message_queue import Contents, MessageQueue, NewMessage, contents, message_queue, sweeper
+from services.message_queue import MessageQueue, NewMessage, QueueAdmin, message_queue, queue_admin, sweeper
 
 DIES_AT_ONCE = """
-from queue_manager.devstack import demo_consumer
+from dev import demo_consumer
 demo_consumer.DEATH_CHANCE, demo_consumer.SHORTEST, demo_consumer.LONGEST, demo_consumer.ACK_TIMEOUT = 1, 0, 0, 0.2
 demo_consumer.main()
 """
-DEMO = [sys.executable, "-m", "queue_manager.devstack.demo"]
+DEMO = [sys.executable, "-m", "dev.demo"]
 ON = {"QM_CONVERSATIONS": "false", "QM_MESSAGE_QUEUE": "true"}
 
 
@@ -37,8 +37,8 @@ def queue(clean: Servers) -> MessageQueue:
 
 
 @pytest.fixture
-def people(queue: MessageQueue) -> Contents:
-    return contents()
+def people(queue: MessageQueue) -> QueueAdmin:
+    return queue_admin()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def diligent(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(demo_consumer, name, 0)
 
 
-def bury(queue: MessageQueue, people: Contents, *messages: NewMessage) -> list[str]:
+def bury(queue: MessageQueue, people: QueueAdmin, *messages: NewMessage) -> list[str]:
     ids = [one.id for one in queue.enqueue_batch(messages)]
     people.move(ids, to="dead", source="main")
     return ids
@@ -56,24 +56,24 @@ def bury(queue: MessageQueue, people: Contents, *messages: NewMessage) -> list[s
 
 def worked(queue: MessageQueue) -> int:
     take_one(queue)
-    return contents().counts().acknowledged
+    return queue_admin().counts().acknowledged
 
 
 class TestProducer:
-    def test_every_type_says_that_it_is_the_demos(self, queue: MessageQueue, people: Contents) -> None:
+    def test_every_type_says_that_it_is_the_demos(self, queue: MessageQueue, people: QueueAdmin) -> None:
         demo_messages.start(queue, people)
         messages = people.list("main").messages
         assert len(messages) == demo_messages.AT_START
         assert all(message.type.startswith("demo.") for message in messages)
 
-    def test_it_stops_while_too_many_wait(self, queue: MessageQueue, people: Contents) -> None:
+    def test_it_stops_while_too_many_wait(self, queue: MessageQueue, people: QueueAdmin) -> None:
         queue.enqueue_batch([NewMessage(type="somebodys") for _ in range(demo_messages.MOST_WAITING)])
         demo_messages.go_on(queue, people)
         assert people.counts().main == demo_messages.MOST_WAITING
 
     @pytest.mark.parametrize("place", ["dead", "archived"])
     def test_only_the_demos_oldest_are_deleted(self, place: service.Place, queue: MessageQueue) -> None:
-        people = contents()
+        people = queue_admin()
         somebodys = bury(queue, people, NewMessage(type="demonstration", payload={"type": "demo.send_mail"}))
         made = bury(queue, people, *(demo_messages.new_message() for _ in range(demo_messages.KEPT + 2)))
         people.move([*somebodys, *made], to=place, source="dead")
@@ -84,7 +84,7 @@ class TestProducer:
 
 @pytest.mark.usefixtures("diligent")
 class TestConsumer:
-    def test_it_takes_the_demos_messages_and_no_others(self, queue: MessageQueue, people: Contents) -> None:
+    def test_it_takes_the_demos_messages_and_no_others(self, queue: MessageQueue, people: QueueAdmin) -> None:
         demos = queue.enqueue("demo.send_mail", {})
         somebodys = queue.enqueue("send_mail", {}, priority=9)
         eventually(lambda: worked(queue))
@@ -92,7 +92,7 @@ class TestConsumer:
         assert [message.id for message in people.list("main").messages] == [somebodys]
 
     def test_what_cannot_be_done_becomes_a_dead_letter_that_says_why(
-        self, queue: MessageQueue, people: Contents, monkeypatch: pytest.MonkeyPatch
+        self, queue: MessageQueue, people: QueueAdmin, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(demo_consumer, "PRIORITIES", {"demo.charge_card": 9})
         queue.enqueue("demo.charge_card", {"fault": demo_messages.FAULT}, max_attempts=2)
@@ -106,7 +106,7 @@ class TestConsumer:
         queue.enqueue("demo.send_mail", ["somebody", "tries"])
         eventually(lambda: worked(queue))
 
-    def test_it_dies_at_work_and_its_message_comes_back(self, queue: MessageQueue, people: Contents) -> None:
+    def test_it_dies_at_work_and_its_message_comes_back(self, queue: MessageQueue, people: QueueAdmin) -> None:
         id = queue.enqueue("demo.make_thumbnail", {})
         child = spawn([sys.executable, "-c", DIES_AT_ONCE], stdout=subprocess.PIPE)
         with child.stdout as said:  # type: ignore[union-attr]
@@ -134,13 +134,13 @@ class TestProcess:
         assert all(child.poll() is not None for child in replaced)
         assert capfd.readouterr().out.count("another one starts") == 1  # a death by SIGKILL is part of the demo
 
-    def test_messages_come_and_are_worked_on(self, people: Contents) -> None:
+    def test_messages_come_and_are_worked_on(self, people: QueueAdmin) -> None:
         child = spawn(DEMO, env={**os.environ, **ON})
         eventually(lambda: people.counts().total_acknowledged, within=30)
         child.end()
         assert child.wait() == 0
 
-    def test_it_keeps_out_of_the_queue_when_it_is_told_to(self, people: Contents) -> None:
+    def test_it_keeps_out_of_the_queue_when_it_is_told_to(self, people: QueueAdmin) -> None:
         child = spawn([*DEMO, "--no-messages"], env={**os.environ, **ON, "QM_PROJECTS": "true"})
         eventually(lambda: _agencies(), within=30)
         child.end()
@@ -150,7 +150,7 @@ class TestProcess:
 class TestSummary:
     def test_it_says_what_is_where_and_what_was_done_lately(self, clean: Servers) -> None:
         numbers: dict[str, Any] = {"waiting": [5, 7], "processing": 3, "dead": 4, "overdue": 1}
-        before = replace(contents().counts(), **numbers, now=1000.0, total_acknowledged=89)
+        before = replace(queue_admin().counts(), **numbers, now=1000.0, total_acknowledged=89)
         messages = Messages()
         messages.describe(replace(before, now=900.0, total_acknowledged=20))
         messages.describe(before)

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 
-from queue_manager.devstack.children import spawn
-from queue_manager.devstack.keeper import read_until_parent_is_gone
-from queue_manager.devstack.processes import ProcessGroup, started_at
+from dev.children import spawn
+from dev.keeper import read_until_parent_is_gone
+from dev.processes import ProcessGroup, started_at
 
 SERVERS_AND_A_FAMILY = """
 import pathlib, sys
-from queue_manager.devstack.children import spawn
-from queue_manager.devstack.servers import Mongo, Valkey
+from dev.children import spawn
+from dev.servers import Mongo, Valkey
 valkey, mongo = Valkey(pathlib.Path(sys.argv[1], "valkey")), Mongo(pathlib.Path(sys.argv[1], "mongo"))
 valkey.start()
 mongo.start()
@@ -30,7 +30,7 @@ sys.stdin.read()
 """
 KEEPER_KILLED = """
 import os, signal, sys
-from queue_manager.devstack.children import keeper_pipe, spawn
+from dev.children import keeper_pipe, spawn
 first = spawn(["sleep", "300"])
 os.kill(keeper_pipe._keeper.pid, signal.SIGKILL)
 keeper_pipe._keeper.wait()
@@ -40,7 +40,7 @@ sys.stdin.read()
 """
 FORKED = """
 import os, sys, time
-from queue_manager.devstack.children import spawn
+from dev.children import spawn
 child = spawn(["sleep", "300"])
 if not (fork := os.fork()):
     time.sleep(60)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_manager.devstack import preflight
+from dev import preflight
 
 SCRIPT = Path(preflight.__file__)
 

@@ -16,11 +16,11 @@ import pytest
 from pymongo import MongoClient
 from redis import Redis
 
-from queue_manager.devstack.binaries import MONGOD, VALKEY, Program, ServerNotFound
-from queue_manager.devstack.embedded import EmbeddedServer, ServerFailed
-from queue_manager.devstack.ports import LOOPBACK, free_port
-from queue_manager.devstack.processes import started_at
-from queue_manager.devstack.servers import Mongo, Valkey
+from dev.binaries import MONGOD, VALKEY, Program, ServerNotFound
+from dev.embedded import EmbeddedServer, ServerFailed
+from dev.ports import LOOPBACK, free_port
+from dev.processes import started_at
+from dev.servers import Mongo, Valkey
 
 
 def mongo_client(server: Mongo) -> MongoClient[dict[str, Any]]:
@@ -112,7 +112,7 @@ def test_a_busy_port_gives_way_to_the_next_free_one() -> None:
 
 PORTS_OF_ONE_PROCESS = """
 import sys
-from queue_manager.devstack.ports import free_port
+from dev.ports import free_port
 sys.stdin.readline()
 print(*[free_port(int(sys.argv[1])) for _ in range(20)], flush=True)
 sys.stdin.readline()
@@ -139,7 +139,7 @@ def test_processes_that_ask_at_once_never_get_the_same_port() -> None:
 
 def test_a_port_is_free_again_when_its_process_has_ended_although_a_child_lives_on() -> None:
     script = (
-        "import os, subprocess; from queue_manager.devstack.ports import free_port; port = free_port();"
+        "import os, subprocess; from dev.ports import free_port; port = free_port();"
         "child = os.fork() or os.execlp('sleep', 'sleep', '60'); print(port, child, flush=True); os._exit(0)"
     )
     output = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -11,12 +11,12 @@ import pytest
 from eventually import eventually
 from pace import promptly
 
+from dev import procfile
+from dev.log_stream import LONGEST_LINE, LogStream
+from dev.procfile import Process, ProcfileError
+from dev.supervisor import Supervisor
 from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
-from queue_manager.devstack import procfile
-from queue_manager.devstack.log_stream import LONGEST_LINE, LogStream
-from queue_manager.devstack.procfile import Process, ProcfileError
-from queue_manager.devstack.supervisor import Supervisor
 
 QUICK = RetryPolicy(max_attempts=None, base=seconds(0.05), cap=seconds(0.2))
 

@@ -20,25 +20,26 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from queue_manager.devstack import environment
-from queue_manager.devstack.processes import started_at
-from queue_manager.devstack.up import DEMO, demo_processes
+from dev import environment
+from dev.processes import started_at
+from dev.up import DEMO, demo_processes
 
 # Ports of each run's own instead of the well-known ones, which runs beside it may take at the same moment.
 START = """
 import pathlib, sys
-from queue_manager.devstack import up
-from queue_manager.devstack.ports import free_port
+from dev import up
+from dev.ports import free_port
 up.REDIS_PORT, up.MONGO_PORT = free_port(), free_port()
 sys.exit(up.main(root=pathlib.Path()))
 """
+ROOT = Path(__file__).parents[2]
 WITHIN = 20.0  # seconds for a start, on a busy machine
 
 
 @contextmanager
 def up(root: Path, name: str = "output") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Start everything at `root`, with nothing set that would name other servers."""
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {"PYTHONPATH": str(ROOT)}
     output = root / name
     with output.open("wb") as log:
         process = subprocess.Popen(

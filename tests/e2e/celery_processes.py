@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from eventually import eventually
 
-from queue_manager.devstack.children import Child, spawn
+from dev.children import Child, spawn
 
 ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent

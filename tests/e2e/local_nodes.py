@@ -9,7 +9,7 @@ from celery_processes import READY, CeleryProcess
 from eventually import eventually
 from pytest_celery import CeleryTestBroker, CeleryTestWorker
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 
 
 class LocalServer:

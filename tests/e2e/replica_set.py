@@ -11,8 +11,8 @@ from eventually import eventually
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
-from queue_manager.devstack.ports import LOOPBACK
-from queue_manager.devstack.servers import DATABASE, REPLICA_SET, Mongo
+from dev.ports import LOOPBACK
+from dev.servers import DATABASE, REPLICA_SET, Mongo
 
 MEMBERS = 3
 

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import Self
 
-from queue_manager.devstack.ports import LOOPBACK
+from dev.ports import LOOPBACK
 
 
 class TcpProxy:

@@ -17,8 +17,8 @@ from watching import is_open, times_woken
 
 from models import scan_run
 from models.database import server_now
+from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
 from queue_manager.core.clock import seconds
-from queue_manager.transport.leadership import LEADER_LOCK, leadership
 from tasks.support_snooze import scan_expired_snoozes
 
 pytestmark = pytest.mark.timeout(300)  # several processes are started one after another

@@ -26,17 +26,17 @@ from rooms import get_room, make_room
 from watching import is_open
 
 from beat_schedule import SYSTEMS
+from dev import procfile
+from dev.binaries import MONGOD
+from dev.children import spawn
+from dev.ports import free_port
+from dev.servers import DATABASE, Mongo, Valkey
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from queue_manager.devstack import procfile
-from queue_manager.devstack.binaries import MONGOD
-from queue_manager.devstack.children import spawn
-from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import DATABASE, Mongo, Valkey
-from queue_manager.transport import presence
-from queue_manager.transport.server import connect
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import worker_heartbeats
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 
 
 def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,7 @@ def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.Complete
 def test_help_names_every_command(tmp_path: Path) -> None:
     result = queue_manager("--help", cwd=tmp_path)
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ("migrate", "up", "scan", "web", "health"))
+    assert all(command in result.stdout for command in ("migrate", "scan", "web", "health"))
 
 
 def test_migrate_may_be_repeated(clean: Servers, tmp_path: Path) -> None:
@@ -85,16 +85,16 @@ def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str,
 def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(clean: Servers, tmp_path: Path) -> None:
     claim = {"token": "t", "held": True, "claimed_until": server_now(), "due_at": server_now(), "losses": 0}
     room = make_room(claim=claim)
-    presence.show("newer@here")
+    worker_heartbeats.show("newer@here")
     with connect(clean.valkey.url) as client:
         second, _ = client.time()
-        client.zadd(presence.KEY, {"older@there 1": 1000 * (second + 60)})
+        client.zadd(worker_heartbeats.KEY, {"older@there 1": 1000 * (second + 60)})
         result = queue_manager("migrate", "--finish", cwd=tmp_path)
         assert (result.returncode, result.stdout) == (2, "")
         refused = "Nothing was changed, because workers of an older release are online: stop older@there first"
         assert result.stderr == f"queue-manager: {refused}\n"
         assert "claim" in get_room(room)
-        client.zrem(presence.KEY, "older@there 1")
+        client.zrem(worker_heartbeats.KEY, "older@there 1")
     result = queue_manager("migrate", "--finish", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "claim" not in get_room(room)

@@ -15,12 +15,12 @@ from tcp_proxy import TcpProxy
 from watching import is_open, listening
 from web_process import Web, say, web
 
+from dev.ports import LOOPBACK
+from dev.servers import Valkey
 from models.database import server_now
+from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.ports import LOOPBACK
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport import presence
-from queue_manager.transport.leadership import LEADER_LOCK, leadership
+from queue_manager.telemetry import worker_heartbeats
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_all_processes_follow_the_address_to_the_new_primary(
                 led = eventually(lambda: leadership(on_new, LEADER_LOCK))
                 assert led.pid == beat.pid
                 assert led.epoch >= epoch
-                eventually(lambda: [one.pid for one in presence.online(on_new)] == [the_worker.pid])
+                eventually(lambda: [one.pid for one in worker_heartbeats.online(on_new)] == [the_worker.pid])
                 assert say(the_web, "GET", "/api/queue/status", None, {}).body["main"] >= 2
             assert the_worker.is_alive()
             assert beat.is_alive()

@@ -29,16 +29,17 @@ from beat_schedule import SYSTEMS
 from models import job, scan_run, site
 from models.database import collection, server_now
 from queue_manager import leases
+from queue_manager.beat import old_schedule
+from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
-from queue_manager.transport import old_schedule, presence
-from queue_manager.transport.leadership import LEADER_LOCK, LeaderLock
-from queue_manager.transport.server import connect
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import worker_heartbeats
 from services.due_documents import work_of
 from services.due_work import Backlog, DueItem
-from services.message_queue import contents, message_queue, requeue_overdue
+from services.message_queue import message_queue, queue_admin, requeue_overdue
 from services.support_snooze import system as support_snooze
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "health", "--json"]
 RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
 SLOW = {"QM_SNOOZE_SCAN_SECONDS": "60", "JOBS_TIMER_MS": "60000"}
 """Late is later than three minutes, so that a busy machine makes nothing late."""
@@ -103,7 +104,7 @@ def run_scans() -> None:
 
 
 def show_worker() -> None:
-    presence.show("worker@here", QUEUES)
+    worker_heartbeats.show("worker@here", QUEUES)
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def well(scanned: Servers) -> Iterator[Servers]:
     """There is a worker on every queue, too."""
     with repeated(show_worker):
         yield scanned
-    presence.leave("worker@here")
+    worker_heartbeats.leave("worker@here")
 
 
 def taken_room(*, due_ago: float) -> DueItem:
@@ -266,7 +267,7 @@ def test_dead_letters_of_the_message_queue_are_a_problem(well: Servers, tmp_path
     dead = [queue.enqueue("mail", {}, max_attempts=1, ack_timeout=0.1) for _ in range(6)]
     for _ in dead:
         assert queue.dequeue(timeout=0) is not None
-    eventually(lambda: requeue_overdue() and contents().counts().dead == 6, within=30)
+    eventually(lambda: requeue_overdue() and queue_admin().counts().dead == 6, within=30)
     problem = health(tmp_path, QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="false").only_problem()
     assert problem.startswith("6 dead letters in the message queue:")
     assert "queue-manager queue list dead" in problem
@@ -306,7 +307,7 @@ def test_a_queue_that_no_worker_consumes_is_a_problem(
     option: str, unconsumed: list[str], scanned: Servers, tmp_path: Path
 ) -> None:
     with worker(tmp_path / "worker.log", option), connect(scanned.valkey.url) as client:
-        eventually(lambda: presence.online(client), within=10)
+        eventually(lambda: worker_heartbeats.online(client), within=10)
         problems = health(tmp_path, QM_JOBS="true").problems
     assert [problem.split(",")[0] for problem in problems] == [
         f"no worker consumes the queue {queue}" for queue in unconsumed
@@ -319,7 +320,7 @@ def test_no_worker_at_all_is_one_problem(scanned: Servers, tmp_path: Path) -> No
 
 
 def test_a_worker_that_does_not_say_what_it_consumes_raises_no_alarm(scanned: Servers, tmp_path: Path) -> None:
-    with repeated(lambda: presence.show("older@here")):
+    with repeated(lambda: worker_heartbeats.show("older@here")):
         answer = health(tmp_path)
     assert (answer.exit_code, answer.problems) == (0, [])
 

@@ -11,7 +11,7 @@ from job_processes import count, job_beat, job_lab, job_worker
 from real_servers import Servers
 
 from models import job_leader
-from queue_manager.transport.leadership import LEADER_LOCK, epoch_key, leadership
+from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ from eventually import eventually
 from job_processes import ENV, count, job_beat, job_lab
 from real_servers import Servers
 
-from queue_manager.devstack import procfile
+from dev import procfile
 
 NAMES = ("n0", "n1", "n2")
 

@@ -12,9 +12,9 @@ from job_processes import count, job_beat, job_lab, job_worker, notes, overlaps,
 from replica_set import ReplicaSet, replica_set
 
 from beat_schedule import SYSTEMS
+from dev.servers import Valkey
 from models import database, schema
 from queue_manager.core.settings import settings
-from queue_manager.devstack.servers import Valkey
 
 NAMES, EACH = CONSECUTIVE[:4], 150
 LEASE = 15  # seconds: longer than an election

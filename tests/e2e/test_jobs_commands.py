@@ -14,16 +14,16 @@ from commands import environment, said_on_a_terminal
 from foreign_jobs import TEXT_ID, add_foreign_jobs
 from real_servers import Servers
 
+from dev.demo_jobs import IMPORT, INVOICE, MODULE, REPORT
+from dev.ports import free_port
 from models import job as model
 from models import job_attempt, job_leader, job_queue
 from models.database import Document, server_now
 from models.job import State
 from queue_manager.core.clock import minutes, seconds, to_iso
-from queue_manager.devstack.demo_jobs import IMPORT, INVOICE, MODULE, REPORT
-from queue_manager.devstack.ports import free_port
 from services.job_queues import jobs
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "jobs"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "jobs"]
 NASTY = "[red]\x1b[31m \x9b31m \x7f \u202e"
 GONE = "0" * 24
 

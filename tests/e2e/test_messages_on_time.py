@@ -12,7 +12,7 @@ from eventually import eventually
 from pace import paced
 from real_servers import Servers
 
-from services.message_queue import contents, message_queue
+from services.message_queue import message_queue, queue_admin
 from tasks.overdue_messages import plan_sweep
 
 LATEST = 250  # ms after its deadline, on an idle machine
@@ -38,8 +38,8 @@ def test_messages_are_taken_back_at_their_deadlines(
         queue.enqueue("warm-up")
         first = queue.take(ack_timeout=0.3)
         assert first is not None
-        eventually(lambda: contents().counts().main == 1, within=20)
-        contents().clear()
+        eventually(lambda: queue_admin().counts().main == 1, within=20)
+        queue_admin().clear()
         deadlines = {}
         with paced() as pace:
             for number in range(60):
@@ -49,7 +49,7 @@ def test_messages_are_taken_back_at_their_deadlines(
                 assert held is not None
                 assert held.deadline_at is not None
                 deadlines[held.id] = held.deadline_at
-            eventually(lambda: contents().counts().main == len(deadlines), within=20)
+            eventually(lambda: queue_admin().counts().main == len(deadlines), within=20)
     late = sorted(lateness(clean.valkey.url, deadlines))
     figure(f"message taken back after its deadline: median {late[30]:.0f} ms, latest of 60 {late[-1]:.0f} ms")
     assert late[0] >= 0

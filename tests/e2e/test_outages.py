@@ -15,13 +15,13 @@ from rooms import get_room, make_room
 from watching import is_open, times_woken
 
 from beat_schedule import SYSTEMS
+from dev.embedded import EmbeddedServer
+from dev.ports import is_free
+from dev.servers import Mongo, Valkey
 from models import database, schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
-from queue_manager.devstack.embedded import EmbeddedServer
-from queue_manager.devstack.ports import is_free
-from queue_manager.devstack.servers import Mongo, Valkey
 
 OUTAGE_SEEN = {"valkey": "Connection to broker lost", "mongo": "A step of the heartbeat failed"}
 ENV = {"QM_LEASE_SECONDS": "3", "QM_SNOOZE_SCAN_SECONDS": "5"}

@@ -14,21 +14,21 @@ from eventually import eventually
 from pace import promptly
 from real_servers import Servers
 
-from queue_manager.transport import presence
-from queue_manager.transport.server import connect
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import worker_heartbeats
 from tasks import app
 
 
 def online(servers: Servers) -> list[str]:
     with connect(servers.valkey.url) as client:
-        return [seen.name for seen in presence.online(client)]
+        return [seen.name for seen in worker_heartbeats.online(client)]
 
 
 def test_a_worker_without_events_is_online_until_it_ends(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log", "--hostname", "one@here") as process:
         with promptly(3):
             eventually(lambda: online(clean) == ["one@here"], within=30)
-        time.sleep(presence.GONE_AFTER.total_seconds() + 1)
+        time.sleep(worker_heartbeats.GONE_AFTER.total_seconds() + 1)
         assert online(clean) == ["one@here"]
         process.stop()
         assert online(clean) == []
@@ -36,13 +36,13 @@ def test_a_worker_without_events_is_online_until_it_ends(clean: Servers, tmp_pat
 
 def test_a_worker_shows_the_queues_that_it_consumes(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log", "--queues", "scans,jobs") as process, connect(clean.valkey.url) as client:
-        (seen,) = eventually(lambda: presence.online(client), within=10)
-        assert (seen.queues, seen.release) == (("jobs", "scans"), presence.RELEASE)
-        assert presence.unconsumed([seen], ["scans", "support-snooze"]) == ["support-snooze"]
+        (seen,) = eventually(lambda: worker_heartbeats.online(client), within=10)
+        assert (seen.queues, seen.release) == (("jobs", "scans"), worker_heartbeats.RELEASE)
+        assert worker_heartbeats.unconsumed([seen], ["scans", "support-snooze"]) == ["support-snooze"]
         app.control.cancel_consumer("jobs")
-        eventually(lambda: [one.queues for one in presence.online(client)] == [("scans",)], within=10)
+        eventually(lambda: [one.queues for one in worker_heartbeats.online(client)] == [("scans",)], within=10)
         process.stop()
-        assert client.exists(presence.KEY, presence.QUEUES_KEY, presence.RELEASES_KEY) == 0
+        assert client.exists(worker_heartbeats.KEY, worker_heartbeats.QUEUES_KEY, worker_heartbeats.RELEASES_KEY) == 0
 
 
 def test_a_killed_worker_is_gone_within_15_seconds(

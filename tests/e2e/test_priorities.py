@@ -17,8 +17,8 @@ from rooms import make_room
 from watching import is_open
 
 from models.database import server_now
+from queue_manager.broker.queue_length import waiting
 from queue_manager.core.clock import seconds
-from queue_manager.transport.backlog import waiting
 
 QUEUE = "support-snooze"
 STEPS = {"default": None, "all": [*range(10)], "odd": [0, 1, 8]}

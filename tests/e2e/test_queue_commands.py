@@ -13,12 +13,12 @@ from eventually import eventually
 from real_servers import Servers
 from redis import Redis
 
+from dev.ports import free_port
+from queue_manager.cli.messages_render import indented, printable
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.ports import free_port
-from queue_manager.queue_display import indented, printable
-from services.message_queue import Json, MessageQueue, NewMessage, contents, message_queue
+from services.message_queue import Json, MessageQueue, NewMessage, message_queue, queue_admin
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "queue"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "queue"]
 NASTY = Json('{ "n":1.50, "big":12345678901234567890.10, "x":"[red]\\u001b[31m \x9b31m \x7f \u202e", "e":[] }')
 
 
@@ -47,7 +47,7 @@ def on_a_terminal(*arguments: str) -> str:
 
 def bury(queue: MessageQueue, *messages: NewMessage) -> list[str]:
     ids = [one.id for one in queue.enqueue_batch(messages)]
-    contents().move(ids, to="dead", source="main", reason="the mail server is away")
+    queue_admin().move(ids, to="dead", source="main", reason="the mail server is away")
     return ids
 
 
@@ -138,9 +138,9 @@ class TestReplay:
             refused = run("replay", "--all", answer=answer)
             assert refused.returncode == 1
             assert "Replay 2 dead letters? [y/N]" in refused.stdout
-        assert contents().counts().dead == 2
+        assert queue_admin().counts().dead == 2
         assert run("replay", *ids, answer="y\n").returncode == 0
-        assert contents().counts().main == 2
+        assert queue_admin().counts().main == 2
 
     def test_all_that_match_go_back_in_their_order(self, queue: MessageQueue) -> None:
         mails = bury(queue, *(NewMessage(type="send_mail") for _ in range(250)))
@@ -148,7 +148,7 @@ class TestReplay:
         result = run("replay", "--all", "--type", "send_mail", "--yes")
         assert result.stdout.splitlines()[-1] == "250 replayed, 0 not"
         assert [queue.take().id for _ in mails] == mails  # type: ignore[union-attr]
-        assert [message.id for message in contents().list("dead").messages] == [export]
+        assert [message.id for message in queue_admin().list("dead").messages] == [export]
 
     def test_each_has_its_result_and_one_failure_is_told_by_the_exit_code(self, queue: MessageQueue) -> None:
         (id,) = bury(queue, NewMessage(type="send_mail"))
@@ -177,7 +177,7 @@ class TestRequeue:
         dead = queue.enqueue("send_mail", max_attempts=1)
         for _ in range(2):
             queue.dequeue(ack_timeout=0.001)
-        eventually(lambda: contents().counts().overdue == 2)
+        eventually(lambda: queue_admin().counts().overdue == 2)
         result = run("requeue")
         assert result.returncode == 0
         assert json.loads(result.stdout) == {"requeued": 1, "dead_lettered": 1, "ids": [back], "dlq_ids": [dead]}

@@ -20,10 +20,11 @@ from rooms import get_room, make_room
 from watching import is_open
 
 from models.database import server_now
+from queue_manager.beat import next_runs, old_schedule
+from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock, leadership
+from queue_manager.broker import keys
+from queue_manager.broker.old_keys import PAGE, OldKeys
 from queue_manager.core.clock import seconds
-from queue_manager.transport import keys, old_schedule, planned
-from queue_manager.transport.leadership import LEADER_LOCK, LeaderLock, leadership
-from queue_manager.transport.old_keys import PAGE, OldKeys
 from tasks import app
 from tasks.old_keys import queues_by_task
 
@@ -185,9 +186,9 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
     clean: Servers, client: redis.Redis, tmp_path: Path
 ) -> None:
     with CeleryProcess(tmp_path / "first", "beat"):
-        eventually(lambda: client.exists(planned.SCHEDULE), within=30)
+        eventually(lambda: client.exists(next_runs.SCHEDULE), within=30)
     client.delete(LEADER_LOCK)  # its beat was killed
-    systems = client.zrange(planned.SCHEDULE, 0, -1)
+    systems = client.zrange(next_runs.SCHEDULE, 0, -1)
     app.loader.import_default_modules()
     foreign = ["shop.charge", "celery.backend_cleanup"]
     for task in (UNSNOOZE, *foreign):
@@ -202,7 +203,7 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
     with CeleryProcess(tmp_path / "ours", "beat") as ours:
         eventually(lambda: f"sent {UNSNOOZE}" in ours.log, within=30)
 
-    assert sorted(client.zrange(planned.SCHEDULE, 0, -1)) == sorted([*systems, keys.SCHEDULE_PREFIX + UNSNOOZE])
+    assert sorted(client.zrange(next_runs.SCHEDULE, 0, -1)) == sorted([*systems, keys.SCHEDULE_PREFIX + UNSNOOZE])
     assert not client.exists("redbeat:" + UNSNOOZE)
     assert client.zcard(old_schedule.SCHEDULE) == len(foreign) + len(broken)
     assert client.hgetall("redbeat:shop.charge") == stored
@@ -228,7 +229,7 @@ def test_while_a_beat_of_release_0_1_leads_ours_stands_by(clean: Servers, client
 def test_ours_are_found_behind_many_foreign_messages_in_bounded_runs(
     client: redis.Redis, shop: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("queue_manager.transport.old_keys.MAX_PAGES", 2)
+    monkeypatch.setattr("queue_manager.broker.old_keys.MAX_PAGES", 2)
     foreign = [json.dumps({"headers": {"task": "shop.charge", "id": str(number)}}) for number in range(5 * PAGE)]
     odd = ["no JSON", "[]", '{"headers": null}', '{"headers": {"task": 5}}', "[" * 5000]
     client.lpush("celery", *foreign, *odd)

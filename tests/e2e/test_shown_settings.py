@@ -14,8 +14,8 @@ from commands import environment
 from eventually import eventually
 from real_servers import Servers
 
-from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import Valkey
+from dev.ports import free_port
+from dev.servers import Valkey
 
 PASSWORD = "s3c/r@t"
 

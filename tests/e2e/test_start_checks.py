@@ -17,11 +17,11 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 from real_servers import Servers
 
-from queue_manager.devstack.ports import LOOPBACK
-from queue_manager.devstack.servers import DATABASE, REPLICA_SET, Mongo, Valkey
+from dev.ports import LOOPBACK
+from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 
 UNKNOWN = "mongodb+srv://app:s3cret@no-such-name.example.invalid/product"
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 
 
 class MongoWithUsers(Mongo):
@@ -105,9 +105,9 @@ def test_error_that_nobody_thought_of_ends_the_worker_and_has_its_traceback_in_d
     servers: Servers, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "from queue_manager.transport import server\n"
+        "from queue_manager.core import redis_client\n"
         "def require_broker(url): raise LookupError('out of the blue')\n"
-        "server.require_broker = require_broker\n"
+        "redis_client.require_broker = require_broker\n"
     )
     path = {"PYTHONPATH": f"{tmp_path}:."}
     said = ended(CeleryProcess(tmp_path / "log", "worker", env=path).start(ready=False))

@@ -16,7 +16,7 @@ from real_servers import Servers
 from models.database import collection
 from queue_manager import leases
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "systems"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "systems"]
 DUE = datetime(2026, 1, 31, tzinfo=UTC)
 DECLARED = """
 from datetime import timedelta

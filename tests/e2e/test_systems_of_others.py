@@ -20,7 +20,7 @@ from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 EXAMPLE = Path(__file__).parent / "billing_trials.py"
 
 

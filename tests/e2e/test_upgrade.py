@@ -22,9 +22,10 @@ from watching import is_open, listening, times_woken
 from beat_schedule import SYSTEMS
 from models import job_leader, job_queue, schema
 from models.database import collection, server_now
+from queue_manager.beat import old_schedule
+from queue_manager.beat.leader_lock import LeaderLock
+from queue_manager.broker import keys
 from queue_manager.core.clock import hours, minutes, seconds, to_iso, truncate
-from queue_manager.transport import keys, old_schedule
-from queue_manager.transport.leadership import LeaderLock
 
 LEASE, PERIOD = 2.0, 0.5
 ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD)}

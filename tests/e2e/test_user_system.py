@@ -21,7 +21,7 @@ from web_process import web
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, seconds
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 ITEMS = "/api/systems/trial-end/items"
 INDEX = "qm_due_trial_ends_at_"
 SYSTEM = """

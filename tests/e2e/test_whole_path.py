@@ -25,10 +25,10 @@ from real_servers import Servers
 from rooms import get_room, make_room
 from watching import is_open, times_woken
 
+from dev.children import spawn
+from dev.ports import free_port, is_answering
 from models.database import server_now
 from queue_manager.core.clock import seconds, to_iso
-from queue_manager.devstack.children import spawn
-from queue_manager.devstack.ports import free_port, is_answering
 
 ENV = {"QM_SNOOZE_SCAN_SECONDS": "2"}
 

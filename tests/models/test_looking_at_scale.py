@@ -18,8 +18,8 @@ from benchmarks.explain import Recorder, explain
 from models import database, scan_run, site, subscription, support_room
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, seconds
-from queue_manager.dashboard.systems.overview import look
 from queue_manager.items import STATES, Listed
+from queue_manager.web.routes.systems.overview import look
 from services import stale_thumbnails
 from services.due_documents.listing import DocumentList
 from services.review_requests import eligible_agencies

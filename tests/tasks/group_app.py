@@ -24,9 +24,9 @@ from models.database import server_now
 from queue_manager import leases
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import NotYetDue, PermanentError
+from queue_manager.core.redis_client import connect
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.transport.server import connect
 from services.due_work import Due, DueItem, DueWork, Limits, leases_of
 from tasks import app
 from tasks.base import item_task

@@ -11,8 +11,8 @@ from rooms import make_room
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from queue_manager.transport import counters, history
-from queue_manager.transport.server import connect
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import counters, history
 from services import job_queues
 from tasks.job_queues import QUEUE, dispatch_due_jobs
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery, signals
 from celery.utils.saferepr import saferepr
 
-from tasks import endings
+from queue_manager.batching import completion
 from tasks.base import ItemTask
 
 
@@ -33,34 +33,34 @@ def hear(*_: Any, **__: Any) -> None:
 
 
 def test_plain_task_is_heard_by_nobody() -> None:
-    assert not endings.is_heard(task())
+    assert not completion.is_heard(task())
 
 
 @pytest.mark.parametrize("hook", ["__call__", "on_success", "before_start", "after_return"])
 def test_task_with_a_hook_of_its_own_is_run(hook: str) -> None:
-    assert endings.is_heard(task(**{hook: hear}))
+    assert completion.is_heard(task(**{hook: hear}))
 
 
-@pytest.mark.parametrize("signal", endings.SIGNALS, ids=lambda signal: signal.name)
+@pytest.mark.parametrize("signal", completion.SIGNALS, ids=lambda signal: signal.name)
 def test_task_is_run_where_a_program_listens(signal: signals.Signal) -> None:
     signal.connect(hear)
     try:
-        assert endings.is_heard(task())
+        assert completion.is_heard(task())
     finally:
         signal.disconnect(hear)
 
 
-@pytest.mark.parametrize("follower", endings.FOLLOWERS)
+@pytest.mark.parametrize("follower", completion.FOLLOWERS)
 def test_task_that_something_follows_is_not_the_last(follower: str) -> None:
-    nothing = dict.fromkeys((*endings.FOLLOWERS, "errbacks"))
-    assert endings.is_last(task(), {}, nothing)
-    assert not endings.is_last(task(), {}, {**nothing, follower: [{"task": "next"}]})
+    nothing = dict.fromkeys((*completion.FOLLOWERS, "errbacks"))
+    assert completion.is_last(task(), {}, nothing)
+    assert not completion.is_last(task(), {}, {**nothing, follower: [{"task": "next"}]})
 
 
 def test_task_whose_result_is_wanted_is_not_the_last() -> None:
-    assert not endings.is_last(task(), {"ignore_result": False}, {})
-    assert not endings.is_last(task(ignore_result=False), {}, {})
-    assert endings.is_last(task(ignore_result=False), {"ignore_result": True}, {})
+    assert not completion.is_last(task(), {"ignore_result": False}, {})
+    assert not completion.is_last(task(ignore_result=False), {}, {})
+    assert completion.is_last(task(ignore_result=False), {"ignore_result": True}, {})
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_task_whose_result_is_wanted_is_not_the_last() -> None:
 )
 def test_result_is_shown_as_celery_shows_it(result: Any) -> None:
     one = task()
-    assert endings._shown(result, one.resultrepr_maxsize) == saferepr(result, one.resultrepr_maxsize)
+    assert completion._shown(result, one.resultrepr_maxsize) == saferepr(result, one.resultrepr_maxsize)
 
 
 def test_what_celery_raises_fails_the_task() -> None:
     def raising() -> Any:
         raise TypeError("its body is none")
 
-    has_failed, error, seconds = endings.run(raising, 0.5)
+    has_failed, error, seconds = completion.run(raising, 0.5)
     assert (has_failed, seconds) == (1, 0.5)
     assert isinstance(error.exception, TypeError) or "its body is none" in str(error.exception)

@@ -22,7 +22,8 @@ from eventually import eventually
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from real_servers import Servers
 
-from tasks import app, groups
+from queue_manager.batching import strategy
+from tasks import app
 
 QUEUE, TASK = "groups", "group_app.touch"
 TESTS = Path(__file__).parent
@@ -376,7 +377,7 @@ class Pool:
         )
         hub = SimpleNamespace(call_soon=self.soon.append)
         consumer = SimpleNamespace(controller=controller, hub=hub, pool=self)
-        self.grouping = groups._Grouping(SimpleNamespace(name=TASK, item_timeout=None), consumer)
+        self.grouping = strategy._Grouping(SimpleNamespace(name=TASK, item_timeout=None), consumer)
 
     def apply_async(self, target: Any, args: Any, **job: Any) -> None:
         self.started += [id for id, *_ in args[1]]

@@ -13,10 +13,10 @@ from pace import promptly
 from pymongo import MongoClient
 from real_servers import Servers
 
+from dev.ports import free_port
 from models import database
 from queue_manager.core.clock import ServerClock, seconds
-from queue_manager.devstack.ports import free_port
-from services.message_queue import MessageQueue, contents, message_queue
+from services.message_queue import MessageQueue, message_queue, queue_admin
 from tasks.overdue_messages import plan_sweep, requeue_at_deadline, requeue_overdue_messages
 
 
@@ -35,7 +35,7 @@ def hold(queue: MessageQueue, *, timeout: float, **message: int) -> str:
 
 def is_planned_for(planned: Message, id: str) -> bool:
     """Return True if the sweep comes at the deadline of this message."""
-    [held] = [message for message in contents().list("processing").messages if message.id == id]
+    [held] = [message for message in queue_admin().list("processing").messages if message.id == id]
     assert held.deadline_at is not None
     assert planned.eta is not None
     return abs(planned.eta - datetime.fromtimestamp(held.deadline_at, UTC)) < seconds(0.5)
@@ -59,7 +59,7 @@ def test_a_deadline_before_the_next_tick_gets_a_sweep_of_its_own(queue: MessageQ
     assert is_planned_for(planned, held)
     time.sleep(1.6)
     run(planned)
-    assert [message.id for message in contents().list("main").messages] == [held]
+    assert [message.id for message in queue_admin().list("main").messages] == [held]
 
 
 def test_a_deadline_after_the_next_tick_is_left_to_it(queue: MessageQueue, clean: Servers) -> None:
@@ -82,8 +82,8 @@ def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean:
     first, second = hold(queue, timeout=0.001), hold(queue, timeout=2)
     time.sleep(0.005)
     requeue_at_deadline()
-    assert [message.id for message in contents().list("main").messages] == [first]
-    assert [message.id for message in contents().list("processing").messages] == [second]
+    assert [message.id for message in queue_admin().list("main").messages] == [first]
+    assert [message.id for message in queue_admin().list("processing").messages] == [second]
     [planned] = waiting_messages(clean.valkey.url, "scans")
     assert is_planned_for(planned, second)
 

@@ -14,10 +14,10 @@ from celery import signals
 from celery._state import _task_stack
 from real_servers import Servers
 
+from queue_manager.batching.publish import publish
 from queue_manager.core.clock import minutes
 from services.due_work import DueItem
 from tasks import app
-from tasks.publishing import publish
 from tasks.review_requests import create_review_request
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 

@@ -13,7 +13,7 @@ from celery_processes import CeleryProcess, worker
 from eventually import eventually
 from real_servers import Servers
 
-from queue_manager.transport import keys
+from queue_manager.broker import keys
 from tasks import app
 
 QUEUE, TASK = "groups", "group_app.touch"

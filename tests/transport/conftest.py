@@ -9,7 +9,7 @@ from kombu import Connection
 from redis import Redis
 from taking import connected
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 
 
 @pytest.fixture(scope="module")

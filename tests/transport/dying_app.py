@@ -8,7 +8,7 @@ from typing import Any
 
 from guard_app import app
 
-from queue_manager.transport import batched, held
+from queue_manager.broker import transport, unacked
 
 __all__ = ["app"]
 
@@ -22,7 +22,7 @@ def die_if_done(qos: Any) -> None:
         die()
 
 
-read = batched.Channel._brpop_read
+read = transport.Channel._brpop_read
 
 
 def read_and_die(channel: Any) -> None:
@@ -32,8 +32,8 @@ def read_and_die(channel: Any) -> None:
 
 match os.environ["GUARD_APP_DIES"]:
     case "taken, none handed over":
-        batched.Channel._hand_over = die  # type: ignore[method-assign]
+        transport.Channel._hand_over = die  # type: ignore[method-assign]
     case "handed over, none done":
-        batched.Channel._brpop_read = read_and_die  # type: ignore[assignment,method-assign]
+        transport.Channel._brpop_read = read_and_die  # type: ignore[assignment,method-assign]
     case "done, none acknowledged":
-        held.QoS.send_acks = die_if_done  # type: ignore[assignment,method-assign]
+        unacked.QoS.send_acks = die_if_done  # type: ignore[assignment,method-assign]

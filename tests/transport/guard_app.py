@@ -14,7 +14,7 @@ from celery import Celery
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from queue_manager.transport.choice import install
+from queue_manager.broker.registration import install
 
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 8,  # 600 in production; a test does not wait that long for a message to come back
@@ -49,11 +49,11 @@ def make_app(
         task_reject_on_worker_lost=False,
         task_ignore_result=True,
         result_expires=None,  # without it beat adds a task that cleans up results, which nobody keeps
-        worker_consumer="queue_manager.transport.consumer:Consumer",
+        worker_consumer="queue_manager.broker.consumer:Consumer",
         worker_prefetch_multiplier=4,
         worker_disable_rate_limits=True,
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        beat_scheduler="queue_manager.transport.beat:LeaderScheduler",
+        beat_scheduler="queue_manager.beat.scheduler:LeaderScheduler",
         beat_max_loop_interval=1,
         beat_enable_remote_control=True,
         beat_remote_control_max_tick_age=30,

@@ -11,7 +11,7 @@ from typing import Any
 from kombu import Connection, Consumer, Queue
 from redis import Redis
 
-from queue_manager.transport.choice import install
+from queue_manager.broker.registration import install
 
 OPTIONS = {"visibility_timeout": 30, "priority_steps": [0]}
 

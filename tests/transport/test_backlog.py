@@ -12,9 +12,9 @@ from guard_app import client_app
 from kombu.exceptions import OperationalError
 from pace import promptly
 
+from dev.servers import Valkey
+from queue_manager.broker.queue_length import waiting
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport.backlog import waiting
 
 
 @pytest.fixture

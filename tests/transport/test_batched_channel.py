@@ -11,10 +11,10 @@ from kombu import Connection
 from redis import Redis
 from taking import Taker, connected, envelope, held, send, waiting
 
+from dev.servers import Valkey
+from queue_manager.broker import dead_letters, transport
+from queue_manager.broker.registration import install
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport import batched, dead_letters
-from queue_manager.transport.choice import install
 
 
 def test_messages_are_taken_in_order_and_acknowledged(connection: Connection, client: Redis) -> None:
@@ -190,7 +190,7 @@ def test_scheme_of_its_own(server: Valkey, client: Redis) -> None:
     with Connection(f"batched-{server.url}", transport_options={"priority_steps": [0]}) as connection:
         send(connection, "q", "one")
 
-        assert isinstance(connection.transport, batched.Transport)
+        assert isinstance(connection.transport, transport.Transport)
         assert Taker(connection, "q").drain() == ["one"]
 
 

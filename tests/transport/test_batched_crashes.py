@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from pace import paced
 from redis import Redis, RedisError
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 
 CAREFUL = {"appendfsync": "always"}  # what is acknowledged is on disk
 

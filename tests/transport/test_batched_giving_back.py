@@ -12,8 +12,8 @@ from kombu import Connection
 from redis import Redis
 from taking import Taker, connected, envelope, held, send, waiting
 
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport import dead_letters
+from dev.servers import Valkey
+from queue_manager.broker import dead_letters
 
 
 def test_closing_gives_back_in_order(server: Valkey, client: Redis) -> None:

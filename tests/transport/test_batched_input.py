@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from redis import Redis
 from taking import Taker, connected, envelope, held
 
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport import dead_letters
+from dev.servers import Valkey
+from queue_manager.broker import dead_letters
 
 TASK = "guard_app.write"
 ARGUMENTS = [["line", "/dev/null"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]

@@ -16,7 +16,7 @@ from pace import promptly
 from redis import Redis
 from taking import body, held
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from redis import Redis, RedisError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport.leadership import Leadership, leadership
+from dev.servers import Valkey
+from queue_manager.beat.leader_lock import Leadership, leadership
 
 LOCK_KEY = "redbeat::lock"
 SENT = "sent fast"

@@ -11,7 +11,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import dumps
 from kombu.transport import virtual
 
-from queue_manager.transport.envelope import Message
+from queue_manager.broker.envelope import Message
 
 BODIES: list[Any] = [
     [["a", 1, 2**80, 0.1, None, True], {"ключ": "\ud800"}, {}],

@@ -11,8 +11,8 @@ import pytest
 from celery.events.dispatcher import EventDispatcher
 from kombu.utils.json import loads
 
+from queue_manager.batching.events import AT_ONCE, Dispatcher, Events
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.transport.events import AT_ONCE, Dispatcher, Events
 from tasks import app
 
 SAID = {"uuid": "an id", "name": 'päth\n"quoted"\ud800', "retries": 3, "runtime": 0.25, "eta": None, "is": True}

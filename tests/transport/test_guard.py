@@ -14,10 +14,10 @@ from guard_app import client_app
 from kombu import Connection
 from redis import Redis
 
+from dev.servers import Valkey
+from queue_manager.broker.connection_guard import ConnectionLost
+from queue_manager.broker.registration import install
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport.choice import install
-from queue_manager.transport.guard import ConnectionLost
 
 
 @pytest.fixture

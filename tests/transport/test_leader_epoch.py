@@ -14,7 +14,7 @@ from guard_app import every
 from redis import Redis
 from test_leader_scheduler import scheduling
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 
 ENTRIES = {"asks": {**every(1, "asks"), "kwargs": {"epoch": None, "other": 1}}, "plain": every(1, "plain")}
 

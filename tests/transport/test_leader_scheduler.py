@@ -17,11 +17,11 @@ from redbeat.decoder import RedBeatJSONEncoder
 from redbeat.schedules import rrule
 from redis import Redis
 
+from dev.servers import Valkey
+from queue_manager.beat import scan_ticks
+from queue_manager.beat.leader_lock import LeaderLock
+from queue_manager.beat.scheduler import LeaderScheduler, StoredEntry
 from queue_manager.core.clock import ServerClock, hours, seconds
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport import scan_ticks
-from queue_manager.transport.beat import LeaderScheduler, StoredEntry
-from queue_manager.transport.leadership import LeaderLock
 
 LOCK_KEY = "redbeat::lock"
 

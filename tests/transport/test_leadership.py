@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from eventually import eventually
 from redis import Redis
 
+from queue_manager.beat.leader_lock import LeaderLock, epoch_key, leadership, raise_epoch
 from queue_manager.core.clock import minutes, seconds
-from queue_manager.transport.leadership import LeaderLock, epoch_key, leadership, raise_epoch
 
 KEY = "lock"
 LEASE = seconds(5)

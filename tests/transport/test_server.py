@@ -17,10 +17,10 @@ from eventually import eventually
 from real_servers import Servers
 from redis.exceptions import ReadOnlyError
 
+from dev.ports import free_port
+from dev.servers import Valkey
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.devstack.ports import free_port
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport.server import make_client, require_server
+from queue_manager.core.redis_client import make_client, require_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,7 +107,7 @@ def test_a_web_process_does_not_start_on_an_older_server(servers: Servers, tmp_p
         command = [
             sys.executable,
             "-c",
-            "from queue_manager.cli import main; main()",
+            "from queue_manager.cli.main import main; main()",
             "web",
             "--port",
             str(free_port()),

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 from message_lab import Lab, PlainRedis, WheelValkey
 
-from queue_manager.devstack.binaries import ServerNotFound
-from queue_manager.devstack.servers import Valkey
+from dev.binaries import ServerNotFound
+from dev.servers import Valkey
 
 KINDS = {"valkey": WheelValkey, "redis": PlainRedis}
 

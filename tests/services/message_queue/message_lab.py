@@ -11,11 +11,11 @@ from uuid import uuid4
 
 import redis
 
+from dev.binaries import VALKEY
+from dev.servers import Valkey
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.binaries import VALKEY
-from queue_manager.devstack.servers import Valkey
-from queue_manager.transport.server import CLIENT_OPTIONS
-from services.message_queue import Contents, Message, MessageQueue, Place, Scripts, Sweeper
+from queue_manager.core.redis_client import CLIENT_OPTIONS
+from services.message_queue import Message, MessageQueue, Place, QueueAdmin, Scripts, Sweeper
 from services.message_queue.arrivals import BLOCK, Arrivals
 from services.message_queue.messages import Bounds
 from services.message_queue.queue import Defaults
@@ -68,7 +68,7 @@ class Lab:
             sweep_within=self.within,
             plan_sweep=self.plan_sweep,
         )
-        self.contents = Contents(self.scripts, bounds=bounds)
+        self.contents = QueueAdmin(self.scripts, bounds=bounds)
         self.sweeper = Sweeper(
             self.scripts,
             batch=self.batch,

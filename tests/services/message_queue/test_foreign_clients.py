@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from message_lab import Lab
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 from services.message_queue import Filter, InvalidMessage
 
 THEIRS = {"id": "theirs", "type": "job", "payload": {"n": [1.5, {}]}, "priority": 0, "created_at": 1704067200.25}

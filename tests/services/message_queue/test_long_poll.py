@@ -16,7 +16,7 @@ from eventually import eventually
 from message_lab import Lab
 from pace import promptly
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 from services.message_queue import InvalidMessage, Message, QueueUnavailable
 from services.message_queue.scripts import source
 

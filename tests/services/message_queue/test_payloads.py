@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from message_lab import Lab
 
-from queue_manager.devstack.servers import Valkey
+from dev.servers import Valkey
 from services.message_queue import Json, Message
 from services.message_queue.messages import as_json, members
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from message_lab import Lab
 
+from dev.servers import Valkey
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.servers import Valkey
-from services.message_queue import Filter, InvalidMessage, Json, NewMessage, looking
+from services.message_queue import Filter, InvalidMessage, Json, NewMessage, browser
 
 MESSAGES = 3_000
 
@@ -156,7 +156,7 @@ def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
 
 
 def test_filtered_page_looks_for_a_bounded_time_and_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "SEARCH_FOR", seconds(0))
+    monkeypatch.setattr(browser, "SEARCH_FOR", seconds(0))
     count = 12_000
     for begin in range(0, count, 1000):
         lab.queue.enqueue_batch(

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from message_lab import Lab
 
+from dev.servers import Valkey
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.servers import Valkey
-from services.message_queue import Filter, InvalidMessage, Message, NewMessage, Place, looking
-from services.message_queue.places import PLACES, SORTABLE
+from services.message_queue import Filter, InvalidMessage, Message, NewMessage, Place, browser
+from services.message_queue.message_state import PLACES, SORTABLE
 
 SLICE = 700  # entries of one call, see reading.lua
 BLOCK = 160  # by which the last block of a slice may pass it
@@ -115,7 +115,7 @@ def test_dead_letters_are_in_the_order_in_which_they_failed(lab: Lab, ascending:
 
 
 def test_priority_filter_finds_few_behind_many(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "SEARCH_FOR", seconds(0))
+    monkeypatch.setattr(browser, "SEARCH_FOR", seconds(0))
     few = fill(lab, 3, type="urgent", priority=3)
     fill(lab, 3_000, priority=0)
 
@@ -148,7 +148,7 @@ def test_latest_created_are_found_among_everything(lab: Lab) -> None:
 def test_sorted_pages_have_everything_once_before_the_cursor_leads_on(
     lab: Lab, ascending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "SORTED", 1_500)
+    monkeypatch.setattr(browser, "SORTED", 1_500)
     ids = fill(lab, 4_000)
     found: list[str] = []
     cursor, parts = None, 0
@@ -269,7 +269,7 @@ def test_everything_is_sorted_as_a_plain_reading_would_sort_it(lab: Lab, sort_by
             page = lab.contents.list(place, limit=1000, sort_by=sort_by, ascending=ascending)
             assert sorted(ids_of(page.messages)) == sorted(ids_of(everything)), place
             values = [value_of(message, sort_by) for message in page.messages]
-            if looking.has_order(place, sort_by):
+            if browser.has_order(place, sort_by):
                 values = [value for value in values if value is not None]
             given = [value for value in values if value is not None]
             assert given == sorted(given, reverse=not ascending), (place, ascending)
@@ -413,7 +413,7 @@ def test_page_of_any_order_ends_at_the_same_bytes_and_its_cursor_goes_on(
     lab: Lab, sort_by: str | None, ascending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, bound = 100_000, 1_000_000
-    monkeypatch.setattr(looking, "PAGE_BYTES", bound)
+    monkeypatch.setattr(browser, "PAGE_BYTES", bound)
     ids = [f"{number:03}" for number in range(60)]
     for id in random.Random(1).sample(ids, len(ids)):
         lab.queue.enqueue("job", "x" * size, id=id, priority=int(id) % lab.levels)

@@ -21,14 +21,8 @@ from hypothesis.stateful import (
 from message_lab import Lab
 from queue_model import HISTORY, Modelled, QueueModel
 
-from queue_manager.devstack.servers import Valkey
-from services.message_queue import (
-    Json,
-    LockLost,
-    MessageHeld,
-    NewMessage,
-    UnknownMessage,
-)
+from dev.servers import Valkey
+from services.message_queue import Json, LockLost, MessageHeld, NewMessage, UnknownMessage
 from services.message_queue.messages import members
 
 LEVELS, BATCH, MAX_ATTEMPTS = 3, 2, 2

@@ -14,8 +14,8 @@ from eventually import eventually
 from message_lab import Lab
 from queue_processes import begin, consume, do_everything, make, sweep
 
+from dev.servers import Valkey
 from queue_manager.core.clock import seconds
-from queue_manager.devstack.servers import Valkey
 from services.message_queue import QueueUnavailable
 
 PROCESSES = 8

@@ -11,7 +11,7 @@ import pytest
 import redis
 from message_lab import Lab
 
-from queue_manager.transport.server import CLIENT_OPTIONS
+from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Filter, LockLost, NewMessage, Place
 
 MANY = 100_000

@@ -10,8 +10,8 @@ from threading import Barrier
 import pytest
 from message_lab import Lab
 
+from dev.servers import Valkey
 from queue_manager.core.clock import milliseconds, seconds
-from queue_manager.devstack.servers import Valkey
 from services.message_queue import NewMessage, Swept
 
 HELD, OVERDUE = 10_000, 100

@@ -1,0 +1,17 @@
+"""`python -m dev`: what `make up` runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from dev.up import main
+
+parser = argparse.ArgumentParser(
+    prog="python -m dev",
+    description="Run everything here: servers, the Procfile's processes, a live demo. Ctrl-C stops it all, in order. "
+    "With MONGO_DB_URL and REDIS_URL set, your servers are used instead of embedded ones.",
+)
+parser.add_argument("--no-demo", action="store_true", help="start without demo data")
+sys.exit(main(demo=not parser.parse_args().no_demo, root=Path.cwd()))

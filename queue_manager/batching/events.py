@@ -1,0 +1,110 @@
+"""What workers tell of their tasks, to Flower and whoever else listens: thousands of events a second.
+
+An event of a buffered group is written as JSON when it happens, and all of one turn of the event loop are published
+together. Celery would make a dictionary of each, publish two dozen at a time and wait for each publication. On the wire
+they are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from json.encoder import encode_basestring_ascii as quoted
+from math import isfinite
+from typing import Any
+
+from celery.app.events import Events as CeleryEvents
+from celery.events.dispatcher import EventDispatcher
+from celery.events.event import Event, group_from
+from celery.utils.time import utcoffset
+from kombu.utils.json import dumps
+
+from queue_manager.core.errors import ConfigurationError
+
+AT_ONCE = 1024  # events in one message: half a megabyte, as long as tasks are as small as ours
+
+
+class Events(CeleryEvents):
+    """Selected by the application's argument `events`."""
+
+    dispatcher_cls = "queue_manager.batching.events:Dispatcher"
+
+
+class Dispatcher(EventDispatcher):
+    """Sends events. Its buffers have the JSON of each.
+
+    Raises:
+        ConfigurationError: the setting `event_serializer` is another than `json`.
+    """
+
+    _is_flush_ordered = False
+    _about_us = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"buffer_limit": AT_ONCE, **kwargs})
+        if self.serializer != "json":
+            raise ConfigurationError(f"event_serializer: accepted is json, not {self.serializer!r}")
+
+    def send(
+        self,
+        type: str,
+        blind: bool = False,
+        utcoffset: Any = utcoffset,
+        retry: bool = False,
+        retry_policy: Any = None,
+        Event: Any = Event,
+        **fields: Any,
+    ) -> None:
+        group = group_from(type)
+        if group not in self.buffer_group or (self.groups and group not in self.groups):
+            super().send(type, blind, utcoffset, retry, retry_policy, Event, **fields)
+        elif self.enabled:
+            moment = {"timestamp": time.time(), "clock": self.clock.forward()}
+            self._keep(self._group_buffer[group], {**moment, **fields, "type": type})
+
+    def _keep(self, buffer: list[str], fields: dict[str, Any]) -> None:
+        if not buffer:
+            us = {"hostname": self.hostname, "utcoffset": utcoffset(), "pid": self.pid}
+            self._about_us = dumps(us)[:-1]
+        members = "".join([f", {quoted(name)}: {_written(value)}" for name, value in fields.items()])
+        buffer.append(f"{self._about_us}{members}}}")
+        if len(buffer) >= self.buffer_limit:
+            self.flush()
+        elif self.on_send_buffered and not self._is_flush_ordered:
+            self._is_flush_ordered = True
+            self.on_send_buffered()
+
+    def flush(self, *args: Any, **kwargs: Any) -> None:
+        self._is_flush_ordered = False
+        super().flush(*args, **kwargs)
+
+    def _publish(self, event: Any, producer: Any, routing_key: str, **options: Any) -> None:
+        """Publish an event, or a buffer of them. What cannot be published is kept if the worker wants that."""
+        if not isinstance(event, list):
+            super()._publish(event, producer, routing_key, **options)
+            return
+        if producer is None:
+            return
+        try:
+            producer.publish(
+                f"[{', '.join(event)}]",
+                content_type="application/json",
+                content_encoding="utf-8",
+                routing_key=routing_key,
+                exchange=self.exchange.name,
+                declare=[self.exchange],
+                headers=self.headers,
+                delivery_mode=self.delivery_mode,
+            )
+        except Exception:
+            if not self.buffer_while_offline:
+                raise
+            self._outbound_buffer.append((event, routing_key))
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "null"
+    if type(value) is str:
+        return quoted(value)
+    is_plain = type(value) is int or (type(value) is float and isfinite(value))
+    return repr(value) if is_plain else str(dumps(value))

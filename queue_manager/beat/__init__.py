@@ -1,0 +1,1 @@
+"""Celery beat with stand-bys: the scheduler, the leader lock, the numbers of its ticks."""

@@ -1,0 +1,90 @@
+"""Numbers of the beat's ticks, by which a backlog of ticks collapses into one run of the scan.
+
+Guarantee: a tick is skipped only if a run of the same entry began after the tick was sent. No clock is involved: Redis
+numbers the ticks, and each run notes the number of the last one sent before it began.
+
+Keys: `qm:scan-ticks:<entry>`, a hash {sent, covered} that expires a week after the last tick.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from queue_manager.core.clock import hours
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import make_client
+from queue_manager.core.settings import settings
+
+HEADER = "qm_tick"
+"""Header of a tick's message: {entry, number}."""
+RETENTION = hours(24 * 7)
+REDIS_TIMEOUT = 0.5  # seconds that a scan waits for a Redis that hangs
+
+# Number a tick.
+#
+# KEYS[1]  ticks of the entry: hash {sent, covered}
+# ARGV     seconds after which the numbers are forgotten
+# Returns  the number
+#
+# Atomic so that no number is left without an expiry. A repeated call leaves a gap, which is harmless.
+ISSUE = """
+local number = redis.call('HINCRBY', KEYS[1], 'sent', 1)
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return number
+"""
+
+# Begin a run for a tick, unless a run began after the tick was sent. It then covers every tick sent so far.
+#
+# KEYS[1]  ticks of the entry: hash {sent, covered}
+# ARGV     number of the tick, seconds after which the numbers are forgotten
+# Returns  1 when the scan must run, 0 when the tick is to be skipped
+#
+# Atomic because of two workers with two ticks of one backlog, one runs.
+BEGIN = """
+local ticks = redis.call('HMGET', KEYS[1], 'sent', 'covered')
+if tonumber(ARGV[1]) <= tonumber(ticks[2] or 0) then
+    return 0
+end
+redis.call('HSET', KEYS[1], 'covered', ticks[1] or 0)
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return 1
+"""
+
+log = get_logger("QM/tasks")
+_client = PerProcess(
+    lambda: make_client(settings().redis_url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT)
+)
+
+
+def issue(client: redis.Redis, entry: str) -> dict[str, Any]:
+    """Number a tick of `entry`; return the value of its header. Raises what redis-py raises."""
+    number: Any = client.eval(ISSUE, 1, _key(entry), _RETENTION_SECONDS)
+    return {"entry": entry, "number": int(number)}
+
+
+def begin(tick: Any) -> bool:
+    """Return True if the run that `tick` asks for must be done; `tick` is the header's value, None without one.
+
+    In doubt the scan runs: it finds what is due now, so one run too many changes nothing.
+    """
+    match tick:
+        case {"entry": str(entry), "number": int(number)}:
+            pass
+        case _:
+            return True  # sent by hand, or by another program
+    try:
+        return bool(_client().eval(BEGIN, 1, _key(entry), number, _RETENTION_SECONDS))
+    except redis.RedisError as error:
+        log.warning("Ticks could not be compared, so the scan runs", entry=entry, error=reason(error))
+        return True
+
+
+def _key(entry: str) -> str:
+    return f"qm:scan-ticks:{entry}"
+
+
+_RETENTION_SECONDS = int(RETENTION.total_seconds())

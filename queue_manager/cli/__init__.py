@@ -1,0 +1,1 @@
+"""The `queue-manager` command."""

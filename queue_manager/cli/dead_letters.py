@@ -1,0 +1,122 @@
+"""`queue-manager dead-letters`: the broker messages that no worker could make anything of, with the reason.
+
+Guarantee: nothing that a message says reaches a terminal as a control character or as markup.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated
+
+import redis
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from queue_manager.broker import dead_letters
+from queue_manager.broker.dead_letters import DeadLetter
+from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import reason
+from queue_manager.core.redis_client import connect
+from queue_manager.core.settings import masked, settings
+
+LONGEST_SHOWN = 200  # characters of a message in the table
+
+dead_letters_cli = typer.Typer(
+    help="Look at the broker messages that no worker could read or use, and put them back. Those of the message queue "
+    "are under `queue-manager queue list dead`.",
+    invoke_without_command=True,
+)
+
+
+@dead_letters_cli.callback()
+def list_dead_letters(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=dead_letters.KEPT, help="The newest so many.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; messages in full.")] = False,
+) -> None:
+    """List them, the newest first."""
+    if context.invoked_subcommand is not None:
+        return
+    with _redis() as client:
+        count, letters = dead_letters.count(client), dead_letters.latest(client, limit=limit)
+    if as_json:
+        shown = [{**asdict(letter), "at": _at(letter)} for letter in letters]
+        print_json(json.dumps({"count": count, "dead_letters": shown}, ensure_ascii=False))
+        return
+    screen = console()
+    screen.print(_table(letters) if letters else "no dead letter")
+    if count > len(letters):
+        screen.print(f"there are {count}: --limit {count}")
+
+
+@dead_letters_cli.command()
+def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False) -> None:
+    """Delete all of them. Says how many there are and asks first."""
+    with _redis() as client:
+        count = dead_letters.count(client)
+        if count and not yes:
+            typer.confirm(f"Delete {count} dead letter{'s'[: count > 1]}?", abort=True)
+        typer.echo(f"{dead_letters.clear(client)} deleted")
+
+
+@dead_letters_cli.command()
+def replay(
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids, from the list.", metavar="[ID]...")] = None,
+    all_letters: Annotated[bool, typer.Option("--all", help="Replay all of them.")] = False,
+) -> None:
+    """Put messages back into their queues. One that no worker could read is refused, with the reason.
+
+    The exit code is 1 if something was not replayed.
+    """
+    if bool(ids) == all_letters:
+        raise typer.BadParameter("give the ids of dead letters, or --all")
+    replayed, failed = 0, []
+    missing = dict.fromkeys(ids or [])
+    with _redis() as client:
+        for letter, refused in dead_letters.replay(client, None if all_letters else missing.copy()):
+            missing.pop(letter.id, None)
+            if refused:
+                failed.append(f"{letter.id}: {refused}")
+            else:
+                replayed += 1
+    typer.echo(f"{replayed} replayed")
+    for line in (*failed, *(f"{id}: there is no such dead letter" for id in missing)):
+        typer.echo(printable(line), err=True)
+    if failed or missing:
+        sys.exit(1)
+
+
+def _table(letters: Sequence[DeadLetter]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("at", no_wrap=True)
+    table.add_column("id", no_wrap=True)
+    for title in ("queue", "reason"):
+        table.add_column(title, overflow="fold")
+    table.add_column("message", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
+    for letter in letters:
+        cells = (_at(letter), letter.id, letter.queue, letter.reason, letter.message[:LONGEST_SHOWN])
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table
+
+
+def _at(letter: DeadLetter) -> str:
+    return to_iso(datetime.fromtimestamp(letter.at, UTC))
+
+
+@contextmanager
+def _redis() -> Iterator[redis.Redis]:
+    """Open the broker's server; one line and exit code 1 when it does not answer."""
+    url = settings().redis_url
+    try:
+        with connect(url) as client:
+            yield client
+    except redis.RedisError as error:
+        typer.echo(f"queue-manager: Redis at {masked(url)} does not answer ({reason(error)})", err=True)
+        sys.exit(1)

@@ -1,0 +1,232 @@
+"""`queue-manager jobs`: run, cancel and retry jobs, pause queues, and look at both.
+
+Guarantee: what is said of many jobs is said of each; exit code 1 when something was not done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from models import database
+from models.database import server_now
+from queue_manager.cli.jobs_render import print_job, print_status, table_of
+from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.core.clock import parse_utc, to_iso
+from queue_manager.core.errors import AppError, ConfigurationError, PermanentError, reason
+from queue_manager.core.settings import masked, settings
+from services import job_queues
+from services.job_queues import InvalidJob, as_json
+from services.job_queues.checks import FARTHEST
+
+LARGEST_PAGE = 1_000
+
+jobs = typer.Typer(
+    help="Run, cancel and retry jobs, pause queues, and look at both.\n\n"
+    "Jobs of one name run one after another. A job is `pending`, `executing`, and ends in `success`; a `failure` is "
+    "tried again until it succeeds or is `canceled`.",
+    no_args_is_help=True,
+)
+
+Ids = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...")]
+Names = Annotated[list[str], typer.Argument(help="Names of jobs.", metavar="NAME...")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as the HTTP API does.")]
+
+
+@jobs.command("list")
+def list_jobs(
+    name: Annotated[str | None, typer.Option(help="Only jobs of this name.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="Jobs on the page.")] = 20,
+    before: Annotated[str | None, typer.Option(help="Where an earlier page ended; it says so itself.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs, the newest first.
+
+    Example: `queue-manager jobs list --name send_invoice --state failure`
+    """
+    with _clear_errors():
+        found = job_queues.jobs.list(name=name, state=state, before=before, limit=limit + 1)
+        now = server_now()
+    shown = found[:limit]
+    cursor = str(shown[-1]["_id"]) if len(found) > limit else None
+    if as_json:
+        page = [job_queues.as_json(job) for job in shown]
+        _print({"jobs": page, "cursor": cursor, "server_time": to_iso(now)})
+        return
+    screen = console()
+    screen.print(table_of(shown, now) if shown else "no such job")
+    if cursor is not None:
+        screen.print(f"there are more: --before {cursor}", soft_wrap=True)
+
+
+@jobs.command()
+def show(id: Annotated[str, typer.Argument(help="The job's id.", metavar="ID")], as_json: JsonOption = False) -> None:
+    """Show everything of one job, and what happened to it. Times are UTC."""
+    with _clear_errors():
+        job = job_queues.jobs.get(id)
+    if as_json:
+        _print(job_queues.as_json(job))
+    else:
+        print_job(console(), job)
+
+
+@jobs.command()
+def run(
+    name: Annotated[str, typer.Argument(help="The job's name.", metavar="NAME")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="JSON where it is JSON, else a text.", metavar="[ARG...]")
+    ] = None,
+    at: Annotated[str | None, typer.Option(help="When it is due, such as 2026-01-31T09:30:00Z.")] = None,
+    delay: Annotated[float | None, typer.Option(help="In how many seconds it is due.", metavar="SECONDS")] = None,
+    priority: Annotated[int, typer.Option(help="-100 to 100, higher first.")] = 0,
+    unique: Annotated[bool, typer.Option("--unique", help="Only if there is no such job, in any state.")] = False,
+    singular: Annotated[
+        bool, typer.Option("--singular", help="Only if there is no such job still to be done.")
+    ] = False,
+) -> None:
+    """Store a job and print it as JSON; exit code 1 when it must be the only one and is not.
+
+    Workers run it: this command only orders it. Negative numbers come after `--`.
+
+    Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
+    """
+    with _clear_errors():
+        job = job_queues.jobs.run(
+            name,
+            *map(_value, arguments or []),
+            at=_moment(at),
+            delay=_delay(delay),
+            priority=priority,
+            unique=unique,
+            singular=singular,
+        )
+    if job is None:
+        _fail(f"blocked: there is a job {name} with these arguments already", code=1)
+    _print(as_json(job))
+
+
+@jobs.command()
+def cancel(ids: Ids) -> None:
+    """Cancel jobs that are pending or failed; say of each what became of it."""
+    _each(ids, job_queues.jobs.cancel, "canceled")
+
+
+@jobs.command()
+def retry(ids: Ids) -> None:
+    """Make jobs due now, whatever became of them before; say of each what became of it."""
+    _each(ids, job_queues.jobs.retry, "due now")
+
+
+@jobs.command()
+def pause(names: Names) -> None:
+    """Start no more jobs of these names, in the whole system; one that runs ends."""
+    _switch(names, job_queues.jobs.pause, "paused")
+
+
+@jobs.command()
+def resume(names: Names) -> None:
+    """Let paused queues go on."""
+    _switch(names, job_queues.jobs.resume, "resumed")
+
+
+@jobs.command()
+def status(as_json: JsonOption = False) -> None:
+    """Show of each name how many jobs are in which state, what runs, what is due, and who hands out.
+
+    Also names without jobs, when they are registered by JOBS_IMPORTS.
+    """
+    with _clear_errors():
+        found = job_queues.jobs.status()
+        now = server_now()
+    if as_json:
+        _print({**job_queues.as_json(found), "server_time": to_iso(now)})
+    else:
+        print_status(console(), found, now)
+
+
+# What is asked for
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)  # NaN is a text
+
+
+def _moment(text: str | None) -> datetime | None:
+    try:
+        return parse_utc(text, field="--at")
+    except PermanentError as error:
+        _fail(str(error), code=2)
+
+
+def _delay(amount: float | None) -> timedelta | None:
+    if amount is None:
+        return None
+    most = int(FARTHEST.total_seconds())
+    if not 0 <= amount <= most:
+        _fail(f"--delay: accepted are 0 to {most} seconds", code=2)
+    return timedelta(seconds=amount)
+
+
+# What is done
+
+
+def _each(ids: Sequence[str], change: Callable[[str], Any], what: str) -> None:
+    """Change one job after another, and say at once what became of it, because the server may go away."""
+    is_done = True
+    for id in ids:
+        with _clear_errors():
+            try:
+                change(id)
+                said = what
+            except (job_queues.UnknownJob, job_queues.WrongState, job_queues.NotTheOnly) as error:
+                said, is_done = str(error), False
+        typer.echo(f"{printable(id)}  {printable(said)}")
+    sys.exit(0 if is_done else 1)
+
+
+def _switch(names: Sequence[str], change: Callable[[Sequence[str]], None], what: str) -> None:
+    with _clear_errors():
+        change(names)
+    for name in names:
+        typer.echo(f"{name}  {what}")
+
+
+def _print(content: dict[str, Any]) -> None:
+    print_json(json.dumps(content, ensure_ascii=False))
+
+
+# What can go wrong
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Turn what can go wrong into one line and an exit code: 2 for what was asked for, 1 for all else."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except InvalidJob as error:
+        _fail(str(error), code=2)
+    except AppError as error:
+        _fail(str(error), code=1)
+    except database.Error as error:
+        _fail(f"MongoDB at {masked(settings().mongo_db_url)} does not answer ({reason(error)})", code=1)
+
+
+def _fail(message: str, *, code: int) -> NoReturn:
+    typer.echo(f"queue-manager: {printable(message)}", err=True)
+    sys.exit(code)

@@ -1,0 +1,171 @@
+"""The `queue-manager` command: migrate, scan by hand, serve, check the health."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NoReturn
+
+import redis
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from beat_schedule import SYSTEMS, systems
+from models import schema
+from models.database import OUTAGES, require_replica_set, rights_to_migrate
+from queue_manager.cli.dead_letters import dead_letters_cli
+from queue_manager.cli.jobs import jobs
+from queue_manager.cli.messages import queue
+from queue_manager.cli.systems import systems_cli
+from queue_manager.core import log as logging
+from queue_manager.core.connect import until_reachable
+from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.core.redis_client import connect
+from queue_manager.core.settings import masked, settings
+from queue_manager.health import Health, health
+from queue_manager.telemetry import worker_heartbeats
+
+cli = typer.Typer(
+    help="Finds what is due in MongoDB and acts on it, once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cli.add_typer(systems_cli, name="systems")
+cli.add_typer(queue, name="queue")
+cli.add_typer(jobs, name="jobs")
+cli.add_typer(dead_letters_cli, name="dead-letters")
+log = logging.get_logger("QM/cli")
+NAMES = ", ".join(system.name for system in SYSTEMS)
+
+
+def main() -> None:
+    """Run the command. A wrong setting is one clear message and exit code 2."""
+    try:
+        cli()
+    except ConfigurationError as error:
+        _fail(str(error), code=2)
+
+
+@cli.command()
+def migrate(
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish",
+            help="Then remove what only earlier releases needed, once no worker of such a release is online.",
+        ),
+    ] = False,
+) -> None:
+    """Create the missing indexes of the systems that are switched on.
+
+    Safe to repeat; waits for MongoDB while it is away. Exit code 2 when documents contradict an index: it names them
+    and the systems that could not be migrated, and the others are done.
+    """
+    logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
+    url = settings().mongo_db_url
+    until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
+    on = [system for system in systems() if system.is_switched_on(settings())]
+    if finish:
+        _refuse_old_workers()
+    try:
+        with rights_to_migrate():
+            _log_indexes(schema.migrate(on))
+            if finish:
+                log.info("What earlier releases needed is removed", claims=schema.finish(on))
+    except schema.Obstructed as error:
+        _log_indexes(error.indexes)
+        raise
+
+
+def _refuse_old_workers() -> None:
+    """Raise ConfigurationError while a worker of an older release is online."""
+    try:
+        with connect(settings().redis_url) as client:
+            old = [worker.name for worker in worker_heartbeats.online(client) if worker.release is None]
+    except redis.RedisError as error:
+        _fail(
+            f"Redis at {masked(settings().redis_url)} does not tell which workers are online ({reason(error)})", code=1
+        )
+    if old:
+        raise ConfigurationError(
+            f"Nothing was changed, because workers of an older release are online: stop {', '.join(old)} first"
+        )
+
+
+def _log_indexes(names: Sequence[str]) -> None:
+    log.info(f"{len(names)} indexes are in place", indexes=", ".join(names))
+
+
+@cli.command()
+def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.")]) -> None:
+    """Run one scan now, in this process, and print what it did; workers do the items."""
+    scans = {system.name: system.scan_task for system in systems()}
+    if name not in scans:
+        _fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
+    from tasks import app  # only this command needs Celery, which takes a second to import
+
+    logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
+    app.loader.import_default_modules()
+    try:
+        require_replica_set()
+        run = app.tasks[scans[name]]()
+    except (AppError, *OUTAGES) as error:
+        _fail(reason(error), code=1)
+    typer.echo(json.dumps(run))
+
+
+@cli.command()
+def web(
+    host: Annotated[str, typer.Option(help="Address; other than loopback needs QM_API_KEYS.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535)] = 6002,
+) -> None:
+    """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C."""
+    from queue_manager.web.serve import serve  # only this command needs the web framework
+
+    serve(host=host, port=port)
+
+
+@cli.command("health")
+def show_health(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Show servers, leader, last scans and what is due. Exit code 1 when there is a problem."""
+    state = health()
+    if as_json:
+        typer.echo(json.dumps(state.as_dict(), indent=2))
+    else:
+        _print_health(Console(soft_wrap=True), state)
+    sys.exit(1 if state.problems else 0)
+
+
+def _print_health(console: Console, state: Health) -> None:
+    console.print(f"MongoDB  {state.mongodb}\nRedis    {state.redis}", highlight=False)
+    if state.leader is not None:
+        leader = state.leader
+        console.print(
+            f"Leader   {leader['host']}:{leader['pid']} since {leader['since']}, epoch {leader['epoch']}, "
+            f"lease left {leader['lease_left']} s\n",
+            highlight=False,
+        )
+    for name, run in state.scans.items():
+        console.print(f"Last scan of {name}  {_line(run) if run else 'none in 24 hours'}", highlight=False)
+    for name, numbers in state.systems.items():
+        console.print(f"{name}  {_line(numbers)}", highlight=False)
+    for detail in state.details:
+        console.print(f"  {escape(detail)}", highlight=False)
+    for problem in state.problems:
+        console.print(f"[bold red]problem[/]  {escape(problem)}", highlight=False)
+    if not state.problems:
+        console.print("[green]all is well[/]")
+
+
+def _line(figures: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items() if name != "scan")
+
+
+def _fail(message: str, *, code: int) -> NoReturn:
+    typer.echo(f"queue-manager: {message}", err=True)
+    sys.exit(code)

@@ -1,0 +1,210 @@
+"""`queue-manager systems`: list systems, check a declaration before it is switched on, pause and resume.
+
+Guarantee: `check` writes nothing, neither documents nor indexes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated, NoReturn
+
+import typer
+from bson import json_util
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from beat_schedule import named, systems
+from models import database
+from models.due_documents import COUNTED, DueCollection
+from queue_manager import leases
+from queue_manager.cli.messages_render import console, printable
+from queue_manager.core.clock import seconds, to_iso
+from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.core.settings import masked, settings
+from queue_manager.system import System, declared, require_distinct
+from services.due_documents import DueDocuments, Preview, previews, work_of
+
+SAMPLE = 10  # documents
+COUNT_TIMEOUT = seconds(10)  # without its index, MongoDB reads the whole collection
+JSON_OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED)
+
+systems_cli = typer.Typer(
+    help="List systems, check a declaration before it is switched on, pause and resume.\n\n"
+    "A system is one kind of due work: its scan finds what is due and dispatches one Celery task per item. "
+    "QM_SYSTEMS names the modules of your own systems; QM_DRY_RUN names systems that only count what is due.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(help="A system; see `queue-manager systems list`.", metavar="NAME")]
+Target = Annotated[str, typer.Argument(help="A module that declares systems, or a name.", metavar="MODULE_OR_NAME")]
+
+
+@systems_cli.command("list")
+def list_systems() -> None:
+    """Show each system: whether its scans dispatch items, their period, the Celery queue of its items, its page."""
+    with _clear_errors():
+        paused = leases.paused()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "state", "period", "queue", "page"):
+        table.add_column(title, no_wrap=True)
+    for system in systems():
+        period = f"{system.period(settings()).total_seconds():g} s"
+        table.add_row(system.name, _state(system, paused), period, system.queue or "", system.page)
+    console().print(table)
+
+
+@systems_cli.command()
+def check(target: Target) -> None:
+    """Check a declaration; show what its scan would find and its items would write. Writes nothing.
+
+    Calls the function of the system for up to ten due documents, so side effects inside it do happen; `after` is not
+    called. Each update is tried in a transaction that is taken back. Exit code 1 if the function fails or its update is
+    refused for one of them, 2 if the declaration is wrong.
+
+    Example: `queue-manager systems check billing.trial_end`, also before QM_SYSTEMS names the module
+    """
+    screen, errors = console(), 0
+    for system in _meant(target):
+        screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"), soft_wrap=True)
+        with _clear_errors():
+            if isinstance(system, DueDocuments):
+                errors += _check_documents(screen, system)
+            else:
+                _check_indexes(screen, system)
+    sys.exit(1 if errors else 0)
+
+
+@systems_cli.command()
+def pause(name: Name) -> None:
+    """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight end as usual.
+
+    Retries by hand and `function.delay(id)` still run.
+    """
+    with _clear_errors():
+        leases.pause(named(name, systems()).name)
+    typer.echo(f"{name}  paused")
+
+
+@systems_cli.command()
+def resume(name: Name) -> None:
+    """Dispatch the items of a paused system again, from its next scan on."""
+    with _clear_errors():
+        leases.resume(named(name, systems()).name)
+    typer.echo(f"{name}  resumed")
+
+
+# Output
+
+
+def _state(system: System, paused: set[str]) -> Text:
+    if not system.is_on(settings()):
+        return Text("off", "dim")
+    if system.name in paused:
+        return Text("paused", "yellow")
+    return Text("dry run", "yellow") if system.name in settings().qm_dry_run else Text("on", "green")
+
+
+def _check_indexes(screen: Console, system: System) -> None:
+    for collection, indexes in system.collections().items():
+        present = database.collection(collection).index_information()
+        for name in (index.document["name"] for index in indexes):
+            _print_index(screen, f"{collection}.{name}", is_present=name in present)
+
+
+def _check_documents(screen: Console, system: DueDocuments) -> int:
+    """Return for how many documents the function failed."""
+    work = work_of(system)
+    has_index = work.documents.has_index()
+    _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
+    if not _has_dates(work.documents):
+        _print_line(screen, "warning", Text(f"no document of {system.collection} has a date at {system.due}", "yellow"))
+    for unused in work.documents.unused_indexes(_used_indexes(system)):
+        _print_line(
+            screen, "index", f"{work.documents.name}.{unused}  unused: drop it when all processes are restarted"
+        )
+    _print_line(screen, "due now", _count(work.documents, work.clock(), has_index=has_index))
+    shown = list(previews(work, limit=SAMPLE))
+    for one in shown:
+        _print_preview(screen, one)
+    return sum(one.error is not None for one in shown)
+
+
+def _count(documents: DueCollection, now: datetime, *, has_index: bool) -> str:
+    try:
+        with database.within(COUNT_TIMEOUT):
+            count = documents.count(now) if has_index else documents.count_unindexed(now)
+    except database.Error as error:
+        if not error.timeout:
+            raise
+        return f"not counted within {COUNT_TIMEOUT.total_seconds():g} s"
+    return f"{count:,} document{'' if count == 1 else 's'}" + (" or more" if count == COUNTED else "")
+
+
+def _has_dates(documents: DueCollection) -> bool:
+    """Return False if no document has a date where the declaration says; True if MongoDB takes too long to tell."""
+    try:
+        with database.within(COUNT_TIMEOUT):
+            return documents.has_dates()
+    except database.Error as error:
+        if not error.timeout:
+            raise
+        return True
+
+
+def _used_indexes(system: DueDocuments) -> set[str]:
+    others = [one for one in systems() if isinstance(one, DueDocuments)]
+    return {work_of(one).documents.index for one in (system, *others)}
+
+
+def _print_index(screen: Console, name: str, *, is_present: bool) -> None:
+    missing = Text("missing: `queue-manager migrate` creates it, once QM_SYSTEMS names the module", "yellow")
+    _print_line(screen, "index", Text.assemble(name, "  ", Text("exists", "green") if is_present else missing))
+
+
+def _print_preview(screen: Console, one: Preview) -> None:
+    if one.error is not None:
+        outcome = Text(printable(one.error), "red")
+    else:
+        outcome = Text(printable(json_util.dumps(one.update, json_options=JSON_OPTIONS, ensure_ascii=False)))
+    _print_line(screen, printable(one.id), Text.assemble((f"due {to_iso(one.due_at)}  ", "dim"), outcome))
+
+
+def _print_line(screen: Console, title: str, content: str | Text) -> None:
+    screen.print(Text.assemble(f"  {title:<8}  ", content), soft_wrap=True)
+
+
+# Input and errors
+
+
+def _meant(target: str) -> list[System]:
+    """Return the systems of a module, or the one of this name. Raises ConfigurationError."""
+    known = {system.name: system for system in systems()}
+    if target in known:
+        return [known[target]]
+    if not all(part.isidentifier() for part in target.split(".")):
+        raise ConfigurationError(f"{target!r} must be a module, or one of {', '.join(known)}")
+    found = declared([target])
+    require_distinct([*known.values(), *found])
+    return found
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Turn errors of the servers into one line and exit code 1."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except AppError as error:
+        _fail(str(error))
+    except database.Error as error:
+        _fail(f"MongoDB at {masked(settings().mongo_db_url)} does not answer ({reason(error)})")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"queue-manager: {printable(message)}", err=True)
+    sys.exit(1)

@@ -1,0 +1,1 @@
+"""What processes report about themselves through Redis: counters, history, heartbeats of workers."""

@@ -1,0 +1,126 @@
+"""Which workers are online, of which release, and which queues they consume: each shows itself every two seconds, and
+leaves when it ends in order.
+
+Guarantee: a worker that was killed, or that the broker lost, is gone after `GONE_AFTER`, by the clock of Redis. Showing
+oneself never fails and hardly waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import redis
+
+from queue_manager.core.clock import milliseconds, seconds
+from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import make_client
+from queue_manager.core.settings import settings
+
+KEY = "qm:workers"
+QUEUES_KEY = "qm:workers:queues"
+RELEASES_KEY = "qm:workers:releases"
+RELEASE = version("queue-manager")
+GONE_AFTER = seconds(10)
+PATIENCE = 0.5  # seconds that a worker waits for a Redis that hangs
+
+# Show that a worker is there now, and forget those that are gone.
+#
+# KEYS[1]  workers: sorted set of names by the time, in ms, at which each showed itself last
+# KEYS[2]  hash of the queues of each, as JSON; one that does not say what it consumes is not in it
+# KEYS[3]  hash of the release of each
+# ARGV     name, ms after which a worker is gone, its queues or nothing, its release
+# Returns  nothing
+#
+# A script for its clock. Harmless when repeated.
+SHOW = """
+local now = redis.call('TIME')
+local ms = now[1] * 1000 + math.floor(now[2] / 1000)
+redis.call('ZADD', KEYS[1], ms, ARGV[1])
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])) do
+    redis.call('HDEL', KEYS[2], gone)
+    redis.call('HDEL', KEYS[3], gone)
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])
+if ARGV[3] ~= '' then
+    redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+end
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
+for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[2]) end
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    name: str
+    """Celery's node name."""
+    pid: int
+    seen_at: datetime
+    queues: tuple[str, ...] | None = None
+    """What it consumes; `None`: it does not say, as a worker of an older release."""
+    release: str | None = None
+    """`None`: one before 0.2."""
+
+
+_client = PerProcess(
+    lambda: make_client(settings().redis_url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+)
+
+
+def show(name: str, queues: Iterable[str] | None = None) -> None:
+    """Show that the worker `name` of this process is there and consumes `queues`. Best effort: the next time comes
+    soon.
+    """
+    consumed = "" if queues is None else json.dumps(sorted(queues))
+    with suppress(redis.RedisError):
+        keys = KEY, QUEUES_KEY, RELEASES_KEY
+        _client().eval(SHOW, len(keys), *keys, _member(name), milliseconds(GONE_AFTER), consumed, RELEASE)
+
+
+def leave(name: str) -> None:
+    """Say that it ends. Best effort: it is gone a little later by itself."""
+    with suppress(redis.RedisError):
+        with _client().pipeline() as pipe:
+            pipe.zrem(KEY, _member(name))
+            pipe.hdel(QUEUES_KEY, _member(name))
+            pipe.hdel(RELEASES_KEY, _member(name))
+            pipe.execute()
+
+
+def online(client: redis.Redis) -> list[Worker]:
+    """Return the workers that are there, by name; `client` decodes its replies. Raises what redis-py raises."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.zrange(KEY, 0, -1, withscores=True)
+        pipe.hgetall(QUEUES_KEY)
+        pipe.hgetall(RELEASES_KEY)
+        (now, micros), found, queues, releases = pipe.execute()
+    since = now * 1000 + micros // 1000 - milliseconds(GONE_AFTER)
+    workers = (_worker(member, ms, queues.get(member), releases.get(member)) for member, ms in found if ms > since)
+    return sorted(workers, key=lambda worker: worker.name)
+
+
+def unconsumed(workers: Iterable[Worker], queues: Iterable[str]) -> list[str]:
+    """Return those of `queues` that no worker consumes; none while a worker does not say what it consumes."""
+    consumed: set[str] = set()
+    for worker in workers:
+        if worker.queues is None:
+            return []
+        consumed.update(worker.queues)
+    return [queue for queue in queues if queue not in consumed]
+
+
+def _member(name: str) -> str:
+    return f"{name} {os.getpid()}"  # two workers of one name, which Celery allows, are two
+
+
+def _worker(member: str, ms: float, queues: str | None, release: str | None) -> Worker:
+    name, _, pid = member.rpartition(" ")
+    seen_at = datetime.fromtimestamp(ms / 1000, UTC)
+    consumed = None if queues is None else tuple(json.loads(queues))
+    return Worker(name=name, pid=int(pid), seen_at=seen_at, queues=consumed, release=release)

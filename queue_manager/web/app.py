@@ -1,0 +1,80 @@
+"""The ASGI application of the `web` process, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import socketio
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from models import database
+from queue_manager.core.settings import Settings
+from queue_manager.web import auth
+from queue_manager.web.http import exception_handlers
+from queue_manager.web.http.boundary import Boundary
+from queue_manager.web.http.head import Head
+from queue_manager.web.live.socketio_server import Live
+from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, systems, triggers
+from tasks.registration import require_tasks
+
+
+def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
+    """Return the application. It connects to nothing until it is started.
+
+    `ending` is set when the process is told to end: whoever waits for long is answered then.
+
+    Raises:
+        ConfigurationError: the keys, a system, or a module of `JOBS_IMPORTS` are wrong.
+    """
+    require_tasks()
+    api = api_of(chosen, ending)
+    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=Head(auth.Journal(api)))
+    return Boundary(application, local_only=not chosen.has_credentials)
+
+
+def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
+    """Return what answers HTTP. Raises like `create`; `LookupError`: a route has no rule."""
+    credentials = auth.Credentials(chosen)
+    live = Live(chosen, credentials)
+    beside = messages.Beside(ending) if chosen.qm_message_queue else None
+    job_feed = jobs.Feed(ending) if chosen.runs_jobs else None
+    board = systems.Board(systems.look, ending)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.callback(database.close)
+            await stack.enter_async_context(credentials.refreshing())
+            await live.start()
+            stack.push_async_callback(live.stop)
+            if beside is not None:
+                await stack.enter_async_context(beside)
+            if job_feed is not None:
+                await stack.enter_async_context(job_feed)
+            await stack.enter_async_context(board)
+            yield
+
+    api = FastAPI(title="Queue Manager", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    api.state.live = live
+    exception_handlers.install(api)
+    auth.install(api, credentials)
+    systems.install(api, board)
+    _install(api, chosen, beside, job_feed)
+    list(auth.rules(api))  # every route has one
+    return api
+
+
+def _install(api: FastAPI, chosen: Settings, beside: messages.Beside | None, job_feed: jobs.Feed | None) -> None:
+    docs.install(api)
+    api.include_router(probes.router, dependencies=[auth.public])
+    api.include_router(metrics.router, dependencies=[auth.viewer])
+    if chosen.qm_hooks:
+        api.include_router(triggers.router, dependencies=[auth.operator])
+    if beside is not None:
+        messages.install(api, beside)
+    if job_feed is not None:
+        jobs.install(api, job_feed)
+    pages.install(api)

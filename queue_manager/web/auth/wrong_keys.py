@@ -1,0 +1,91 @@
+"""Answers to wrong keys slow down when one address tries many.
+
+Guarantee: a right key is never refused or delayed, whatever others behind the same address or proxy try; memory is
+bounded. Counted are different keys: a program that repeats one wrong key guesses nothing, and has a larger limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from hashlib import sha256
+from http import HTTPStatus
+
+from queue_manager.core.log import get_logger
+from queue_manager.web.http.errors import Refused
+
+WINDOW = 60.0  # seconds
+FREE_KEYS, FREE_ANSWERS = 10, 1_000  # different wrong keys, and answers to wrong keys, in a window
+DELAY_STEP, MAX_DELAY = 0.1, 2.0  # seconds; each further wrong key waits a step longer
+MAX_DELAYED = 50  # answers that wait at a time, in all; further ones are refused without a wait
+MAX_ADDRESSES = 1_000
+
+log = get_logger("QM/access")
+
+
+@dataclass
+class _Window:
+    ends_at: float
+    keys: set[bytes] = field(default_factory=set)
+    answers: int = 0
+    excess: int = 0
+
+
+class WrongKeys:
+    """The wrong keys of the last minute, by address."""
+
+    def __init__(self) -> None:
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+        self._delayed = 0
+
+    async def slow_down(self, key: str, address: str | None) -> None:
+        """Count a wrong key. Raises `Refused` (429, after a growing delay) beyond the limits of its address."""
+        network = _network(address)
+        window = self._window(network)
+        window.answers += 1
+        digest = sha256(key.encode("utf-8", "surrogatepass")).digest()[:8]
+        is_repeated = digest in window.keys
+        if is_repeated and window.answers <= FREE_ANSWERS:
+            return
+        if not is_repeated and len(window.keys) < FREE_KEYS:
+            window.keys.add(digest)
+            return
+        window.excess += 1
+        if window.excess == 1:
+            log.warning("Wrong keys from one address: its answers to wrong keys are slowed down", address=network)
+        await self._delay(min(window.excess * DELAY_STEP, MAX_DELAY))
+        left = max(1, math.ceil(window.ends_at - time.monotonic()))
+        message = f"Too many wrong keys; try again in {left} s. A right key is accepted at once"
+        raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong keys", message, headers={"retry-after": str(left)})
+
+    def _window(self, network: str) -> _Window:
+        now = time.monotonic()
+        window = self._windows.get(network)
+        if window is None or window.ends_at <= now:
+            window = self._windows[network] = _Window(ends_at=now + WINDOW)
+        self._windows.move_to_end(network)
+        if len(self._windows) > MAX_ADDRESSES:
+            self._windows.popitem(last=False)
+        return window
+
+    async def _delay(self, seconds: float) -> None:
+        if self._delayed >= MAX_DELAYED:
+            return
+        self._delayed += 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._delayed -= 1
+
+
+def _network(address: str | None) -> str:
+    """Return what counts as one address: of IPv6 the /64 network, all of which one machine may use."""
+    try:
+        parsed = ipaddress.ip_address(address or "")
+    except ValueError:
+        return "unknown"  # not an address: a proxy passed on what its client wrote
+    return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,0 +1,1 @@
+"""Events for clients that stay connected: Server-Sent Events and Socket.IO."""

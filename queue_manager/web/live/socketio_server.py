@@ -1,0 +1,188 @@
+"""Socket.IO at `/socket.io`: a client hears `support_room_updated` of the accounts that it may hear, no others.
+
+Connect: with `SOCKETIO_TOKEN_SECRET` set, `auth={"token": …}` (see `tokens`) puts a client into the rooms
+`support-<account id>` of all its accounts. With API keys, a key as that token or in a header, or the session of one of
+our own pages, lets it join any account. Whatever is wrong, missing or expired is refused. Without secret and keys,
+which is possible on loopback only, every client may join any account.
+Events: `join` and `leave` with an account id; `join` with `"*"`, for those who may join any: the accounts of the rooms
+made last. Each is acknowledged with `{"joined": […]}`, `{"left": …}` or `{"error", "message"}`.
+Guarantee: a client whose token, key or session ends is disconnected within 2 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import socketio
+from starlette.datastructures import Headers
+
+from models.support_room import rooms
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import Settings
+from queue_manager.web.auth import tokens
+from queue_manager.web.auth.credentials import ASK, Credentials, refused
+from queue_manager.web.auth.origin import is_from_own_page
+from queue_manager.web.auth.tokens import ANY, Access, TokenRefused, is_account
+from queue_manager.web.http.content_negotiation import address_of
+from queue_manager.web.http.errors import Refused
+from queue_manager.web.live.redis_channel import RedisChannel
+from queue_manager.web.server_calls import Unavailable, mongodb
+
+LOOK_EVERY = 0.5  # seconds between two looks for tokens that ended
+RECENT_ROOMS = 500
+LARGEST_MESSAGE = 64_000  # bytes; the largest thing that clients send is their token
+NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
+
+Answer = dict[str, Any]
+
+log = get_logger("QM/live")
+
+
+class Live:
+    """The Socket.IO server of this process and what each of its clients may hear."""
+
+    def __init__(self, chosen: Settings, credentials: Credentials) -> None:
+        self._credentials = credentials
+        secret = chosen.socketio_token_secret
+        self._secret = None if secret is None else secret.get_secret_value()
+        self._access: dict[str, Access] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self.server = socketio.AsyncServer(
+            async_mode="asgi",
+            client_manager=RedisChannel(chosen.redis_url, channel=chosen.socketio_channel),
+            # A token or key is the page's own: any site may use it. Without one, only our own page may.
+            cors_allowed_origins="*" if self._secret is not None or credentials.are_needed else None,
+            max_http_buffer_size=LARGEST_MESSAGE,
+            logger=_errors_of("socketio.server"),
+            engineio_logger=_errors_of("engineio.server"),
+        )
+        for event, handler in (
+            ("connect", self._connect),
+            ("disconnect", self._disconnect),
+            ("join", self._join),
+            ("leave", self._leave),
+        ):
+            self.server.on(event, handler)
+
+    async def start(self) -> None:
+        """Listen to Redis from now on, so that the first client misses nothing, and watch over tokens."""
+        self.server.manager_initialized = True
+        self.server.manager.initialize()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def stop(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+
+    async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
+        access = await self._judge(auth, environ["asgi.scope"])
+        self._access[sid] = access
+        for account in access.accounts or ():
+            await self.server.enter_room(sid, _room(account))
+
+    async def _judge(self, auth: Any, scope: Mapping[str, Any]) -> Access:
+        token = auth.get("token") if isinstance(auth, dict) else None
+        if self._secret is None and not self._credentials.are_needed:
+            return ANY
+        message = ""
+        if self._credentials.are_needed:
+            try:
+                return await self._of_key(token, scope)
+            except Refused as error:
+                message = error.message
+        if self._secret is not None:
+            try:
+                return tokens.read(token, secret=self._secret)
+            except TokenRefused as error:
+                message = str(error)
+        if self._credentials.are_needed and isinstance(token, str):
+            try:
+                await self._credentials.slow_down(token, address=address_of(scope))
+            except Refused as error:
+                message = error.message
+        raise socketio.exceptions.ConnectionRefusedError(message)
+
+    async def _of_key(self, token: Any, scope: Mapping[str, Any]) -> Access:
+        """Return what a key or a session gives. Raises `Refused`; a wrong `token` is not counted, it may be a JWT."""
+        credentials, headers = self._credentials, Headers(scope=scope)  # type: ignore[arg-type]
+        if isinstance(token, str):
+            who = credentials.holder(token)
+        else:
+            who = await credentials.who(headers, address=address_of(scope))
+        if who.by == "session" and not is_from_own_page(headers):
+            raise refused(ASK)
+        return Access(has_ended=lambda: not credentials.still_admit(who))
+
+    async def _disconnect(self, sid: str, *_: Any) -> None:
+        self._access.pop(sid, None)
+
+    async def _join(self, sid: str, account: Any = None, *_: Any) -> Answer:
+        access = self._access.get(sid)
+        if access is None or access.is_over():
+            return _refusal("The connection is closing")
+        if account == "*" and access.accounts is None:
+            return await self._join_recent(sid)
+        if not is_account(account):
+            return _refusal(NO_ACCOUNT)
+        if not access.allows(account):
+            return _refusal(f"The token does not name the account {account}")
+        await self.server.enter_room(sid, _room(account))
+        return {"joined": [account]}
+
+    async def _join_recent(self, sid: str) -> Answer:
+        try:
+            accounts = await asyncio.to_thread(_recent_accounts)
+        except Unavailable as error:
+            return {"error": "unavailable", "message": str(error)}
+        if sid in self._access:  # it may have left meanwhile
+            for account in accounts:
+                await self.server.enter_room(sid, _room(account))
+        return {"joined": accounts}
+
+    async def _leave(self, sid: str, account: Any = None, *_: Any) -> Answer:
+        if not is_account(account):
+            return _refusal(NO_ACCOUNT)
+        await self.server.leave_room(sid, _room(account))
+        return {"left": account}
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            for sid in [sid for sid, access in self._access.items() if access.is_over()]:
+                await self._end(sid)
+
+    async def _end(self, sid: str) -> None:
+        try:
+            await self.server.disconnect(sid)
+        except Exception as error:
+            log.warning("A client whose access ended could not be disconnected; tried again", error=reason(error))
+
+
+def _errors_of(name: str) -> logging.Logger:
+    """Return a library's logger; given one, it adds no handler of its own to write past ours. Below errors it logs
+    what clients send, tokens too.
+    """
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.ERROR)
+    return logger
+
+
+def _recent_accounts() -> list[str]:
+    with mongodb():
+        newest = rooms().find({}, {"account_id": 1}, sort=[("_id", -1)], limit=RECENT_ROOMS)
+        return sorted({account for room in newest if is_account(account := str(room.get("account_id")))})
+
+
+def _room(account: str) -> str:
+    return f"support-{account}"
+
+
+def _refusal(message: str) -> Answer:
+    return {"error": "refused", "message": message}

@@ -1,0 +1,45 @@
+"""What runs beside the requests: the one reader of events, the sweeper, and the end of both."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from queue_manager.core.settings import settings
+from queue_manager.web.routes.messages.feed import Feed
+from queue_manager.web.routes.messages.overdue_sweeper import Sweeping
+from services.message_queue import queue_admin, server_url
+
+
+class Beside:
+    """Runs while it is entered.
+
+    Args:
+        ending: is set when the process is told to end, while clients are still connected.
+    """
+
+    end: asyncio.Task[None]
+    """Done when the process is told to end."""
+
+    def __init__(self, ending: asyncio.Event) -> None:
+        self._ending = ending
+        self._stack = AsyncExitStack()
+        self.feed = Feed(server_url(), f"{settings().queue_name}:events", queue_admin())
+
+    async def __aenter__(self) -> Beside:
+        self.end = asyncio.create_task(self._end_of_process())
+        await self._stack.enter_async_context(self.feed)
+        await self._stack.enter_async_context(Sweeping(self.feed))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        await self.end
+        await self._stack.aclose()
+
+    async def _end_of_process(self) -> None:
+        await self._ending.wait()
+        self.feed.end_listeners()

@@ -1,0 +1,76 @@
+"""What events are about, sent along: looked up once for all pages, which then need not ask.
+
+An event has `"messages"`, those that it is about by now, as in a list and with `"place"`; one that is nowhere any more
+has none. The last of several has `"counts"`, how many are where. Events about many messages, or large ones, have no
+`"messages"`: a page reads its list again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from queue_manager.web.live import event_stream
+from services.message_queue import Place, QueueAdmin, QueueUnavailable
+from services.message_queue.message_state import PLACES
+from services.message_queue.messages import Message
+
+MOST = 100  # messages of all events that were read together
+LARGEST = 64 * 1024  # bytes of what is sent along
+
+Event = TypeVar("Event", bound=event_stream.Event[Any])
+
+
+class NotOurs(Exception):
+    """An event that somebody put into the stream by hand. It is passed on as it is, and holds up no other."""
+
+
+def with_rows(events: Sequence[Event], contents: QueueAdmin) -> list[Event]:
+    """Return the events with their messages and counts, as those are by now."""
+    try:
+        counts = contents.counts()
+        rows = _rows(events, contents)
+    except (QueueUnavailable, NotOurs):
+        return list(events)
+    added = [{} if rows is None else {"messages": _listed(event, rows)} for event in events]
+    added[-1]["counts"] = json.dumps({place: counts.of(place) for place in PLACES})
+    return [_with(event, members) for event, members in zip(events, added, strict=True)]
+
+
+def _rows(events: Sequence[Event], contents: QueueAdmin) -> dict[str, str] | None:
+    """Return the messages that the events are about, by id; `None`: they are too many, or too large."""
+    ids = list(dict.fromkeys(id for event in events for id in _ids(event)))
+    if len(ids) > MOST:
+        return None
+    rows: dict[str, str] = {}
+    size = 0
+    for place, message in contents.locate(ids):
+        rows[message.id] = _written(place, message)
+        size += len(rows[message.id])
+        if size > LARGEST:
+            return None
+    return rows
+
+
+def _listed(event: Event, rows: Mapping[str, str]) -> str:
+    return f"[{','.join(rows[id] for id in _ids(event) if id in rows)}]"
+
+
+def _ids(event: event_stream.Event[Any]) -> list[str]:
+    try:
+        payload = json.loads(event.text)["payload"]
+        ids = [*payload.get("ids", []), *payload.get("dlq_ids", [])]
+        return [id for id in ids if isinstance(id, str)]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NotOurs from error
+
+
+def _written(place: Place, message: Message) -> str:
+    return f'{{"place":"{place}",{message.to_json()[1:]}'
+
+
+def _with(event: Event, members: Mapping[str, str]) -> Event:
+    added = "".join(f',"{name}":{value}' for name, value in members.items())
+    return replace(event, text=f"{event.text.decode()[:-1]}{added}}}".encode())

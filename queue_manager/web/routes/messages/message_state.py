@@ -1,0 +1,33 @@
+"""Where messages are, as clients name it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import Path
+
+from queue_manager.web.http.errors import Refused
+from services.message_queue import InvalidMessage, Place
+from services.message_queue.admin import PLACES
+
+FIELD = "queueType"
+
+
+def named_place(queue_type: Annotated[str, Path(alias=FIELD)]) -> Place:
+    """Return the place that a path names. Raises `Refused`."""
+    for place in PLACES:
+        if place == queue_type:
+            return place
+    said = f"There is no queue {queue_type!r}; the queues are: {', '.join(PLACES)}"
+    raise Refused(HTTPStatus.NOT_FOUND, "not found", said, field=FIELD)
+
+
+def given_place(value: Any, field: str) -> Place | None:
+    """Return the place that a member names, `None` for none. Raises `InvalidMessage`."""
+    if value is None:
+        return None
+    for place in PLACES:
+        if place == value:
+            return place
+    raise InvalidMessage(field, ", ".join(PLACES))

@@ -1,0 +1,156 @@
+"""`/metrics` for Prometheus, read from Redis and MongoDB when it is scraped.
+
+Guarantee: the answer is always 200. A server that does not answer leaves its part out, and `queue_manager_up` says
+so. Totals are of all processes together, since Redis last lost its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from redis import Redis
+
+from beat_schedule import systems
+from models.due_documents import COUNTED
+from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
+from queue_manager.broker import dead_letters
+from queue_manager.broker.keys import DEFAULT_QUEUE, PRIORITIES, UNACKED, lists
+from queue_manager.core.errors import AppError
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.system import SCANS_QUEUE, System, item_queues
+from queue_manager.telemetry import counters
+from queue_manager.telemetry.counters import Totals
+from queue_manager.web.server_calls import Unavailable, mongodb, ping_mongodb, redis_server
+from services.job_queues import jobs_by_state
+
+SCAN_TOTALS = {
+    "runs": "Runs of the scan.",
+    "found": "Items that looked due to the scan.",
+    "claimed": "Items that the scan claimed.",
+    "enqueued": "Items that the scan sent.",
+    "errors": "Steps of the scan that failed.",
+}
+OUTCOMES = ("done", "failed", "retried")
+
+log = get_logger("QM/metrics")
+router = APIRouter()
+
+
+@router.get("/metrics")
+def metrics() -> Response:
+    return Response(generate_latest(_registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class Systems(Collector):
+    """Everything we show, read anew for each scrape."""
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("queue_manager_up", "Whether the server answers.", labels=["server"])
+        for server, read in (("redis", _from_redis), ("mongodb", _from_mongodb)):
+            try:
+                found = list(read())
+            except Unavailable as error:
+                log.warning(f"Left out of the metrics: {error}")
+                up.add_metric([server], 0)
+            else:
+                up.add_metric([server], 1)
+                yield from found
+        yield up
+
+
+_registry = CollectorRegistry()
+_registry.register(Systems())
+
+
+def _from_redis() -> Iterator[Metric]:
+    with redis_server() as client:
+        counted = {system.name: system.counted_as for system in systems() if system.counted_as is not None}
+        totals = counters.read(client, (*(system.scan_task for system in systems()), *counted.values()))
+        yield from _scans({system.name: totals[system.scan_task] for system in systems()})
+        yield _items({name: totals[key] for name, key in counted.items()})
+        yield from _queues(client)
+        yield from _leader(client)
+
+
+def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
+    for field, text in SCAN_TOTALS.items():
+        counter = CounterMetricFamily(f"queue_manager_scan_{field}", text, labels=["system"])
+        for system, of_system in totals.items():
+            counter.add_metric([system], of_system.get(field, 0))
+        yield counter
+    duration = HistogramMetricFamily("queue_manager_scan_duration_seconds", "How long scans took.", labels=["system"])
+    for system, of_system in totals.items():
+        taken = of_system.get("duration_ms", 0) / 1000
+        duration.add_metric([system], buckets=counters.durations(of_system), sum_value=taken)
+    yield duration
+
+
+def _items(totals: dict[str, Totals]) -> Metric:
+    items = CounterMetricFamily("queue_manager_items", "Attempts at items by outcome.", labels=["system", "outcome"])
+    for system, of_system in totals.items():
+        for outcome in OUTCOMES:
+            items.add_metric([system, outcome], of_system.get(outcome, 0))
+    return items
+
+
+def _queues(client: Redis) -> Iterator[Metric]:
+    queues = (DEFAULT_QUEUE, SCANS_QUEUE, *item_queues(systems()))
+    with client.pipeline(transaction=False) as pipe:
+        for name in (name for queue in queues for name in lists(queue)):
+            pipe.llen(name)
+        pipe.hlen(UNACKED)
+        *found, unacked = pipe.execute()
+    per_queue = len(PRIORITIES)
+    lengths = [sum(found[first : first + per_queue]) for first in range(0, len(found), per_queue)]
+    waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages that wait in the queue.", labels=["queue"])
+    for queue, length in zip(queues, lengths, strict=True):
+        waiting.add_metric([queue], length)
+    yield waiting
+    yield GaugeMetricFamily("queue_manager_unacked_messages", "Messages that workers hold.", value=unacked)
+    dead = dead_letters.count(client)
+    yield GaugeMetricFamily("queue_manager_dead_letters", "Messages that no worker could make anything of.", value=dead)
+
+
+def _leader(client: Redis) -> Iterator[Metric]:
+    leads = leadership(client, LEADER_LOCK) is not None
+    epoch = int(client.get(epoch_key(LEADER_LOCK)) or 0)
+    yield GaugeMetricFamily("queue_manager_leader", "Whether a beat leads.", value=leads)
+    yield GaugeMetricFamily("queue_manager_leader_epoch", "Number of the last take-over.", value=epoch)
+
+
+def _from_mongodb() -> Iterator[Metric]:
+    """Return one gauge for each name of a figure, with the systems that are switched on."""
+    ping_mongodb()  # also when no system is on
+    gauges: dict[str, GaugeMetricFamily] = {}
+    for system in systems():
+        if system.is_on(settings()):
+            for figure, number in _numbers(system).items():
+                text = f"Figure {figure} of the system: see `queue-manager health`."
+                gauge = gauges.setdefault(figure, GaugeMetricFamily(f"queue_manager_{figure}", text, labels=["system"]))
+                gauge.add_metric([system.name], number)
+    yield from gauges.values()
+    if settings().runs_jobs:
+        yield _jobs()
+
+
+def _jobs() -> Metric:
+    text = f"Jobs by state; {COUNTED} stands for that many or more."
+    jobs = GaugeMetricFamily("queue_manager_jobs", text, labels=["state"])
+    with mongodb():
+        for state, count in jobs_by_state().items():
+            jobs.add_metric([state], count)
+    return jobs
+
+
+def _numbers(system: System) -> dict[str, float]:
+    try:
+        with mongodb():
+            return system.stats().numbers
+    except AppError as error:
+        log.warning(f"Left out of the metrics: {system.name}: {error}")  # the others may do better
+        return {}

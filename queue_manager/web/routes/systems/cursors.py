@@ -1,0 +1,63 @@
+"""Where a list goes on, as a text that says nothing to a client."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any
+
+import bson
+from bson import Decimal128, ObjectId, Timestamp, json_util
+from bson.errors import BSONError
+from bson.json_util import CANONICAL_JSON_OPTIONS
+
+from models.listing import NoPosition
+from queue_manager.web.http.errors import Refused
+
+LONGEST = 4_096
+LARGEST = 2**63 - 1
+PLAIN = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp)
+OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
+
+
+def written(position: Sequence[Any], *, of: str) -> str:
+    """Return the cursor of a position in the list `of`."""
+    return base64.urlsafe_b64encode(json_util.dumps([of, *position], json_options=OPTIONS).encode()).decode()
+
+
+def position(text: str | None, *, of: str) -> tuple[Any, ...] | None:
+    """Return the position that a cursor of the list `of` names; `None` of none. Raises `Refused`."""
+    if not text:
+        return None
+    try:
+        read = json_util.loads(base64.urlsafe_b64decode(text[:LONGEST].encode()), json_options=OPTIONS)
+        bson.encode({"position": read})
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, BSONError):
+        raise refused() from None
+    if not isinstance(read, list) or len(read) < 2 or read[0] != of or not all(map(_is_plain, read)):
+        raise refused()
+    return tuple(read[1:])
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Raise `Refused` when a position turns out to be none of its list's."""
+    try:
+        yield
+    except NoPosition:
+        raise refused() from None
+
+
+def refused() -> Refused:
+    said = "before: accepted is the cursor of an earlier page of the same list"
+    return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", said, field="before")
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for what a date, a number or an id of any type is read as."""
+    if isinstance(value, dict):
+        return not any(name.startswith("$") for name in value)
+    return value is None or isinstance(value, PLAIN) or (isinstance(value, int) and abs(value) <= LARGEST)

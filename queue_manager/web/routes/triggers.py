@@ -1,0 +1,87 @@
+"""`POST /api/trigger/<group>/<job>`: one scan now, whether or not its system is switched on.
+
+Guarantee: 202 with the task's id after the broker took the message; of two requests at once, one is 202 and the
+other 409. Only while `QM_HOOKS` is true: otherwise there is no such path.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from uuid import uuid4
+
+from fastapi import APIRouter
+
+from beat_schedule import systems
+from models import scan_mark
+from models.database import server_now
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.system import SCANS_QUEUE, System
+from queue_manager.web.http.errors import Refused
+from queue_manager.web.publishing import broker
+from queue_manager.web.server_calls import Unavailable, mongodb
+from tasks import app
+
+log = get_logger("QM/triggers")
+router = APIRouter()
+
+
+def spellings(trigger: str) -> tuple[str, str]:
+    """Return `group/some-job` and `group/someJob`."""
+    group, _, job = trigger.rpartition("/")
+    first, *others = job.split("-")
+    return trigger, f"{group}/{first}{''.join(map(str.capitalize, others))}"
+
+
+def path_of(system: System) -> str:
+    """Return the path that starts the system's scan."""
+    return f"/api/trigger/{system.trigger}"
+
+
+@router.post("/api/trigger/{path:path}", status_code=HTTPStatus.ACCEPTED)
+def trigger(path: str) -> dict[str, str]:
+    """Send the scan that `path` names, unless one of its runs is marked."""
+    system = next((system for system in systems() if path in spellings(system.trigger)), None)
+    if system is None:
+        known = ", ".join(system.trigger for system in systems())
+        raise Refused(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
+    token = str(uuid4())
+    _mark(system, token)
+    try:
+        _send(system, token)
+    except Exception:
+        _unmark(system, token)
+        raise
+    log.info("Scan triggered", scan=system.name, task_id=token)
+    return {"task_id": token}
+
+
+def _mark(system: System, token: str) -> None:
+    """Mark the run from this moment on. The scan, once it runs, renews the mark of its task id and takes it away."""
+    # A message that no worker takes expires after the period: it must not block the next for longer.
+    lease = min(scan_mark.LEASE, system.period(settings()))
+    with mongodb():
+        if not scan_mark.try_begin(system.scan_task, token, now=server_now(), lease=lease):
+            raise Refused(HTTPStatus.CONFLICT, "already running", f"The scan {system.name} is running; try again later")
+
+
+def _unmark(system: System, token: str) -> None:
+    try:
+        with mongodb():
+            scan_mark.end(system.scan_task, token)
+    except Unavailable as error:
+        log.warning("The mark of a scan that was not sent stays until its lease ends", error=reason(error))
+
+
+def _send(system: System, token: str) -> None:
+    """Send the scan's task. Raises `Unavailable`."""
+    with broker() as connection:
+        app.send_task(
+            system.scan_task,
+            queue=SCANS_QUEUE,
+            task_id=token,
+            expires=system.period(settings()).total_seconds(),
+            connection=connection,
+            retry=False,
+        )

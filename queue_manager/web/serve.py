@@ -1,0 +1,96 @@
+"""`queue-manager web`: the application on uvicorn, until SIGTERM or Ctrl-C.
+
+Guarantee: it ends within about 2 s, also while clients are connected; without keys it listens on
+loopback only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging as stdlib_logging
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+import uvicorn
+
+from beat_schedule import warnings
+from queue_manager.core import log as logging
+from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.redis_client import OUTAGES, require_server
+from queue_manager.core.settings import Settings, masked, settings
+from queue_manager.web.app import create
+from queue_manager.web.http.boundary import is_loopback
+from services import message_queue
+
+GRACE = 1  # seconds for what is under way when it is told to end
+
+log = logging.get_logger("QM/web")
+
+
+def serve(*, host: str, port: int) -> None:
+    """Serve until told to end.
+
+    Raises:
+        ConfigurationError: others could reach it without a key, the keys are wrong, or the queue's server is too old.
+    """
+    chosen = settings()
+    _refuse_open_house(host, chosen)
+    logging.configure(level=chosen.qm_log_level, form=chosen.qm_log_format)
+    stdlib_logging.captureWarnings(True)
+    stdlib_logging.getLogger("uvicorn.error").addFilter(_without_query)
+    if chosen.qm_message_queue:
+        _refuse_old_server(message_queue.server_url())
+    for warning in warnings():
+        log.warning(warning)
+    ending = asyncio.Event()
+    config = uvicorn.Config(
+        create(chosen, ending),
+        host=host,
+        port=port,
+        ws="wsproto",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+    # uvicorn ends in order at the first signal, and then raises it again.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with suppress(KeyboardInterrupt):
+        _Server(config, ending).run()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which tells the application at once that it is to end: the lifespan hears of it after all clients."""
+
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending.set()
+        await super().shutdown(sockets)
+
+
+def _without_query(record: stdlib_logging.LogRecord) -> bool:
+    """Cut the query off the path of a WebSocket: clients send keys and tokens in it, though none is read there."""
+    if "WebSocket" in str(record.msg) and isinstance(record.args, tuple):
+        record.args = tuple(arg.partition("?")[0] if isinstance(arg, str) else arg for arg in record.args)
+    return True
+
+
+def _refuse_open_house(host: str, chosen: Settings) -> None:
+    if not is_loopback(host) and not chosen.has_credentials:
+        raise ConfigurationError(
+            f"--host {host}: without QM_API_KEYS anybody could use it, so accepted is a loopback address, such as "
+            "127.0.0.1; or set QM_API_KEYS, or QM_API_KEYS_FILE"
+        )
+
+
+def _refuse_old_server(url: str) -> None:
+    try:
+        require_server(url)
+    except OUTAGES as error:
+        # The pages say so, and work again when it is back.
+        log.warning(f"The queue's server at {masked(url)} does not answer yet", error=reason(error))
