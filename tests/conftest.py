@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import redis
-from real_servers import Servers
 
 from beat_schedule import SYSTEMS
 from dev.binaries import VALKEY
 from dev.ports import free_port
 from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 from models import database, schema
+from tests.real_servers import Servers
 
 # The environment is set before any test module is collected, because pytest looks into every name of a module,
 # and looking into a Celery task reads its configuration. The servers start when the first test needs them.
@@ -57,6 +57,7 @@ def _close_celery() -> None:
     from tasks import app
 
     app.pool.force_close_all(close_pool=False)
+    app.pool.setup()  # closing empties the pool, and whoever takes a connection would wait for one to be put back
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 from bson import ObjectId
-from rooms import T0, HandClock
 
 from models import job, job_attempt
 from models.database import Document
@@ -18,6 +17,7 @@ from services.due_work import Backlog, DueItem, Limits
 from services.job_queues import Jobs, Registry
 from services.job_queues.dispatch import Dispatch
 from services.job_queues.runner import Runner, RunReport
+from tests.rooms import T0, HandClock
 
 LEASE, PERIOD = seconds(30), seconds(5)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bson import ObjectId
-from rooms import get_room
 
 from queue_manager import leases
 from queue_manager.leases import Leases, Standing
+from tests.rooms import get_room
 
 LEASES = Leases("support-snooze")
 

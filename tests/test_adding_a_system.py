@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from real_servers import Servers
 
 from models.database import collection
+from tests.real_servers import Servers
 
 ROOT = Path(__file__).parents[1]
 PAGE, OWN_SCAN = [(ROOT / "docs" / name).read_text() for name in ("adding-a-system.md", "own-scan.md")]

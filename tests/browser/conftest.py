@@ -8,18 +8,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from browser_thread import in_browser_thread
-from chromium import chromium
-from credentials import KEYS
 from playwright.sync_api import Browser, expect
-from queue_client import Queue, environment
-from real_servers import Servers
-from visit import DATABASE, PATIENCE, Visit, Visiting
-from web_process import Web, shared_web
 
 from beat_schedule import SYSTEMS
 from dev.demo_jobs import MODULE
 from models import schema
+from tests.browser.browser_thread import in_browser_thread
+from tests.browser.chromium import chromium
+from tests.browser.visit import DATABASE, PATIENCE, Visit, Visiting
+from tests.real_servers import Servers
+from tests.web.credentials import KEYS
+from tests.web.queue_client import Queue, environment
+from tests.web.web_process import Web, shared_web
 
 EVERYTHING = {
     "QUEUE_NAME": "browser",

@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bson import ObjectId
-from queue_client import Queue
-from rooms import lose, make_room, make_work, scan
 
 from dev.demo_jobs import INVOICE, PARCEL, REPORT
 from models import job, job_attempt, scan_run, site, subscription
@@ -20,6 +18,8 @@ from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
 from services.due_work import DueItem
+from tests.rooms import lose, make_room, make_work, scan
+from tests.web.queue_client import Queue
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 ROOM_SCAN = "tasks.support_snooze.scan_expired_snoozes"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import furnished
 import pytest
-from credentials import OPERATOR, UNKNOWN
 from playwright.sync_api import Page, expect
-from queue_client import Queue
-from real_servers import Servers
-from visit import Visit, Visiting
+
+from tests.browser import furnished
+from tests.browser.visit import Visit, Visiting
+from tests.real_servers import Servers
+from tests.web.credentials import OPERATOR, UNKNOWN
+from tests.web.queue_client import Queue
 
 SIZES = """Object.fromEntries(performance.getEntriesByType("resource")
   .filter(({ name }) => /[.](js|css)$/.test(name)).map(({ name, decodedBodySize }) => [name, decodedBodySize]))"""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
-from queue_client import Queue
-from visit import Visit
+
+from tests.browser.visit import Visit
+from tests.web.queue_client import Queue
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import furnished
 import pytest
 from playwright.sync_api import Locator, expect
-from queue_client import Queue
-from visit import Visit
 
 from dev.demo_jobs import INVOICE, REPORT
 from models.job import State
+from tests.browser import furnished
+from tests.browser.visit import Visit
+from tests.web.queue_client import Queue
 
 pytestmark = pytest.mark.usefixtures("clean")
 SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"

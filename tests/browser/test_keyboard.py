@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import furnished
 import pytest
-from credentials import OPERATOR
-from hand_worker import waiting_messages
 from playwright.sync_api import Locator, expect
-from queue_client import Queue
-from real_servers import Servers
-from visit import Visit, Visiting
 
 from dev.demo_jobs import INVOICE
 from models.job import State
+from tests.browser import furnished
+from tests.browser.visit import Visit, Visiting
+from tests.real_servers import Servers
+from tests.tasks.hand_worker import waiting_messages
+from tests.web.credentials import OPERATOR
+from tests.web.queue_client import Queue
 
 MOST = 120  # presses of Tab until something is reached
 

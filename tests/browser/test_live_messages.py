@@ -10,11 +10,12 @@ from threading import Event
 from typing import Any
 
 import pytest
-from eventually import eventually
-from line import Line
 from playwright.sync_api import APIResponse, Page, Route, expect
-from queue_client import Queue
-from visit import BROKEN_OFF, Visit, Visiting
+
+from tests.browser.line import Line
+from tests.browser.visit import BROKEN_OFF, Visit, Visiting
+from tests.eventually import eventually
+from tests.web.queue_client import Queue
 
 HOUR = 3_600
 RED = "rgb(179, 38, 30)"  # --bad, in the light scheme

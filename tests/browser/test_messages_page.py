@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
-from queue_client import Queue
-from visit import Visit
+
+from tests.browser.visit import Visit
+from tests.web.queue_client import Queue
 
 TABS = {
     "/messages": "Waiting",

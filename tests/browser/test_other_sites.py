@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from credentials import OPERATOR
-from elsewhere import Elsewhere
 from playwright.sync_api import expect
-from queue_client import Queue
-from visit import Visit, Visiting
+
+from tests.browser.elsewhere import Elsewhere
+from tests.browser.visit import Visit, Visiting
+from tests.web.credentials import OPERATOR
+from tests.web.queue_client import Queue
 
 PAGE = "<!doctype html><title>Elsewhere</title><link rel=icon href=data:,><h1>Elsewhere</h1>"
 FORM = """([action, enctype, name, value]) => {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import furnished
 import pytest
-from credentials import OPERATOR, UNKNOWN, VIEWER
 from playwright.sync_api import expect
-from queue_client import Queue
-from visit import Visit, Visiting
+
+from tests.browser import furnished
+from tests.browser.visit import Visit, Visiting
+from tests.web.credentials import OPERATOR, UNKNOWN, VIEWER
+from tests.web.queue_client import Queue
 
 PAGES = {
     "/": "#systems article",

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import furnished
 import pytest
-from eventually import eventually
-from hand_worker import Message, waiting_messages
 from playwright.sync_api import Locator, Page, expect
-from queue_client import Queue
-from real_servers import Servers
-from rooms import make_room
-from visit import Visit
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.telemetry import worker_heartbeats
 from services.realtime import RedisEvents
+from tests.browser import furnished
+from tests.browser.visit import Visit
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.tasks.hand_worker import Message, waiting_messages
+from tests.web.queue_client import Queue
 
 pytestmark = pytest.mark.usefixtures("clean")
 SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"

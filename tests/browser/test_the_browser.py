@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chromium import executable
-from eventually import eventually
 from playwright.sync_api import Browser
-from queue_client import Queue
-from visit import Visit
+
+from tests.browser.chromium import executable
+from tests.browser.visit import Visit
+from tests.eventually import eventually
+from tests.web.queue_client import Queue
 
 NOT_DOWNLOADED: Any = SimpleNamespace(chromium=SimpleNamespace(executable_path="/nonexistent"))
 

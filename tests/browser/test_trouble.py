@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import furnished
 import pytest
-from line import Line
 from playwright.sync_api import expect
-from queue_client import Queue, environment
-from real_servers import Servers
-from rooms import make_room
-from visit import DATABASE, Visit, Visiting
-from web_process import Web, web
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
+from tests.browser import furnished
+from tests.browser.line import Line
+from tests.browser.visit import DATABASE, Visit, Visiting
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.web.queue_client import Queue, environment
+from tests.web.web_process import Web, web
 
 PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/jobs", "/schedule")
 AWAY = "does not answer"

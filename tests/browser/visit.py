@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from axe_core_python.base import AXE_SCRIPT  # type: ignore[import-untyped]
-from eventually import eventually
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, Request, Response, ViewportSize
+
+from tests.eventually import eventually
 
 DATABASE = 6
 """Of the tests' Redis: nothing else uses it."""

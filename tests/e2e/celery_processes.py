@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from eventually import eventually
-
 from dev.children import Child, spawn
+from tests.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent
@@ -32,7 +31,7 @@ class CeleryProcess:
         self.log_path = log
         self._command = [sys.executable, "-m", "celery", "-A", app, *arguments]
         self._role = arguments[0]
-        self._env = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}", "PYTHONUNBUFFERED": "1", **env}
+        self._env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **env}
         self._child: Child | None = None
 
     def start(self, *, ready: bool = True) -> CeleryProcess:

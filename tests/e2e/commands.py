@@ -7,7 +7,7 @@ import pty
 import subprocess
 from collections.abc import Sequence
 
-from celery_processes import ROOT
+from tests.e2e.celery_processes import ROOT
 
 
 def environment(**env: str) -> dict[str, str]:

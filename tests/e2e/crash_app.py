@@ -1,4 +1,4 @@
-"""The product's own application, with one thing that goes wrong at one step; `celery -A crash_app worker`.
+"""The product's own application, with one thing that goes wrong at one step; `celery -A tests.e2e.crash_app worker`.
 
 CRASH_AT  the step: taken, published, unread (a batch is written, and not read back yet), written, attempt
 CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for

@@ -1,4 +1,4 @@
-"""The product's own application, in which rooms wake at the fourth attempt; `celery -A fourth_try_app worker`."""
+"""The application, in which rooms wake at the fourth attempt; `celery -A tests.e2e.fourth_try_app worker`."""
 
 from __future__ import annotations
 

@@ -9,19 +9,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from celery_processes import CeleryProcess, worker
-from job_lab import Lab
-from job_names import NAMES
-
 from models import job
 from models.database import collection, server_now
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.job_names import NAMES
+from tests.job_lab import Lab
 
 LEASE, PERIOD = 2.0, 0.5  # seconds
 NONE: Mapping[str, str] = MappingProxyType({})
 ENV = {
     "QM_JOBS": "true",
     "QM_CONVERSATIONS": "false",
-    "JOBS_IMPORTS": '["job_works"]',
+    "JOBS_IMPORTS": '["tests.e2e.job_works"]',
     "JOBS_LEASE_SECONDS": str(LEASE),
     "QM_LEASE_SECONDS": str(LEASE),
     "JOBS_TIMER_MS": str(round(PERIOD * 1000)),
@@ -60,6 +59,16 @@ def overlaps(*names: str) -> list[tuple[Any, Any]]:
     for noted in notes(*names):
         by_name[noted["name"]].append(noted)
     return [pair for of_name in by_name.values() for pair in pairwise(of_name) if pair[1]["began"] < pair[0]["ended"]]
+
+
+def at_once(*names: str) -> int:
+    """Return the largest number of jobs that ran at the same moment."""
+    noted = notes(*names)
+    running = most = 0
+    for _, step in sorted([(one["began"], 1) for one in noted] + [(one["ended"], -1) for one in noted]):
+        running += step
+        most = max(most, running)
+    return most
 
 
 def success_counts(*names: str) -> set[int]:

@@ -9,10 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from job_names import CONSECUTIVE, OTHERS
-
 from models.database import collection, server_now
 from services.job_queues import Run, job
+from tests.e2e.job_names import CONSECUTIVE, OTHERS
 
 
 def note(name: str, run: Run, began: datetime, **also: Any) -> None:

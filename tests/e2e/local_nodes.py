@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from celery_processes import READY, CeleryProcess
-from eventually import eventually
 from pytest_celery import CeleryTestBroker, CeleryTestWorker
 
 from dev.servers import Valkey
+from tests.e2e.celery_processes import READY, CeleryProcess
+from tests.eventually import eventually
 
 
 class LocalServer:

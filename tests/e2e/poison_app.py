@@ -1,4 +1,4 @@
-"""The product's own application, in which waking one room never ends well; `celery -A poison_app worker`.
+"""The product's own application, in which waking one room never ends well; `celery -A tests.e2e.poison_app worker`.
 
 POISON_ROOM  id of the room
 POISON_DOES  what waking it does: exit (the process ends at once), raise-exit (it raises SystemExit), kill (SIGKILL to

@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from eventually import eventually
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET, Mongo
+from tests.eventually import eventually
 
 MEMBERS = 3
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import redis
-from celery_processes import worker
-from eventually import eventually
-from real_servers import Servers
-from rooms import make_room
 
 from models import scan_run, support_room
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tasks import app
+from tests.e2e.celery_processes import worker
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import make_room
 
 QUEUE, SCAN = "support-snooze", "tasks.support_snooze.scan_expired_snoozes"
 LIMIT, DUE = 100, 1_000

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
-from celery_processes import QUICK_START, ROOT, TESTS, CeleryProcess, worker
-from eventually import eventually
-from real_servers import Servers
-from rooms import get_room, make_room
-from watching import is_open, times_woken
 
 from models import scan_run
 from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
 from queue_manager.core.clock import seconds
 from tasks.support_snooze import scan_expired_snoozes
+from tests.e2e.celery_processes import QUICK_START, ROOT, TESTS, CeleryProcess, worker
+from tests.e2e.watching import is_open, times_woken
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import get_room, make_room
 
 pytestmark = pytest.mark.timeout(300)  # several processes are started one after another
 
@@ -30,7 +30,7 @@ ENV = {"QM_SNOOZE_SCAN_SECONDS": "1", "QM_LEASE_SECONDS": "5"}
 
 def off_by(shift: float) -> Mapping[str, str]:
     """Return the environment of a process whose clock is off by so many seconds."""
-    path = f"{TESTS / 'shifted_clock'}:{ROOT}:{TESTS}"
+    path = f"{TESTS / 'shifted_clock'}:{ROOT}"
     return {**ENV, "PYTHONPATH": path, "SHIFTED_CLOCK_SECONDS": str(shift)}
 
 
@@ -81,8 +81,8 @@ def test_room_sent_ahead_wakes_at_its_time_though_the_workers_clock_is_off(
 def test_retries_wait_for_their_backoff_whatever_the_clocks_of_the_workers(clean: Servers, tmp_path: Path) -> None:
     one_by_one = ("--prefetch-multiplier", "1")  # so that both take some, also of what the other sends
     with (
-        worker(tmp_path / "behind.log", *one_by_one, app="fourth_try_app", env=off_by(-HOUR)) as behind,
-        worker(tmp_path / "ahead.log", *one_by_one, app="fourth_try_app", env=off_by(HOUR)) as ahead,
+        worker(tmp_path / "behind.log", *one_by_one, app="tests.e2e.fourth_try_app", env=off_by(-HOUR)) as behind,
+        worker(tmp_path / "ahead.log", *one_by_one, app="tests.e2e.fourth_try_app", env=off_by(HOUR)) as ahead,
     ):
         rooms = [make_room(server_now()) for _ in range(20)]
         sent_at = server_now()

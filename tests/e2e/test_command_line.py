@@ -16,14 +16,7 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from celery_processes import ROOT, CeleryProcess, worker
-from eventually import eventually
-from hand_worker import waiting_messages
-from pace import promptly
 from pymongo import MongoClient
-from real_servers import Servers
-from rooms import get_room, make_room
-from watching import is_open
 
 from beat_schedule import SYSTEMS
 from dev import procfile
@@ -35,6 +28,13 @@ from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
+from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
+from tests.e2e.watching import is_open
+from tests.eventually import eventually
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.rooms import get_room, make_room
+from tests.tasks.hand_worker import waiting_messages
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 import redis
-from celery_processes import CeleryProcess, worker
-from eventually import eventually
-from real_servers import Servers
-from room_lease import lease
-from rooms import get_room, make_room, resnooze
-from watching import Heard, is_open, listening, send_scan, times_woken
 
 from models import owed, scan_run
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds, to_iso
 from tasks.support_snooze import unsnooze_room
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.watching import Heard, is_open, listening, send_scan, times_woken
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.room_lease import lease
+from tests.rooms import get_room, make_room, resnooze
 
 LEASE, PERIOD = 2.0, 0.5
 ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD)}
@@ -49,7 +49,7 @@ def ticking(clean: Servers) -> Iterator[None]:
 
 def crashing(tmp_path: Path, step: str, *actions: str, **env: str) -> CeleryProcess:
     crash = {"CRASH_AT": step, "CRASH_DO": ",".join(actions), "CRASH_MARK": str(tmp_path / "happened")}
-    return worker(tmp_path / "worker.log", app="crash_app", env={**ENV, **crash, **env})
+    return worker(tmp_path / "worker.log", app="tests.e2e.crash_app", env={**ENV, **crash, **env})
 
 
 @pytest.mark.usefixtures("ticking")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
-from commands import environment, said_on_a_terminal
-from real_servers import Servers
 
 from queue_manager.broker import dead_letters
 from queue_manager.core.redis_client import connect
 from queue_manager.web.routes.metrics import metrics
+from tests.e2e.commands import environment, said_on_a_terminal
+from tests.real_servers import Servers
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 HOSTILE = "\x1b[31mred\x1b[0m [bold]x[/] ü"

@@ -7,13 +7,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from celery_processes import CeleryProcess, worker
-from eventually import eventually
-from real_servers import Servers
-from rooms import make_room
-from tcp_proxy import TcpProxy
-from watching import is_open, listening
-from web_process import Web, say, web
 
 from dev.ports import LOOPBACK
 from dev.servers import Valkey
@@ -21,6 +14,13 @@ from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
 from queue_manager.core.clock import seconds
 from queue_manager.telemetry import worker_heartbeats
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.tcp_proxy import TcpProxy
+from tests.e2e.watching import is_open, listening
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.web.web_process import Web, say, web
 
 
 @pytest.fixture

@@ -18,12 +18,6 @@ from typing import Any
 import pytest
 import redis
 from bson import ObjectId
-from celery_processes import worker
-from commands import environment
-from eventually import eventually
-from job_lab import Lab
-from real_servers import Servers
-from rooms import make_room
 
 from beat_schedule import SYSTEMS
 from models import job, scan_run, site
@@ -38,6 +32,12 @@ from services.due_documents import work_of
 from services.due_work import Backlog, DueItem
 from services.message_queue import message_queue, queue_admin, requeue_overdue
 from services.support_snooze import system as support_snooze
+from tests.e2e.celery_processes import worker
+from tests.e2e.commands import environment
+from tests.eventually import eventually
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+from tests.rooms import make_room
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "health", "--json"]
 RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from eventually import eventually
-from job_names import CONSECUTIVE
-from job_processes import LEASE, PERIOD, count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
-from pace import paced, promptly
-from real_servers import Servers
 
 from models import job, job_leader
 from models.database import server_now
 from queue_manager.core.clock import seconds
+from tests.e2e.job_names import CONSECUTIVE
+from tests.e2e.job_processes import LEASE, PERIOD, count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
+from tests.eventually import eventually
+from tests.pace import paced, promptly
+from tests.real_servers import Servers
 
 TAKEOVER, LOOP = 6.0, 1.0  # seconds: the lock of the beat that leads, and a loop of the one that stands by
 SLOW = 5.0  # seconds for everything else on an idle machine, starting a worker included

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from eventually import eventually
-from job_processes import count, job_beat, job_lab, job_worker
-from real_servers import Servers
 
 from models import job_leader
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
+from tests.e2e.job_processes import count, job_beat, job_lab, job_worker
+from tests.eventually import eventually
+from tests.real_servers import Servers
 
 
 @pytest.mark.timeout(300)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from celery_processes import QUICK_START, ROOT, CeleryProcess
-from eventually import eventually
-from job_processes import ENV, count, job_beat, job_lab
-from real_servers import Servers
-
 from dev import procfile
+from tests.e2e.celery_processes import QUICK_START, ROOT, CeleryProcess
+from tests.e2e.job_processes import ENV, count, job_beat, job_lab
+from tests.eventually import eventually
+from tests.real_servers import Servers
 
 NAMES = ("n0", "n1", "n2")
 

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 import redis
-from celery_processes import CeleryProcess
-from eventually import eventually
-from foreign_jobs import add_foreign_jobs, foreign_jobs
-from job_lab import Lab
-from job_names import CONSECUTIVE
-from job_processes import (
+
+from beat_schedule import SYSTEMS
+from models import database, job_leader, schema
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.leases import Leases
+from services.job_queues.dispatch import lease_name
+from tests.e2e.celery_processes import CeleryProcess
+from tests.e2e.job_names import CONSECUTIVE
+from tests.e2e.job_processes import (
     ENV,
     LEASE,
     PERIOD,
@@ -28,15 +32,11 @@ from job_processes import (
     overlaps,
     success_counts,
 )
-from pace import paced
-from real_servers import Servers
-
-from beat_schedule import SYSTEMS
-from models import database, job_leader, schema
-from models.database import server_now
-from queue_manager.core.clock import seconds
-from queue_manager.leases import Leases
-from services.job_queues.dispatch import lease_name
+from tests.eventually import eventually
+from tests.foreign_jobs import add_foreign_jobs, foreign_jobs
+from tests.job_lab import Lab
+from tests.pace import paced
+from tests.real_servers import Servers
 
 ON_TIME = 0.25  # seconds after its time, on an idle machine
 SLACK = 0.75  # seconds between its time and its start in a queue that is being run through, on an idle machine

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from eventually import eventually
-from job_names import CONSECUTIVE
-from job_processes import count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
-from replica_set import ReplicaSet, replica_set
 
 from beat_schedule import SYSTEMS
 from dev.servers import Valkey
 from models import database, schema
 from queue_manager.core.settings import settings
+from tests.e2e.job_names import CONSECUTIVE
+from tests.e2e.job_processes import count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
+from tests.e2e.replica_set import ReplicaSet, replica_set
+from tests.eventually import eventually
 
 NAMES, EACH = CONSECUTIVE[:4], 150
 LEASE = 15  # seconds: longer than an election

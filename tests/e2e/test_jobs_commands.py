@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from commands import environment, said_on_a_terminal
-from foreign_jobs import TEXT_ID, add_foreign_jobs
-from real_servers import Servers
 
 from dev.demo_jobs import IMPORT, INVOICE, MODULE, REPORT
 from dev.ports import free_port
@@ -22,6 +19,9 @@ from models.database import Document, server_now
 from models.job import State
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
+from tests.e2e.commands import environment, said_on_a_terminal
+from tests.foreign_jobs import TEXT_ID, add_foreign_jobs
+from tests.real_servers import Servers
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "jobs"]
 NASTY = "[red]\x1b[31m \x9b31m \x7f \u202e"

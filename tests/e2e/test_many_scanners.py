@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 
-from celery_processes import ROOT, TESTS
-from hand_worker import waiting_messages
-from real_servers import Servers
-from rooms import T0
-
 from models import support_room
 from models.database import server_now
 from queue_manager.core.clock import seconds
+from tests.e2e.celery_processes import ROOT, TESTS
+from tests.real_servers import Servers
+from tests.rooms import T0
+from tests.tasks.hand_worker import waiting_messages
 
 SCANNERS, ROOMS = 8, 10_000
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
-from celery_processes import QUICK_START, CeleryProcess
-from eventually import eventually
-from pace import paced
-from real_servers import Servers
 
 from services.message_queue import message_queue, queue_admin
 from tasks.overdue_messages import plan_sweep
+from tests.e2e.celery_processes import QUICK_START, CeleryProcess
+from tests.eventually import eventually
+from tests.pace import paced
+from tests.real_servers import Servers
 
 LATEST = 250  # ms after its deadline, on an idle machine
 

@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
-from celery_processes import CeleryProcess, worker
-from eventually import eventually
-from rooms import get_room, make_room
-from watching import is_open, times_woken
 
 from beat_schedule import SYSTEMS
 from dev.embedded import EmbeddedServer
@@ -22,6 +18,10 @@ from models import database, schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.watching import is_open, times_woken
+from tests.eventually import eventually
+from tests.rooms import get_room, make_room
 
 OUTAGE_SEEN = {"valkey": "Connection to broker lost", "mongo": "A step of the heartbeat failed"}
 ENV = {"QM_LEASE_SECONDS": "3", "QM_SNOOZE_SCAN_SECONDS": "5"}
@@ -52,7 +52,7 @@ def processes(tmp_path: Path, valkey: Valkey, mongo: Mongo) -> Iterator[list[Cel
     crash = {"CRASH_AT": "attempt", "CRASH_DO": "slow,fail", "CRASH_MARK": str(tmp_path / "healthy")}
     env = {**ENV, "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url}
     with (
-        worker(tmp_path / "worker.log", app="crash_app", env={**env, **crash}) as the_worker,
+        worker(tmp_path / "worker.log", app="tests.e2e.crash_app", env={**env, **crash}) as the_worker,
         CeleryProcess(tmp_path / "beat.log", "beat", env=env) as beat,
     ):
         yield [the_worker, beat]

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import redis
 from bson import ObjectId
-from celery_processes import CeleryProcess, worker
-from eventually import eventually
-from real_servers import Servers
-from room_lease import lease
-from rooms import make_room
-from watching import is_open
 
 from models.database import server_now
 from queue_manager.core.clock import minutes, seconds
 from tasks import app
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.watching import is_open
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.room_lease import lease
+from tests.rooms import make_room
 
 STARTED = "qm:lease:support-snooze:started"
 NEIGHBOURS = 200
@@ -42,7 +42,7 @@ def make_rooms() -> tuple[ObjectId, list[ObjectId]]:
 
 def poisoned_worker(tmp_path: Path, poison: ObjectId, does: str, **env: str) -> CeleryProcess:
     env = {"POISON_ROOM": str(poison), "POISON_DOES": does, **env}
-    return worker(tmp_path / "worker.log", "--prefetch-multiplier", "512", app="poison_app", env=env)
+    return worker(tmp_path / "worker.log", "--prefetch-multiplier", "512", app="tests.e2e.poison_app", env=env)
 
 
 def scan() -> None:

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from celery_processes import worker
-from eventually import eventually
-from pace import promptly
-from real_servers import Servers
-
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
 from tasks import app
+from tests.e2e.celery_processes import worker
+from tests.eventually import eventually
+from tests.pace import promptly
+from tests.real_servers import Servers
 
 
 def online(servers: Servers) -> list[str]:

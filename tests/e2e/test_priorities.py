@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
-from celery_processes import worker
-from commands import environment
-from eventually import eventually
-from real_servers import Servers
-from rooms import make_room
-from watching import is_open
 
 from models.database import server_now
 from queue_manager.broker.queue_length import waiting
 from queue_manager.core.clock import seconds
+from tests.e2e.celery_processes import worker
+from tests.e2e.commands import environment
+from tests.e2e.watching import is_open
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import make_room
 
 QUEUE = "support-snooze"
 STEPS = {"default": None, "all": [*range(10)], "odd": [0, 1, 8]}

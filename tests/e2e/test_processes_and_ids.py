@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from bson import ObjectId
-from celery_processes import worker
-from eventually import eventually
-from odd_ids import ODD_IDS
-from real_servers import Servers
-from rooms import make_room
-from watching import is_open, listening, send_scan
 
 from models.database import collection, server_now, shown_id
 from queue_manager.core.clock import hours, seconds
 from tasks import app
+from tests.e2e.celery_processes import worker
+from tests.e2e.watching import is_open, listening, send_scan
+from tests.eventually import eventually
+from tests.odd_ids import ODD_IDS
+from tests.real_servers import Servers
+from tests.rooms import make_room
 
 
 def test_rooms_wake_with_their_events_and_sites_are_reset(clean: Servers, tmp_path: Path) -> None:

@@ -6,17 +6,17 @@ from datetime import datetime
 from pathlib import Path
 
 from bson import ObjectId
-from celery_processes import worker
-from eventually import eventually
-from real_servers import Servers
-from room_lease import lease
-from rooms import make_room
-from watching import is_open
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tasks import app
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+from tests.e2e.celery_processes import worker
+from tests.e2e.watching import is_open
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.room_lease import lease
+from tests.rooms import make_room
 
 LEASE = 5
 

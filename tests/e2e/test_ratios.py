@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real_servers import Servers
 from rich.progress import Progress
 
 from benchmarks.harness import Bench
 from benchmarks.rooms import waking
+from tests.real_servers import Servers
 
 RATIOS = Path(waking.__file__).parents[1] / "ratios.json"
 

@@ -11,13 +11,8 @@ import pytest
 import redis
 from celery import Celery
 from celery.schedules import schedule
-from celery_processes import QUICK_START, CeleryProcess, worker
-from eventually import eventually
-from real_servers import Servers
 from redbeat import RedBeatSchedulerEntry
 from redbeat.schedulers import ensure_conf
-from rooms import get_room, make_room
-from watching import is_open
 
 from models.database import server_now
 from queue_manager.beat import next_runs, old_schedule
@@ -27,6 +22,11 @@ from queue_manager.broker.old_keys import PAGE, OldKeys
 from queue_manager.core.clock import seconds
 from tasks import app
 from tasks.old_keys import queues_by_task
+from tests.e2e.celery_processes import QUICK_START, CeleryProcess, worker
+from tests.e2e.watching import is_open
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import get_room, make_room
 
 UNSNOOZE = "tasks.support_snooze.unsnooze_room"
 OLD_TAG = "0123456789abcdef0123456789abcdef-7-0001@0"
@@ -46,7 +46,7 @@ def shop(clean: Servers) -> Iterator[Celery]:
 
 def shop_worker(servers: Servers, log: Path, *arguments: str) -> CeleryProcess:
     options = ("--concurrency", "1", "--loglevel", "info", *QUICK_START, *arguments)
-    return CeleryProcess(log, "worker", *options, app="shop_app", env={"SHOP_URL": servers.valkey.url})
+    return CeleryProcess(log, "worker", *options, app="tests.e2e.shop_app", env={"SHOP_URL": servers.valkey.url})
 
 
 def charged(client: redis.Redis) -> list[int]:
@@ -61,7 +61,7 @@ def test_each_does_its_own_tasks_and_each_of_them_once(
     clean: Servers, client: redis.Redis, shop: Celery, tmp_path: Path
 ) -> None:
     theirs = shop_worker(clean, tmp_path / "shop", "--queues", "celery,slow", "--prefetch-multiplier", "30")
-    with worker(tmp_path / "ours", app="short_timeout_app") as ours, theirs:
+    with worker(tmp_path / "ours", app="tests.e2e.short_timeout_app") as ours, theirs:
         for number in range(20):
             shop.send_task("shop.charge", [number])
         eventually(lambda: charged(client) == [*range(20)], within=30)
@@ -150,7 +150,9 @@ def hold(client: redis.Redis, shop: Celery, tag: str, task: str, argument: objec
 
 
 def shop_beat(servers: Servers, log: Path) -> CeleryProcess:
-    return CeleryProcess(log, "beat", "--loglevel", "info", app="shop_app", env={"SHOP_URL": servers.valkey.url})
+    return CeleryProcess(
+        log, "beat", "--loglevel", "info", app="tests.e2e.shop_app", env={"SHOP_URL": servers.valkey.url}
+    )
 
 
 def save_entry(app: Celery, name: str, task: str, prefix: str) -> None:

@@ -9,13 +9,13 @@ import urllib.request
 from pathlib import Path
 
 from celery.app.defaults import SETTING_KEYS
-from celery_processes import CeleryProcess, worker
-from commands import environment
-from eventually import eventually
-from real_servers import Servers
 
 from dev.ports import free_port
 from dev.servers import Valkey
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.commands import environment
+from tests.eventually import eventually
+from tests.real_servers import Servers
 
 PASSWORD = "s3c/r@t"
 

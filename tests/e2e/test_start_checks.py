@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import redis
-from celery_processes import CeleryProcess
-from commands import environment
-from eventually import eventually
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
-from real_servers import Servers
 
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
+from tests.e2e.celery_processes import CeleryProcess
+from tests.e2e.commands import environment
+from tests.eventually import eventually
+from tests.real_servers import Servers
 
 UNKNOWN = "mongodb+srv://app:s3cret@no-such-name.example.invalid/product"
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from bson import ObjectId
-from celery_processes import CeleryProcess, worker
-from eventually import eventually
-from real_servers import Servers
-from rooms import T0
-from watching import times_woken
 
 from models import support_room
 from models.database import server_now
 from queue_manager.core.clock import seconds
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.watching import times_woken
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import T0
 
 ROOMS, SPREAD, KILL_EVERY = 3_000, 60, 3.0
 ENV = {"QM_LEASE_SECONDS": "5", "QM_SNOOZE_SCAN_SECONDS": "2"}

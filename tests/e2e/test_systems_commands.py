@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from celery_processes import ROOT
-from commands import environment, said_on_a_terminal
-from real_servers import Servers
 
 from models.database import collection
 from queue_manager import leases
+from tests.e2e.celery_processes import ROOT
+from tests.e2e.commands import environment, said_on_a_terminal
+from tests.real_servers import Servers
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "systems"]
 DUE = datetime(2026, 1, 31, tzinfo=UTC)

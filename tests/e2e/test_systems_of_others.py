@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery_processes import QUICK_START, CeleryProcess
-from commands import environment
-from eventually import eventually
-from real_servers import Servers
-from web_process import Web, web
 
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
+from tests.e2e.celery_processes import QUICK_START, CeleryProcess
+from tests.e2e.commands import environment
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.web.web_process import Web, web
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]

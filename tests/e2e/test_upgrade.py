@@ -12,12 +12,6 @@ from uuid import uuid4
 import pytest
 import redis
 from bson import ObjectId
-from celery_processes import CeleryProcess, worker
-from eventually import eventually
-from job_processes import count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
-from real_servers import Servers
-from rooms import get_room, make_room, resnooze
-from watching import is_open, listening, times_woken
 
 from beat_schedule import SYSTEMS
 from models import job_leader, job_queue, schema
@@ -26,6 +20,12 @@ from queue_manager.beat import old_schedule
 from queue_manager.beat.leader_lock import LeaderLock
 from queue_manager.broker import keys
 from queue_manager.core.clock import hours, minutes, seconds, to_iso, truncate
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.job_processes import count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
+from tests.e2e.watching import is_open, listening, times_woken
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import get_room, make_room, resnooze
 
 LEASE, PERIOD = 2.0, 0.5
 ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD)}

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from bson import Binary, Decimal128, Int64, ObjectId
-from celery_processes import QUICK_START, ROOT, CeleryProcess
-from commands import environment
-from eventually import eventually
-from real_servers import Servers
-from web_process import web
 
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, seconds
+from tests.e2e.celery_processes import QUICK_START, ROOT, CeleryProcess
+from tests.e2e.commands import environment
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.web.web_process import web
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 ITEMS = "/api/systems/trial-end/items"

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 import socketio
 from celery import Celery
-from celery_processes import ROOT, TESTS, CeleryProcess, worker
-from eventually import eventually
-from local_nodes import LocalBroker, LocalCeleryNode, LocalProcess, LocalServer
-from pace import paced
 from pytest_celery import CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
-from real_servers import Servers
-from rooms import get_room, make_room
-from watching import is_open, times_woken
 
 from dev.children import spawn
 from dev.ports import free_port, is_answering
 from models.database import server_now
 from queue_manager.core.clock import seconds, to_iso
+from tests.e2e.celery_processes import ROOT, TESTS, CeleryProcess, worker
+from tests.e2e.local_nodes import LocalBroker, LocalCeleryNode, LocalProcess, LocalServer
+from tests.e2e.watching import is_open, times_woken
+from tests.eventually import eventually
+from tests.pace import paced
+from tests.real_servers import Servers
+from tests.rooms import get_room, make_room
 
 ENV = {"QM_SNOOZE_SCAN_SECONDS": "2"}
 

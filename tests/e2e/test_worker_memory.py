@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from real_servers import Servers
 
 from benchmarks.rooms.listener import Listener
 from benchmarks.rooms.processes import procfile_worker, resident, running
 from benchmarks.snooze_scan import documents
 from models import support_room
 from models.database import server_now
+from tests.real_servers import Servers
 
 ITEMS, AT_ONCE, LOOK_EVERY = 500_000, 10_000, 50_000
 CHANNEL = "memory"

@@ -10,11 +10,11 @@ from typing import Any
 
 import redis
 from bson import ObjectId
-from rooms import get_room
 
 from models.database import client
 from models.support_room import rooms
 from tasks import app
+from tests.rooms import get_room
 
 
 def is_open(room_id: ObjectId) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pymongo import ReadPreference
-from real_servers import Servers
 
 from models import database
+from tests.real_servers import Servers
 
 
 def test_writes_are_acknowledged_by_a_majority_and_reads_go_to_the_primary(servers: Servers) -> None:

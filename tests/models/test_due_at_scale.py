@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from rooms import T0, AgingClock, make_room, make_work, scan
 
 from beat_schedule import SYSTEMS
 from models import database, schema, support_room
 from queue_manager.core.clock import hours, seconds
+from tests.rooms import T0, AgingClock, make_room, make_work, scan
 
 ROOMS = 1_000_000
 DUE, IN_FLIGHT, COOLING = 500, 300, 200

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from bson import Int64
-from rooms import T0
 
 from beat_schedule import SYSTEMS
 from models import job, old_claims, schema, support_room
 from models.database import collection
 from models.job_queue import queues
+from tests.rooms import T0
 
 pytestmark = pytest.mark.usefixtures("clean")
 

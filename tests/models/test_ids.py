@@ -8,10 +8,10 @@ from typing import Any
 import bson
 import pytest
 from bson import ObjectId
-from odd_ids import ODD_IDS
 
 from models.database import id_key, id_text, read_id
 from queue_manager.core.errors import PermanentError
+from tests.odd_ids import ODD_IDS
 
 
 @pytest.mark.parametrize("id", [ObjectId(), *ODD_IDS], ids=lambda id: type(id).__name__)

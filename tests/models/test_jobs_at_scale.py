@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from job_lab import LEASE, Lab
 from pymongo import MongoClient, monitoring
-from real_servers import Servers
-from rooms import T0
 
 from models import database, job, job_attempt, job_pages
 from models.database import Document
@@ -23,6 +20,9 @@ from models.job_attempt import Outcome
 from models.job_pages import Asked
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.per_process import PerProcess
+from tests.job_lab import LEASE, Lab
+from tests.real_servers import Servers
+from tests.rooms import T0
 
 NAMES, EXECUTING, DUE, PAGE = 20, 5, 12, 32
 STATES = [State.SUCCESS] * 6 + [State.PENDING] * 3 + [State.FAILURE, State.CANCELED]

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from pymongo import monitoring
-from real_servers import Servers
-from rooms import make_work, scan
 
 from benchmarks.explain import Recorder, explain
 from models import database, scan_run, site, subscription, support_room
@@ -24,6 +22,8 @@ from services import stale_thumbnails
 from services.due_documents.listing import DocumentList
 from services.review_requests import eligible_agencies
 from services.stale_thumbnails import hung_sites
+from tests.real_servers import Servers
+from tests.rooms import make_work, scan
 
 ROOMS, SITES, SUBSCRIPTIONS, RUNS = 200_000, 100_000, 50_000, 20_000
 DUE, IN_FLIGHT, RESTING, HUNG = 300, 200, 100, 250

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from command_log import commands
-from odd_ids import ODD_IDS
-from rooms import T0, AgingClock, execute, lease_state, scan
 
 from models import database, failed_item, owed, schema
 from models.database import collection, id_text
@@ -23,6 +20,9 @@ from services.due_documents import DueDocuments, Failure, Run, Written, work, wo
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem, Limits
+from tests.command_log import commands
+from tests.odd_ids import ODD_IDS
+from tests.rooms import T0, AgingClock, execute, lease_state, scan
 
 pytestmark = pytest.mark.usefixtures("clean")
 

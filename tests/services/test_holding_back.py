@@ -9,8 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from real_servers import Servers
-from rooms import T0, HandClock
 
 import beat_schedule
 from models import schema
@@ -22,6 +20,8 @@ from queue_manager.core.settings import settings
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
 from services.due_work import Backlog, DueBatch, DueItem
+from tests.real_servers import Servers
+from tests.rooms import T0, HandClock
 
 PERIOD = seconds(2)
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from command_log import commands
-from rooms import T0, AgingClock, HandClock, RecordedEvents, execute, get_room, make_room, make_work, scan
 
 from models import pulse, support_room
 from queue_manager.core.clock import minutes, seconds, to_iso
@@ -21,6 +19,8 @@ from services import support_snooze
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem
 from services.review_requests import ReviewRequests, review_requests
+from tests.command_log import commands
+from tests.rooms import T0, AgingClock, HandClock, RecordedEvents, execute, get_room, make_room, make_work, scan
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from odd_ids import ODD_IDS
-from rooms import T0, AgingClock, HandClock, RecordedEvents, execute, get_room, lease_state, make_room, make_work, scan
 
 from models import site, support_room
 from models.database import collection, id_text, shown_id
@@ -19,6 +17,19 @@ from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
 from services.due_work import Limits
 from services.stale_thumbnails import HungSites, stale_sites, stale_thumbnails
+from tests.odd_ids import ODD_IDS
+from tests.rooms import (
+    T0,
+    AgingClock,
+    HandClock,
+    RecordedEvents,
+    execute,
+    get_room,
+    lease_state,
+    make_room,
+    make_work,
+    scan,
+)
 
 pytestmark = pytest.mark.usefixtures("clean")
 

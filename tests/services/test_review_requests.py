@@ -17,7 +17,6 @@ from pymongo.monitoring import (
     CommandStartedEvent,
     CommandSucceededEvent,
 )
-from rooms import T0, AgingClock, scan
 
 from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
@@ -27,6 +26,7 @@ from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.settings import settings
 from services.due_work import Backlog, DueItem, Limits
 from services.review_requests import ReviewRequests, review_requests
+from tests.rooms import T0, AgingClock, scan
 
 pytestmark = pytest.mark.usefixtures("clean")
 

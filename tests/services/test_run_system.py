@@ -6,13 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from real_servers import Servers
-from rooms import T0
 
 from models import database
 from queue_manager import DueDocuments, Failure, RetryPolicy, Run, Written
 from queue_manager.core.errors import PermanentError
 from queue_manager.testing import RunSystem
+from tests.real_servers import Servers
+from tests.rooms import T0
 
 pytestmark = pytest.mark.usefixtures("servers")
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from rooms import T0, AgingClock
-from rooms import scan as scan_work
 
 from models import site
 from models.database import collection
@@ -19,6 +17,8 @@ from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.settings import settings
 from services.due_work import Backlog, DueItem, Limits
 from services.stale_thumbnails import StaleSites, StaleThumbnails, stale_sites, stale_thumbnails, threshold
+from tests.rooms import T0, AgingClock
+from tests.rooms import scan as scan_work
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -8,18 +8,6 @@ from typing import Any
 import pytest
 from bson import Binary, Code, Decimal128, MaxKey, MinKey, ObjectId, Regex, Timestamp
 from pymongo.errors import AutoReconnect
-from rooms import (
-    T0,
-    AgingClock,
-    RecordedEvents,
-    execute,
-    get_room,
-    lease_state,
-    make_room,
-    make_work,
-    resnooze,
-    scan,
-)
 
 from models import due_documents, failed_item, support_room
 from models.database import collection
@@ -32,6 +20,18 @@ from services.due_documents.listing import DocumentList
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem
+from tests.rooms import (
+    T0,
+    AgingClock,
+    RecordedEvents,
+    execute,
+    get_room,
+    lease_state,
+    make_room,
+    make_work,
+    resnooze,
+    scan,
+)
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -1,4 +1,4 @@
-"""The product's own application with one more item, which says what is done with it; `celery -A group_app worker`.
+"""The application with one more item, which says what is done with it; `celery -A tests.tasks.group_app worker`.
 
 GROUP_APP_LIMIT  soft time limit of the worker, in seconds
 GROUP_APP_HEARS  any value: it hears of each task that succeeded
@@ -17,7 +17,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery import signals
-from eventually import eventually
 from pymongo.errors import AutoReconnect
 
 from models.database import server_now
@@ -30,6 +29,7 @@ from queue_manager.core.settings import settings
 from services.due_work import Due, DueItem, DueWork, Limits, leases_of
 from tasks import app
 from tasks.base import item_task
+from tests.eventually import eventually
 
 __all__ = ["app"]
 

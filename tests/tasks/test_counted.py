@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 import redis
-from hand_worker import run, take
-from job_lab import Lab
-from real_servers import Servers
-from rooms import make_room
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
@@ -16,6 +12,10 @@ from queue_manager.telemetry import counters, history
 from services import job_queues
 from tasks.job_queues import QUEUE, dispatch_due_jobs
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.tasks.hand_worker import run, take
 
 
 def counted(servers: Servers, name: str) -> dict[str, int]:

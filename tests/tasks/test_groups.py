@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 import redis
 from celery.events.receiver import EventReceiver
-from celery_processes import CeleryProcess, worker
-from eventually import eventually
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
-from real_servers import Servers
 
 from queue_manager.batching import strategy
 from tasks import app
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.eventually import eventually
+from tests.real_servers import Servers
 
-QUEUE, TASK = "groups", "group_app.touch"
-TESTS = Path(__file__).parent
+QUEUE, TASK = "groups", "tests.tasks.group_app.touch"
+ROOT = Path(__file__).parents[2]
 
 
 class Watched:
@@ -103,8 +103,8 @@ def start(clean: Servers, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
         process = worker(
             tmp_path / f"worker{len(processes)}.log",
             *(*options, "--task-events", *arguments),
-            app="group_app",
-            env={"PYTHONPATH": f"{TESTS.parents[1]}:{TESTS.parent}:{TESTS}", **env},
+            app="tests.tasks.group_app",
+            env={"PYTHONPATH": str(ROOT), **env},
         ).start()
         processes.append(process)
         return Watched(process, client)

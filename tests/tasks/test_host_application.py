@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from real_servers import Servers
+
+from tests.real_servers import Servers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -22,8 +23,8 @@ def test_importing_our_tasks_leaves_the_current_application_alone(is_imported_fi
     first = "import tasks.support_snooze; " if is_imported_first else ""
 
     run = subprocess.run(
-        [sys.executable, "-c", f"{first}import host_program"],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "HOST_BROKER_URL": its_broker},
+        [sys.executable, "-c", f"{first}from tests.tasks import host_program"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOST_BROKER_URL": its_broker},
         capture_output=True,
         text=True,
         timeout=60,

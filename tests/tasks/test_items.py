@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from celery.exceptions import Ignore, Retry
-from hand_worker import run, take, waiting_messages
-from pace import paced
 from pymongo.errors import AutoReconnect
-from real_servers import Servers
-from room_lease import lease
-from rooms import get_room, make_room
 
 from models.database import server_now
 from models.due_documents import DueCollection
@@ -21,6 +16,11 @@ from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from tasks import app, base
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+from tests.pace import paced
+from tests.real_servers import Servers
+from tests.room_lease import lease
+from tests.rooms import get_room, make_room
+from tests.tasks.hand_worker import run, take, waiting_messages
 
 QUEUE = "support-snooze"
 

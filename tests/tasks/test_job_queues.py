@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 from celery.exceptions import Ignore
-from hand_worker import run, take, waiting_messages
-from job_lab import Lab
-from real_servers import Servers
 
 from beat_schedule import SYSTEMS
 from models import job, job_leader, scan_run
@@ -20,6 +17,9 @@ from services import job_queues
 from services.due_work import DueItem
 from tasks.beat_entries import beat_entries
 from tasks.job_queues import QUEUE, dispatch_due_jobs, run_queue
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+from tests.tasks.hand_worker import run, take, waiting_messages
 
 NAME = "tasks.job_queues.dispatch_due_jobs"
 

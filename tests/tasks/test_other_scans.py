@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from celery.exceptions import Ignore, Retry
-from hand_worker import run, take, waiting_messages
 from kombu.exceptions import OperationalError
 from pymongo.errors import AutoReconnect
-from real_servers import Servers
 
 from models import pulse, scan_run, site
 from models.database import collection, server_now
@@ -22,6 +20,8 @@ from queue_manager.core.settings import settings
 from tasks.review_requests import create_review_request, scan_eligible_agencies
 from tasks.stale_thumbnails import QUEUE as SITES
 from tasks.stale_thumbnails import log_resets, reset_stale_thumbnail, scan_stale_thumbnails
+from tests.real_servers import Servers
+from tests.tasks.hand_worker import run, take, waiting_messages
 
 REVIEWS = "review-request-pulse"
 

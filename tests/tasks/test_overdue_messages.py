@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hand_worker import Message, run, waiting_messages
-from pace import promptly
 from pymongo import MongoClient
-from real_servers import Servers
 
 from dev.ports import free_port
 from models import database
 from queue_manager.core.clock import ServerClock, seconds
 from services.message_queue import MessageQueue, message_queue, queue_admin
 from tasks.overdue_messages import plan_sweep, requeue_at_deadline, requeue_overdue_messages
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.tasks.hand_worker import Message, run, waiting_messages
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 import redis
 from celery import signals
 from celery._state import _task_stack
-from real_servers import Servers
 
 from queue_manager.batching.publish import publish
 from queue_manager.core.clock import minutes
@@ -20,6 +19,7 @@ from services.due_work import DueItem
 from tasks import app
 from tasks.review_requests import create_review_request
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+from tests.real_servers import Servers
 
 AT = datetime(2026, 1, 31, 9, 30, 0, 250_000, tzinfo=UTC)
 ROOMS = [

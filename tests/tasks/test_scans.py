@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hand_worker import run, take, waiting_messages
 from kombu.exceptions import BatchPublishError, OperationalError
 from pymongo.errors import AutoReconnect
-from real_servers import Servers
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
-from room_lease import lease
-from rooms import get_room, make_room
 
 from models import scan_run, support_room
 from models.database import server_now
@@ -25,6 +21,10 @@ from services.due_documents.work import DocumentWork
 from services.due_work import Backlog, DueBatch
 from tasks import base
 from tasks.support_snooze import scan_expired_snoozes
+from tests.real_servers import Servers
+from tests.room_lease import lease
+from tests.rooms import get_room, make_room
+from tests.tasks.hand_worker import run, take, waiting_messages
 
 QUEUE = "support-snooze"
 SCAN = "tasks.support_snooze.scan_expired_snoozes"

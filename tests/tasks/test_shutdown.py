@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import redis
-from celery_processes import CeleryProcess, worker
-from eventually import eventually
-from real_servers import Servers
 
 from queue_manager.broker import keys
 from tasks import app
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.eventually import eventually
+from tests.real_servers import Servers
 
-QUEUE, TASK = "groups", "group_app.touch"
-TESTS = Path(__file__).parent
+QUEUE, TASK = "groups", "tests.tasks.group_app.touch"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def start(clean: Servers, tmp_path: Path) -> Iterator[Callable[..., CeleryProces
         process = worker(
             tmp_path / f"worker{len(processes)}.log",
             *("--queues", QUEUE, "--prefetch-multiplier", "8", "--hostname", f"w{len(processes)}@h"),
-            app="group_app",
-            env={"PYTHONPATH": f"{TESTS.parents[1]}:{TESTS.parent}:{TESTS}", **env},
+            app="tests.tasks.group_app",
+            env={"PYTHONPATH": str(ROOT), **env},
         ).start()
         processes.append(process)
         return process

@@ -7,13 +7,13 @@ from itertools import product
 from typing import Any
 
 import pytest
-from foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
-from job_lab import Lab
-from real_servers import Servers
 
 from models import job
 from services import job_queues
 from services.job_queues import WrongState
+from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
+from tests.job_lab import Lab
+from tests.real_servers import Servers
 
 NAME = "mail"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from job_lab import LEASE, Lab
-from real_servers import Servers
-from rooms import T0
 
 from models import job, job_leader
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
 from services.job_queues import InvalidJob, NotTheOnly, UnknownJob, WrongState
 from services.job_queues.runner import FRESH
+from tests.job_lab import LEASE, Lab
+from tests.real_servers import Servers
+from tests.rooms import T0
 
 NOBODY = "0" * 24
 

@@ -6,15 +6,15 @@ import time
 from typing import Any
 
 import pytest
-from eventually import eventually
-from job_lab import LEASE, PERIOD, Lab, lost_lease
 from pymongo.errors import AutoReconnect
-from real_servers import Servers
-from rooms import T0
 
 from models import job, job_attempt, job_leader, job_queue
 from queue_manager.core.clock import minutes, seconds
 from services.job_queues.runner import FRESH
+from tests.eventually import eventually
+from tests.job_lab import LEASE, PERIOD, Lab, lost_lease
+from tests.real_servers import Servers
+from tests.rooms import T0
 
 A_MOMENT = seconds(0.001)
 

@@ -11,8 +11,6 @@ from bson import ObjectId
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from job_lab import LEASE, Lab
-from job_model import Attempt, JobModel, Modelled
 
 from models import job, job_attempt, job_leader, job_queue
 from models.database import Document
@@ -23,6 +21,8 @@ from queue_manager.core.settings import settings as chosen_settings
 from services.due_work import DueItem
 from services.job_queues import NotTheOnly, WrongState
 from services.job_queues.dispatch import lease_name
+from tests.job_lab import LEASE, Lab
+from tests.services.job_queues.job_model import Attempt, JobModel, Modelled
 
 NAMES = ("mail", "report")
 TOKENS = ("t1", "t2")  # few: a task that is delivered twice has the same one twice

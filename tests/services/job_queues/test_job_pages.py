@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from job_lab import Lab
-from real_servers import Servers
-from rooms import T0
 
 from models import job, job_pages
 from models.job import SORTED_BY, State
 from queue_manager.core.clock import seconds
 from services.job_queues import InvalidJob
 from services.job_queues.searching import LONGEST_TEXT, text_of
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+from tests.rooms import T0
 
 WORDS = ["alpha", "Beta", "GAMMA", "d.e", "1.5"]
 

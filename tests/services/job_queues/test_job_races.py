@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from job_lab import LEASE, Lab, lost_lease, successes
-from real_servers import Servers
 
 from models import job, job_attempt
 from models.database import Document
@@ -19,6 +17,8 @@ from models.job import Busy, State
 from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds
 from services.job_queues import WrongState
+from tests.job_lab import LEASE, Lab, lost_lease, successes
+from tests.real_servers import Servers
 
 ROUNDS = 150
 DONE = Outcome(state=State.SUCCESS)

@@ -12,11 +12,7 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from eventually import eventually
-from job_lab import LEASE, Lab, lost_lease, successes
 from pymongo.errors import AutoReconnect
-from real_servers import Servers
-from rooms import T0
 
 from models import database, job, job_attempt
 from models.job import HISTORY, State
@@ -26,6 +22,10 @@ from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, Per
 from queue_manager.core.settings import settings
 from services import job_queues
 from services.job_queues.runner import FRESH
+from tests.eventually import eventually
+from tests.job_lab import LEASE, Lab, lost_lease, successes
+from tests.real_servers import Servers
+from tests.rooms import T0
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from job_lab import Lab
-from real_servers import Servers
-from rooms import T0
 
 from models import job
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from services.job_queues import InvalidJob, Registry, UnknownJob
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+from tests.rooms import T0
 
 THREADS = 16
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from message_lab import Lab, PlainRedis, WheelValkey
 
 from dev.binaries import ServerNotFound
 from dev.servers import Valkey
+from tests.services.message_queue.message_lab import Lab, PlainRedis, WheelValkey
 
 KINDS = {"valkey": WheelValkey, "redis": PlainRedis}
 

@@ -12,16 +12,15 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from message_lab import Lab
-
 from queue_manager.core.clock import seconds
 from services.message_queue import LockLost, Message, NewMessage, QueueUnavailable, UnknownMessage
+from tests.services.message_queue.message_lab import Lab
 
 SHORT = 0.03  # seconds: the deadline of those who will not come back
 TYPES = ("a", "b", "c")
 
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["queue_processes"])
+_context.set_forkserver_preload(["tests.services.message_queue.queue_processes"])
 
 
 def begin(work: Callable[..., None], *arguments: object) -> BaseProcess:

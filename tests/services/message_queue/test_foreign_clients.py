@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from message_lab import Lab
 
 from dev.servers import Valkey
 from services.message_queue import Filter, InvalidMessage
+from tests.services.message_queue.message_lab import Lab
 
 THEIRS = {"id": "theirs", "type": "job", "payload": {"n": [1.5, {}]}, "priority": 0, "created_at": 1704067200.25}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from message_lab import Lab
 
 from services.message_queue import NewMessage, QueueFull
+from tests.services.message_queue.message_lab import Lab
 
 MESSAGES = 12
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eventually import eventually
-from message_lab import Lab
-from pace import promptly
 
 from dev.servers import Valkey
 from services.message_queue import InvalidMessage, Message, QueueUnavailable
 from services.message_queue.scripts import source
+from tests.eventually import eventually
+from tests.pace import promptly
+from tests.services.message_queue.message_lab import Lab
 
 SOON = 0.1  # seconds
 PATIENT = 10.0

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from message_lab import Lab
 
 from dev.servers import Valkey
 from services.message_queue import Json, Message
 from services.message_queue.messages import as_json, members
+from tests.services.message_queue.message_lab import Lab
 
 EXACT = [
     "[]",

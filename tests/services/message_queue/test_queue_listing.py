@@ -6,11 +6,11 @@ import random
 from typing import Any
 
 import pytest
-from message_lab import Lab
 
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
 from services.message_queue import Filter, InvalidMessage, Json, NewMessage, browser
+from tests.services.message_queue.message_lab import Lab
 
 MESSAGES = 3_000
 

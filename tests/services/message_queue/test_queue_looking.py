@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from message_lab import Lab
 
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
 from services.message_queue import Filter, InvalidMessage, Message, NewMessage, Place, browser
 from services.message_queue.message_state import PLACES, SORTABLE
+from tests.services.message_queue.message_lab import Lab
 
 SLICE = 700  # entries of one call, see reading.lua
 BLOCK = 160  # by which the last block of a slice may pass it

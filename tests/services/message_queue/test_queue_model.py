@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from message_lab import Lab
-from queue_model import HISTORY, Modelled, QueueModel
 
 from dev.servers import Valkey
 from services.message_queue import Json, LockLost, MessageHeld, NewMessage, UnknownMessage
 from services.message_queue.messages import members
+from tests.services.message_queue.message_lab import Lab
+from tests.services.message_queue.queue_model import HISTORY, Modelled, QueueModel
 
 LEVELS, BATCH, MAX_ATTEMPTS = 3, 2, 2
 SHORT = 0.001  # seconds

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from eventually import eventually
-from message_lab import Lab
-from queue_processes import begin, consume, do_everything, make, sweep
 
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
 from services.message_queue import QueueUnavailable
+from tests.eventually import eventually
+from tests.services.message_queue.message_lab import Lab
+from tests.services.message_queue.queue_processes import begin, consume, do_everything, make, sweep
 
 PROCESSES = 8
 

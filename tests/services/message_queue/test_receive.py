@@ -6,10 +6,10 @@ import logging
 import time
 
 import pytest
-from eventually import eventually
-from message_lab import Lab
 
 from services.message_queue import LockLost
+from tests.eventually import eventually
+from tests.services.message_queue.message_lab import Lab
 
 
 def test_message_is_acknowledged_at_the_end(lab: Lab) -> None:

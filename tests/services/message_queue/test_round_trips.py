@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from message_lab import Lab
 
 from services.message_queue import Message, NewMessage
+from tests.services.message_queue.message_lab import Lab
 
 Act = Callable[[Lab, Message], object]
 

@@ -9,10 +9,10 @@ from threading import Event
 
 import pytest
 import redis
-from message_lab import Lab
 
 from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Filter, LockLost, NewMessage, Place
+from tests.services.message_queue.message_lab import Lab
 
 MANY = 100_000
 MAX_HANDLED = 100

@@ -8,11 +8,11 @@ from datetime import timedelta
 from threading import Barrier
 
 import pytest
-from message_lab import Lab
 
 from dev.servers import Valkey
 from queue_manager.core.clock import milliseconds, seconds
 from services.message_queue import NewMessage, Swept
+from tests.services.message_queue.message_lab import Lab
 
 HELD, OVERDUE = 10_000, 100
 

@@ -1,0 +1,32 @@
+"""A server of its own for each module, emptied for each test, and a connection to it on our transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kombu import Connection
+from redis import Redis
+
+from dev.servers import Valkey
+from tests.broker.taking import connected
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Valkey) -> Iterator[Redis]:
+    with Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 0)
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def connection(server: Valkey, client: Redis) -> Iterator[Connection]:
+    with connected(server.url) as connection:
+        yield connection

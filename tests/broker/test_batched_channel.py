@@ -1,0 +1,200 @@
+"""What kombu promises of a channel, on the batched transport: taking and answering."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from kombu import Connection
+from redis import Redis
+
+from dev.servers import Valkey
+from queue_manager.broker import dead_letters, transport
+from queue_manager.broker.registration import install
+from queue_manager.core.errors import ConfigurationError
+from tests.broker.taking import Taker, connected, envelope, held, send, waiting
+
+
+def test_messages_are_taken_in_order_and_acknowledged(connection: Connection, client: Redis) -> None:
+    send(connection, "q", *range(600))
+
+    taker = Taker(connection, "q")
+
+    assert taker.drain() == [*range(600)]
+    assert held(client) == (600, 600)
+    for message in taker.taken:
+        message.ack()
+    assert held(client) == (0, 0)
+
+
+def test_prefetch_count_is_honoured(connection: Connection, client: Redis) -> None:
+    send(connection, "q", *range(9))
+    taker = Taker(connection, "q", prefetch=4)
+    assert taker.drain() == [0, 1, 2, 3]
+    assert client.llen("q") == 5
+
+    taker.taken[0].ack()
+    taker.taken[2].reject()
+
+    assert taker.drain() == [0, 1, 2, 3, 4, 5]
+
+
+def test_higher_priority_is_taken_first(server: Valkey, client: Redis) -> None:
+    with connected(server.url, priority_steps=[0, 3, 6]) as connection:
+        for priority in (7, 4, 0, 3):
+            send(connection, "q", f"{priority}a", f"{priority}b", priority=priority)
+
+        taker = Taker(connection, "q", prefetch=5)
+        assert taker.drain() == ["0a", "0b", "4a", "4b", "3a"]
+        assert client.llen("q\x06\x163") == 1
+
+    assert waiting(client, "q") == ["0a", "0b"]
+    assert waiting(client, "q\x06\x163") == ["4a", "4b", "3a", "3b"]
+    assert waiting(client, "q\x06\x166") == ["7a", "7b"]
+
+
+def test_long_queue_holds_up_no_other(connection: Connection) -> None:
+    send(connection, "long", *["long"] * 50)
+    send(connection, "short", *["short"] * 2)
+    send(connection, "other", *["other"] * 2)
+
+    bodies = Taker(connection, "long", "short", "other", prefetch=9).drain()
+
+    assert sorted(bodies) == ["long"] * 5 + ["other"] * 2 + ["short"] * 2
+
+
+def test_message_is_awaited_without_polling(connection: Connection, client: Redis) -> None:
+    taker = Taker(connection, "a", "b", "c")
+    taker.drain(timeout=0.2)
+    before = client.info("stats")["total_commands_processed"]
+    taker.drain(timeout=0.2)
+    threading.Timer(0.3, client.lpush, ("b", json.dumps(envelope("late")))).start()
+
+    connection.drain_events(timeout=5)
+    taker.drain(timeout=0.1)
+
+    assert taker.bodies == ["late"]
+    assert client.info("stats")["total_commands_processed"] - before < 60
+
+
+def test_many_queues_and_priorities_are_awaited(server: Valkey, client: Redis) -> None:
+    names = [f"q{number}" for number in range(12)]
+    with connected(server.url, priority_steps=[0, 3, 6, 9]) as connection:
+        taker = Taker(connection, *names)
+        taker.drain(timeout=0.1)  # 48 lists, where a pool of kombu's has 10 connections
+        for name in names:
+            send(connection, name, name, priority=9)
+        assert sorted(taker.drain()) == sorted(names)
+
+
+def test_messages_without_acknowledgement_are_not_held(connection: Connection, client: Redis) -> None:
+    send(connection, "q", *range(20))
+
+    taker = Taker(connection, "q", prefetch=3, no_ack=True)
+
+    assert taker.drain() == [*range(20)]
+    assert held(client) == (0, 0)
+    assert not taker.channel.qos._dirty
+
+
+def test_basic_get_registers_in_the_same_step(connection: Connection, client: Redis) -> None:
+    send(connection, "q", "first", "second", "third")
+    client.rpush("q", b"\xff")
+    channel = connection.default_channel
+
+    message = channel.basic_get("q")
+    assert message.payload == "first"
+    assert held(client) == (1, 1)
+    message.ack()
+    assert channel.basic_get("q", no_ack=True).payload == "second"
+    assert held(client) == (0, 0)
+    channel.basic_get("q").reject(requeue=True)
+    assert waiting(client, "q") == ["third"]
+    assert channel.basic_get("other") is None
+    assert dead_letters.count(client) == 1
+
+
+def test_requeued_message_comes_last_and_says_so(connection: Connection) -> None:
+    send(connection, "q", "first", "second")
+    taker = Taker(connection, "q", prefetch=1)
+    assert taker.drain() == ["first"]
+
+    taker.taken[0].requeue()
+    taker.drain()
+    taker.taken[1].ack()
+
+    assert taker.drain() == ["first", "second", "first"]
+    assert [message.delivery_info.get("redelivered", False) for message in taker.taken] == [False, False, True]
+
+
+def test_rejected_message_is_kept_with_the_reason(connection: Connection, client: Redis) -> None:
+    send(connection, "q", "one", "two")
+    taker = Taker(connection, "q")
+    taker.drain()
+
+    taker.taken[0].why = "we had enough"
+    for message in taker.taken:
+        message.reject()
+
+    two, one = dead_letters.latest(client)
+    assert (one.queue, one.reason, two.reason) == ("q", "we had enough", "It was rejected")
+    assert json.loads(one.message)["properties"]["delivery_info"]["routing_key"] == "q"
+    assert held(client) == (0, 0)
+
+
+def test_forgotten_script_is_sent_again(connection: Connection, client: Redis) -> None:
+    taker = Taker(connection, "q")
+    send(connection, "q", "before")
+    taker.drain()
+    client.script_flush()
+
+    send(connection, "q", "after")
+
+    assert taker.drain() == ["before", "after"]
+
+
+def test_list_that_is_none_blocks_no_other_and_loses_nothing(connection: Connection, client: Redis) -> None:
+    taker = Taker(connection, "q", "odd")
+    client.set("odd", "a text")
+    send(connection, "q", *range(5))
+
+    assert taker.drain() == [*range(5)]
+
+
+def test_nothing_is_taken_that_cannot_be_registered(connection: Connection, client: Redis) -> None:
+    client.set("unacked_index", "a text")
+    send(connection, "q", *range(5))
+
+    with pytest.raises(connection.recoverable_connection_errors, match="WRONGTYPE"):
+        Taker(connection, "q").drain()
+
+    assert waiting(client, "q") == [*range(5)]
+
+
+def test_lost_connection_is_replaced(connection: Connection, client: Redis) -> None:
+    taker = Taker(connection, "q")
+    taker.drain()
+    client.client_kill_filter(_type="normal", skipme=True)
+    client.lpush("q", json.dumps(envelope("after")))
+
+    with pytest.raises(connection.recoverable_connection_errors):
+        taker.drain()  # a waiter was waiting
+
+    assert taker.drain() == ["after"]
+
+
+def test_scheme_of_its_own(server: Valkey, client: Redis) -> None:
+    install(server.url)
+    with Connection(f"batched-{server.url}", transport_options={"priority_steps": [0]}) as connection:
+        send(connection, "q", "one")
+
+        assert isinstance(connection.transport, transport.Transport)
+        assert Taker(connection, "q").drain() == ["one"]
+
+
+@pytest.mark.parametrize("option", [{"global_keyprefix": "x"}, {"ack_emulation": False}])
+def test_options_that_it_does_not_have_are_refused(server: Valkey, option: dict[str, Any]) -> None:
+    with connected(server.url, **option) as connection, pytest.raises(ConfigurationError, match="global_keyprefix"):
+        connection.channel()

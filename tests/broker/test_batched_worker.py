@@ -1,0 +1,182 @@
+"""What Celery promises of a worker, on the batched transport."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from redis import Redis
+
+from dev.servers import Valkey
+from tests.broker.celery_process import CeleryProcess
+from tests.broker.guard_app import TRANSPORT_OPTIONS, client_app
+from tests.broker.taking import body, held
+from tests.eventually import eventually
+from tests.pace import promptly
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Valkey]:
+    with Valkey(tmp_path / "redis") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Valkey) -> Iterator[Redis]:
+    with Redis.from_url(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def app(server: Valkey) -> Iterator[Celery]:
+    with client_app(server.url) as app:
+        yield app
+
+
+def worker(server: Valkey, log: Path, *options: str, **environment: str) -> CeleryProcess:
+    return CeleryProcess(
+        *("worker", "--queues=q", "--loglevel=info", f"--hostname={log.stem}@%h", *(options or ("--concurrency=2",))),
+        log=log,
+        broker_url=server.url,
+        **environment,
+    )
+
+
+def lines(diary: Path) -> list[str]:
+    return diary.read_text().splitlines() if diary.exists() else []
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+def test_long_work_and_long_waits_are_done_once(
+    pool: str, server: Valkey, app: Celery, client: Redis, tmp_path: Path
+) -> None:
+    running, waiting = tmp_path / "running", tmp_path / "waiting"
+    length = TRANSPORT_OPTIONS["visibility_timeout"] * 2
+
+    with worker(server, tmp_path / "one.log", f"--pool={pool}", "--concurrency=2") as one:
+        with worker(server, tmp_path / "two.log", f"--pool={pool}", "--concurrency=2") as two:
+            one.says(" ready.", within=60)
+            two.says(" ready.", within=60)
+            app.send_task("guard_app.hold", [length, str(running)], queue="q")
+            app.send_task("guard_app.hold", [0, str(waiting)], queue="q", countdown=length)
+            app.send_task("guard_app.hold", [0, str(waiting)], queue="q", countdown=length)
+
+            eventually(lambda: lines(running) and len(lines(waiting)) == 4, within=40)
+            eventually(lambda: held(client) == (0, 0), within=20)
+            assert lines(running) == ["started", "completed"]
+            assert len(lines(waiting)) == 4
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+def test_work_that_ends_during_a_warm_shutdown_is_done_once(
+    pool: str, server: Valkey, app: Celery, client: Redis, tmp_path: Path
+) -> None:
+    short, long = tmp_path / "short", tmp_path / "long"
+    length = TRANSPORT_OPTIONS["visibility_timeout"] * 2
+    with worker(server, tmp_path / "one.log", f"--pool={pool}", "--concurrency=2") as one:
+        one.says(" ready.", within=60)
+        if pool != "solo":
+            app.send_task("guard_app.hold", [3, str(short)], queue="q")
+        app.send_task("guard_app.hold", [length, str(long)], queue="q")
+        eventually(lambda: lines(long) == ["started"] and (pool == "solo" or lines(short)), within=20)
+
+        with worker(server, tmp_path / "two.log", f"--pool={pool}", "--concurrency=2") as two:
+            one.send(signal.SIGTERM)
+            two.says(" ready.", within=60)
+            eventually(lambda: not one.is_alive, within=60)
+            eventually(lambda: held(client) == (0, 0), within=20)
+
+    assert lines(long) == ["started", "completed"]
+    assert lines(short) == ([] if pool == "solo" else ["started", "completed"])
+    assert client.llen("q") == 0
+
+
+@pytest.mark.parametrize(("pool", "length"), [("prefork", TRANSPORT_OPTIONS["visibility_timeout"] * 2), ("threads", 5)])
+def test_stopped_worker_ends_its_work_and_gives_the_rest_back(
+    pool: str, length: float, server: Valkey, app: Celery, client: Redis, tmp_path: Path
+) -> None:
+    running, diary = tmp_path / "running", tmp_path / "diary"
+    with worker(server, tmp_path / "one.log", f"--pool={pool}", "--concurrency=1", "--prefetch-multiplier=9") as one:
+        one.says(" ready.", within=60)
+        app.send_task("guard_app.write", ["before", str(diary)], queue="q")
+        app.send_task("guard_app.hold", [length, str(running)], queue="q")
+        eventually(lambda: lines(running) == ["started"])
+        for number in range(20):
+            app.send_task("guard_app.write", [str(number), str(diary)], queue="q")
+        eventually(lambda: client.llen("q") == 12)
+
+        one.send(signal.SIGTERM)
+        with worker(server, tmp_path / "two.log", "--concurrency=1", "--queues=other") as other:
+            other.says(" ready.", within=60)  # it would put back what is overdue
+            eventually(lambda: not one.is_alive, within=60)
+
+    assert lines(running) == ["started", "completed"]
+    assert held(client) == (0, 0)
+    back = [body(message)[0][0] for message in reversed(client.lrange("q", 0, -1))]
+    assert sorted(map(int, [*lines(diary)[1:], *back])) == [*range(20)]
+    assert back == sorted(back, key=int)
+
+
+def test_remote_control_and_broadcasts(server: Valkey, app: Celery, tmp_path: Path) -> None:
+    with worker(server, tmp_path / "one.log") as one, worker(server, tmp_path / "two.log") as two:
+        for each in (one, two):
+            each.says(" ready.", within=60)
+
+        assert len(app.control.inspect(timeout=5).ping()) == 2
+        app.control.broadcast("pool_grow", arguments={"n": 1})
+        eventually(lambda: prefetch_counts(app) == [12, 12], within=20)
+
+
+def prefetch_counts(app: Celery) -> list[int]:
+    return [figures["prefetch_count"] for figures in (app.control.inspect(timeout=2).stats() or {}).values()]
+
+
+def test_queues_are_added_and_cancelled_while_it_runs(server: Valkey, app: Celery, tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    with worker(server, tmp_path / "one.log") as one:
+        one.says(" ready.", within=60)
+        app.control.add_consumer("added")
+        app.send_task("guard_app.write", ["added", str(diary)], queue="added")
+        eventually(lambda: lines(diary) == ["added"])
+
+        app.control.cancel_consumer("q")
+        one.says("Canceling queue q")
+        app.send_task("guard_app.write", ["no", str(diary)], queue="q")
+        app.send_task("guard_app.write", ["again", str(diary)], queue="added")
+        eventually(lambda: lines(diary) == ["added", "again"])
+        app.control.add_consumer("q")
+        eventually(lambda: "no" in lines(diary))
+
+
+def test_stock_worker_beside_ours(server: Valkey, app: Celery, client: Redis, tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    stock = worker(server, tmp_path / "stock.log", settings='{"broker_transport": null}')
+    with stock, worker(server, tmp_path / "ours.log") as ours:
+        for each in (stock, ours):
+            each.says(" ready.", within=60)
+        for number in range(200):
+            app.send_task("guard_app.write", [str(number), str(diary)], queue="q")
+
+        eventually(lambda: sorted(map(int, lines(diary))) == [*range(200)], within=30)
+        eventually(lambda: held(client) == (0, 0))
+        for each in (stock, ours):
+            assert "guard_app.write" in each.log
+            assert each.is_alive
+
+
+def test_worker_finds_work_at_once_after_a_quiet_time(server: Valkey, app: Celery, tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    with worker(server, tmp_path / "one.log") as one:
+        one.says(" ready.", within=60)
+        with Redis.from_url(server.url) as client:
+            # The server closes connections that are idle; after 4 s once, and not yet those that were made anew.
+            client.config_set("timeout", 2)
+            time.sleep(4)
+            app.send_task("guard_app.write", ["late", str(diary)], queue="q")
+            with promptly(5):
+                eventually(lambda: lines(diary) == ["late"], within=30)
+        assert one.log.count("Connection to broker lost") <= 1

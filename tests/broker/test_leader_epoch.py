@@ -1,0 +1,60 @@
+"""An entry that asks for the epoch is published with that of the beat that leads, take-over by take-over."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from dev.servers import Valkey
+from tests.broker.guard_app import every
+from tests.broker.test_leader_scheduler import scheduling
+from tests.eventually import eventually
+
+ENTRIES = {"asks": {**every(1, "asks"), "kwargs": {"epoch": None, "other": 1}}, "plain": every(1, "plain")}
+
+
+@pytest.fixture
+def emptied(server: Valkey) -> Iterator[Redis]:
+    with Redis.from_url(server.url, decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+def sent(client: Redis, queue: str) -> list[dict[str, Any]]:
+    """Return the keyword arguments of the messages that wait, the first sent first."""
+    bodies = [json.loads(base64.b64decode(json.loads(raw)["body"])) for raw in client.lrange(queue, 0, -1)]
+    return [kwargs for _, kwargs, _ in reversed(bodies)]
+
+
+def test_entry_that_asks_is_sent_with_the_leaders_epoch(server: Valkey, emptied: Redis) -> None:
+    for epoch in (1, 2, 3):
+        with scheduling(server, ENTRIES) as scheduler:
+            eventually(lambda scheduler=scheduler, epoch=epoch: scheduler.tick() and is_sent(emptied, epoch), within=5)
+            assert scheduler.epoch == epoch
+    assert [kwargs["epoch"] for kwargs in sent(emptied, "asks")] == sorted(
+        kwargs["epoch"] for kwargs in sent(emptied, "asks")
+    )
+    assert {kwargs["other"] for kwargs in sent(emptied, "asks")} == {1}
+    assert {str(kwargs) for kwargs in sent(emptied, "plain")} == {"{}"}
+
+
+def is_sent(client: Redis, epoch: int) -> bool:
+    return any(kwargs["epoch"] == epoch for kwargs in sent(client, "asks"))
+
+
+def test_redis_that_lost_its_data_counts_from_one_again(tmp_path: Path) -> None:
+    with Valkey(tmp_path / "redis") as valkey, Redis.from_url(valkey.url, decode_responses=True) as client:
+        for _ in range(2):
+            with scheduling(valkey, ENTRIES) as scheduler:
+                eventually(lambda scheduler=scheduler: scheduler.tick() and sent(client, "asks"), within=5)
+        assert scheduler.epoch == 0  # given back
+        client.flushall()
+        with scheduling(valkey, ENTRIES) as scheduler:
+            eventually(lambda: scheduler.tick() and sent(client, "asks"), within=5)
+            assert {kwargs["epoch"] for kwargs in sent(client, "asks")} == {1}

@@ -1,0 +1,265 @@
+"""One loop of the scheduler at a time: what it writes, sends and says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redbeat.decoder import RedBeatJSONEncoder
+from redbeat.schedules import rrule
+from redis import Redis
+
+from dev.servers import Valkey
+from queue_manager.beat import scan_ticks
+from queue_manager.beat.leader_lock import LeaderLock
+from queue_manager.beat.scheduler import LeaderScheduler, StoredEntry
+from queue_manager.core.clock import ServerClock, hours, seconds
+from tests.broker.guard_app import client_app, every
+from tests.eventually import eventually
+from tests.pace import promptly
+
+LOCK_KEY = "redbeat::lock"
+
+
+@pytest.fixture
+def client(server: Valkey) -> Iterator[Redis]:
+    with Redis.from_url(server.url, decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+@contextmanager
+def scheduling(
+    server: Valkey, schedule: dict[str, dict[str, Any]], *, broker_url: str = "", schedule_url: str = ""
+) -> Iterator[LeaderScheduler]:
+    """A scheduler in this process; its ticks are the caller's to make."""
+    with client_app(broker_url or server.url, schedule_url=schedule_url or server.url) as app:
+        app.conf.beat_schedule = schedule
+        scheduler = LeaderScheduler(app)
+        try:
+            yield scheduler
+        finally:
+            scheduler.close()
+            app.redbeat_redis.close()
+
+
+def test_standby_leaves_the_schedule_alone(server: Valkey, client: Redis) -> None:
+    LeaderLock(client, LOCK_KEY, lease=seconds(30)).acquire()
+
+    with scheduling(server, {"items": every(60, "items")}) as scheduler:
+        scheduler.tick()
+
+        assert scheduler.epoch == 0
+        assert not client.exists("redbeat::schedule", "redbeat::statics")
+
+
+def test_new_leader_drops_what_is_no_longer_scheduled(server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"kept": every(60, "q"), "dropped": every(60, "q")}) as scheduler:
+        scheduler.tick()
+
+    with scheduling(server, {"kept": every(60, "q")}) as scheduler:
+        scheduler.tick()
+
+        assert scheduler.epoch == 2
+        assert client.zrange("redbeat::schedule", 0, -1) == ["redbeat:kept"]
+        assert client.smembers("redbeat::statics") == {"kept"}
+
+
+def test_closed_scheduler_gives_the_lock_back(server: Valkey, client: Redis) -> None:
+    with scheduling(server, {}) as scheduler:
+        scheduler.tick()
+        assert client.exists(LOCK_KEY)
+
+    assert not client.exists(LOCK_KEY)
+
+
+def test_entry_stays_due_until_its_message_was_sent(
+    server: Valkey, client: Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    broker = Valkey(tmp_path / "broker")
+    with scheduling(server, {"items": every(1, "items")}, broker_url=broker.url) as scheduler:
+
+        def sent(expected: int) -> None:
+            eventually(lambda: scheduler.tick() and "takes no messages" in caplog.text, within=5)
+            before = client.hget("redbeat:items", "meta")
+            with promptly(2):  # well within the lock's 6 s
+                scheduler.tick()
+            assert client.hget("redbeat:items", "meta") == before
+            with broker, Redis.from_url(broker.url) as broker_client:
+                scheduler.tick()
+                assert broker_client.llen("items") == expected
+            assert client.hget("redbeat:items", "meta") != before
+            assert caplog.text.count("takes no messages") == 1
+            caplog.clear()
+
+        sent(1)  # the broker was never reached
+        sent(2)  # the connection to it broke
+        assert scheduler.epoch == 1
+
+
+def test_entry_that_cannot_be_sent_does_not_hold_up_the_others(server: Valkey, client: Redis) -> None:
+    broken = every(1, "items")
+    broken["options"]["serializer"] = "no-such-serializer"
+    with scheduling(server, {"a-broken": broken, "items": every(1, "items")}) as scheduler:
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 1, within=5)
+
+
+def stored(name: str, **definition: Any) -> dict[str, Any]:
+    """Return the definition of an entry as RedBeat stores it."""
+    schedule = {"__type__": "interval", "every": 1, "relative": False}
+    whole = {"name": name, "task": "guard_app.tick", "args": [], "kwargs": {}, "options": {"queue": "broken"}}
+    return {**whole, "schedule": schedule, "enabled": True, **definition}
+
+
+BROKEN: dict[str, dict[str, str | bytes]] = {
+    "definition-is-no-json": {"definition": "{"},
+    "definition-is-not-utf8": {"definition": b"\xff"},
+    "definition-is-a-list": {"definition": "[]"},
+    "definition-of-unknown-type": {"definition": json.dumps(stored("a", schedule={"__type__": "lunar", "day": 1}))},
+    "schedule-is-a-text": {"definition": json.dumps(stored("a", schedule="daily"))},
+    "schedule-is-incomplete": {"definition": json.dumps(stored("a", schedule={"__type__": "interval", "every": 1}))},
+    "member-is-unknown": {"definition": json.dumps(stored("a", colour="red"))},
+    "kwargs-is-a-number": {"definition": json.dumps(stored("a", kwargs=5))},
+    "options-is-a-list": {"definition": json.dumps(stored("a", options=["queue"]))},
+    "name-is-anothers": {"definition": json.dumps(stored("items"))},
+    "meta-is-no-json": {"definition": json.dumps(stored("a")), "meta": "{"},
+    "meta-is-a-number": {"definition": json.dumps(stored("a")), "meta": "5"},
+    "meta-is-empty": {"definition": json.dumps(stored("a")), "meta": "{}"},
+    "last-run-is-a-text": {"definition": json.dumps(stored("a")), "meta": '{"last_run_at": "today"}'},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [
+        *((kind, 0) for kind in [*BROKEN, "no-hash", "key-is-not-utf8"]),
+        *(("meta-is-no-json", score) for score in (-1, 4e9, "+inf")),
+    ],
+)
+def test_broken_entry_is_skipped_and_logged_once(
+    kind: str, score: Any, server: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        scheduler.tick()
+        if kind == "key-is-not-utf8":
+            client.execute_command("ZADD", "redbeat::schedule", score, b"redbeat:\xff")
+        else:
+            client.zadd("redbeat::schedule", {"redbeat:a": score})
+            if kind == "no-hash":
+                client.set("redbeat:a", "a text")
+            else:
+                client.hset("redbeat:a", mapping=BROKEN[kind])
+
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 2, within=10)
+
+    assert client.llen("broken") == 0
+    assert caplog.text.count("skipping the schedule entry") == (1 if score == 0 else 0)
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, "no-hash"])
+def test_broken_entry_of_the_configuration_is_replaced(kind: str, server: Valkey, client: Redis) -> None:
+    if kind == "no-hash":
+        client.set("redbeat:items", "a text")
+    else:
+        client.hset("redbeat:items", mapping=BROKEN[kind])
+
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 1, within=10)
+
+
+@pytest.mark.parametrize("ends", [{"count": 2}, {"until": True}])
+def test_entry_that_ends_runs_no_more_and_the_others_go_on(ends: dict[str, Any], server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        begins = datetime.now(UTC)
+        ending = {"until": begins + seconds(1)} if "until" in ends else ends
+        schedule = rrule("SECONDLY", dtstart=begins, app=scheduler.app, **ending)
+        options = {"queue": "ending"}
+        StoredEntry("ending", "guard_app.tick", schedule, options=options, app=scheduler.app).save()
+
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 4, within=20)
+
+        assert 1 <= client.llen("ending") <= 3
+        assert client.zscore("redbeat::schedule", "redbeat:ending") == -1
+        before = client.llen("ending")
+        client.zadd("redbeat::schedule", {"redbeat:ending": 0})
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 6, within=20)
+        assert client.llen("ending") == before
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=3), timedelta(days=400)])
+def test_entry_that_ran_in_the_future_runs_now(ahead: timedelta, server: Valkey, client: Redis) -> None:
+    entry = {"hourly": every(hours(1).total_seconds(), "items")}
+    with scheduling(server, entry) as scheduler:
+        scheduler.tick()
+    meta = {"last_run_at": datetime.now(UTC) + ahead}
+    client.hset("redbeat:hourly", "meta", json.dumps(meta, cls=RedBeatJSONEncoder))
+
+    with scheduling(server, entry) as scheduler:
+        scheduler.tick()
+        scheduler.tick()
+
+    assert client.llen("items") == 1
+
+
+def test_entries_go_on_when_the_clock_of_redis_is_set_back(
+    server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        # A server's clock cannot be set in a test: the scheduler reads one that runs an hour ahead, and then not.
+        read = scheduler._redis_time
+        monkeypatch.setattr(scheduler, "_redis_time", lambda: read() + hours(1))
+        scheduler._clock = ServerClock(scheduler._redis_time)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 1, within=10)
+
+        scheduler._clock = ServerClock(read)
+        sent = client.llen("items")
+        eventually(lambda: scheduler.tick() and client.llen("items") >= sent + 2, within=10)
+
+
+def test_ticks_are_numbered_and_collapse_into_one_run(
+    server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_ticks, "_client", lambda: client)
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        for sent in range(1, 4):
+            eventually(lambda sent=sent: scheduler.tick() and client.llen("items") == sent, within=10)
+        first, *others = [
+            json.loads(raw)["headers"][scan_ticks.HEADER] for raw in reversed(client.lrange("items", 0, -1))
+        ]
+        assert [tick["number"] for tick in (first, *others)] == [1, 2, 3]
+        assert scan_ticks.begin(first)
+        assert not any(scan_ticks.begin(tick) for tick in others)  # sent before that run began
+
+        eventually(lambda: scheduler.tick() and client.llen("items") == 4, within=10)
+        assert scan_ticks.begin(json.loads(client.lindex("items", 0))["headers"][scan_ticks.HEADER])
+
+
+def test_tick_runs_when_it_has_no_number_or_redis_lost_its_data(client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_ticks, "_client", lambda: client)
+    assert all(scan_ticks.begin(tick) for tick in (None, "x", {}, {"entry": "items", "number": "1"}))
+    for _ in range(5):
+        late = scan_ticks.issue(client, "items")
+    client.flushall()
+
+    assert scan_ticks.begin(late)
+    assert scan_ticks.begin(scan_ticks.issue(client, "items"))
+
+
+def test_redis_that_is_away_is_reported_once_and_without_password(
+    server: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nobody = f"redis://:secret@127.0.0.1:{Valkey(tmp_path / 'never-started').port}/0"
+    with scheduling(server, {}, schedule_url=nobody) as scheduler:
+        for _ in range(3):
+            assert scheduler.tick() == 1
+
+    reports = [record.getMessage() for record in caplog.records if "standing by" in record.getMessage()]
+    assert len(reports) == 1
+    assert "is unreachable" in reports[0]
+    assert "secret" not in caplog.text

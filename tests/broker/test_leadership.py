@@ -1,0 +1,137 @@
+"""The leader's lock, script by script."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from redis import Redis
+
+from queue_manager.beat.leader_lock import LeaderLock, epoch_key, leadership, raise_epoch
+from queue_manager.core.clock import minutes, seconds
+from tests.eventually import eventually
+
+KEY = "lock"
+LEASE = seconds(5)
+SHORT = seconds(0.2)
+
+
+def test_one_of_two_takes_the_lock(client: Redis) -> None:
+    first, second = LeaderLock(client, KEY, lease=LEASE), LeaderLock(client, KEY, lease=LEASE)
+
+    first.acquire()
+    holder = second.acquire()
+
+    assert (first.epoch, second.epoch) == (1, 0)
+    leads = leadership(client, KEY)
+    assert leads is not None
+    assert holder == f"{leads.host}:{leads.pid}"
+
+
+def test_repeated_acquire_counts_no_second_take_over(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=LEASE)
+    lock.acquire()
+    client.pexpire(KEY, 1000)
+
+    lock.acquire()
+
+    assert lock.epoch == 1
+    assert client.get(epoch_key(KEY)) == b"1"
+    assert client.pttl(KEY) > 4000
+
+
+def test_each_take_over_counts_one(client: Redis) -> None:
+    for expected in (1, 2, 3):
+        lock = LeaderLock(client, KEY, lease=LEASE)
+        lock.acquire()
+        assert lock.epoch == expected
+        lock.release()
+
+
+def test_holder_that_overslept_finds_out_and_leaves_the_next_one_alone(client: Redis) -> None:
+    overslept, follower = LeaderLock(client, KEY, lease=SHORT), LeaderLock(client, KEY, lease=LEASE)
+    overslept.acquire()
+    eventually(lambda: follower.acquire() and follower.epoch == 2)
+
+    assert not overslept.is_trusted()
+    assert not overslept.keep()
+    overslept.release()
+
+    assert overslept.epoch == 0
+    assert follower.keep()
+
+
+def test_lock_that_ended_and_nobody_took_is_lost_all_the_same(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=SHORT)
+    lock.acquire()
+    eventually(lambda: not client.exists(KEY))
+
+    assert not lock.keep()
+    lock.acquire()
+
+    assert lock.epoch == 2
+
+
+def test_keep_prolongs_a_lock_that_is_getting_old(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=seconds(4))
+    lock.acquire()
+    eventually(lambda: client.pttl(KEY) < 2900)
+
+    assert lock.keep()
+
+    assert client.pttl(KEY) > 3400
+
+
+def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
+    assert leadership(client, KEY) is None
+    LeaderLock(client, KEY, lease=LEASE).acquire()
+
+    leads = leadership(client, KEY)
+
+    assert leads is not None
+    assert abs(datetime.now(UTC) - leads.since) < seconds(2)
+    assert seconds(4) < leads.lease_left <= LEASE
+    assert leads.epoch == 1
+
+
+def test_holder_takes_a_higher_epoch_when_redis_is_told_what_it_forgot(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=LEASE)
+    lock.acquire()
+    assert lock.epoch == 1  # Redis lost its data: others have seen epoch 7, an hour ago
+
+    assert raise_epoch(client, KEY, known=7, age=minutes(60))
+    assert lock.extend()
+
+    assert lock.epoch == 8
+    leads = leadership(client, KEY)
+    assert leads is not None
+    assert leads.epoch == 8
+    assert not raise_epoch(client, KEY, known=7, age=minutes(60))  # a late refusal of epoch 1
+    assert lock.extend()
+    assert lock.epoch == 8
+
+
+def test_older_leader_is_not_raised_above_a_newer_one(client: Redis) -> None:
+    older = LeaderLock(client, KEY, lease=LEASE)
+    older.acquire()  # on a server that was cut off, while another led on its successor
+    eventually(lambda: client.pttl(KEY) < 4800)
+
+    assert not raise_epoch(client, KEY, known=2, age=seconds(0.1))
+    assert older.extend()
+    assert older.epoch == 1
+
+
+def test_raised_epoch_is_followed_by_the_next_take_over(client: Redis) -> None:
+    lock, follower = LeaderLock(client, KEY, lease=LEASE), LeaderLock(client, KEY, lease=LEASE)
+    lock.acquire()
+    raise_epoch(client, KEY, known=7, age=minutes(60))
+    lock.release()
+    follower.acquire()
+
+    assert follower.epoch == 8
+    assert not lock.extend()
+    assert lock.epoch == 0
+
+
+def test_epoch_is_not_raised_without_a_holder(client: Redis) -> None:
+    assert not raise_epoch(client, KEY, known=7, age=minutes(60))
+    assert not client.exists(epoch_key(KEY))

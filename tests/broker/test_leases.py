@@ -1,0 +1,311 @@
+"""The lease of dispatched items, on a real server: who may take what, and what a process that died leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+import redis
+
+from queue_manager import leases
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.leases import Leases, MustPause
+from tests.eventually import eventually
+from tests.real_servers import Servers
+
+AT = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
+ONE, TWO, THREE = (leases.name(id, AT) for id in ("room-1", "room-2", "room-3"))
+
+
+@pytest.fixture
+def client(clean: Servers) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def ours(clean: Servers) -> Leases:
+    return Leases("trial-end", minutes(1))
+
+
+@pytest.fixture
+def short(clean: Servers) -> Leases:
+    """The same leases, taken for a moment only."""
+    return Leases("trial-end", seconds(0.05))
+
+
+def take(ours: Leases, *names: str, is_forced: bool = False) -> list[str]:
+    return [names[position] for position in ours.take(names, is_forced=is_forced).positions]
+
+
+def dispatch(ours: Leases, *names: str) -> None:
+    taken = ours.take(names)
+    assert len(taken.positions) == len(names)
+    ours.dispatched(names, ends_ms=taken.ends_ms)
+
+
+def states(ours: Leases, *names: str) -> list[str]:
+    return [standing.state for standing in ours.standings(names)]
+
+
+class TestTake:
+    def test_of_two_scanners_one_takes_an_item(self, ours: Leases) -> None:
+        assert take(ours, ONE, TWO) == [ONE, TWO]
+        assert take(ours, TWO, THREE) == [THREE]
+
+    def test_a_new_due_time_is_a_new_lease_that_an_old_message_cannot_release(self, ours: Leases) -> None:
+        later = leases.name("room-1", AT + minutes(1))
+        assert take(ours, ONE) == [ONE]
+        assert take(ours, later) == [later]
+        ours.release([ONE])
+        assert states(ours, ONE, later) == ["free", "in-progress"]
+
+    def test_lease_of_a_scan_that_died_before_it_sent_ends_by_itself(self, short: Leases, ours: Leases) -> None:
+        assert take(short, ONE) == [ONE]
+        eventually(lambda: take(ours, ONE) == [ONE], within=5)
+
+    def test_more_names_than_one_command_takes(self, ours: Leases) -> None:
+        names = [leases.name(str(number), AT) for number in range(2 * leases.MAX_ARGUMENTS + 1)]
+        assert take(ours, *names) == names
+        assert take(ours, *names) == []
+        assert states(ours, *names) == ["in-progress"] * len(names)
+
+    def test_systems_do_not_share_leases(self, ours: Leases) -> None:
+        assert take(ours, ONE) == [ONE]
+        assert take(Leases("another"), ONE) == [ONE]
+
+
+class TestWaiting:
+    def test_what_waits_in_the_broker_is_held_without_an_end(self, short: Leases, ours: Leases) -> None:
+        dispatch(short, ONE)
+        (standing,) = ours.standings([ONE])
+        assert (standing.state, standing.ends_at) == ("in-progress", None)
+
+    def test_so_is_each_of_more_names_than_one_command_takes(self, ours: Leases) -> None:
+        names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
+        dispatch(ours, *names)
+        assert {standing.ends_at for standing in ours.standings(names)} == {None}
+
+    def test_what_was_sent_again_waits_without_an_end(self, short: Leases, ours: Leases) -> None:
+        dispatch(short, ONE)
+        short.renew([ONE])  # a worker received it
+        short.sent_again([ONE, TWO], wait=seconds(0))
+        assert [standing.ends_at for standing in ours.standings([ONE])] == [None]
+        assert states(ours, ONE, TWO) == ["in-progress", "free"]
+        eventually(lambda: short.free_lost(0) == 1, within=5)  # its message was lost
+
+    def test_only_what_was_sent_with_a_time_to_come_ends_early(self, ours: Leases) -> None:
+        assert take(ours, ONE, TWO, THREE) == [ONE, TWO, THREE]
+        ours.renew([ONE], wait=seconds(4))
+        ours.renew([TWO])
+        ours.end_early([ONE, TWO, THREE])
+        assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "in-progress"]
+
+    def test_what_a_worker_received_meanwhile_does_not_wait_any_more(self, ours: Leases) -> None:
+        taken = ours.take([ONE, TWO])
+        with ours.alone(ONE) as attempts:
+            attempts.done.add(ONE)
+        ours.dispatched([ONE, TWO], ends_ms=taken.ends_ms)
+        assert ours.free_lost(0) == 0  # nothing is old enough
+        one, two = ours.standings([ONE, TWO])
+        assert one.ends_at is not None
+        assert two.ends_at is None
+
+    def test_it_is_freed_only_as_far_as_it_exceeds_the_messages_oldest_first(self, short: Leases, ours: Leases) -> None:
+        for name in (ONE, TWO, THREE):
+            dispatch(ours, name)
+        assert short.free_lost(3) == 0
+        eventually(lambda: short.free_lost(2) == 1, within=5)
+        assert states(ours, ONE, TWO, THREE) == ["stuck", "in-progress", "in-progress"]
+        assert short.free_lost(2) == 0
+
+    def test_all_are_freed_at_once_however_many(self, ours: Leases, client: redis.Redis) -> None:
+        names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
+        dispatch(ours, *names)
+        client.zadd("qm:lease:trial-end:waiting", dict.fromkeys(names, 1_000))
+        assert ours.free_lost(10) == len(names) - 10
+
+    def test_what_was_dispatched_just_now_is_not_taken_for_lost(self, ours: Leases) -> None:
+        dispatch(ours, ONE)
+        assert ours.free_lost(0) == 0
+
+
+class TestHolding:
+    def test_renewal_prolongs_and_never_shortens(self, ours: Leases) -> None:
+        dispatch(ours, ONE)
+        ours.renew([ONE], wait=minutes(5))
+        (long,) = ours.standings([ONE])
+        ours.renew([ONE])
+        assert ours.standings([ONE]) == [long]
+        assert long.ends_at is not None
+
+    def test_renewal_does_not_bring_back_what_ended(self, ours: Leases) -> None:
+        take(ours, ONE, TWO)
+        ours.release([ONE])
+        ours.renew([ONE, THREE])
+        assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "free"]
+
+    def test_what_was_released_for_later_cools_down_and_can_be_forced(self, ours: Leases) -> None:
+        take(ours, ONE, TWO)
+        ours.release([ONE, TWO], pause=minutes(1))
+        assert states(ours, ONE, TWO) == ["cooling", "cooling"]
+        assert take(ours, ONE, TWO) == []
+        assert take(ours, ONE, is_forced=True) == [ONE]
+        assert states(ours, ONE, TWO) == ["in-progress", "cooling"]
+        ours.release([TWO], pause=seconds(0.01))
+        eventually(lambda: take(ours, TWO) == [TWO], within=5)
+
+    def test_what_another_program_may_work_on_is_held_for_one_lease_once(self, short: Leases, ours: Leases) -> None:
+        short.hold_unknown([ONE])
+        eventually(lambda: states(ours, ONE) == ["stuck"], within=5)
+        ours.hold_unknown([ONE])  # known by now
+        assert take(ours, ONE) == [ONE]
+
+    def test_a_full_server_renews_releases_and_ends(self, client: redis.Redis, ours: Leases) -> None:
+        dispatch(ours, ONE, TWO)
+        client.config_set("maxmemory", 1)
+        try:
+            ours.renew([ONE])
+            with ours.batch([ONE, TWO]) as attempts:
+                attempts.done.add(ONE)
+            ours.release([TWO], pause=minutes(1))
+        finally:
+            client.config_set("maxmemory", 0)
+        assert states(ours, ONE, TWO) == ["in-progress", "cooling"]
+
+
+class TestEnd:
+    def test_after_success_another_scan_takes_it_only_a_moment_later(
+        self, ours: Leases, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(leases, "DONE_FOR", seconds(0.3))
+        dispatch(ours, ONE)
+        with ours.batch([ONE]) as attempts:
+            attempts.done.add(ONE)
+        assert take(ours, ONE) == []
+        eventually(lambda: take(ours, ONE) == [ONE], within=5)
+
+    def test_nothing_is_left_of_items_that_are_done(
+        self, client: redis.Redis, ours: Leases, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(leases, "DONE_FOR", seconds(0))
+        for name in (ONE, TWO):
+            dispatch(ours, name)
+            with ours.alone(name) as attempts:
+                attempts.done.add(name)
+        with ours.batch([THREE]):
+            pass
+        ours.release([THREE])
+        assert set(client.keys("qm:lease:*")) <= {"qm:lease:trial-end:done"}
+
+
+class TestScan:
+    def test_one_scan_of_a_system_runs_at_a_time(self, ours: Leases) -> None:
+        with ours.scan() as first:
+            assert first()
+            with ours.scan() as second:
+                assert not second()
+            assert first()
+        with ours.scan() as third:
+            assert third()
+
+    def test_a_scan_that_died_blocks_for_one_lease(self, short: Leases, ours: Leases) -> None:
+        died = short.scan().__enter__()
+        assert died()
+        with ours.scan() as next_one:
+            eventually(next_one, within=5)
+            assert not died()
+
+
+# Attempts
+
+
+class ProcessDies(BaseException):
+    """Leaves no process the time to record an end."""
+
+
+def die(ours: Leases, *names: str) -> None:
+    """Start items, together if there are several, in a process that does not survive them."""
+    with pytest.raises(ProcessDies):
+        with ours.batch(names) if len(names) > 1 else ours.alone(*names):
+            raise ProcessDies
+
+
+def suspects(ours: Leases, *names: str) -> set[int]:
+    with ours.batch(names) as attempts:
+        return attempts.suspects
+
+
+class TestAttempts:
+    def test_items_that_ended_or_failed_are_not_suspected(self, client: redis.Redis, ours: Leases) -> None:
+        assert suspects(ours, ONE, TWO) == set()
+        with pytest.raises(RuntimeError):
+            with ours.batch([ONE, TWO]):
+                raise RuntimeError("failed as a whole")
+        with pytest.raises(RuntimeError):
+            with ours.alone(ONE):
+                raise RuntimeError("failed")
+        assert suspects(ours, ONE, TWO) == set()
+        assert client.keys("qm:lease:*:started") + client.keys("qm:lease:*:losses") == []
+
+    def test_an_attempt_that_did_not_succeed_keeps_its_lease(self, ours: Leases) -> None:
+        dispatch(ours, ONE)
+        with ours.alone(ONE):
+            pass
+        (standing,) = ours.standings([ONE])
+        assert standing.ends_at is not None
+        assert take(ours, ONE) == []
+
+    def test_items_of_a_lost_batch_are_executed_alone_until_each_has_ended(self, ours: Leases) -> None:
+        die(ours, ONE, TWO)
+        assert suspects(ours, THREE, ONE, TWO) == {1, 2}
+        with ours.alone(ONE):
+            pass
+        assert suspects(ours, THREE, ONE, TWO) == {2}
+
+    def test_another_due_time_is_another_item(self, ours: Leases) -> None:
+        die(ours, ONE, TWO)
+        assert suspects(ours, leases.name("room-1", AT + hours(1)), THREE) == set()
+
+    def test_what_had_not_started_is_no_suspect_when_its_process_dies(self, ours: Leases) -> None:
+        dispatch(ours, ONE, TWO)
+        ours.renew([ONE, TWO])  # received by a worker
+        die(ours, ONE)
+        assert suspects(ours, TWO, THREE) == set()
+
+    def test_the_first_loss_is_retried_at_once_and_the_nth_after_a_doubling_pause(self, ours: Leases) -> None:
+        die(ours, ONE)
+        die(ours, ONE)
+        pauses = []
+        for _ in range(8):
+            with pytest.raises(MustPause) as raised:
+                ours.alone(ONE).__enter__()
+            pauses.append(raised.value.pause)
+            assert suspects(ours, ONE, TWO) == {0}  # after its pause, too, it is executed alone
+            die(ours, ONE)
+        assert pauses[:4] == [minutes(1), minutes(2), minutes(4), minutes(8)]
+        assert pauses[-1] == hours(1)
+        assert ours.often_lost() == {"room-1": 9}
+
+    def test_losses_are_forgotten_when_the_item_ends(self, client: redis.Redis, ours: Leases) -> None:
+        die(ours, ONE)
+        with ours.alone(ONE):
+            assert client.hgetall("qm:lease:trial-end:losses") != {}
+        die(ours, ONE)
+        with ours.alone(ONE):  # the first loss again
+            pass
+        assert ours.often_lost() == {}
+
+    def test_starts_that_are_too_old_to_mean_anything_are_removed(self, client: redis.Redis, ours: Leases) -> None:
+        die(ours, ONE, TWO)
+        client.zadd("qm:lease:trial-end:started", {ONE: 1_000})
+        assert suspects(ours, THREE) == set()
+        assert client.zrange("qm:lease:trial-end:started", 0, -1) == [TWO]
+
+    def test_without_redis_items_start_unrecorded(self, ours: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+        away = leases._Recorder("redis://127.0.0.1:1/0")
+        monkeypatch.setattr(leases, "_recorder", lambda: away)
+        assert suspects(ours, ONE, TWO) == set()
+        with ours.alone(ONE):
+            pass

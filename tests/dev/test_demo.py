@@ -1,0 +1,242 @@
+"""The demo lives as a product would, touches only its own documents, and the summary counts what became of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from celery import Celery
+from kombu.exceptions import OperationalError
+from pymongo.collection import Collection
+from pymongo.database import Database
+
+from dev import demo, demo_agencies, demo_rooms, demo_sites, environment, summary
+from dev.children import spawn
+from models import database, pulse, site, subscription, support_room
+from models.database import collection, server_now
+from models.site import AGENCY_WEBSITES, INSTASITES, STARTED
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.settings import Settings
+from tasks.review_requests import scan_eligible_agencies
+from tasks.stale_thumbnails import scan_stale_thumbnails
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.tasks.hand_worker import waiting_messages
+
+Document = dict[str, Any]
+
+NOW = datetime(2026, 1, 31, 9, 30, 0, 123456, tzinfo=UTC)
+DOCUMENTS_ON = {"QM_CONVERSATIONS": "true", "QM_PROJECTS": "true", "QM_SITES_FIX_STALE_THUMBNAILS": "true"}
+ALL_ON = {**DOCUMENTS_ON, "QM_MESSAGE_QUEUE": "true"}
+SCANS = ["tasks.review_requests.scan_eligible_agencies", "tasks.stale_thumbnails.scan_stale_thumbnails"]
+
+
+@pytest.fixture
+def product(clean: Servers) -> Database[Document]:
+    """The product's database."""
+    return database.database()
+
+
+@pytest.fixture
+def rooms(clean: Servers) -> Collection[Document]:
+    return support_room.rooms()
+
+
+class TestRooms:
+    def test_are_snoozed_as_the_product_does(self, product: Database[Document], rooms: Collection[Document]) -> None:
+        demo_rooms.start(product, NOW)
+        room = rooms.find_one({"snooze_time.time": {"$lt": NOW}})
+        assert room is not None
+        assert room["status"] == "snoozed"
+        assert set(room["snooze_time"]) == {"time", "set_by", "set_at"}
+        assert room["snooze_time"]["set_at"] == NOW.replace(microsecond=123000)
+        assert room["demo_due_at"] == room["snooze_time"]["time"]
+
+    def test_only_the_demos_oldest_woken_ones_are_deleted(self, rooms: Collection[Document]) -> None:
+        somebody_elses = rooms.insert_one({"status": "open"}).inserted_id
+        oldest = rooms.insert_one({"status": "open", "demo": True}).inserted_id
+        rooms.insert_many([{"status": "open", "demo": True} for _ in range(demo_rooms.KEPT_WOKEN)])
+        rooms.insert_one({"status": "snoozed", "demo": True})
+        demo_rooms.clear_up(rooms)
+        assert rooms.count_documents({"demo": True}) == demo_rooms.KEPT_WOKEN + 1
+        assert rooms.find_one(somebody_elses)
+        assert rooms.find_one(oldest) is None
+
+
+class TestAgencies:
+    def test_some_are_due_at_the_start_and_some_were_asked(self, product: Database[Document]) -> None:
+        demo_agencies.start(product, server_now())
+        assert pulse.count_open() == 2
+        assert scan_eligible_agencies()["found"] == 4
+
+    def test_new_ones_become_eligible_before_the_next_period(self, product: Database[Document]) -> None:
+        demo_agencies.go_on(product, NOW)
+        made = subscription.subscriptions().count_documents({})
+        assert 1 <= made <= 2
+        later = NOW + demo_agencies.PERIOD
+        due = subscription.eligible(["seo"], until=later - timedelta(days=30), asked_since=NOW - timedelta(days=31))
+        assert len(list(due)) == made
+
+    def test_one_that_was_asked_answers_in_the_next_period(self, product: Database[Document]) -> None:
+        agency = demo_agencies.subscription(NOW - timedelta(days=40))
+        subscription.subscriptions().insert_one(agency)
+        pulse.pulses().insert_one(demo_agencies.pulse(agency, NOW - demo_agencies.PERIOD, status="pending"))
+        demo_agencies.go_on(product, NOW)
+        (answered,) = pulse.pulses().find()
+        assert answered["status"] in ("completed", "dismissed")
+        assert answered["completed_at"] == NOW.replace(microsecond=123000)
+
+    def test_only_the_demos_oldest_leave_and_their_pulses_with_them(self, product: Database[Document]) -> None:
+        subscriptions = subscription.subscriptions()
+        made = [demo_agencies.subscription(NOW) for _ in range(demo_agencies.KEPT + 2)]
+        somebodys = {**demo_agencies.subscription(NOW), "demo": False, "status": "canceled"}
+        subscriptions.insert_many([somebodys, *made])
+        pulse.pulses().insert_many([demo_agencies.pulse(of, NOW, status="pending") for of in (somebodys, *made)])
+        demo_agencies.clear_up(product)
+        left = {one["_id"] for one in subscriptions.find()}
+        assert left == {somebodys["_id"], *(one["_id"] for one in made[2:])}
+        accounts = {one["metadata"]["account_id"] for one in (somebodys, *made[2:])}
+        assert {one["account_id"] for one in pulse.pulses().find()} == accounts
+
+    def test_one_whose_leaving_was_interrupted_leaves_the_next_time(self, product: Database[Document]) -> None:
+        leaving = {**demo_agencies.subscription(NOW), "status": "canceled"}
+        subscription.subscriptions().insert_one(leaving)
+        pulse.pulses().insert_one(demo_agencies.pulse(leaving, NOW, status="pending"))
+        demo_agencies.clear_up(product)
+        assert (subscription.subscriptions().count_documents({}), pulse.pulses().count_documents({})) == (0, 0)
+
+
+class TestSites:
+    def test_some_hang_at_the_start_whatever_the_deployment_is(self, product: Database[Document]) -> None:
+        demo_sites.start(product, NOW)
+        assert [sites.stuck(NOW - hours(2)) for sites in site.ALL.values()] == [demo_sites.HUNG_AT_START] * 2
+        assert scan_stale_thumbnails()["found"] == 2 * demo_sites.HUNG_AT_START
+
+    def test_there_are_never_more_of_them(self, product: Database[Document]) -> None:
+        collection("instasites").insert_one({"status": "PUBLISHED"})
+        for _ in range(2):
+            demo_sites.start(product, NOW)
+            demo_sites.go_on(product, NOW)
+        assert collection("agency_websites").count_documents({}) == demo_sites.SITES
+        assert collection("instasites").count_documents({"demo": True}) == demo_sites.SITES
+
+    def test_builder_takes_a_site_that_was_reset_and_ends_or_hangs(
+        self, product: Database[Document], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sites = collection(INSTASITES.name)
+        site_id = sites.insert_one(demo_sites.new_site(NOW, hangs=True)).inserted_id
+        (hung,) = INSTASITES.stale(NOW - hours(2))
+
+        def build(chance: float) -> Document:
+            monkeypatch.setattr(demo_sites, "HANG_CHANCE", chance)
+            demo_sites.begin_builds(sites, NOW)
+            demo_sites.end_builds(sites, NOW)
+            found = sites.find_one({"_id": site_id})
+            assert found is not None
+            return found
+
+        assert build(0)[STARTED] == hung.started_at  # a build that hangs is nobody's but the scan's
+        INSTASITES.reset(site_id, hung.started_at)
+        hangs = build(1)
+        assert hangs[STARTED] < NOW - hours(2)
+        INSTASITES.reset(site_id, hangs[STARTED])
+        fine = build(0)
+        assert fine["details"]["thumbnails"]["desktop"]
+        assert STARTED not in fine
+        assert "thumbnail_build_in_progress" not in fine
+
+    def test_somebody_elses_are_left_alone(self, product: Database[Document], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(demo_sites, "EDIT_CHANCE", 1)
+        somebodys = [
+            {"_id": ObjectId(), "details": {"thumbnails": {"desktop": None}}},
+            {"_id": ObjectId(), "details": {"thumbnails": {"desktop": "d.png"}}},
+            {"_id": ObjectId(), "thumbnail_build_in_progress": True, STARTED: NOW.replace(microsecond=0)},
+        ]
+        collection(AGENCY_WEBSITES.name).insert_many(somebodys)
+        demo_sites.go_on(product, NOW)
+        demo_sites.go_on(product, NOW)
+        assert list(collection(AGENCY_WEBSITES.name).find()) == somebodys
+
+
+class TestProcess:
+    def test_it_runs_by_itself_and_stops_when_asked(self, rooms: Collection[Document], clean: Servers) -> None:
+        child = spawn([sys.executable, "-m", "dev.demo"], env={**os.environ, **DOCUMENTS_ON})
+        eventually(lambda: rooms.count_documents({"demo": True}) >= 2 * demo_rooms.OVERDUE_AT_START)
+        eventually(lambda: collection("instasites").count_documents({"demo": True}) == demo_sites.SITES)
+        eventually(lambda: [message.task for message in waiting_messages(clean.valkey.url, "scans")] == SCANS)
+        child.end()
+        assert child.wait() == 0
+
+    def test_it_asks_for_scans_that_expire_and_says_so(
+        self, clean: Servers, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with Celery(broker=clean.valkey.url, set_as_current=False) as broker:
+            demo.ask_for_scan(broker, SCANS[0], every=seconds(20))
+        (message,) = waiting_messages(clean.valkey.url, "scans")
+        assert (message.task, message.args) == (SCANS[0], [])
+        assert message.expires is not None
+        assert f"app.send_task('{SCANS[0]}', queue='scans')" in capsys.readouterr().out
+
+    def test_only_what_is_switched_on_has_its_part(self, product: Database[Document]) -> None:
+        with Celery(set_as_current=False) as broker:
+            chosen = Settings(qm_conversations=False, qm_projects=True, qm_sites_fix_stale_thumbnails=False)
+            assert [part.name for part in demo.parts(product, broker, chosen)] == ["agencies", "scans"]
+
+    def test_a_server_that_is_away_is_named_and_tried_again(self, capsys: pytest.CaptureFixture[str]) -> None:
+        answers = [OperationalError("connection refused"), None, None]
+        done = []
+
+        def first(now: datetime) -> None:
+            if (error := answers.pop(0)) is not None:
+                raise error
+            done.append("first")
+
+        part = demo.Part(name="rooms", every=seconds(0), start=first, go_on=lambda now: done.append("next"))
+        for _ in range(3):
+            part.take_turn()
+        assert done == ["first", "next"]
+        assert capsys.readouterr().out == "rooms: a server is away, trying again: OperationalError\n"
+
+
+class TestSummary:
+    def test_it_counts_rooms_and_measures_the_lag(self, rooms: Collection[Document]) -> None:
+        rooms.insert_many(
+            [
+                {"snooze_time": {"time": NOW + seconds(5)}},
+                {"snooze_time": {"time": NOW - seconds(5)}},
+                {"unsnoozed_at": NOW - minutes(5)},
+                {"unsnoozed_at": NOW - seconds(1), "demo_due_at": NOW - seconds(1.25), "account_id": ObjectId()},
+            ]
+        )
+        assert summary.describe_rooms(NOW) == (
+            "rooms: 1 snoozed, 1 due, 2 woken (1 in the last minute), lag of the last 0.25 s"
+        )
+
+    def test_it_counts_review_requests(self, clean: Servers) -> None:
+        for status, age in (("pending", seconds(59)), ("dismissed", minutes(2)), ("in_progress", hours(25))):
+            agency = demo_agencies.subscription(NOW)
+            pulse.pulses().insert_one(demo_agencies.pulse(agency, NOW - age, status=status))
+        assert summary.describe_reviews(NOW) == ("reviews: 2 open, 2 made in the last day (1 in the last minute)")
+
+    def test_it_counts_stuck_builds_and_resets(self, clean: Servers) -> None:
+        collection("instasites").insert_many([demo_sites.new_site(NOW, hangs=hangs) for hangs in (True, True, False)])
+        for number, (outcome, age) in enumerate([("reset", 59), ("reset", 61), ("skipped", 1)]):
+            site.record_outcome(f"run-{number}", "instasites", "s", outcome, now=NOW - seconds(age))  # type: ignore[arg-type]
+        assert summary.describe_thumbnails(NOW) == (
+            "thumbnails: 2 stuck, 2 reset in the last day (1 in the last minute)"
+        )
+
+    def test_only_what_is_switched_on_has_its_line(self) -> None:
+        chosen = Settings(qm_conversations=True, qm_projects=False, qm_sites_fix_stale_thumbnails=True)
+        assert summary.lines(chosen) == [summary.describe_rooms, summary.describe_thumbnails]
+
+
+def test_make_up_switches_every_system_on_unless_the_user_said_otherwise() -> None:
+    servers: Any = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
+    children = environment.for_children({"QM_PROJECTS": "false", "MANAGED_SUBSCRIPTIONS": '["ads"]'}, **servers)
+    assert children.items() >= {**ALL_ON, "QM_PROJECTS": "false", "MANAGED_SUBSCRIPTIONS": '["ads"]'}.items()
+    assert environment.for_children({}, **servers)["MANAGED_SUBSCRIPTIONS"] == '["seo", "ads"]'

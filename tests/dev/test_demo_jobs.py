@@ -1,0 +1,156 @@
+"""The demo's jobs do what their names promise, keep to themselves and stay few."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import pytest
+from bson import ObjectId
+
+from dev import demo_jobs, environment, summary
+from dev.children import spawn
+from dev.demo_jobs import IMPORT, INVOICE, NAMES, PARCEL, REPORT
+from models import job as model
+from models import job_attempt
+from models.database import Document, server_now
+from models.job import State
+from models.job_attempt import Outcome
+from queue_manager.core.clock import minutes, seconds
+from queue_manager.core.errors import HandOn, NotYetDue
+from queue_manager.core.settings import Settings
+from services.job_queues import Jobs, run_queue
+from services.job_queues import jobs as service
+from tests.eventually import eventually
+from tests.real_servers import Servers
+
+DEMO = [sys.executable, "-m", "dev.demo", "--no-messages"]
+SERVERS: dict[str, Any] = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
+
+
+@pytest.fixture
+def jobs(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    for name in ("SHORTEST", "LONGEST"):
+        monkeypatch.setattr(demo_jobs, name, 0)
+    return service
+
+
+def stored(name: str, state: State, count: int, *, created: datetime | None = None) -> list[ObjectId]:
+    now = server_now()
+    about: Document = {"name": name, "arguments": [], "priority": 0, "due": now, "updated": now, "attempts": 1}
+    about |= {"state": state, "created": created or now, "key": "k", "history": []}
+    about |= {"waiting": now} if state in model.WAITING else {}
+    return list(model.jobs().insert_many([dict(about) for _ in range(count)]).inserted_ids)
+
+
+def states(name: str) -> list[str]:
+    return [job["state"] for job in service.list(name=name)]
+
+
+def run_once_more(name: str) -> Document:
+    """Run the one job of `name`, and make it due again when it fails."""
+    model.take_over(server_now())
+    with suppress(NotYetDue, HandOn):
+        run_queue(name, None, token=str(ObjectId()))
+    (job,) = service.list(name=name)
+    return job
+
+
+class TestJobs:
+    def test_every_name_says_that_it_is_the_demos(self, jobs: Jobs) -> None:
+        demo_jobs.start(jobs)
+        assert {job["name"] for job in jobs.list()} == set(NAMES)
+        assert all(name.startswith("demo.") for name in NAMES)
+
+    def test_a_parcel_fails_twice_and_then_succeeds(self, jobs: Jobs) -> None:
+        jobs.run(PARCEL, 1)
+        assert [(job := run_once_more(PARCEL))["state"] for _ in range(3)] == ["failure", "failure", "success"]
+        assert job["attempts"] == 3
+
+    def test_a_report_shows_how_far_it_is(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown: list[float] = []
+        monkeypatch.setattr(job_attempt, "note_progress", lambda _, progress, **__: shown.append(progress["percent"]))
+        jobs.run(REPORT, 2026)
+        assert run_once_more(REPORT)["state"] == "success"
+        assert shown[0] == 0
+
+    def test_an_import_fails_until_somebody_cancels_it(self, jobs: Jobs) -> None:
+        jobs.run(IMPORT, "prices.xls")
+        failed = run_once_more(IMPORT)
+        assert failed["last_error"] == "FileUnreadable: prices.xls is no spreadsheet"
+        demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.PATIENCE)
+        assert states(IMPORT) == ["failure"]
+        demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.PATIENCE + seconds(1))
+        assert states(IMPORT) == ["canceled"]
+
+    def test_one_that_is_tried_at_this_moment_is_canceled_later(self, jobs: Jobs) -> None:
+        stored(IMPORT, State.EXECUTING, 1, created=server_now() - minutes(5))
+        demo_jobs.cancel_hopeless(jobs, server_now())
+        assert states(IMPORT) == ["executing"]
+
+
+class TestBounds:
+    def test_it_orders_no_more_while_too_many_wait(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(demo_jobs, "PARCEL_CHANCE", 1)
+        for name in (INVOICE, PARCEL):
+            stored(name, State.PENDING, demo_jobs.MOST_WAITING)
+        demo_jobs.go_on(jobs, server_now())
+        assert [len(states(name)) for name in (INVOICE, PARCEL)] == [demo_jobs.MOST_WAITING] * 2
+
+    def test_only_the_demos_oldest_finished_ones_are_deleted(self, jobs: Jobs) -> None:
+        somebodys = stored("send_invoice", State.SUCCESS, demo_jobs.KEPT + 2)
+        waiting = stored(INVOICE, State.PENDING, demo_jobs.KEPT + 2)
+        finished = stored(INVOICE, State.SUCCESS, demo_jobs.KEPT + 2)
+        canceled = stored(IMPORT, State.CANCELED, demo_jobs.KEPT + 2)
+        demo_jobs.clear_up()
+        left = {job["_id"] for job in model.jobs().find({}, {"_id": 1})}
+        assert left == {*somebodys, *waiting, *finished[2:], *canceled[2:]}
+
+
+class TestProcess:
+    def test_it_orders_jobs_by_itself(self, clean: Servers) -> None:
+        imports = json.dumps([demo_jobs.MODULE])
+        child = spawn(DEMO, env={**os.environ, "QM_CONVERSATIONS": "false", "QM_JOBS": "true", "JOBS_IMPORTS": imports})
+        eventually(lambda: {job["name"] for job in service.list()} == set(NAMES), within=30)
+        child.end()
+        assert child.wait() == 0
+
+    def test_it_keeps_out_where_its_jobs_are_not_imported(self, clean: Servers) -> None:
+        env = {"QM_JOBS": "true", "JOBS_IMPORTS": '["json"]'}
+        child = spawn(DEMO, env={**os.environ, **env})
+        eventually(lambda: model.jobs().database["support_rooms"].count_documents({}), within=30)
+        child.end()
+        assert model.jobs().count_documents({}) == 0
+
+
+class TestEnvironment:
+    def test_the_demos_jobs_are_imported(self) -> None:
+        children = environment.for_children({}, **SERVERS)
+        assert (children["QM_JOBS"], json.loads(children["JOBS_IMPORTS"])) == ("true", [demo_jobs.MODULE])
+
+    def test_the_users_own_jobs_win(self) -> None:
+        assert environment.for_children({"JOBS_IMPORTS": '["billing"]'}, **SERVERS)["JOBS_IMPORTS"] == '["billing"]'
+
+
+class TestSummary:
+    def test_it_counts_them_and_names_what_runs(self, clean: Servers) -> None:
+        stored(INVOICE, State.SUCCESS, 3)
+        stored(PARCEL, State.SUCCESS, 1)
+        stored(IMPORT, State.FAILURE, 2)
+        assert summary.describe_jobs(server_now()) == (
+            "jobs: 0 pending, 4 success, 2 failure, 0 canceled, executing none"
+        )
+        begun = service.run(REPORT, 2026)
+        assert begun is not None
+        job_attempt.start(begun, token="t", now=server_now(), until=server_now() + seconds(9))
+        assert summary.describe_jobs(server_now()).endswith(f"executing {REPORT}")
+        job_attempt.finish(begun, Outcome(state=State.SUCCESS), token="t", now=server_now())
+
+    def test_only_where_jobs_run(self) -> None:
+        for is_only, has_line in ((False, True), (True, False)):
+            chosen = Settings(qm_jobs=True, jobs_production_only=is_only, APP_ENV="test")
+            assert (summary.describe_jobs in summary.lines(chosen)) is has_line

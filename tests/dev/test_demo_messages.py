@@ -1,0 +1,174 @@
+"""The demo's messages keep to themselves and stay few; its consumers die and what they held comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dev import demo_consumer, demo_messages
+from dev.children import spawn
+from dev.demo_consumer import WorkFailed, take_one
+from dev.ports import free_port
+from dev.summary import Messages
+from queue_manager.core.settings import settings
+from services import message_queue as service
+from services.message_queue import MessageQueue, NewMessage, QueueAdmin, message_queue, queue_admin, sweeper
+from tests.eventually import eventually
+from tests.real_servers import Servers
+
+DIES_AT_ONCE = """
+from dev import demo_consumer
+demo_consumer.DEATH_CHANCE, demo_consumer.SHORTEST, demo_consumer.LONGEST, demo_consumer.ACK_TIMEOUT = 1, 0, 0, 0.2
+demo_consumer.main()
+"""
+DEMO = [sys.executable, "-m", "dev.demo"]
+ON = {"QM_CONVERSATIONS": "false", "QM_MESSAGE_QUEUE": "true"}
+
+
+@pytest.fixture
+def queue(clean: Servers) -> MessageQueue:
+    return message_queue()
+
+
+@pytest.fixture
+def people(queue: MessageQueue) -> QueueAdmin:
+    return queue_admin()
+
+
+@pytest.fixture
+def diligent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers that neither rest nor fail nor die."""
+    for name in ("SHORTEST", "LONGEST", "DEATH_CHANCE", "FAILURE_CHANCE", "PATIENCE"):
+        monkeypatch.setattr(demo_consumer, name, 0)
+
+
+def bury(queue: MessageQueue, people: QueueAdmin, *messages: NewMessage) -> list[str]:
+    ids = [one.id for one in queue.enqueue_batch(messages)]
+    people.move(ids, to="dead", source="main")
+    return ids
+
+
+def worked(queue: MessageQueue) -> int:
+    take_one(queue)
+    return queue_admin().counts().acknowledged
+
+
+class TestProducer:
+    def test_every_type_says_that_it_is_the_demos(self, queue: MessageQueue, people: QueueAdmin) -> None:
+        demo_messages.start(queue, people)
+        messages = people.list("main").messages
+        assert len(messages) == demo_messages.AT_START
+        assert all(message.type.startswith("demo.") for message in messages)
+
+    def test_it_stops_while_too_many_wait(self, queue: MessageQueue, people: QueueAdmin) -> None:
+        queue.enqueue_batch([NewMessage(type="somebodys") for _ in range(demo_messages.MOST_WAITING)])
+        demo_messages.go_on(queue, people)
+        assert people.counts().main == demo_messages.MOST_WAITING
+
+    @pytest.mark.parametrize("place", ["dead", "archived"])
+    def test_only_the_demos_oldest_are_deleted(self, place: service.Place, queue: MessageQueue) -> None:
+        people = queue_admin()
+        somebodys = bury(queue, people, NewMessage(type="demonstration", payload={"type": "demo.send_mail"}))
+        made = bury(queue, people, *(demo_messages.new_message() for _ in range(demo_messages.KEPT + 2)))
+        people.move([*somebodys, *made], to=place, source="dead")
+        demo_messages.clear_up(people)
+        left = {message.id for message in people.list(place, limit=1000).messages}
+        assert left == {*somebodys, *made[2:]}
+
+
+@pytest.mark.usefixtures("diligent")
+class TestConsumer:
+    def test_it_takes_the_demos_messages_and_no_others(self, queue: MessageQueue, people: QueueAdmin) -> None:
+        demos = queue.enqueue("demo.send_mail", {})
+        somebodys = queue.enqueue("send_mail", {}, priority=9)
+        eventually(lambda: worked(queue))
+        assert [message.id for message in people.list("acknowledged").messages] == [demos]
+        assert [message.id for message in people.list("main").messages] == [somebodys]
+
+    def test_what_cannot_be_done_becomes_a_dead_letter_that_says_why(
+        self, queue: MessageQueue, people: QueueAdmin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(demo_consumer, "PRIORITIES", {"demo.charge_card": 9})
+        queue.enqueue("demo.charge_card", {"fault": demo_messages.FAULT}, max_attempts=2)
+        for _ in range(2):
+            with pytest.raises(WorkFailed):
+                take_one(queue)
+        (dead,) = people.list("dead").messages
+        assert dead.fields["last_error"] == f"WorkFailed: {demo_messages.FAULT}"
+
+    def test_a_payload_of_any_form_is_worked_on(self, queue: MessageQueue) -> None:
+        queue.enqueue("demo.send_mail", ["somebody", "tries"])
+        eventually(lambda: worked(queue))
+
+    def test_it_dies_at_work_and_its_message_comes_back(self, queue: MessageQueue, people: QueueAdmin) -> None:
+        id = queue.enqueue("demo.make_thumbnail", {})
+        child = spawn([sys.executable, "-c", DIES_AT_ONCE], stdout=subprocess.PIPE)
+        with child.stdout as said:  # type: ignore[union-attr]
+            assert f"dies at work: demo.make_thumbnail {id} comes back" in said.readline().decode()
+        assert child.wait() == -signal.SIGKILL
+        assert people.counts().processing == 1
+        assert eventually(lambda: sweeper().sweep().requeued) == [id]
+        child.end()
+
+
+class TestProcess:
+    def test_one_that_ended_is_replaced_and_all_end_with_the_demo(
+        self, clean: Servers, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        with demo_consumer.Consumers() as consumers:
+            consumers.keep_running()
+            first, second = running = list(consumers._running)
+            first.kill()
+            second.terminate()
+            for child in running:
+                child.wait()
+            consumers.keep_running()
+            replaced = list(consumers._running)
+            assert len(replaced) == demo_consumer.CONSUMERS
+        assert all(child.poll() is not None for child in replaced)
+        assert capfd.readouterr().out.count("another one starts") == 1  # a death by SIGKILL is part of the demo
+
+    def test_messages_come_and_are_worked_on(self, people: QueueAdmin) -> None:
+        child = spawn(DEMO, env={**os.environ, **ON})
+        eventually(lambda: people.counts().total_acknowledged, within=30)
+        child.end()
+        assert child.wait() == 0
+
+    def test_it_keeps_out_of_the_queue_when_it_is_told_to(self, people: QueueAdmin) -> None:
+        child = spawn([*DEMO, "--no-messages"], env={**os.environ, **ON, "QM_PROJECTS": "true"})
+        eventually(lambda: _agencies(), within=30)
+        child.end()
+        assert people.counts().main == 0
+
+
+class TestSummary:
+    def test_it_says_what_is_where_and_what_was_done_lately(self, clean: Servers) -> None:
+        numbers: dict[str, Any] = {"waiting": [5, 7], "processing": 3, "dead": 4, "overdue": 1}
+        before = replace(queue_admin().counts(), **numbers, now=1000.0, total_acknowledged=89)
+        messages = Messages()
+        messages.describe(replace(before, now=900.0, total_acknowledged=20))
+        messages.describe(before)
+        assert messages.describe(replace(before, now=1060.2, total_acknowledged=120)) == (
+            "messages: 12 waiting, 3 held, 1 overdue, 4 dead, 120 acknowledged (31 in the last minute)"
+        )
+
+    def test_a_server_that_is_away_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        away = settings().model_copy(update={"qm_queue_redis_url": f"redis://127.0.0.1:{free_port()}/0"})
+        monkeypatch.setattr(service, "settings", lambda: away)
+        service._scripts.take()
+        try:
+            assert Messages().line().startswith("messages: The queue's server does not answer")
+        finally:
+            service._scripts.take()
+
+
+def _agencies() -> int:
+    from models import subscription
+
+    return subscription.subscriptions().count_documents({})

@@ -1,0 +1,190 @@
+"""`make up` from start to end, on a checkout that is a Procfile alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from dev import environment
+from dev.processes import started_at
+from dev.up import DEMO, demo_processes
+from tests.eventually import eventually
+
+# Ports of each run's own instead of the well-known ones, which runs beside it may take at the same moment.
+START = """
+import pathlib, sys
+from dev import up
+from dev.ports import free_port
+up.REDIS_PORT, up.MONGO_PORT = free_port(), free_port()
+sys.exit(up.main(root=pathlib.Path()))
+"""
+ROOT = Path(__file__).parents[2]
+WITHIN = 20.0  # seconds for a start, on a busy machine
+
+
+@contextmanager
+def up(root: Path, name: str = "output") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Start everything at `root`, with nothing set that would name other servers."""
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {"PYTHONPATH": str(ROOT)}
+    output = root / name
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START], cwd=root, env=kept, stdout=log, stderr=subprocess.STDOUT
+        )
+    with process:
+        try:
+            yield process, output
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "Procfile").write_text("release: echo released at $MONGO_DB_URL\nworker: echo $$ > pid; sleep 300\n")
+    return tmp_path
+
+
+def is_running(output: Path) -> bool:
+    return "Ctrl-C stops everything" in output.read_text()
+
+
+def worker(checkout: Path) -> int:
+    written = checkout / "pid"
+    return int(eventually(lambda: written.exists() and written.read_text().strip()))
+
+
+def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> None:
+    with up(checkout) as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        with up(checkout, "second") as (second, refused):
+            assert second.wait(WITHIN) == 1
+            assert f"already running in this checkout, as process {process.pid}" in refused.read_text()
+        pid, began = worker(checkout), time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert time.monotonic() - began < 10
+    text = output.read_text()
+    assert re.search(r"release \| released at mongodb://127.0.0.1:\d+/queue_manager\?replicaSet=qm", text)
+    assert text.endswith("stopped\n")
+    assert started_at(pid) is None
+    assert stat.S_IMODE((checkout / ".devstack").stat().st_mode) == 0o700
+
+
+def test_killed_it_leaves_nothing_and_starts_again(checkout: Path) -> None:
+    with up(checkout) as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        pid = worker(checkout)
+        process.kill()
+    with up(checkout, "again") as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        assert started_at(pid) is None
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: "stopping" in output.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
+
+
+def test_a_server_that_dies_is_started_again(checkout: Path) -> None:
+    with up(checkout) as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        [url] = re.findall(r"redis://\S+", output.read_text())
+        # Without a retry: the client takes the lost connection for a failure and would shut the next server down too.
+        with Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as client:
+            client.shutdown(nosave=True)
+        eventually(lambda: output.read_text().count("Valkey: ready") == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert "Valkey: it ended" in output.read_text()
+
+
+def test_a_start_can_be_stopped_halfway(checkout: Path) -> None:
+    with up(checkout) as (process, output):
+        eventually(lambda: "MongoDB: starting" in output.read_text(), within=WITHIN)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    assert output.read_text().endswith("stopped\n")
+    assert not (checkout / "pid").exists()
+
+
+def test_a_failed_release_stops_the_start_with_its_output(checkout: Path) -> None:
+    (checkout / "Procfile").write_text("release: echo no such index; exit 4\nworker: touch started\n")
+    with up(checkout) as (process, output):
+        assert process.wait(WITHIN) == 1
+    text = output.read_text()
+    assert "release | no such index" in text
+    assert "`echo no such index; exit 4` exited with 4" in text
+    assert not (checkout / "started").exists()
+
+
+def test_what_the_user_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("QM_CONVERSATIONS=false\nFLOWER_ADDRESS=0.0.0.0\nAPP_ENV=from-file\n")
+    monkeypatch.delenv("QM_CONVERSATIONS", raising=False)
+    monkeypatch.setenv("APP_ENV", "staging")
+    given = environment.given(tmp_path)
+    children = environment.for_children(given, mongo_url="m", redis_url="r", flower_port=1, web_port=2)
+    assert children["QM_CONVERSATIONS"] == "false"
+    assert children["APP_ENV"] == "staging"
+    assert "FLOWER_UNAUTHENTICATED_API" not in children  # others could reach it
+    assert children["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_a_busy_port_of_the_web_process_is_named_and_the_box_shows_the_one_taken(checkout: Path) -> None:
+    serve = f"{sys.executable} -m http.server --bind 127.0.0.1 $QM_WEB_PORT"
+    (checkout / "Procfile").write_text(f"web: {serve}\n")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = busy.getsockname()[1]
+        (checkout / ".env").write_text(f"QM_WEB_PORT={taken}\n")
+        with up(checkout) as (process, output):
+            eventually(lambda: is_running(output), within=WITHIN)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+    text = output.read_text()
+    [used] = re.findall(rf"Dashboard: port {taken} is busy, using (\d+)", text)
+    assert re.search(rf"Dashboard +http://127\.0\.0\.1:{used}\b", text)
+    assert "Flower" not in text.partition("Queue Manager")[2]
+
+
+def test_a_laptop_gets_defaults() -> None:
+    children = environment.for_children(
+        {"NODE_ENV": "test"}, mongo_url="m", redis_url="r", flower_port=5555, web_port=6003
+    )
+    assert children["QM_CONVERSATIONS"] == "true"
+    assert (children["QM_HOOKS"], children["QM_WEB_PORT"]) == ("true", "6003")
+    assert "APP_ENV" not in children  # NODE_ENV says it
+    assert (children["FLOWER_ADDRESS"], children["FLOWER_UNAUTHENTICATED_API"]) == ("127.0.0.1", "1")
+
+
+def test_nothing_is_switched_on_in_a_database_of_the_users_own() -> None:
+    servers = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
+    children = environment.for_children({"MONGO_DB_URL": "m"}, **servers)
+    assert not set(children) & set(environment.EVERYTHING_ON)
+    assert environment.for_children({}, **servers).items() >= environment.EVERYTHING_ON.items()
+
+
+@pytest.mark.parametrize("name", ["REDIS_URL", "QM_QUEUE_REDIS_URL"])
+def test_a_message_queue_of_the_users_own_gets_no_demo_and_is_not_switched_on(name: str) -> None:
+    given = {name: "redis://cache:6379/0"}
+    servers = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
+    children = environment.for_children(given, **servers)
+    assert "QM_MESSAGE_QUEUE" not in children
+    assert children["QM_CONVERSATIONS"] == "true"
+    assert [process.command.split()[-1] for process in demo_processes(given)] == ["--no-messages"]
+
+
+def test_the_demo_is_not_run_in_a_database_of_the_users_own() -> None:
+    assert demo_processes({"MONGO_DB_URL": "m"}) == []
+    assert demo_processes({}) == [DEMO]

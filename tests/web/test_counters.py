@@ -1,0 +1,81 @@
+"""Totals: they only grow, whoever counts, and an outage of Redis costs the caller nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dev.servers import Valkey
+from queue_manager.core.redis_client import connect
+from queue_manager.core.settings import settings
+from queue_manager.telemetry import counters
+from tests.pace import promptly
+from tests.real_servers import Servers
+
+RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
+
+
+def totals(url: str, name: str) -> dict[str, int]:
+    with connect(url) as client:
+        return counters.read(client, [name])[name]
+
+
+def test_amounts_are_added_up(clean: Servers) -> None:
+    counters.add("items", {"done": 1})
+    counters.add("items", {"done": 2, "failed": 1})
+    assert totals(clean.valkey.url, "items") == {"done": 3, "failed": 1}
+    assert totals(clean.valkey.url, "others") == {}
+
+
+def test_a_run_of_a_scan_is_counted_with_its_duration(clean: Servers) -> None:
+    for duration_ms in (40, 50, 51, 90_000):
+        counters.scan("a scan", {**RUN, "duration_ms": duration_ms})
+    counted = totals(clean.valkey.url, "a scan")
+    assert counted.items() >= {"runs": 4, "found": 12, "enqueued": 8, "errors": 0, "duration_ms": 90_141}.items()
+    histogram = dict(counters.durations(counted))
+    assert (histogram["0.025"], histogram["0.05"], histogram["0.1"], histogram["60.0"]) == (0, 2, 3, 3)
+    assert histogram["+Inf"] == 4
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
+    """A Valkey that only this test's counters use."""
+    with Valkey(tmp_path / "valkey") as valkey:
+        monkeypatch.setenv("REDIS_URL", valkey.url)
+        settings.cache_clear()
+        counters._counters.take()
+        yield valkey
+    counters._counters.take()
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def test_an_outage_is_logged_once_and_counting_comes_back(
+    own: Valkey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "PAUSE", 0)  # each of the calls tries
+    caplog.set_level(logging.INFO, logger="queue_manager.QM/counters")
+    counters.add("items", {"done": 1})
+    own.kill()
+    for _ in range(5):
+        counters.add("items", {"done": 1})
+    own.start()
+    counters.add("items", {"done": 1})
+    assert totals(own.url, "items") == {"done": 2}
+    said = [record.msg["event"].split(":")[0] for record in caplog.records if isinstance(record.msg, dict)]
+    assert said == ["Nothing is counted", "Counting again"]
+
+
+def test_a_redis_that_hangs_is_waited_for_once(own: Valkey) -> None:
+    os.kill(own.pid, signal.SIGSTOP)
+    try:
+        with promptly(2 * counters.PATIENCE):
+            for _ in range(100):
+                counters.add("items", {"done": 1})
+    finally:
+        os.kill(own.pid, signal.SIGCONT)

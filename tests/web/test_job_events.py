@@ -1,0 +1,384 @@
+"""The event stream of jobs: every change once, in order, over reconnects and outages; slow clients slow nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from pymongo import MongoClient
+
+from dev.demo_jobs import INVOICE, MODULE
+from dev.ports import free_port
+from dev.servers import Mongo
+from models import database, job_attempt
+from models import job as model
+from models.job import State
+from models.job_attempt import Outcome
+from queue_manager.core.clock import parse_utc, seconds
+from tests.e2e.replica_set import replica_set
+from tests.eventually import eventually
+from tests.pace import paced, promptly
+from tests.real_servers import Servers
+from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, rewrite
+from tests.web.queue_client import Stream
+from tests.web.web_process import Web, say, shared_web, web
+
+ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
+PATH = "/api/jobs/events"
+CUT_OFF = 2.5  # seconds; 2, and the machine's own
+
+
+@pytest.fixture
+def process(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory, **ON)
+
+
+def run(process: Web, *arguments: Any, **headers: str) -> str:
+    """Store a job and return its id."""
+    answer = say(process, "POST", "/api/jobs", {"name": INVOICE, "arguments": list(arguments)}, headers)
+    assert answer.status == 201, answer.text
+    return str(answer.body["job"]["_id"])
+
+
+def act(process: Web, id: str, what: str) -> None:
+    assert process.post(f"/api/jobs/{id}/{what}").status == 200
+
+
+@contextmanager
+def listening(process: Web, last: str | None = None, **options: str) -> Iterator[Stream]:
+    with Stream(process, PATH, last=last, **options) as stream:
+        assert stream.status == 200
+        next(stream.blocks())  # from here on it misses nothing
+        yield stream
+
+
+def told(stream: Stream, *ids: str) -> Iterator[Any]:
+    """Give the updates about some jobs: what was there before a test may still be being deleted."""
+    for name, data in stream.events():
+        assert name == "job-update"
+        if data["id"] in ids:
+            yield data
+
+
+def until(stream: Stream, last: str) -> list[str]:
+    """Return the ids in the updates up to the first about `last`."""
+    seen = []
+    for _, data in stream.events():
+        seen.append(data["id"])
+        if data["id"] == last:
+            return seen
+    raise AssertionError(f"the stream ended after {seen}")
+
+
+def heard(process: Web) -> str:
+    """Return the id of the last event of all."""
+    with listening(process) as stream:
+        next(told(stream, run(process)))
+        assert stream.last is not None
+        return stream.last
+
+
+def test_each_change_is_told_with_the_job_as_the_list_shows_it(process: Web) -> None:
+    with listening(process) as stream:
+        assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert stream.headers["cache-control"] == "no-store"
+        id = run(process, "ä\u2028", {"n": 1})
+        updates = told(stream, id)
+        for change in ("", "cancel", "retry"):
+            if change:
+                act(process, id, change)
+            update = next(updates)
+            (listed,) = process.get("/api/jobs").body["jobs"]
+            assert {**update, "server_time": ""} == {"id": id, "kind": "changed", "job": listed, "server_time": ""}
+            sent = parse_utc(update["server_time"], field="server_time")
+            assert sent is not None
+            assert abs((database.server_now() - sent).total_seconds()) < 2
+        job = model.get(ObjectId(id))
+        assert job is not None
+        assert job_attempt.start(job, token="t", now=database.server_now(), until=database.server_now() + seconds(30))
+        assert next(updates)["job"]["state"] == "executing"
+        assert job_attempt.finish(job, Outcome(state=State.SUCCESS), token="t", now=database.server_now())
+        assert next(updates)["job"]["state"] == "success"
+        model.clear([State.SUCCESS], None)
+        update = next(updates)
+        assert (update["kind"], update["job"]) == ("deleted", None)
+
+
+def test_every_change_of_many_is_told_once_and_in_order(process: Web) -> None:
+    with listening(process) as stream, ThreadPoolExecutor(4) as threads:
+        ids = list(threads.map(lambda number: run(process, number), range(150)))
+        list(threads.map(lambda id: act(process, id, "cancel"), ids))
+        tokens, updates = [], []
+        for update in islice(told(stream, *ids), 300):
+            updates.append(update)
+            tokens.append(stream.last)
+        next(told(stream, run(process), *ids))  # and no more about them
+    assert sorted(update["id"] for update in updates) == sorted(ids * 2)
+    assert {update["job"]["state"] for update in updates[150:]} == {"canceled"}
+    assert tokens == sorted(tokens, key=str)
+    assert len(set(tokens)) == 300
+
+
+def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(process: Web) -> None:
+    last = heard(process)
+    missed = [run(process, number) for number in range(30)]
+    for begin in ({"last": last}, {"query": f"?lastEventId={last}"}):
+        with listening(process, **begin) as again:
+            live = run(process)
+            assert until(again, live)[:30] == missed
+
+
+def test_a_client_that_heard_nothing_yet_can_come_back_too(process: Web) -> None:
+    heard(process)
+    with Stream(process, PATH) as stream:
+        begun = next(stream.blocks())["id"]
+    missed = run(process)
+    with listening(process, begun) as again:
+        assert until(again, missed) == [missed]
+
+
+def test_while_jobs_storm_in_a_client_that_comes_back_often_misses_none(process: Web) -> None:
+    last, seen = heard(process), []
+    with ThreadPoolExecutor(4) as threads:
+        stored = [threads.submit(run, process) for _ in range(400)]
+        while len(seen) < 400:
+            with listening(process, last) as stream:
+                seen += [data["id"] for _, data in islice(stream.events(), min(37, 400 - len(seen)))]
+                assert stream.last is not None
+                last = stream.last
+    assert len(seen) == 400
+    assert set(seen) == {future.result() for future in stored}
+
+
+def test_another_process_goes_on_where_this_one_was(process: Web, tmp_path: Path) -> None:
+    last = heard(process)
+    missed = run(process)
+    with web(tmp_path, **ON) as other, listening(other, last) as again:
+        assert until(again, missed) == [missed]
+
+
+def foreign_token() -> str:
+    """Return the token of a change in another collection."""
+    with database.collection("elsewhere").watch() as changes:
+        database.collection("elsewhere").insert_one({})
+        return str(next(changes)["_id"]["_data"])
+
+
+@pytest.mark.parametrize(
+    "token", ["nonsense", "8", "82", "ABCDEF", "82abcdef", "9" * 5_000, "too old", "of the future", "of others"]
+)
+def test_a_client_whose_events_are_not_kept_is_told_and_goes_on(token: str, process: Web) -> None:
+    last = heard(process)
+    made = {"too old": f"8200000001{last[10:]}", "of the future": f"82FFFFFFFF{last[10:]}"}
+    made |= {"of others": foreign_token()}
+    with ThreadPoolExecutor(1) as threads:
+        storing = threads.submit(lambda: [run(process) for _ in range(20)])  # what is in between is found out by events
+        with listening(process, made.get(token, token)) as stream:
+            events = stream.events()
+            name, data = next(events)
+            assert (name, list(data)) == ("reset", ["message"])
+            rest = until(stream, run(process) if storing.result() else "")
+        after = stream.last
+    with listening(process, after) as again:
+        live = run(process)
+        assert until(again, live) == [live]
+    assert len(rest) == len(set(rest))
+
+
+class SlowMongo(Mongo):
+    """Takes longer than anybody waits to resume a change stream, as after a token far back in a large log."""
+
+    def _command(self, program: str) -> list[str]:
+        return [*super()._command(program), "--setParameter", "enableTestCommands=1"]
+
+    def be_slow(self) -> None:
+        slow = {"failCommands": ["aggregate"], "blockConnection": True, "blockTimeMS": 20_000}
+        with self._connect() as client:
+            client.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=slow)
+
+
+def test_a_client_whose_events_cannot_be_found_in_time_is_told_and_goes_on(tmp_path: Path) -> None:
+    with SlowMongo(tmp_path / "mongo") as mongo, web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
+        last = heard(process)
+        with listening(process) as other:  # keeps the reader on its change stream
+            missed = run(process)
+            next(told(other, missed))
+            mongo.be_slow()
+            with listening(process, last) as stream:
+                name, data = next(stream.events())
+                assert (name, list(data)) == ("reset", ["message"])
+                live = run(process)
+                assert until(stream, live) == [live]
+                assert next(told(other, live))["id"] == live
+
+
+def test_a_collection_that_was_dropped_is_a_gap(process: Web) -> None:
+    with listening(process) as stream:
+        run(process)
+        model.jobs().drop()
+        assert [name for name, _ in stream.events()].count("job-update") >= 1
+        last = stream.last
+    with listening(process, last) as again:
+        assert next(again.events())[0] == "reset"
+        live = run(process)
+        assert until(again, live) == [live]
+
+
+def test_one_who_hears_nothing_keeps_a_token_that_the_log_reaches(process: Web) -> None:
+    heard(process)  # the reader is past the jobs that were deleted before the test
+    with Stream(process, PATH) as stream:
+        blocks = stream.blocks()
+        first = next(blocks)["id"]
+        database.collection("elsewhere").insert_one({})
+        block = next(block for block in blocks if block.get("id", first) > first)
+        assert "data" not in block
+
+
+def readers() -> int:
+    """Count the change streams of jobs that are read: those of processes that were killed stay on the server unread."""
+    read = {"cursor.lastAccessDate": {"$gt": database.server_now() - seconds(5)}}
+    stages = [
+        {"$currentOp": {"idleCursors": True, "allUsers": True}},
+        {"$match": {"ns": f"{database.database().name}.{model.NAME}", **read}},
+    ]
+    with database.client().admin.aggregate(stages) as found:
+        return len({operation["cursor"]["cursorId"] for operation in found if "$changeStream" in str(operation)})
+
+
+def test_one_reader_serves_all_and_ends_with_the_last(process: Web) -> None:
+    with ExitStack() as stack:
+        streams = [stack.enter_context(listening(process)) for _ in range(20)]
+        id = run(process)
+        for stream in streams:
+            assert next(told(stream, id))["id"] == id
+        eventually(lambda: readers() == 1)  # those of earlier tests have ended
+    with promptly(4):  # it was closed, and not forgotten, when it would count as read for five seconds
+        eventually(lambda: readers() == 0)
+
+
+def test_a_change_reaches_50_pages_within_100_ms(process: Web, figure: Callable[[str], None]) -> None:
+    took = []
+    with paced() as pace, ExitStack() as stack:
+        streams = [stack.enter_context(listening(process)) for _ in range(50)]
+        for number in range(10):
+            id = run(process, number)
+            began = time.monotonic()
+            model.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"priority": 7}})
+            for stream in streams:
+                while next(told(stream, id))["job"]["priority"] != 7:
+                    pass
+                took.append(time.monotonic() - began)
+    took.sort()
+    figure(f"jobs: a change reached 50 pages in {took[250] * 1000:.0f} ms (p50), {took[494] * 1000:.0f} ms (p99)")
+    assert took[494] < 0.5 * pace.slowdown
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(process: Web) -> None:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", process.port))
+    slow.sendall(f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    with slow, listening(process) as quick:
+        id = run(process, "x" * 100_000)
+        for number in range(300):
+            model.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"progress": {"done": number}}})
+            next(told(quick, id))
+        with promptly(1):
+            assert process.get("/api/jobs/status").status == 200
+        slow.settimeout(40)
+        received = 0
+        while chunk := slow.recv(1 << 20):
+            received += len(chunk)
+        assert received < 20_000_000  # it was cut off in the middle
+
+
+def test_a_job_larger_than_the_buffer_of_a_listener_arrives(process: Web) -> None:
+    last = heard(process)
+    id = run(process)
+    model.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"arguments": ["\0" * 900_000]}})  # six characters each
+    with listening(process, last) as stream:
+        assert any(
+            len(update["job"]["arguments"][0]) == 900_000 for update in told(stream, id) if update["job"]["arguments"]
+        )
+
+
+def test_a_viewer_whose_key_is_taken_away_is_cut_off(clean: Servers, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    rewrite(file, EYE, HAND)
+    with web(tmp_path, **ON, QM_API_KEYS_FILE=str(file)) as process:
+        with Stream(process, PATH) as refused:
+            assert refused.status == 401
+        with listening(process, X_API_KEY=VIEWER) as eye, listening(process, X_API_KEY=OPERATOR) as hand:
+            with promptly(CUT_OFF):
+                rewrite(file, HAND)
+                assert all(name == "job-update" for name, _ in eye.events())
+            id = run(process, X_API_KEY=OPERATOR)
+            assert next(told(hand, id))["id"] == id
+
+
+def test_it_ends_at_once_when_the_process_is_told_to(clean: Servers, tmp_path: Path) -> None:
+    with web(tmp_path, **ON) as process, listening(process) as stream, listening(process) as other:
+        with promptly(3):
+            with promptly(1.5):
+                os.kill(process.child.pid, signal.SIGTERM)
+                assert [block for one in (stream, other) for block in one.blocks() if "data" in block] == []
+            assert process.child.wait(30) == 0
+        assert "Traceback" not in process.log
+        assert "error" not in process.log
+
+
+def test_without_mongodb_it_starts_and_says_so_and_tells_events_when_it_is_there(tmp_path: Path) -> None:
+    mongo = Mongo(tmp_path / "mongo", free_port())
+    with web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
+        with promptly(5):
+            answer = process.get(PATH)
+        assert (answer.status, answer.body["error"]) == (503, "unavailable")
+        assert process.get("/healthz").status == 200
+        with mongo:
+            eventually(lambda: process.get("/readyz").status == 200)
+            with listening(process) as stream:
+                id = run(process)
+                assert next(told(stream, id))["id"] == id
+        assert "Traceback" not in process.log
+
+
+def test_no_change_is_missed_over_a_crash_of_mongodb(tmp_path: Path) -> None:
+    mongo = Mongo(tmp_path / "mongo", free_port())
+    with mongo, web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process, listening(process) as stream:
+        id = run(process)
+        assert next(told(stream, id))["id"] == id
+        mongo.kill()
+        eventually(lambda: "No job events" in process.log)
+        mongo.start()
+        with MongoClient[dict[str, Any]](mongo.url) as client:
+            jobs = client.get_default_database()[model.NAME]
+            for number in range(50):
+                jobs.update_one({"_id": ObjectId(id)}, {"$set": {"priority": number + 1}})
+        assert len([next(told(stream, id)) for _ in range(50)]) == 50
+        last = run(process)
+        assert until(stream, last) == [last]
+        eventually(lambda: "Job events flow again" in process.log)
+        assert process.log.count("No job events") == 1
+        assert "Traceback" not in process.log
+
+
+def test_no_change_is_missed_over_a_step_down(tmp_path: Path) -> None:
+    with replica_set(tmp_path) as members, web(tmp_path, **ON, MONGO_DB_URL=members.url) as process:
+        with listening(process) as stream:
+            ids = [run(process) for _ in range(5)]
+            members.step_down()
+            for _ in range(5):
+                eventually(lambda: ids.append(run(process)) is None)
+            assert until(stream, ids[-1]) == ids
+        assert "Traceback" not in process.log

@@ -1,0 +1,545 @@
+"""`/api/jobs`: every call does what it says, and whatever a client sends, the answer is clear and never a 500."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from bson import ObjectId
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+
+from dev.demo_jobs import INVOICE, MODULE, REPORT
+from dev.ports import free_port
+from models import job as model
+from models import job_attempt, job_leader, job_queue
+from models.database import server_now
+from models.job import State
+from models.job_attempt import Outcome
+from queue_manager.core.clock import seconds, to_iso
+from services import job_queues
+from services.job_queues import Jobs, registry
+from tests.eventually import eventually
+from tests.foreign_jobs import TEXT_ID, add_foreign_jobs
+from tests.pace import paced
+from tests.real_servers import Servers
+from tests.web.web_process import COMMAND, SECRET, Answer, Web, say, shared_web, web
+
+ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
+NOT_YET = {"delay_seconds": 3600}
+TOO_LONG = timedelta(days=3651)
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Api:
+    """A client that says exactly the bytes that it is told to."""
+
+    web: Web
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        return say(self.web, method, f"/api/jobs{path}", body, headers)
+
+    def get(self, path: str = "") -> Answer:
+        return self.ask("GET", path)
+
+    def post(self, path: str, body: Any = None, **headers: str) -> Answer:
+        return self.ask("POST", path, body, **headers)
+
+    def run(self, name: str = INVOICE, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Run a job, which must succeed, and return it."""
+        answer = self.post("", {"name": name, "arguments": list(arguments), **options})
+        assert answer.status == 201, answer.text
+        job: dict[str, Any] = answer.body["job"]
+        return job
+
+    def ids(self, query: str = "") -> list[str]:
+        return [job["_id"] for job in self.get(query).body["jobs"]]
+
+
+@pytest.fixture(scope="session")
+def served(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory, **ON)
+
+
+@pytest.fixture
+def api(clean: Servers, served: Web) -> Api:
+    return Api(served)
+
+
+def end(job: dict[str, Any], state: State) -> None:
+    """Let a job that is due end in `state`."""
+    document = model.get(ObjectId(job["_id"]))
+    assert document is not None
+    assert job_attempt.start(document, token="worker", now=server_now(), until=server_now() + seconds(30))
+    if state is not State.EXECUTING:
+        assert job_attempt.finish(document, Outcome(state=state), token="worker", now=server_now())
+
+
+def through(api: Api, query: str) -> list[str]:
+    """Return the ids on this page and all that follow."""
+    page = api.get(query).body
+    ids = [job["_id"] for job in page["jobs"]]
+    return ids + (through(api, f"{query.partition('&before')[0]}&before={page['cursor']}") if page["cursor"] else [])
+
+
+class TestRun:
+    def test_it_is_stored_and_returned(self, api: Api) -> None:
+        answer = api.post("", {"name": INVOICE, "arguments": [42, {"a": [None, 1.5]}], "priority": 3})
+        assert (answer.status, answer.headers["content-type"]) == (201, "application/json")
+        job = answer.body["job"]
+        assert (job["name"], job["arguments"], job["priority"]) == (INVOICE, [42, {"a": [None, 1.5]}], 3)
+        assert (job["state"], job["attempts"], job["due"]) == ("pending", 0, job["created"])
+        assert api.get(f"/{job['_id']}").body == {"job": job}
+
+    def test_its_queue_is_due_then(self, api: Api) -> None:
+        api.run()
+        assert INVOICE in {one.id for one in job_queues.dispatch().find_due(server_now())}
+
+    def test_later(self, api: Api) -> None:
+        at = to_iso(server_now() + seconds(90))
+        assert api.run(at=at)["due"] == at
+        assert api.run(at=at.replace("Z", "+00:00"))["due"] == at
+        job = api.run(delay_seconds=1.5)
+        assert job["due"] == to_iso(model.get(ObjectId(job["_id"]))["created"] + seconds(1.5))  # type: ignore[index]
+
+    @pytest.mark.parametrize("option", ["unique", "singular"])
+    def test_the_only_one_blocks_a_second(self, option: str, api: Api) -> None:
+        api.run(INVOICE, 1, **{option: True})
+        answer = api.post("", {"name": INVOICE, "arguments": [1], option: True})
+        assert (answer.status, answer.body["error"]) == (409, "blocked")
+        api.run(INVOICE, 2, **{option: True})
+        api.run(INVOICE, 1)
+
+    def test_null_is_not_given(self, api: Api) -> None:
+        options = dict.fromkeys(("at", "delay_seconds", "priority", "unique", "singular", "arguments"))
+        assert api.post("", {"name": INVOICE, **options}).status == 201
+
+    def test_an_unknown_name_is_404_and_lists_the_known_ones(self, api: Api) -> None:
+        answer = api.post("", {"name": "send_invoice"})
+        assert (answer.status, answer.body["error"]) == (404, "not found")
+        assert INVOICE in answer.body["message"]
+
+    @pytest.mark.parametrize(
+        ("members", "field"),
+        [
+            ({"name": None}, "name"),
+            ({"name": ["x"]}, "name"),
+            ({"name": "a b"}, "name"),
+            ({"name": "x\0"}, "name"),
+            ({"arguments": {}}, "arguments"),
+            ({"arguments": "[]"}, "arguments"),
+            ({"arguments": [2**63]}, "arguments"),
+            ({"arguments": [-(2**63) - 1]}, "arguments"),
+            ({"arguments": [{"a\0b": 1}]}, "arguments"),
+            ({"arguments": ["\ud800"]}, "arguments"),
+            ({"arguments": [{"\udfff": 1}]}, "arguments"),
+            ({"arguments": ["x" * 600_000, "x" * 500_000]}, "arguments"),
+            ({"at": "soon"}, "at"),
+            ({"at": "2030-01-01T00:00:00"}, "at"),
+            ({"at": 5}, "at"),
+            ({"at": "0001-01-01T00:00:00+14:00"}, "at"),
+            ({"at": "9999-12-31T23:59:59-14:00"}, "at"),
+            ({"at": "1969-01-01T00:00:00Z"}, "at"),
+            ({"at": "2030-01-01T00:00:00Z", "delay_seconds": 1}, "at"),
+            ({"delay_seconds": -1}, "delay_seconds"),
+            ({"delay_seconds": "1"}, "delay_seconds"),
+            ({"delay_seconds": True}, "delay_seconds"),
+            ({"delay_seconds": TOO_LONG.total_seconds()}, "delay_seconds"),
+            ({"delay_seconds": 10**400}, "delay_seconds"),
+            ({"priority": 101}, "priority"),
+            ({"priority": -(10**30)}, "priority"),
+            ({"priority": 1.5}, "priority"),
+            ({"priority": True}, "priority"),
+            ({"unique": 1}, "unique"),
+            ({"singular": "true"}, "singular"),
+            ({"argument": []}, "argument"),
+            ({"\ud800": 1}, "?"),
+            ({"x" * 100: 1}, "x" * 64),
+        ],
+        ids=lambda value: str(value)[:40].encode("ascii", "replace").decode(),
+    )
+    def test_what_is_not_accepted_is_422_with_the_field(self, members: Any, field: str, api: Api) -> None:
+        answer = api.post("", {"name": INVOICE, **members})
+        assert (answer.status, answer.body["error"], answer.body["field"]) == (422, "invalid", field)
+        assert answer.body["message"].startswith(f"{field}: ")
+        assert model.jobs().count_documents({}) == 0
+
+    def test_nesting_is_bounded(self, api: Api) -> None:
+        def nested(levels: int) -> str:
+            return f'{{"name": "{INVOICE}", "arguments": [{"[" * levels}{"]" * levels}]}}'
+
+        assert api.post("", nested(64)).status == 201
+        for levels in (65, 250, 700):
+            assert api.post("", nested(levels)).body["field"] == "arguments"
+        assert api.post("", nested(100_000)).status == 400
+
+    def test_numbers_that_json_cannot_say_come_back_in_another_form(self, api: Api) -> None:
+        assert api.post("", f'{{"name": "{INVOICE}", "arguments": [1e999]}}').status == 201
+        (job,) = api.get().body["jobs"]
+        assert job["arguments"] == [{"$numberDouble": "Infinity"}]
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            None,
+            "",
+            "{",
+            "[]",
+            '"x"',
+            "null",
+            "NaN",
+            '{"name": NaN}',
+            '{"arguments": [-Infinity]}',
+            b"\xff",
+            "9" * 5_000,
+        ],
+        ids=lambda body: repr(body)[:20],
+    )
+    def test_what_is_no_json_object_is_400(self, body: Any, api: Api) -> None:
+        answer = api.post("", body)
+        assert (answer.status, answer.body["error"], answer.body["field"]) == (400, "bad request", "body")
+
+    def test_a_body_that_is_too_long_is_413(self, api: Api) -> None:
+        answer = api.post("", {"name": INVOICE, "arguments": ["x" * 2 * MIB]})
+        assert (answer.status, answer.body["error"]) == (413, "too large")
+        assert api.post("", {"name": INVOICE, "arguments": ["x" * (MIB - 100)]}).status == 201
+
+
+class TestLooking:
+    def test_pages_are_newest_first_and_end(self, api: Api) -> None:
+        ids = [api.run(INVOICE, number)["_id"] for number in range(5)][::-1]
+        first = api.get("?limit=3").body
+        assert ([job["_id"] for job in first["jobs"]], first["cursor"]) == (ids[:3], ids[2])
+        rest = api.get(f"?limit=3&before={first['cursor']}").body
+        assert ([job["_id"] for job in rest["jobs"]], rest["cursor"]) == (ids[3:], None)
+        assert abs((server_now() - model.get(ObjectId(ids[0]))["created"]).total_seconds()) < 10  # type: ignore[index]
+
+    def test_name_and_state_narrow_it(self, api: Api) -> None:
+        invoice, report = api.run(INVOICE), api.run(REPORT, 2026)
+        api.post(f"/{invoice['_id']}/cancel")
+        assert api.ids(f"?name={REPORT}") == api.ids("?state=pending") == [report["_id"]]
+        assert api.ids("?state=cancelled") == api.ids(f"?name={INVOICE}&state=canceled") == [invoice["_id"]]
+        assert len(api.ids("?name=&state=&before=")) == 2
+
+    @pytest.mark.parametrize("sort", ["created", "due", "updated", "priority", "attempts"])
+    @pytest.mark.parametrize("order", ["asc", "desc"])
+    def test_every_order_can_be_paged_through(self, sort: str, order: str, api: Api) -> None:
+        for number in range(12):
+            job = api.run(INVOICE, number, priority=number % 3, delay_seconds=number * 7 % 5 * 100)
+            if number % 4 == 0:
+                api.post(f"/{job['_id']}/cancel")
+            if number % 4 == 1:
+                api.post(f"/{job['_id']}/retry")
+                end(job, State.SUCCESS)
+        every = api.get("").body["jobs"]
+        field = "_id" if sort == "created" else sort
+        in_order = sorted(every, key=lambda job: (job[field], job["_id"]), reverse=order == "desc")
+        for narrow in ("", f"&name={INVOICE}", "&state=pending", f"&name={INVOICE}&state=canceled", "&search=INVOICE"):
+            wanted = [job["_id"] for job in in_order if "state=" not in narrow or job["state"] in narrow]
+            assert through(api, f"?sort={sort}&order={order}&limit=2{narrow}") == wanted
+
+    def test_search_looks_into_arguments_names_and_errors(self, api: Api) -> None:
+        nested = api.run(INVOICE, "order", {"to": ["Ada@Example.com", {"n": 4711}]})["_id"]
+        text = api.run(INVOICE, 'a "quoted"\ttext, .* and (a+)+$', "ÄÖ")["_id"]
+        failed = api.run(REPORT, 2026)
+        document = model.get(ObjectId(failed["_id"]))
+        assert document is not None
+        job_attempt.start(document, token="t", now=server_now(), until=server_now() + seconds(30))
+        outcome = Outcome(state=State.FAILURE, error="ValueError: Too Late")
+        job_attempt.finish(document, outcome, token="t", now=server_now())
+        for search, found in (
+            ("ada@example.COM", [nested]),
+            ('{"n":4711}', [nested]),
+            ("4711", [nested]),
+            ('"quoted"\t', [text]),
+            ("(A+)+$", [text]),
+            (".*", [text]),
+            ("ÄÖ", [text]),
+            ("äö", []),
+            ("too late", [failed["_id"]]),
+            (REPORT.upper(), [failed["_id"]]),
+            (INVOICE[1:-1], [text, nested]),
+            ("^", []),
+            ("\0", []),
+            ("pending", []),
+            ("", [failed["_id"], text, nested]),
+        ):
+            answer = api.get(f"?search={quote(search)}").body
+            assert ([job["_id"] for job in answer["jobs"]], answer["is_partial"]) == (found, False), search
+        assert api.ids(f"?search=a&name={REPORT}&state=failure") == [failed["_id"]]
+        assert api.ids(f"?search=a&name={REPORT}&state=pending") == []
+
+    def test_what_is_kept_for_searches_is_not_shown(self, api: Api) -> None:
+        api.run(INVOICE, "text")
+        (job,) = api.get().body["jobs"]
+        assert not job.keys() & {"text", "key"}
+        assert api.get(f"/{job['_id']}").body["job"] == job
+
+    @pytest.mark.parametrize(
+        ("query", "field"),
+        [
+            ("?sort=name", "sort"),
+            ("?sort=_id", "sort"),
+            ("?order=down", "order"),
+            (f"?search={'x' * 257}", "search"),
+            (f"?sort=due&before={'0' * 24}", "before"),
+            (f"?sort=due&before=updated.1.{'0' * 24}", "before"),
+            (f"?sort=due&before=due.999999999999999.{'0' * 24}", "before"),
+            (f"?sort=priority&before=priority.x.{'0' * 24}", "before"),
+            (f"?before=created.1.{'0' * 24}", "before"),
+            ("?name=a%20b", "name"),
+            ("?state=done", "state"),
+            ("?before=x", "before"),
+            ("?limit=0", "limit"),
+            ("?limit=201", "limit"),
+            (f"?limit={'9' * 5_000}", "limit"),
+            ("?limit=x", "limit"),
+            ("/x", "id"),
+            ("/%00", "id"),
+            (f"/{'0' * 25}", "id"),
+        ],
+    )
+    def test_what_is_not_accepted_is_422_with_the_field(self, query: str, field: str, api: Api) -> None:
+        answer = api.get(query)
+        assert (answer.status, answer.body["error"], answer.body["field"]) == (422, "invalid", field)
+
+    def test_an_unknown_id_is_404(self, api: Api) -> None:
+        gone = ObjectId()
+        for answer in (api.get(f"/{gone}"), *(api.post(f"/{gone}/{act}") for act in ("cancel", "retry"))):
+            assert (answer.status, answer.body["error"]) == (404, "not found")
+        assert api.post(f"/{gone}/reschedule", NOT_YET).status == 404
+
+    def test_status_says_of_each_name_what_there_is_and_who_leads(self, api: Api) -> None:
+        job_leader.lead(7, now=server_now())
+        api.run(INVOICE, 1)
+        due, later = api.run(INVOICE, 2), api.run(INVOICE, 3, **NOT_YET)
+        end(due, State.EXECUTING)
+        api.post("/pause", {"names": [REPORT]})
+        status = api.get("/status").body
+        queues = {queue["name"]: queue for queue in status["queues"]}
+        assert set(queues) == set(registry.names()) | {INVOICE, REPORT}
+        invoices = queues[INVOICE]
+        assert invoices["states"] == {"pending": 2, "executing": 1, "success": 0, "failure": 0, "canceled": 0}
+        assert invoices["running"]["id"] == due["_id"]
+        assert invoices["oldest_due"] < status["server_time"] < invoices["next_due"] == later["due"]
+        assert (queues[REPORT]["is_paused"], invoices["is_paused"]) == (True, False)
+        assert status["leader"]["epoch"] == 7
+
+
+class TestChanging:
+    def test_cancel_then_retry(self, api: Api) -> None:
+        id = api.run(INVOICE, **NOT_YET)["_id"]
+        assert api.post(f"/{id}/cancel").body["job"]["state"] == "canceled"
+        again = api.post(f"/{id}/retry", {}).body["job"]
+        assert again["state"] == "pending"
+        assert again["due"] <= to_iso(server_now())
+
+    def test_reschedule(self, api: Api) -> None:
+        id, at = api.run()["_id"], to_iso(server_now() + seconds(90))
+        job = api.post(f"/{id}/reschedule", {"at": at, "priority": 9}).body["job"]
+        assert (job["due"], job["priority"]) == (at, 9)
+        later = api.post(f"/{id}/reschedule", NOT_YET).body["job"]
+        assert later["due"] > at
+        same = api.post(f"/{id}/reschedule", {"priority": -1}).body["job"]
+        assert (same["due"], same["priority"]) == (later["due"], -1)
+
+    @pytest.mark.parametrize(
+        ("members", "field"),
+        [
+            ({}, "at"),
+            ({"at": None}, "at"),
+            ({"delay_seconds": -1}, "delay_seconds"),
+            ({**NOT_YET, "priority": "1"}, "priority"),
+            ({**NOT_YET, "name": "x"}, "name"),
+        ],
+    )
+    def test_a_reschedule_that_is_not_accepted(self, members: Any, field: str, api: Api) -> None:
+        answer = api.post(f"/{api.run()['_id']}/reschedule", members)
+        assert (answer.status, answer.body["field"]) == (422, field)
+
+    def test_one_that_runs_cannot_be_changed(self, api: Api) -> None:
+        job = api.run()
+        end(job, State.EXECUTING)
+        for act, body in (("cancel", None), ("retry", None), ("reschedule", NOT_YET)):
+            answer = api.post(f"/{job['_id']}/{act}", body)
+            assert (answer.status, answer.body["error"]) == (409, "wrong state")
+            assert "executing" in answer.body["message"]
+
+    def test_one_that_is_not_the_only_one_any_more_is_409(self, api: Api) -> None:
+        first = api.run(INVOICE, 1, singular=True)
+        api.post(f"/{first['_id']}/cancel")
+        api.run(INVOICE, 1, singular=True)
+        answer = api.post(f"/{first['_id']}/retry")
+        assert (answer.status, answer.body["error"]) == (409, "blocked")
+
+    def test_pause_and_resume(self, api: Api) -> None:
+        assert api.post("/pause", {"names": [INVOICE, "not.yet"]}).body == {"paused": [INVOICE, "not.yet"]}
+        assert job_queue.paused() == {INVOICE, "not.yet"}
+        assert api.post("/resume", {"names": ["not.yet"]}).body == {"resumed": ["not.yet"]}
+        assert job_queue.paused() == {INVOICE}
+
+    @pytest.mark.parametrize("names", [None, "x", [], [1], ["a b"], [INVOICE, "\0"], ["x"] * 1_001])
+    def test_names_must_be_names(self, names: Any, api: Api) -> None:
+        for path in ("/pause", "/resume"):
+            answer = api.post(path, {"names": names})
+            assert (answer.status, answer.body["field"]) == (422, "names")
+        assert job_queue.paused() == set()
+
+    def test_clear(self, api: Api) -> None:
+        jobs = [api.run(name, 1) for name in (INVOICE, REPORT)]
+        for job in jobs:
+            end(job, State.SUCCESS)
+        left = api.run()
+        assert api.post("/clear", {"states": ["success"], "name": REPORT}).body == {"deleted": 1}
+        assert api.post("/clear", {"states": ["success", "cancelled", "failure"]}).body == {"deleted": 1}
+        assert api.ids() == [left["_id"]]
+
+    @pytest.mark.parametrize(
+        ("members", "field"),
+        [
+            ({}, "states"),
+            ({"states": "success"}, "states"),
+            ({"states": []}, "states"),
+            ({"states": ["done"]}, "states"),
+            ({"states": [["success"]]}, "states"),
+            ({"states": ["success", "executing"]}, "states"),
+            ({"states": ["success"], "name": 5}, "name"),
+            ({"states": ["success"], "all": True}, "all"),
+        ],
+    )
+    def test_a_clear_that_is_not_accepted(self, members: Any, field: str, api: Api) -> None:
+        api.run()
+        answer = api.post("/clear", members)
+        assert (answer.status, answer.body["field"]) == (422, field)
+        assert len(api.ids()) == 1
+
+
+PATHS = ["", "/pause", "/resume", "/clear", f"/{'0' * 24}/cancel", f"/{'0' * 24}/retry", f"/{'0' * 24}/reschedule"]
+
+
+class TestBoundary:
+    @pytest.mark.parametrize("path", PATHS)
+    def test_another_sites_page_may_do_nothing(self, path: str, api: Api) -> None:
+        answer = api.post(path, {"name": INVOICE}, Sec_Fetch_Site="cross-site")
+        assert (answer.status, answer.body["error"]) == (403, "forbidden")
+        assert model.jobs().count_documents({}) == 0
+
+    def test_a_wrong_method_is_405_in_the_one_form(self, api: Api) -> None:
+        answer = api.ask("DELETE", "")
+        assert (answer.status, set(answer.body)) == (405, {"error", "message"})
+
+    @pytest.mark.parametrize("env", [{}, {**ON, "JOBS_PRODUCTION_ONLY": "true"}])
+    def test_where_no_jobs_run_there_is_no_such_path(
+        self, env: dict[str, str], servers: Servers, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        assert Api(shared_web(tmp_path_factory, **env)).get().status == 404
+
+    def test_a_module_that_cannot_be_imported_stops_the_start_with_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "broken.py").write_text("1 / 0\n")
+        for module in ("no_such", "broken"):
+            with web(tmp_path, **ON | {"JOBS_IMPORTS": json.dumps([module])}) as process:
+                assert eventually(process.child.poll) == 2
+            assert process.log.startswith(f"queue-manager: JOBS_IMPORTS: '{module}' cannot be imported (")
+            assert process.log.count("\n") == 1
+
+    def test_it_leaves_this_machine_for_nobody(self, tmp_path: Path) -> None:
+        env = {**os.environ, **ON, "SOCKETIO_TOKEN_SECRET": SECRET, "PYTHONPATH": str(Path(__file__).parents[2])}
+        started = subprocess.run(
+            [*COMMAND, "--host", "0.0.0.0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert started.returncode == 2
+        assert started.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS anybody could")
+
+    def test_a_mongodb_that_is_away_is_503(self, tmp_path: Path) -> None:
+        gone = f"mongodb://app:s3cret@127.0.0.1:{free_port()}/product"
+        with web(tmp_path, **ON, MONGO_DB_URL=gone) as process:
+            api = Api(process)
+            with paced() as pace:
+                answers = [api.get("/status"), api.post("", {"name": INVOICE})]
+        for answer in answers:
+            assert (answer.status, answer.body["error"]) == (503, "unavailable")
+            assert answer.took < 5 * pace.slowdown
+            assert "s3cret" not in answer.text
+        assert "Traceback" not in process.log
+
+
+# Whatever is sent
+
+NAMES = ["name", "arguments", "at", "delay_seconds", "priority", "unique", "singular", "names", "states", "x"]
+wild_texts = st.text(max_size=8) | st.text(alphabet="\0\ud800\udfff\u202e$.", max_size=4)
+wild_texts |= st.sampled_from([INVOICE, "success", "0" * 24, "2030-01-01T00:00:00Z", "0001-01-01T00:00:00+01:00"])
+wild_numbers = st.integers() | st.integers(min_value=2**62) | st.floats()
+json_values = st.recursive(
+    st.none() | st.booleans() | wild_numbers | wild_texts,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(wild_texts | st.sampled_from(["$ref", "$id", "$db", "$date", "$oid"]), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+objects = st.dictionaries(st.sampled_from(NAMES), json_values, max_size=4)
+orders = st.fixed_dictionaries({"name": st.just(INVOICE), "arguments": st.lists(json_values, max_size=3)})
+bodies = (objects | orders | json_values).map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40)
+fuzz = hypothesis(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class TestAnything:
+    @fuzz
+    @given(st.sampled_from(PATHS), bodies)
+    def test_no_body_makes_it_fail(self, api: Api, path: str, body: bytes) -> None:
+        answer = api.post(path, body)
+        assert answer.status in (200, 201, 400, 404, 409, 422)
+        if answer.status >= 400:
+            assert set(answer.body) <= {"error", "message", "field"}
+        assert api.get().status == 200  # whatever was stored can be shown
+
+    @fuzz
+    @given(st.text(min_size=1, max_size=30), st.sampled_from(["", "/cancel", "/retry"]))
+    def test_no_id_makes_it_fail(self, api: Api, id: str, act: str) -> None:
+        path = f"/{quote(id.encode('utf-8', 'surrogatepass'), safe='')}{act}"
+        assert api.ask("POST" if act else "GET", path).status in (200, 307, 404, 422)  # 307: it ends with a slash
+
+    @fuzz
+    @given(st.sampled_from(["name", "state", "search", "sort", "order", "before", "limit"]), st.binary(max_size=20))
+    def test_no_query_makes_it_fail(self, api: Api, name: str, value: bytes) -> None:
+        assert api.get(f"?{name}={quote(value)}").status in (200, 422)
+
+    def test_any_arguments_come_back(self, api: Api) -> None:
+        @hypothesis(max_examples=60, deadline=None)
+        @given(st.lists(json_values, max_size=3))
+        def check(arguments: list[Any]) -> None:
+            answer = api.post("", json.dumps({"name": INVOICE, "arguments": arguments}))
+            if answer.status == 201:
+                assert api.get(f"/{answer.body['job']['_id']}").body["job"] == answer.body["job"]
+
+        check()
+
+
+def test_the_python_api_and_http_see_the_same_jobs(api: Api) -> None:
+    job = Jobs(registry, clock=server_now).get(api.run(INVOICE, 5)["_id"])
+    assert job["arguments"] == [5]
+
+
+@pytest.mark.parametrize("sort", ["", "attempts", "due"])
+def test_documents_of_another_program_stop_no_page(sort: str, api: Api) -> None:
+    others = add_foreign_jobs(INVOICE, server_now())
+    ids = {api.run(INVOICE, str(number), **NOT_YET)["_id"] for number in range(3)}
+    found, cursor = [], ""
+    while cursor is not None:
+        answer = api.get(f"?limit=1&sort={sort}&before={quote(cursor)}")
+        assert answer.status == 200, answer.text
+        found += [job["_id"] for job in answer.body["jobs"]]
+        cursor = answer.body["cursor"]
+    assert sorted(found) == sorted(ids)
+    assert api.get("/status").body["other_documents"] == len(others)
+    assert api.get(f"/{TEXT_ID}").body["job"]["_id"] == TEXT_ID
+    assert api.post(f"/{TEXT_ID}/cancel").status == 409

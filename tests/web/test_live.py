@@ -1,0 +1,161 @@
+"""Socket.IO: a client hears the accounts that it may hear, no others, and no longer than its token lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+import socketio
+from bson import ObjectId
+
+from dev.servers import Valkey
+from services.realtime import RedisEvents
+from tests.eventually import eventually
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.web.listener import ConnectionRefused, Listener
+from tests.web.web_process import SECRET, Web, shared_web, token, web
+
+EVENT = "support_room_updated"
+
+
+@pytest.fixture(scope="session")
+def secured(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    """A process that asks for tokens."""
+    return shared_web(tmp_path_factory, SOCKETIO_TOKEN_SECRET=SECRET)
+
+
+@pytest.fixture(scope="session")
+def unsecured(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    """A process on loopback without a secret."""
+    return shared_web(tmp_path_factory)
+
+
+@pytest.fixture
+def events(clean: Servers) -> RedisEvents:
+    """What workers emit with."""
+    return RedisEvents(clean.valkey.url, channel="socketio")
+
+
+def woken(room: str) -> dict[str, Any]:
+    return {"room_id": room, "action": "unsnoozed", "timestamp": "2026-01-31T09:30:00.000Z"}
+
+
+def test_a_client_hears_the_accounts_of_its_token_and_no_others(secured: Web, events: RedisEvents) -> None:
+    with Listener(secured.port, {"token": token("a", "b")}) as client:
+        for account in ("other", "a", "b"):
+            events.emit(EVENT, woken(account), room=f"support-{account}")
+        assert [client.next_event(), client.next_event()] == [(EVENT, woken("a")), (EVENT, woken("b"))]
+
+
+def test_a_client_may_leave_and_join_its_own_accounts_only(secured: Web, events: RedisEvents) -> None:
+    with Listener(secured.port, {"token": token("a", "b")}) as client:
+        assert client.call("leave", "a") == {"left": "a"}
+        refusal = client.call("join", "other")
+        assert refusal == {"error": "refused", "message": "The token does not name the account other"}
+        assert client.call("join", "*")["error"] == "refused"
+        for account in ("a", "other", "b"):
+            events.emit(EVENT, woken(account), room=f"support-{account}")
+        assert client.next_event() == (EVENT, woken("b"))
+        assert client.call("join", "a") == {"joined": ["a"]}
+        events.emit(EVENT, woken("a"), room="support-a")
+        assert client.next_event() == (EVENT, woken("a"))
+
+
+@pytest.mark.parametrize(
+    ("auth", "said"),
+    [
+        (None, "A token is required"),
+        ({}, "A token is required"),
+        ("text", "A token is required"),
+        ({"token": 5}, "A token is required"),
+        ({"token": "nonsense"}, "The token is refused"),
+        ({"token": token("a", secret="another secret, also long enough for it")}, "Signature verification failed"),
+        ({"token": token("a", exp=int(time.time()) - 1)}, "Signature has expired"),
+        ({"token": token("a", exp=None)}, "The token is refused"),
+        ({"token": token("a", exp=float("inf"))}, "The token is refused"),
+        ({"token": jwt.encode({"accounts": ["a"]}, "", algorithm="none")}, "The token is refused"),
+        ({"token": jwt.encode({"account": "a"}, SECRET)}, 'missing the "accounts" claim'),
+        ({"token": token("a", "no/account")}, "no list of account ids"),
+        ({"token": token("")}, "no list of account ids"),
+        ({"token": token("x" * 65)}, "no list of account ids"),
+    ],
+)
+def test_a_wrong_missing_or_expired_token_is_refused(secured: Web, auth: Any, said: str) -> None:
+    with pytest.raises(ConnectionRefused, match=said):
+        Listener(secured.port, auth)
+
+
+@pytest.mark.parametrize("form", [int, str])
+def test_a_client_whose_token_ends_is_disconnected_within_two_seconds(secured: Web, form: type) -> None:
+    ends_at = int(time.time()) + 2
+    with Listener(secured.port, {"token": token("a", exp=form(ends_at))}) as client:
+        client.wait_until_disconnected()
+        assert ends_at <= time.time() < ends_at + 2
+
+
+def test_an_ordinary_client_connects_from_another_origin(secured: Web, events: RedisEvents) -> None:
+    async def listen() -> Any:
+        received: asyncio.Queue[Any] = asyncio.Queue()
+        client = socketio.AsyncClient(reconnection=False, handle_sigint=False)
+        client.on(EVENT, received.put)
+        await client.connect(
+            f"http://127.0.0.1:{secured.port}",
+            headers={"Origin": "https://app.example"},
+            auth={"token": token("a")},
+        )
+        events.emit(EVENT, woken("a"), room="support-a")
+        event = await asyncio.wait_for(received.get(), 10)
+        await client.disconnect()
+        return event
+
+    assert asyncio.run(listen()) == woken("a")
+
+
+def test_without_a_secret_any_account_may_be_joined(unsecured: Web, events: RedisEvents) -> None:
+    with Listener(unsecured.port) as client:
+        assert client.call("join", "a-1_Z") == {"joined": ["a-1_Z"]}
+        events.emit(EVENT, woken("1"), room="support-a-1_Z")
+        assert client.next_event() == (EVENT, woken("1"))
+
+
+@pytest.mark.parametrize("account", ["", "a b", "a/b", "x" * 65, "é", "a\n", 5, None, ["a"], "**"])
+def test_what_is_no_account_id_is_refused(unsecured: Web, account: Any) -> None:
+    with Listener(unsecured.port) as client:
+        for event in ("join", "leave"):
+            assert client.call(event, account)["error"] == "refused"
+
+
+def test_the_star_joins_the_accounts_of_the_newest_rooms(unsecured: Web, events: RedisEvents) -> None:
+    account = ObjectId()
+    make_room(account_id=account)
+    make_room(account_id="no account")
+    with Listener(unsecured.port) as client:
+        assert client.call("join", "*") == {"joined": [str(account)]}
+        events.emit(EVENT, woken("1"), room=f"support-{account}")
+        assert client.next_event() == (EVENT, woken("1"))
+
+
+@pytest.mark.parametrize("header", [{"origin": "https://evil.example"}, {"host": "evil.example"}])
+def test_without_a_secret_pages_of_other_sites_are_refused(unsecured: Web, header: dict[str, str]) -> None:
+    with pytest.raises(ConnectionRefused, match="HTTP 4"):
+        Listener(unsecured.port, **header)
+
+
+def test_events_flow_again_soon_after_an_outage_of_redis(clean: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as own, web(tmp_path, REDIS_URL=own.url) as process:
+        with Listener(process.port) as client:
+            client.call("join", "a")
+            own.kill()
+            with promptly(5):
+                eventually(lambda: "No live events: Redis at" in process.log, within=30)
+            own.start()
+            with promptly(5):
+                eventually(lambda: "Live events flow again" in process.log, within=30)
+            RedisEvents(own.url, channel="socketio").emit(EVENT, woken("1"), room="support-a")
+            assert client.next_event() == (EVENT, woken("1"))

@@ -1,0 +1,173 @@
+"""The overview live: told when it changes, looked at once for all, and only while somebody listens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.servers import Valkey
+from models.database import client, server_now
+from queue_manager.core.clock import parse_utc, seconds
+from tests.eventually import eventually
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, cookie, rewrite
+from tests.web.queue_client import Stream
+from tests.web.web_process import Web, shared_web, web
+
+PATH = "/api/overview/events"
+LOOK = "scan_marks"  # each look asks once which scans run
+
+
+@pytest.fixture(scope="session")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory)
+
+
+class States(Stream):
+    def __init__(self, web: Web, **headers: str) -> None:
+        super().__init__(web, PATH, **headers)
+
+    def states(self) -> Iterator[Any]:
+        for name, data in self.events():
+            assert name == "overview"
+            yield data
+
+
+def is_news(before: Any, state: Any) -> bool:
+    return {**before, "server_time": None} != {**state, "server_time": None}
+
+
+def due(state: Any) -> Any:
+    return state["systems"][0]["due"]
+
+
+def test_the_state_comes_at_once_and_whenever_it_changes(clean: Servers, process: Web) -> None:
+    with ExitStack() as stack:
+        with promptly(1.5):
+            stream = stack.enter_context(States(process))
+            assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+            states = stream.states()
+            assert next(states).keys() == {
+                "server_time",
+                "servers",
+                "leader",
+                "workers",
+                "counted_to",
+                "systems",
+                "problems",
+            }
+        for number in range(3):
+            make_room(server_now() - seconds(1))
+            with promptly(3):
+                while due(next(states)) <= number:
+                    pass
+
+
+def test_a_state_that_stays_is_told_every_five_seconds(clean: Servers, process: Web) -> None:
+    with States(process) as stream:
+        states = stream.states()
+        seen = [next(states), next(states)]
+        while is_news(*seen):  # an earlier test's data may still be in the first
+            seen = [seen[-1], next(states)]
+        for _ in range(2):
+            with promptly(7):
+                seen.append(next(states))
+    times = [parse_utc(state["server_time"], field="server_time") for state in seen]
+    gaps = [later - earlier for earlier, later in pairwise(times) if earlier and later]
+    assert len(gaps) == 3
+    assert min(gaps) > seconds(3.5)  # a state is at most a second old when it is sent
+
+
+def test_fifty_listeners_cost_one_look_a_second_and_none_costs_none(clean: Servers, tmp_path: Path) -> None:
+    with web(tmp_path) as process:
+        with ExitStack() as stack:
+            streams = [stack.enter_context(States(process)).states() for _ in range(50)]
+            for states in streams:
+                next(states)
+            looks, began = looked(), time.monotonic()
+            for states in streams:
+                next(states)
+                next(states)
+            assert looked() - looks <= time.monotonic() - began + 2
+        eventually(lambda: nobody_looks_for(1.5), within=20)
+
+
+def looked() -> int:
+    """Return how often the marks were asked for, whoever did."""
+    top = client().admin.command("top")["totals"]
+    return sum(of["queries"]["count"] for name, of in top.items() if name.endswith(f".{LOOK}"))
+
+
+def nobody_looks_for(duration: float) -> bool:
+    before = looked()
+    time.sleep(duration)
+    return looked() == before
+
+
+def test_a_listener_whose_key_ends_is_cut_off(servers: Servers, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    rewrite(keys, EYE, HAND)
+    with web(tmp_path, QM_API_KEYS_FILE=str(keys)) as process:
+        with States(process) as stream:
+            assert stream.status == 401
+        with (
+            States(process, X_API_KEY=VIEWER) as by_key,
+            States(process, Cookie=cookie(process, VIEWER)) as by_session,
+            States(process, X_API_KEY=OPERATOR) as other,
+        ):
+            for stream in (by_key, by_session, other):
+                next(stream.states())
+            with promptly(3):
+                rewrite(keys, HAND)
+                for stream in (by_key, by_session):
+                    list(stream.states())  # it ends
+            next(other.states())
+
+
+def test_it_ends_at_once_when_the_process_does(servers: Servers, tmp_path: Path) -> None:
+    with web(tmp_path) as process, States(process) as stream:
+        states = stream.states()
+        next(states)
+        with promptly(4):
+            with promptly(1):
+                os.kill(process.child.pid, signal.SIGTERM)
+                list(states)
+            process.child.wait(30)
+
+
+def test_it_ends_at_once_also_while_a_server_hangs(servers: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as valkey, web(tmp_path, REDIS_URL=valkey.url) as process:
+        with States(process) as stream:
+            next(stream.states())
+            os.kill(valkey.pid, signal.SIGSTOP)
+            try:
+                time.sleep(1.5)  # a look is under way
+                with promptly(3):
+                    os.kill(process.child.pid, signal.SIGTERM)
+                    process.child.wait(30)
+            finally:
+                os.kill(valkey.pid, signal.SIGCONT)
+
+
+def test_one_that_reads_nothing_slows_nobody_and_gets_the_latest(clean: Servers, process: Web) -> None:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", process.port))
+    slow.sendall(f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    with slow, States(process) as quick:
+        states = quick.states()
+        for _ in range(3):
+            next(states)
+            with promptly(0.5):
+                assert process.get("/healthz").status == 200

@@ -1,0 +1,232 @@
+"""Probes and metrics tell what is away, recover by themselves, and never fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pymongo import MongoClient
+from redis import Redis
+
+from dev.ports import free_port
+from dev.servers import Mongo, Valkey
+from models.database import server_now
+from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
+from queue_manager.core.clock import seconds
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import counters
+from services import job_queues
+from tasks.job_queues import QUEUE as JOBS
+from tasks.job_queues import dispatch_due_jobs
+from tests.eventually import eventually
+from tests.job_lab import Lab
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.tasks.hand_worker import run as try_run
+from tests.tasks.hand_worker import take
+from tests.web.web_process import Web, shared_web, web
+
+SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
+RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 1, "duration_ms": 40}
+
+
+@dataclass(frozen=True)
+class Lonely:
+    """A web process whose servers are not there yet."""
+
+    process: Web
+    mongo: Mongo
+    valkey: Valkey
+
+
+@pytest.fixture
+def lonely(tmp_path: Path) -> Iterator[Lonely]:
+    mongo, valkey = Mongo(tmp_path / "mongo"), Valkey(tmp_path / "valkey")
+    with web(tmp_path, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url) as process:
+        yield Lonely(process, mongo, valkey)
+    valkey.kill()
+    mongo.kill()
+
+
+@pytest.fixture(scope="session")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory)
+
+
+def scrape(process: Web) -> dict[str, float]:
+    """Return the samples by name and label values, in the labels' order: `name{support-snooze}`."""
+    answer = process.get("/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        f"{sample.name}{{{','.join(value for _, value in sorted(sample.labels.items()))}}}": sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
+    process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
+    with promptly(4):
+        answer = process.get("/readyz")
+    assert (answer.status, answer.body["error"]) == (503, "not ready")
+    assert answer.body["reasons"] == ["MongoDB does not answer", "Redis does not answer"]
+    assert not re.search(r"127\.0\.0\.1|redis:|mongodb:|queue_manager", answer.text)  # it is public
+    assert f"MongoDB at {mongo.url}" in process.log
+    assert f"Redis at {valkey.url}" in process.log
+    assert process.get("/healthz").body == {"status": "ok"}
+    valkey.start()
+    mongo.start()
+    assert eventually(lambda: process.get("/readyz").status == 200, within=10)
+    os.kill(valkey.pid, signal.SIGSTOP)
+    try:
+        with promptly(4):
+            hanging = process.get("/readyz")
+    finally:
+        os.kill(valkey.pid, signal.SIGCONT)
+    assert (hanging.status, len(hanging.body["reasons"])) == (503, 1)
+    assert process.get("/readyz").status == 200
+
+
+def test_readyz_refuses_a_redis_that_takes_no_writes(lonely: Lonely) -> None:
+    lonely.mongo.start()
+    lonely.valkey.start()
+    assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
+    with connect(lonely.valkey.url) as client:
+        client.replicaof("127.0.0.1", free_port())  # as after a fail-over: it answers, and is read-only
+        answer = eventually(lambda: (found := lonely.process.get("/readyz")).status == 503 and found, within=10)
+        assert answer.body["reasons"] == ["Redis refuses to write"]
+        client.replicaof("NO", "ONE")
+    assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
+
+
+def test_readyz_refuses_a_mongodb_that_takes_no_writes(lonely: Lonely) -> None:
+    lonely.mongo.start()
+    lonely.valkey.start()
+    assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
+    with MongoClient[dict[str, Any]](lonely.mongo.url) as client:
+        client.admin.command("fsync", lock=True)  # it answers pings and reads, and writes wait
+        try:
+            answer = eventually(lambda: (found := lonely.process.get("/readyz")).status == 503 and found, within=15)
+        finally:
+            client.admin.command("fsyncUnlock")
+        assert answer.body["reasons"] == ["MongoDB does not answer"]
+        assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=15)
+        assert client.get_default_database()["qm_readiness"].count_documents({}) == 1
+
+
+def test_readyz_asks_the_server_of_the_message_queue(clean: Servers, tmp_path: Path) -> None:
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    with web(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=away) as process:
+        answer = process.get("/readyz")
+    assert (answer.status, answer.body["reasons"]) == (503, ["The message queue's Redis does not answer"])
+
+
+def test_readyz_writes_once_a_second_however_often_it_is_asked(lonely: Lonely) -> None:
+    lonely.mongo.start()
+    lonely.valkey.start()
+    assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
+    with connect(lonely.valkey.url) as client:
+        written, began = writes(client), time.monotonic()
+        for _ in range(40):
+            assert lonely.process.get("/readyz").status == 200
+        elapsed = time.monotonic() - began
+        assert writes(client) - written <= elapsed + 1
+        assert 0 < client.pttl("qm:readiness") <= 60_000  # nothing is left of it
+
+
+def writes(client: Redis) -> int:
+    found: int = client.info("commandstats").get("cmdstat_set", {}).get("calls", 0)
+    return found
+
+
+def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
+    lonely.valkey.start()
+    samples = scrape(lonely.process)
+    assert samples["queue_manager_up{mongodb}"] == 0
+    assert samples["queue_manager_up{redis}"] == 1
+    assert samples["queue_manager_scan_runs_total{support-snooze}"] == 0
+    assert not any("pending" in name for name in samples)
+    lonely.valkey.kill()
+    assert scrape(lonely.process) == {"queue_manager_up{mongodb}": 0, "queue_manager_up{redis}": 0}
+
+
+def test_metrics_show_totals_durations_and_figures(clean: Servers, process: Web) -> None:
+    make_room(server_now() - seconds(60))
+    counters.scan(SCAN, RUN)
+    counters.add(QUEUE, {"done": 2, "retried": 1})
+    first = scrape(process)
+    counters.scan(SCAN, {**RUN, "duration_ms": 400})
+    counters.add(QUEUE, {"done": 1, "failed": 1})
+    second = scrape(process)
+    for name, before, after in [
+        ("queue_manager_scan_runs_total{support-snooze}", 1, 2),
+        ("queue_manager_scan_found_total{support-snooze}", 3, 6),
+        ("queue_manager_scan_errors_total{support-snooze}", 1, 2),
+        ("queue_manager_scan_duration_seconds_bucket{0.05,support-snooze}", 1, 1),
+        ("queue_manager_scan_duration_seconds_bucket{+Inf,support-snooze}", 1, 2),
+        ("queue_manager_scan_duration_seconds_count{support-snooze}", 1, 2),
+        ("queue_manager_scan_duration_seconds_sum{support-snooze}", 0.04, 0.44),
+        ("queue_manager_items_total{done,support-snooze}", 2, 3),
+        ("queue_manager_items_total{failed,support-snooze}", 0, 1),
+        ("queue_manager_items_total{retried,support-snooze}", 1, 1),
+        ("queue_manager_pending{support-snooze}", 1, 1),
+        ("queue_manager_up{mongodb}", 1, 1),
+    ]:
+        assert (first[name], second[name]) == (before, after), name
+    assert 60 <= first["queue_manager_lag_seconds{support-snooze}"] < 120
+
+
+def test_failing_jobs_show_in_metrics_and_in_the_overview(
+    clean: Servers, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = shared_web(tmp_path_factory, QM_JOBS="true", QM_CONVERSATIONS="false")
+    lab = Lab(server_now)
+    monkeypatch.setattr(job_queues, "registry", lab.registry)
+    lab.works = {"mail": lambda *_, run: 1 / 0}
+    for name in ("report",) * 3 + ("mail",) * 4:
+        lab.run(name)
+    dispatch_due_jobs()
+    for _ in range(2):
+        try_run(take(clean.valkey.url, JOBS))
+    samples = scrape(process)
+    assert samples["queue_manager_items_total{done,job-queues}"] == 3
+    assert samples["queue_manager_items_total{failed,job-queues}"] == 4
+    states = {state: samples[f"queue_manager_jobs{{{state}}}"] for state in ("success", "failure", "pending")}
+    assert states == {"success": 3, "failure": 4, "pending": 0}
+    assert samples["queue_manager_failed{job-queues}"] == 4
+    systems = eventually(lambda: failing(process.get("/api/overview").body["systems"]), within=10)
+    (problem,) = [one for one in systems["problems"] if "failing" in one]
+    assert problem.startswith("4 failing jobs, by name: mail 4;")
+    assert systems["pages"][problem] == "/jobs?state=failure"
+
+
+def failing(systems: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((one for one in systems if one["name"] == "job-queues" and one["failed"] == 4), None)
+
+
+def test_metrics_show_queues_and_the_leader(clean: Servers, process: Web) -> None:
+    with connect(clean.valkey.url) as client:
+        client.rpush("scans", "a message")
+        client.rpush("scans\x06\x163", "another, of priority 3")
+        client.hset("qm:unacked", "tag", "a message")
+        client.set(epoch_key(LEADER_LOCK), 7)
+        fields: dict[str, str] = {"token": "t", "host": "h", "pid": "1", "since_ms": "1", "epoch": "7"}
+        client.hset(LEADER_LOCK, mapping=fields)
+        led = scrape(process)
+        client.delete(LEADER_LOCK)
+        alone = scrape(process)
+    assert led["queue_manager_queue_messages{scans}"] == 2
+    assert led["queue_manager_queue_messages{support-snooze}"] == 0
+    assert led["queue_manager_unacked_messages{}"] == 1
+    assert (led["queue_manager_leader{}"], led["queue_manager_leader_epoch{}"]) == (1, 7)
+    assert (alone["queue_manager_leader{}"], alone["queue_manager_leader_epoch{}"]) == (0, 7)

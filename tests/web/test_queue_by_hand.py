@@ -1,0 +1,213 @@
+"""What people do with messages over HTTP: change, delete, move, replay, clear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.real_servers import Servers
+from tests.web.queue_client import Queue, empty_queue
+
+
+@pytest.fixture
+def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(servers, tmp_path_factory)
+
+
+def test_a_waiting_message_changes_and_its_new_payload_is_kept_byte_for_byte(queue: Queue) -> None:
+    id = queue.add()
+    body = '{"payload":[1.10,{}],"type":"sms","priority":4,"ackTimeout":9,"custom_max_attempts":2}'
+    answer = queue.put(f"/queue/message/{id}?queueType=main", body)
+    assert (answer.status, answer.body) == (200, {"message": "Message updated", "id": id})
+    taken = queue.get("/queue/message")
+    assert taken.text.endswith('"payload":[1.10,{}]}')
+    assert [taken.body[name] for name in ("type", "priority", "custom_ack_timeout", "custom_max_attempts")] == [
+        "sms",
+        4,
+        9,
+        2,
+    ]
+
+
+def test_a_held_message_is_not_changed(queue: Queue) -> None:
+    id = queue.add()
+    queue.take()
+    answer = queue.put(f"/queue/message/{id}", {"priority": 1})
+    assert (answer.status, answer.body["error"]) == (409, "message held")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({}, 422, "body"),
+        ({"id": "other"}, 422, "id"),
+        ({"nonsense": 1}, 422, "nonsense"),
+        ({"priority": 10}, 422, "priority"),
+        ({"type": None}, 422, "type"),
+        ({"maxAttempts": 0}, 422, "maxAttempts"),
+        ({"payload": "x" * 1024 * 1024}, 413, "payload"),
+        ([], 400, "body"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_bad_change_is_refused_with_its_field(body: Any, status: int, field: str, queue: Queue) -> None:
+    id = queue.add()
+    answer = queue.put(f"/queue/message/{id}", body)
+    assert (answer.status, answer.body["field"]) == (status, field)
+
+
+def test_a_message_is_changed_and_deleted_where_it_is_alone(queue: Queue) -> None:
+    id = queue.add()
+    for query in ("?queueType=dead", "?queueType=archived"):
+        assert queue.put(f"/queue/message/{id}{query}", {"priority": 1}).status == 404
+        assert queue.delete(f"/queue/message/{id}{query}").status == 404
+    assert queue.delete(f"/queue/message/{id}?queueType=main").body == {"message": "Message deleted", "id": id}
+    answer = queue.delete(f"/queue/message/{id}")
+    assert (answer.status, answer.body["error"]) == (404, "not found")
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_an_unknown_queue_in_the_query_is_422(method: str, queue: Queue) -> None:
+    answer = queue.ask(method, "/queue/message/any?queueType=nonsense", {"priority": 1})
+    assert (answer.status, answer.body["field"]) == (422, "queueType")
+    assert "main, processing, dead" in answer.body["message"]
+
+
+def test_many_are_deleted_each_with_its_result(queue: Queue) -> None:
+    first, second = queue.add(), queue.add()
+    answer = queue.post("/queue/messages/delete?queueType=main", {"messageIds": [first, "nobody", first]})
+    assert answer.status == 200
+    assert (answer.body["deleted"], answer.body["failed"]) == (1, 1)
+    assert answer.body["results"] == [{"id": first, "result": "DELETED"}, {"id": "nobody", "result": "NOT_FOUND"}]
+    assert queue.ids("main") == [second]
+
+
+def test_messages_move_by_id_or_whole(queue: Queue) -> None:
+    one, other = queue.add(payload={"a": 1}), queue.add()
+    whole = next(message for message in queue.page("main")["messages"] if message["id"] == one)
+    body = {"messages": [whole, other, "nobody"], "fromQueue": "main", "toQueue": "dead", "errorReason": "by me"}
+    answer = queue.post("/queue/move", body)
+    assert (answer.status, answer.body["moved"], answer.body["failed"]) == (200, 2, 1)
+    assert answer.body["results"][2] == {"id": "nobody", "result": "NOT_FOUND"}
+    assert {letter["last_error"] for letter in queue.page("dead")["messages"]} == {"by me"}
+    assert queue.sizes() == (0, 0, 2, 0, 0)
+
+
+@pytest.mark.parametrize("target", ["main", "dead", "acknowledged", "archived"])
+@pytest.mark.parametrize("source", ["main", "processing", "dead"])
+def test_every_way_to_move(source: str, target: str, queue: Queue) -> None:
+    id = queue.dead() if source == "dead" else queue.add()
+    if source == "processing":
+        queue.take()
+    answer = queue.post("/queue/move", {"messages": [id], "fromQueue": source, "toQueue": target})
+    if source == target:
+        assert (answer.status, answer.body["field"]) == (422, "toQueue")
+    else:
+        assert answer.body["results"] == [{"id": id, "result": "MOVED"}]
+        assert queue.ids(target) == [id]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"messages": ["a"]}, "toQueue"),
+        ({"messages": ["a"], "toQueue": "processing"}, "toQueue"),
+        ({"messages": ["a"], "toQueue": "nonsense"}, "toQueue"),
+        ({"messages": ["a"], "toQueue": ["main"]}, "toQueue"),
+        ({"messages": ["a"], "toQueue": "dead", "fromQueue": 5}, "fromQueue"),
+        ({"toQueue": "dead"}, "messages"),
+        ({"messages": "a", "toQueue": "dead"}, "messages"),
+        ({"messages": [5], "toQueue": "dead"}, "messages[0]"),
+        ({"messages": ["a", {"type": "b"}], "toQueue": "dead"}, "messages[1].id"),
+        ({"messages": ["a"] * 1_001, "toQueue": "dead"}, "messages"),
+        ({"messages": ["a"], "toQueue": "dead", "errorReason": 5}, "errorReason"),
+        ({"messages": ["a"], "toQueue": "dead", "nonsense": 5}, "nonsense"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_bad_move_is_422_with_its_field(body: Any, field: str, queue: Queue) -> None:
+    answer = queue.post("/queue/move", body)
+    assert (answer.status, answer.body["field"]) == (422, field)
+
+
+def test_a_reason_that_utf_8_cannot_say_is_kept_readable(queue: Queue) -> None:
+    id = queue.add()
+    body = {"messages": [id], "toQueue": "dead", "errorReason": "\ud800" + "x" * 10_000}
+    assert queue.post("/queue/move", body).status == 200
+    assert len(queue.page("dead")["messages"][0]["last_error"]) == 4_096
+
+
+def test_a_dead_letter_is_replayed_with_all_its_attempts_and_its_history(queue: Queue) -> None:
+    id = queue.dead()
+    answer = queue.post("/queue/replay", {"messageIds": [id, "nobody"]})
+    assert (answer.status, answer.body["moved"], answer.body["failed"]) == (200, 1, 1)
+    taken = queue.take()
+    assert (taken["attempt_count"], taken["history"][0]["last_error"]) == (1, "broken")
+
+
+def test_what_matches_a_filter_is_replayed(queue: Queue) -> None:
+    mail, _sms = queue.dead(type="mail", payload="needle"), queue.dead(type="sms")
+    body = {"type": "mail", "priority": 9, "attempts": 1, "search": "NEEDLE", "startDate": "2020-01-01"}
+    answer = queue.post("/queue/replay", {"filter": body})
+    assert answer.body["results"] == [{"id": mail, "result": "MOVED"}]
+    assert queue.sizes() == (1, 0, 1, 0, 0)
+    assert queue.post("/queue/replay", {"filter": {}}).body["moved"] == 1
+
+
+def test_all_that_match_are_replayed_and_only_few_have_each_a_result(queue: Queue) -> None:
+    for part in range(3):
+        ids = [f"{part}-{number}" for number in range(700)]
+        queue.post("/queue/batch", [{"type": "mail", "id": id} for id in ids])
+        queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
+    answer = queue.post("/queue/replay", {"filter": {"type": "mail"}})
+    assert answer.body == {"message": "2100 of 2100 messages moved", "moved": 2_100, "failed": 0, "is_complete": True}
+    queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
+    few = queue.post("/queue/replay", {"filter": {"type": "mail"}}).body
+    assert (few["moved"], few["is_complete"]) == (700, True)
+    assert [result["id"] for result in few["results"]] == ids
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "messageIds"),
+        ({"messageIds": [], "filter": {}}, "messageIds"),
+        ({"messageIds": "a"}, "messageIds"),
+        ({"messageIds": [None]}, "messageIds[0]"),
+        ({"filter": []}, "filter"),
+        ({"filter": {"nonsense": 1}}, "filter.nonsense"),
+        ({"filter": {"priority": "9"}}, "filter.priority"),
+        ({"filter": {"type": 5}}, "filter.type"),
+        ({"filter": {"search": "\ud800"}}, "search"),
+        ({"filter": {"startDate": "soon"}}, "startDate"),
+        ({"filter": {"endDate": True}}, "endDate"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+    ids=str,
+)
+def test_a_bad_replay_is_422_with_its_field(body: Any, field: str, queue: Queue) -> None:
+    answer = queue.post("/queue/replay", body)
+    assert (answer.status, answer.body["field"]) == (422, field)
+
+
+def test_one_queue_is_cleared(queue: Queue) -> None:
+    queue.dead()
+    queue.add()
+    answer = queue.delete("/queue/dead/clear")
+    assert (answer.status, answer.body["cleared"], answer.body["is_complete"]) == (200, 1, True)
+    assert queue.sizes() == (1, 0, 0, 0, 0)
+
+
+def test_all_queues_are_cleared(queue: Queue) -> None:
+    queue.dead()
+    queue.add()
+    assert queue.delete("/queue/clear").body["cleared"] == 2
+    assert queue.sizes() == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/queue/mine/clear"), ("GET", "/queue/mine/messages")])
+def test_an_unknown_queue_is_404_with_the_known_ones(method: str, path: str, queue: Queue) -> None:
+    answer = queue.ask(method, path)
+    assert (answer.status, answer.body["field"]) == (404, "queueType")
+    assert "main, processing, dead, acknowledged, archived" in answer.body["message"]

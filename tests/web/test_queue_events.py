@@ -1,0 +1,246 @@
+"""The event stream: every event once, in order, over reconnects; slow clients slow nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from tests.pace import paced, promptly
+from tests.real_servers import Servers
+from tests.web.queue_client import Queue, Stream, empty_queue
+
+
+@pytest.fixture
+def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(servers, tmp_path_factory)
+
+
+def heard(queue: Queue) -> str:
+    """Return the id of the last event, after the process has read it."""
+    with Stream(queue.web) as stream:
+        stream.until(is_about(queue.add()))
+        assert stream.last is not None
+        return stream.last
+
+
+@contextmanager
+def live(queue: Queue) -> Iterator[Stream]:
+    """Give a stream that has caught up: events from before that come without their messages and counts."""
+    with Stream(queue.web) as stream:
+        id = queue.add()
+        stream.until(is_about(id))
+        queue.delete(f"/queue/message/{id}")
+        stream.until(is_about(id, "delete"))
+        yield stream
+
+
+def is_about(id: str, kind: str = "enqueue") -> Callable[[Any], bool]:
+    return lambda event: event["type"] == kind and id in event["payload"].get("ids", [])
+
+
+def ids_of(events: list[Any]) -> list[str]:
+    return [id for event in events for id in event["payload"].get("ids", [])]
+
+
+def test_each_operation_is_told_once(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert stream.headers["cache-control"] == "no-store"
+        next(stream.blocks())
+        id = queue.add()
+        token = queue.take()["lock_token"]
+        queue.put(f"/queue/message/{id}/touch", {"lock_token": token})
+        queue.post("/queue/ack", {"id": id, "lock_token": token})
+        events = stream.until(is_about(id, "acknowledge"))
+    assert [event["type"] for event in events] == ["enqueue", "dequeue", "touch", "acknowledge"]
+    assert all(event["timestamp"] > 0 and event["payload"]["ids"] == [id] for event in events)
+
+
+def test_events_of_the_stream_are_those_of_the_server_byte_for_byte_and_then_more(queue: Queue) -> None:
+    with live(queue) as stream:
+        queue.add()
+        block = next(block for block in stream.blocks() if "data" in block)
+    with queue.redis() as client:
+        ((id, fields),) = client.xrevrange("tested:events", count=1)
+    assert (block["id"], block["event"]) == (id.decode(), "queue-update")
+    assert block["data"].startswith(f'{fields[b"event"].decode()[:-1]},"messages":')
+
+
+def test_an_event_brings_the_messages_it_is_about_and_how_many_are_where(queue: Queue) -> None:
+    with live(queue) as stream:
+        id = queue.add(payload={"digits": 12345678901234567890})
+        (added,) = stream.until(is_about(id, "enqueue"))
+        queue.take()
+        taken = stream.until(is_about(id, "dequeue"))[-1]
+        queue.delete(f"/queue/message/{id}")
+        deleted = stream.until(is_about(id, "delete"))[-1]
+    (message,) = added["messages"]
+    assert message.pop("place") == "main"
+    assert (message["id"], message["payload"], message["attempt_count"]) == (id, {"digits": 12345678901234567890}, 0)
+    assert [one["place"] for one in taken["messages"]] == ["processing"]
+    assert deleted["messages"] == []
+    counts = {"main": 0, "processing": 0, "dead": 0, "acknowledged": 0, "archived": 0}
+    assert [event["counts"] for event in (added, taken, deleted)] == [
+        counts | {"main": 1},
+        counts | {"processing": 1},
+        counts,
+    ]
+
+
+def test_an_event_about_many_or_large_messages_does_not_bring_them(queue: Queue) -> None:
+    with live(queue) as stream:
+        queue.post("/queue/batch", [{"type": "mail"}] * 101)
+        many = next(block for block in stream.blocks() if "data" in block)
+        large = queue.add(payload="x" * 70_000)
+        (added,) = stream.until(is_about(large, "enqueue"))
+    assert "messages" not in json.loads(many["data"])
+    assert "messages" not in added
+    assert added["counts"]["main"] == 102
+
+
+def test_an_event_that_somebody_put_there_by_hand_holds_up_no_other(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        blocks = stream.blocks()
+        next(blocks)
+        with queue.redis() as client:
+            client.xadd("tested:events", {"event": "by hand"})
+        id = queue.add()
+        told = [next(block["data"] for block in blocks if "data" in block) for _ in range(2)]
+    assert told[0] == "by hand"
+    assert id in told[1]
+
+
+def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(queue: Queue) -> None:
+    last = heard(queue)
+    missed = [queue.add() for _ in range(20)]
+    for begin in ({"last": last}, {"query": f"?lastEventId={last}"}):
+        with Stream(queue.web, **begin) as again:
+            live = queue.add()
+            assert ids_of(again.until(is_about(live)))[:20] == missed
+
+
+def test_the_header_wins_over_the_query_of_the_first_request(queue: Queue) -> None:
+    last = heard(queue)
+    missed = queue.add()
+    with Stream(queue.web, last=last, query="?lastEventId=0-0") as again:
+        assert ids_of(again.until(is_about(missed))) == [missed]
+
+
+def test_a_client_that_heard_nothing_yet_can_come_back_too(queue: Queue) -> None:
+    heard(queue)
+    with Stream(queue.web) as stream:
+        stream.last = next(stream.blocks())["id"]
+    missed = queue.add()
+    with Stream(queue.web, last=stream.last) as again:
+        assert ids_of(again.until(is_about(missed))) == [missed]
+
+
+def test_while_messages_storm_in_a_client_that_comes_back_often_misses_none(queue: Queue) -> None:
+    last, seen = heard(queue), []
+    with ThreadPoolExecutor(4) as threads:
+        added = [threads.submit(queue.add) for _ in range(400)]
+        while len(seen) < 400:
+            with Stream(queue.web, last=last) as stream:
+                few = islice(stream.events(), min(37, 400 - len(seen)))
+                seen += ids_of([event for _, event in few])
+                assert stream.last is not None
+                last = stream.last
+    assert len(seen) == 400
+    assert set(seen) == {future.result() for future in added}
+
+
+def test_a_client_whose_events_are_not_kept_any_more_is_told(queue: Queue) -> None:
+    kept = queue.add()
+    with Stream(queue.web, last="1-1") as stream:
+        events = stream.events()
+        name, data = next(events)
+        assert (name, list(data)) == ("reset", ["message"])
+        name, data = next(events)
+        assert (name, data["payload"]["ids"]) == ("queue-update", [kept])
+
+
+def test_a_client_of_a_server_that_lost_its_data_is_told(queue: Queue) -> None:
+    queue.add()
+    with Stream(queue.web, last="99999999999999-0") as stream:
+        events = stream.events()
+        assert next(events)[0] == "reset"
+        live = queue.add()
+        assert next(events)[1]["payload"]["ids"] == [live]
+
+
+def test_trimmed_events_are_a_gap(queue: Queue) -> None:
+    seen = heard(queue)
+    for _ in range(3):
+        queue.add()
+    with queue.redis() as client:
+        client.xtrim("tested:events", maxlen=1, approximate=False)
+    for last in (seen, "0-0"):
+        with Stream(queue.web, last=last) as again:
+            assert next(again.events())[0] == "reset"
+
+
+@pytest.mark.parametrize(
+    "last", ["nonsense", "1", "1-", "-1", "1-1-1", "1-x", "-1-1", f"{2**64}-0", "9" * 5_000, "1_0-0"]
+)
+def test_a_malformed_id_is_422(last: str, queue: Queue) -> None:
+    for answer in (
+        queue.get("/queue/events", Last_Event_ID=last),
+        queue.get(f"/queue/events?lastEventId={last}"),
+    ):
+        assert (answer.status, answer.body["field"]) == (422, "Last-Event-ID")
+
+
+def test_it_pings_every_15_seconds(queue: Queue) -> None:
+    with Stream(queue.web) as stream:
+        blocks = stream.blocks()
+        began = time.monotonic()
+        next(blocks)
+        with promptly(17):
+            (comment,) = next(blocks).values()
+        assert comment.startswith("ping")
+        assert time.monotonic() - began > 14
+
+
+def test_a_change_reaches_50_pages_within_100_ms(queue: Queue, figure: Callable[[str], None]) -> None:
+    took = []
+    with paced() as pace, ExitStack() as stack:
+        streams = [stack.enter_context(Stream(queue.web)) for _ in range(50)]
+        events = [stream.events() for stream in streams]
+        for _ in range(10):
+            began = time.monotonic()
+            id = queue.add()
+            for of_one in events:
+                assert id in next(of_one)[1]["payload"]["ids"]
+                took.append(time.monotonic() - began)
+    took.sort()
+    figure(f"queue: an event reached 50 pages in {took[250] * 1000:.0f} ms (p50), {took[494] * 1000:.0f} ms (p99)")
+    assert took[494] < 0.5 * pace.slowdown
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(queue: Queue) -> None:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", queue.web.port))
+    slow.sendall(b"GET /api/queue/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    event = json.dumps({"type": "enqueue", "timestamp": 0, "payload": {"ids": ["x" * 100_000]}})
+    took = []
+    with slow, paced() as pace, Stream(queue.web) as quick, queue.redis() as client:
+        next(quick.blocks())
+        for _ in range(300):
+            client.xadd("tested:events", {"event": event})
+            next(quick.events())
+            took.append(queue.get("/queue/config").took)
+        assert max(took) < 1 * pace.slowdown
+        slow.settimeout(40)
+        received = 0
+        while chunk := slow.recv(1 << 20):
+            received += len(chunk)
+        assert received < 20_000_000  # it was cut off in the middle

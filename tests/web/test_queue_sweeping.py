@@ -1,0 +1,127 @@
+"""The web process takes overdue messages back by itself, at their deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from dev.ports import free_port
+from dev.servers import Valkey
+from tests.eventually import eventually
+from tests.pace import paced, promptly
+from tests.real_servers import Servers
+from tests.web.queue_client import NAME, Queue, Stream, empty_queue, environment
+from tests.web.web_process import web
+
+
+@pytest.fixture
+def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(servers, tmp_path_factory)
+
+
+def test_overdue_messages_come_back_at_their_deadline(queue: Queue, figure: Callable[[str], None]) -> None:
+    deadlines, late = {}, []
+    with paced() as pace, Stream(queue.web) as stream:
+        next(stream.blocks())
+        queue.post("/queue/batch", [{"type": "a", "ackTimeout": 0.5 + n / 100} for n in range(200)])
+        for _ in range(200):
+            taken = queue.take()
+            deadlines[taken["id"]] = taken["deadline_at"]
+        for _, event in stream.events():
+            if event["type"] == "requeue":
+                late += [event["timestamp"] / 1000 - deadlines.pop(id) for id in event["payload"]["ids"]]
+                if not deadlines:
+                    break
+    late.sort()
+    figure(f"queue: deadline to requeued {late[100] * 1000:.0f} ms (p50), {late[197] * 1000:.0f} ms (p99)")
+    assert late[0] >= 0
+    assert late[197] < 0.25 * pace.slowdown
+
+
+def test_a_touch_that_makes_a_deadline_earlier_is_heard(queue: Queue) -> None:
+    id = queue.add(ackTimeout=300)
+    token = queue.take()["lock_token"]
+    with promptly(1.2):  # and not at the next of the sweeps that come every five seconds
+        queue.put(f"/queue/message/{id}/touch", {"lock_token": token, "extend_seconds": 0.2})
+        eventually(lambda: queue.ids("main") == [id])
+
+
+def test_out_of_attempts_it_is_a_dead_letter(queue: Queue) -> None:
+    id = queue.add(ackTimeout=0.1, maxAttempts=1)
+    with promptly(1.1):
+        queue.take()
+        eventually(lambda: queue.ids("dead") == [id])
+    assert queue.page("dead")["messages"][0]["last_error"] == "Max attempts exceeded (Stream)"
+
+
+def test_on_a_full_server_overdue_messages_come_back_too(queue: Queue) -> None:
+    id = queue.add(ackTimeout=0.3)
+    with queue.redis() as client:
+        client.config_set("maxmemory", 1)
+        try:
+            with promptly(2.3):
+                queue.take()
+                eventually(lambda: queue.ids("main") == [id])
+        finally:
+            client.config_set("maxmemory", 0)
+
+
+def test_what_another_consumer_took_gets_a_deadline(servers: Servers, tmp_path: Path) -> None:
+    url = servers.valkey.url.removesuffix("/0") + "/9"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+        client.xgroup_create(NAME, f"{NAME}_group", "0", mkstream=True)
+        client.xadd(NAME, {"data": '{"id":"theirs","type":"a","payload":[]}'})
+        client.xreadgroup(f"{NAME}_group", "another", {NAME: ">"})
+    with web(tmp_path, **environment(url, ACK_TIMEOUT_SECONDS="0.5")) as process:
+        with promptly(5):
+            eventually(lambda: Queue(process, url).ids("main") == ["theirs"], within=30)
+
+
+def test_while_an_older_service_holds_the_lock_nothing_is_swept(queue: Queue) -> None:
+    id = queue.add(ackTimeout=0.1)
+    with queue.redis() as client:
+        client.set("tested:overdue_requeue_lock", "1")
+        queue.take()
+        time.sleep(0.5)
+        assert queue.ids("processing") == [id]
+        client.delete("tested:overdue_requeue_lock")
+    with promptly(2):
+        eventually(lambda: queue.ids("main") == [id])
+
+
+def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    port = free_port()
+    with Valkey(tmp_path / "valkey", port) as valkey, web(tmp_path, **environment(valkey.url)) as process:
+        queue = Queue(process, valkey.url)
+        stream = Stream(process)
+        id = queue.add(ackTimeout=2)
+        queue.take()
+        stream.until(lambda event: event["type"] == "dequeue")
+        valkey.kill()
+        for method, path in (
+            ("GET", "/health"),
+            ("GET", "/queue/message"),
+            ("GET", "/queue/message?timeout=5"),
+            ("GET", "/queue/status"),
+            ("GET", "/queue/main/messages"),
+            ("POST", "/queue/replay"),
+            ("GET", "/queue/events?lastEventId=0-0"),
+        ):
+            with promptly(5):
+                answer = queue.ask(method, path, b'{"messageIds":["a"]}' if method == "POST" else None)
+            assert (answer.status, answer.body["error"]) == (503, "unavailable"), path
+        time.sleep(2.5)  # the message's deadline passes
+        with Valkey(tmp_path / "valkey", port):
+            eventually(lambda: queue.get("/health").status == 200)
+            with promptly(5):
+                eventually(lambda: queue.ids("main") == [id], within=30)
+            assert [event["type"] for event in stream.until(lambda event: event["type"] == "requeue")] == ["requeue"]
+            stream.close()
+            for said in ("No sweep", "Overdue messages are taken", "No queue events", "Queue events flow again"):
+                assert process.log.count(said) == 1
+            assert "Traceback" not in process.log

@@ -1,0 +1,275 @@
+"""The systems over HTTP: how each stands, the schedule, their scans; also while a server is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beat_schedule import SYSTEMS
+from dev.servers import Mongo, Valkey
+from models import scan_mark, scan_run
+from models.database import server_now
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.broker.keys import SCHEDULE_PREFIX
+from queue_manager.core.clock import hours, minutes, seconds, to_iso
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import counters, history, worker_heartbeats
+from tests.e2e.celery_processes import CeleryProcess
+from tests.eventually import eventually
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.rooms import make_room, make_work, scan
+from tests.web.web_process import Web, shared_web, web
+
+SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
+RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
+NAMES = [system.name for system in SYSTEMS]
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="session")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory)
+
+
+def get(process: Web, path: str) -> Any:
+    answer = process.get(f"/api{path}")
+    assert answer.status == 200, answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    return answer.body
+
+
+def system(process: Web, name: str = "support-snooze") -> Any:
+    (found,) = [one for one in get(process, "/overview")["systems"] if one["name"] == name]
+    return found
+
+
+def lead(url: str, *, since: datetime = LONG_AGO, **next_runs: float) -> None:
+    """Do what a beat does that leads."""
+    with connect(url) as client:
+        since_ms = str(int(since.timestamp() * 1000))
+        fields = {"token": "t", "host": "h", "pid": "1", "since_ms": since_ms, "epoch": "7"}
+        client.hset(LEADER_LOCK, mapping=fields)
+        client.pexpire(LEADER_LOCK, 60_000)
+        for name, at in next_runs.items():
+            client.zadd(next_runs.SCHEDULE, {f"{SCHEDULE_PREFIX}{name.replace('_', '-')}": at})
+
+
+def test_the_overview_tells_of_every_system(clean: Servers, process: Web) -> None:
+    make_room(server_now() - seconds(60))
+    scan_run.record(SCAN, {**RUN, "requeued": 1}, error=None, now=server_now())
+    body = eventually(lambda: (b := get(process, "/overview"))["systems"][0]["due"] == 1 and b)
+    assert body["servers"] == {"mongodb": None, "redis": None}
+    assert [one["name"] for one in body["systems"]] == NAMES
+    assert (body["leader"], body["workers"]) == (None, [])
+    rooms = body["systems"][0]
+    assert (rooms["is_on"], rooms["page"]) == (True, "/rooms")
+    assert (rooms["due"], rooms["in_progress"], rooms["stuck"], rooms["failed"]) == (1, 0, 0, 0)
+    assert 60 <= rooms["lag_seconds"] < 90
+    assert rooms["last_scan"].items() >= RUN.items()
+    assert (rooms["errors"], rooms["done_per_minute"], rooms["next_scan_at"]) == (0, 0, None)
+    others = body["systems"][1:]
+    assert [(one["is_on"], one["due"], one["lag_seconds"]) for one in others] == [(False, None, None)] * 4
+
+
+def test_a_leader_and_its_next_scans_are_told(clean: Servers, process: Web) -> None:
+    at = datetime.fromisoformat("2030-01-01T00:00:00+00:00")
+    lead(clean.valkey.url, support_snooze=at.timestamp(), stale_thumbnails=at.timestamp())
+    body = eventually(lambda: (b := get(process, "/overview"))["leader"] and b)
+    leader = body["leader"]
+    assert (leader["holder"], leader["since"], leader["epoch"]) == ("h:1", "2026-01-01T00:00:00.000Z", 7)
+    assert 0 < leader["lease_left_seconds"] <= 60
+    assert body["systems"][0]["next_scan_at"] == "2030-01-01T00:00:00.000Z"
+    assert [one["next_scan_at"] for one in body["systems"][1:]] == [None] * 4  # they are off
+
+
+def test_errors_of_a_day_are_added_up(clean: Servers, process: Web) -> None:
+    now = server_now()
+    for errors, ago in ((2, hours(1)), (3, hours(23)), (100, hours(25)), (0, hours(1))):
+        scan_run.record(SCAN, {**RUN, "errors": errors}, error="boom" if errors else None, now=now - ago)
+    assert eventually(lambda: system(process)["errors"] == 5)
+    assert "is late" in system(process)["problems"][0]
+
+
+def test_problems_name_what_is_missing_and_lead_to_the_items(clean: Servers, process: Web) -> None:
+    make_room(server_now() - seconds(300))
+    work = make_work(server_now)
+    (item,) = scan(work)
+    work.give_up(item, error="boom")
+    body = eventually(lambda: (b := get(process, "/overview"))["systems"][0]["failed"] == 1 and b)
+    assert [problem.split(":")[0] for problem in body["problems"]] == ["No leader", "No workers"]
+    rooms = body["systems"][0]
+    (failed,) = [problem for problem in rooms["problems"] if problem.startswith("1 failed room:")]
+    assert item.args[0] in failed
+    assert rooms["pages"][failed] == "/rooms?state=failed"
+
+
+def test_a_system_that_never_ran_is_starting_until_it_is_late(clean: Servers, process: Web) -> None:
+    lead(clean.valkey.url, since=server_now() - seconds(2))
+    body = eventually(lambda: (b := get(process, "/overview"))["leader"] and b["systems"][0]["is_starting"] and b)
+    assert (body["systems"][0]["problems"], body["problems"]) == ([], [])
+    lead(clean.valkey.url, since=server_now() - minutes(5))
+    rooms = eventually(lambda: not (one := system(process))["is_starting"] and one)
+    assert rooms["problems"][0].startswith("the scan support-snooze is late")
+    with connect(clean.valkey.url) as client:
+        client.delete(LEADER_LOCK)
+    eventually(lambda: get(process, "/overview")["leader"] is None)  # the next test sees no answer from before
+
+
+def test_the_last_minute_and_the_last_day_are_counted(clean: Servers, process: Web) -> None:
+    with connect(clean.valkey.url) as client:
+        minute = client.time()[0] // 60
+        for ago, done in ((1, 4), (2, 50), (10, 600), (24 * 60 + 20, 7000)):
+            at = minute - ago
+            client.hset(f"{history.key(QUEUE)}{at // 10}", f"done:{at % 10}", done)
+    counters.items(QUEUE, {"done": 1, "failed": 2, "retried": 3})
+    day = get(process, "/overview/history")
+    of_rooms = day["systems"]["support-snooze"]
+    assert {len(of_rooms[outcome]) for outcome in ("done", "failed", "retried")} == {144}
+    assert (sum(of_rooms["done"]), of_rooms["failed"][-1], of_rooms["retried"][-1]) == (655, 2, 3)
+    assert day["bucket_seconds"] == 600
+    assert 143 * 600 <= time.time() - datetime.fromisoformat(day["begins_at"]).timestamp() <= 144 * 600 + 5
+    assert day["systems"]["overdue-messages"] is None
+    eventually(lambda: system(process)["done_per_minute"] == 4 or int(time.time()) // 60 > minute)
+
+
+def test_the_history_of_a_day_expires_soon_after_it(clean: Servers) -> None:
+    counters.items(QUEUE, {"done": 1})
+    with connect(clean.valkey.url) as client:
+        (key,) = client.scan_iter(f"{history.key(QUEUE)}*")
+        assert 24 * 3600 < client.ttl(key) < 25 * 3600
+        assert counters.read(client, [QUEUE]) == {QUEUE: {"done": 1}}
+
+
+def test_one_system_has_all_its_figures(clean: Servers, process: Web) -> None:
+    body = eventually(lambda: (b := get(process, "/systems/support-snooze"))["numbers"].get("malformed") == 0 and b)
+    assert body["numbers"].keys() >= {"pending", "cooling_off"}
+    assert (body["hooks"], body["trigger"]) == (False, None)
+    answer = process.get("/api/systems/nonsense")
+    assert (answer.status, answer.body["field"]) == (404, "name")
+
+
+def test_scans_are_listed_by_pages_the_newest_first(clean: Servers, process: Web) -> None:
+    now = server_now()
+    for number in range(7):  # pairs at one moment
+        scan_run.record(SCAN, {**RUN, "found": number, "stamped": 2}, error=None, now=now - seconds(number // 2))
+    seen: list[Any] = []
+    cursor = ""
+    for _ in range(4):
+        page = get(process, f"/systems/support-snooze/scans?limit=2&before={cursor}")
+        seen += page["scans"]
+        cursor = page["cursor"]
+    assert cursor is None
+    assert sorted(run["found"] for run in seen) == list(range(7))
+    assert [run["at"] for run in seen] == sorted((run["at"] for run in seen), reverse=True)
+    assert seen[0]["noted"] == {"stamped": 2}
+    assert "error" not in seen[0]
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "W10=", "WyJhIl0=", "W251bGwsbnVsbF0=", "%ff"])
+def test_a_cursor_that_is_none_is_422(cursor: str, clean: Servers, process: Web) -> None:
+    answer = process.get(f"/api/systems/support-snooze/scans?before={cursor}")
+    assert (answer.status, answer.body["field"]) == (422, "before")
+
+
+def test_the_schedule_shows_every_scan(clean: Servers, process: Web) -> None:
+    now = server_now()
+    lead(clean.valkey.url, support_snooze=(now + seconds(5)).timestamp())
+    scan_mark.begin(SCAN, "a run", now=now)
+    for number in range(12):
+        scan_run.record(SCAN, {**RUN, "found": number}, error="boom" if number == 11 else None, now=now)
+    body = get(process, "/schedule")
+    entries = {entry["name"]: entry for entry in body["entries"]}
+    assert list(entries) == NAMES
+    rooms = entries["support-snooze"]
+    assert (rooms["is_on"], rooms["is_running"], rooms["period_seconds"], rooms["cron"]) == (True, True, 10, None)
+    assert rooms["next_run_at"] == to_iso(now + seconds(5))
+    assert len(rooms["last_runs"]) == 10
+    assert rooms["last_run"] == rooms["last_runs"][0]
+    assert entries["stale-thumbnails"]["cron"] == "0 * * * *"
+    assert (entries["stale-thumbnails"]["last_run"], entries["stale-thumbnails"]["next_run_at"]) == (None, None)
+    assert body["leader"]["holder"] == "h:1"
+
+
+def test_a_real_beat_says_when_it_scans_next(clean: Servers, process: Web, tmp_path: Path) -> None:
+    with CeleryProcess(tmp_path / "beat.log", "beat", env={"QM_SNOOZE_SCAN_SECONDS": "30"}):
+        leader = eventually(lambda: get(process, "/schedule")["leader"], within=15)
+        assert leader["lease_left_seconds"] <= 6
+        with promptly(5):
+            entry = eventually(lambda: next_run(process), within=30)
+        assert seconds(20) < datetime.fromisoformat(entry) - server_now() <= seconds(30)
+        with promptly(3):
+            eventually(lambda: system(process)["next_scan_at"] == entry, within=20)
+    # It was killed: after its lock has ended nobody leads, and nobody knows.
+    assert eventually(lambda: system(process)["next_scan_at"] is None and next_run(process) is None, within=10)
+
+
+def next_run(process: Web) -> Any:
+    return get(process, "/schedule")["entries"][0]["next_run_at"]
+
+
+# Servers that are away
+
+
+@dataclass(frozen=True)
+class Lonely:
+    process: Web
+    mongo: Mongo
+    valkey: Valkey
+
+
+@pytest.fixture
+def lonely(tmp_path: Path) -> Iterator[Lonely]:
+    mongo, valkey = Mongo(tmp_path / "mongo"), Valkey(tmp_path / "valkey")
+    with web(tmp_path, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_MESSAGE_QUEUE="true") as process:
+        yield Lonely(process, mongo, valkey)
+    valkey.kill()
+    mongo.kill()
+
+
+def test_what_is_away_is_null_and_said(lonely: Lonely) -> None:
+    process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
+    with promptly(4):
+        answer = process.get("/api/overview")
+    assert answer.status == 200
+    body = answer.body
+    assert body["servers"]["mongodb"].startswith(f"MongoDB at {mongo.url} does not answer")
+    assert body["servers"]["redis"].startswith(f"Redis at {valkey.url} does not answer")
+    assert (body["leader"], body["workers"]) == (None, None)
+    unknown = ("due", "in_progress", "lag_seconds", "done_per_minute", "errors", "last_scan", "next_scan_at")
+    assert {one[field] for one in body["systems"] for field in unknown} == {None}
+    # An outage is remembered for a moment: each look takes seconds to find it.
+    eventually(lambda: process.get("/api/overview").took < 0.5, within=30, every=0)
+    valkey.start()
+    presence_of(valkey.url, "worker@there 1")
+    body = eventually(lambda: (b := get(process, "/overview"))["servers"]["redis"] is None and b)
+    assert [worker["name"] for worker in body["workers"]] == ["worker@there"]
+    assert body["servers"]["mongodb"] is not None
+    mongo.start()
+    assert eventually(lambda: get(process, "/overview")["servers"]["mongodb"] is None)
+    os.kill(valkey.pid, signal.SIGSTOP)
+    time.sleep(1.1)  # longer than the last answer is kept
+    try:
+        with promptly(4):
+            hanging = process.get("/api/overview")
+    finally:
+        os.kill(valkey.pid, signal.SIGCONT)
+    assert (hanging.body["servers"]["mongodb"], hanging.body["workers"]) == (None, None)
+    assert hanging.body["servers"]["redis"] is not None
+    messages = hanging.body["systems"][NAMES.index("overdue-messages")]
+    assert (messages["due"], messages["is_on"]) == (None, True)
+    assert any("did not answer" in problem or "does not answer" in problem for problem in messages["problems"])
+
+
+def presence_of(url: str, member: str, ago: timedelta = timedelta(0)) -> None:
+    with connect(url) as client:
+        now, micros = client.time()
+        client.zadd(worker_heartbeats.KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})

@@ -1,0 +1,115 @@
+"""Manual triggers: one scan now, never two at once, and clear answers when it cannot be."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import redis
+
+from beat_schedule import SYSTEMS
+from dev.ports import free_port
+from models import scan_mark
+from models.database import collection, server_now
+from queue_manager.core.clock import seconds
+from queue_manager.system import System
+from queue_manager.web.routes.triggers import spellings
+from tests.e2e.celery_processes import worker
+from tests.e2e.watching import is_open
+from tests.eventually import eventually
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.web.web_process import SNOOZE, Web, shared_web, web
+
+TASK = "tasks.support_snooze.scan_expired_snoozes"
+
+
+@pytest.fixture(scope="session")
+def hooked(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory, QM_HOOKS="true", QM_CONVERSATIONS="false")
+
+
+def test_a_trigger_sends_the_scan_once_and_refuses_a_second(clean: Servers, hooked: Web) -> None:
+    first, second = hooked.post(SNOOZE), hooked.post(SNOOZE)
+    assert (first.status, second.status) == (202, 409)
+    assert second.body == {"error": "already running", "message": second.body["message"]}
+    with redis.Redis.from_url(clean.valkey.url) as client:
+        (message,) = client.lrange("scans", 0, -1)
+    headers = json.loads(message)["headers"]
+    assert (headers["task"], headers["id"]) == (TASK, first.body["task_id"])
+    assert 0 < (datetime.fromisoformat(headers["expires"]) - server_now()).total_seconds() <= 10
+
+
+def test_of_many_triggers_at_once_one_is_accepted(clean: Servers, hooked: Web) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        statuses = [answer.status for answer in threads.map(hooked.post, [SNOOZE] * 6)]
+    assert sorted(statuses) == [202, 409, 409, 409, 409, 409]
+
+
+def test_the_camel_case_spelling_is_the_same_job(clean: Servers, hooked: Web) -> None:
+    assert hooked.post("/api/trigger/conversations/supportSnooze").status == 202
+    assert hooked.post(SNOOZE).status == 409
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+def test_every_system_has_its_trigger(system: System, clean: Servers, hooked: Web) -> None:
+    assert hooked.post(f"/api/trigger/{system.trigger}").status == 202
+
+
+def test_the_last_part_alone_is_spelled_in_camel_case() -> None:
+    assert spellings("some-group/one-more-job") == ("some-group/one-more-job", "some-group/oneMoreJob")
+
+
+def test_an_unknown_job_is_404_with_the_known_ones(hooked: Web) -> None:
+    answer = hooked.post("/api/trigger/conversations/nonsense")
+    assert (answer.status, answer.body["error"]) == (404, "unknown job")
+    assert "conversations/support-snooze" in answer.body["message"]
+
+
+def test_a_scan_that_runs_is_not_joined(clean: Servers, hooked: Web) -> None:
+    scan_mark.begin(TASK, "beat sent this", now=server_now())
+    assert hooked.post(SNOOZE).status == 409
+    scan_mark.end(TASK, "beat sent this")
+    assert hooked.post(SNOOZE).status == 202
+
+
+def test_a_message_that_nobody_takes_blocks_no_longer_than_it_lives(clean: Servers, hooked: Web) -> None:
+    hooked.post(SNOOZE)
+    # One second more, because two processes know the server's clock to within a round trip.
+    assert not scan_mark.is_running(TASK, now=server_now() + seconds(11))
+
+
+def test_another_sites_page_may_not_trigger(clean: Servers, hooked: Web) -> None:
+    assert hooked.post(SNOOZE, Sec_Fetch_Site="cross-site").status == 403
+    assert hooked.post(SNOOZE, Sec_Fetch_Site="same-origin").status == 202
+
+
+def test_a_trigger_wakes_what_is_due_although_the_system_is_off(clean: Servers, hooked: Web, tmp_path: Path) -> None:
+    room = make_room(server_now() - seconds(1))
+    assert hooked.post(SNOOZE).status == 202
+    with worker(tmp_path / "worker.log", env={"QM_CONVERSATIONS": "false"}):
+        eventually(lambda: is_open(room), within=20)
+
+
+def test_a_broker_that_is_away_is_503_and_leaves_no_mark(clean: Servers, tmp_path: Path) -> None:
+    gone = f"redis://:s3cret@127.0.0.1:{free_port()}/0"
+    with web(tmp_path, QM_HOOKS="true", REDIS_URL=gone) as process:
+        with promptly(5):
+            answer = process.post(SNOOZE)
+    assert (answer.status, answer.body["error"]) == (503, "unavailable")
+    assert answer.body["message"].startswith("The broker at redis://")
+    assert "s3cret" not in answer.text + process.log
+    assert collection(scan_mark.NAME).find_one({"runs.0": {"$exists": True}}) is None
+
+
+def test_a_mongodb_that_is_away_is_503(servers: Servers, tmp_path: Path) -> None:
+    gone = f"mongodb://127.0.0.1:{free_port()}/product"
+    with web(tmp_path, QM_HOOKS="true", MONGO_DB_URL=gone) as process:
+        with promptly(5):
+            answer = process.post(SNOOZE)
+    assert (answer.status, answer.body["error"]) == (503, "unavailable")
+    assert answer.body["message"].startswith(f"MongoDB at {gone} does not answer")

@@ -1,0 +1,127 @@
+"""`queue-manager web` as a user and an operator see it: how it starts, what it serves, how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from queue_manager.web.routes.pages import STATIC
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.web.listener import Listener
+from tests.web.web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
+
+
+@pytest.fixture(scope="session")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory)
+
+
+def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_without_keys_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
+    result = start("--host", "0.0.0.0", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS")
+    assert "accepted is a loopback address" in result.stderr
+
+
+def test_a_short_secret_is_refused_without_being_shown(tmp_path: Path) -> None:
+    result = start(cwd=tmp_path, SOCKETIO_TOKEN_SECRET="short-s3cret")
+    assert result.returncode == 2
+    expected = "queue-manager: SOCKETIO_TOKEN_SECRET: must be a secret of at least 32 characters"
+    assert result.stderr.strip() == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_order_although_a_client_is_connected(
+    number: signal.Signals, servers: Servers, tmp_path: Path
+) -> None:
+    with web(tmp_path, SOCKETIO_TOKEN_SECRET=SECRET) as process:
+        client = Listener(process.port, {"token": token("a")})
+        with promptly(2.5):
+            os.kill(process.child.pid, number)
+            assert process.child.wait(30) == 0
+        client.close()
+        assert "Traceback" not in process.log
+
+
+def test_without_hooks_there_are_no_triggers(process: Web) -> None:
+    answer = process.post(SNOOZE)
+    assert (answer.status, answer.body["error"]) == (404, "not found")
+
+
+@pytest.mark.parametrize("path", ["/api/nonsense", "/nonsense", "/static/nonsense.js", "/static/../rooms.html"])
+def test_what_does_not_exist_is_404_in_the_one_form(path: str, process: Web) -> None:
+    answer = process.get(path)
+    assert answer.status == 404
+    assert answer.body.keys() == {"error", "message"}
+
+
+@pytest.mark.parametrize("path", ["/nonsense", "/messages/nonsense", "/<b>nonsense"])
+def test_who_opens_a_page_that_does_not_exist_gets_a_way_back(path: str, process: Web) -> None:
+    answer = process.get(path.replace("<", "%3C").replace(">", "%3E"), Accept="text/html")
+    assert answer.status == 404
+    assert '<a class="button" href="/">' in answer.text
+    assert "<b>" not in answer.text
+
+
+def test_what_does_not_exist_below_the_api_is_no_page_for_anybody(process: Web) -> None:
+    assert process.get("/api/nonsense", Accept="text/html").body["error"] == "not found"
+
+
+def test_a_name_that_others_made_point_here_is_refused(process: Web) -> None:
+    assert process.get("/", Host="evil.example").status == 421
+    assert process.get("/", Host=f"localhost:{process.port}").status == 200
+
+
+PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/messages/failed", "/jobs", "/schedule", "/docs")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_runs_no_inline_script_and_loads_nothing_from_elsewhere(path: str, process: Web) -> None:
+    page = process.get(path)
+    assert page.status == 200
+    assert page.headers["content-security-policy"].startswith("default-src 'self';")
+    assert page.headers["cache-control"] == "no-store"
+    for attributes, content in re.findall(r"<script(.*?)>(.*?)</script>", page.text, re.DOTALL):
+        assert (re.sub(r"/static/\w+\.js", "", attributes), content) == (' type="module" src=""', "")
+    assert not re.search(r"\son\w+=|style=|<style|https?://", page.text)
+    loaded = re.findall(r'(?:src|href)="(/static/.+?)"', page.text)
+    assert {process.get(file).status for file in loaded} == {200}
+
+
+def test_a_system_that_is_off_says_what_turns_it_on(process: Web) -> None:
+    assert "QM_MESSAGE_QUEUE=true" in process.get("/messages").text
+    assert "QM_JOBS=true" in process.get("/jobs").text
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_loads_at_most_60_kb_of_script_and_style(path: str, process: Web) -> None:
+    wanted = re.findall(r'(?:src|href)="(/static/.+?\.(?:js|css))"', process.get(path).text)
+    loaded: dict[str, int] = {}
+    while wanted:
+        file = wanted.pop()
+        if file not in loaded:
+            content = process.get(file).text
+            loaded[file] = len(content.encode())
+            wanted += [f"/static/{name}" for name in re.findall(r'from "\./(\w+\.js)"', content)]
+    assert 5_000 < sum(loaded.values()) <= 60_000, loaded
+
+
+def test_all_script_and_style_together_travel_in_40_kb(process: Web) -> None:
+    sizes = []
+    for name in [file.name for file in STATIC.iterdir() if file.suffix in (".js", ".css")]:
+        url = f"http://127.0.0.1:{process.port}/static/{name}"
+        with urlopen(Request(url, headers={"accept-encoding": "gzip"}), timeout=10) as answer:
+            sizes.append(len(answer.read()))
+    assert 10_000 < sum(sizes) <= 40_000

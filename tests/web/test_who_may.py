@@ -1,0 +1,163 @@
+"""Every route of the application, asked by everybody: who is let in, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from fastapi import APIRouter, FastAPI
+
+from queue_manager.core.settings import Settings
+from queue_manager.web import auth
+from queue_manager.web.app import api_of
+from tests.real_servers import Servers
+from tests.web.credentials import EXPIRED, KEYS, OPERATOR, UNKNOWN, VIEWER, cookie
+from tests.web.queue_client import Stream, empty_queue
+from tests.web.web_process import SNOOZE, Answer, Web
+
+OF_MOUNTS = {"/static": "/static/style.css"}
+REFUSED = (401, 403)
+
+
+@pytest.fixture(scope="session")
+def guarded(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    """A process with every route that there is."""
+    return empty_queue(servers, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
+
+
+@pytest.fixture(scope="session")
+def api(servers: Servers) -> FastAPI:
+    """The same application, to be looked at."""
+    chosen = Settings(qm_message_queue=True, qm_jobs=True, qm_hooks=True)
+    return api_of(chosen, asyncio.Event())
+
+
+@pytest.fixture(scope="session")
+def routes(api: FastAPI) -> list[tuple[str, str, str]]:
+    """Method, path and rule of each, with an id of no message and no job in place of a parameter."""
+    return [
+        (method, OF_MOUNTS.get(str(route.path), re.sub(r"{.*?}", "0", str(route.path))), rule.role)
+        for route, rule in auth.rules(api)
+        for method in sorted(route.methods or ("GET",))
+    ]
+
+
+def status(process: Web, method: str, path: str, **headers: str) -> int:
+    """Ask without a body, so that nothing is changed but what needs none."""
+    if method == "GET" and path in ("/api/overview/events", "/api/jobs/events"):
+        with Stream(process, path, **headers) as stream:  # one without end
+            return stream.status
+    if path == "/api/queue/events":
+        headers["Last_Event_ID"] = "none"  # 422, and no stream without end
+    answer = process.ask(method, path, **headers)
+    if answer.status in REFUSED and method != "HEAD":
+        assert {"error", "message"} == answer.body.keys()
+    return answer.status
+
+
+def test_the_routes_are_all_there(routes: list[tuple[str, str, str]]) -> None:
+    assert len(routes) >= 40
+    assert {role for _, _, role in routes} == {"public", "viewer", "operator"}
+    assert {path for _, path, role in routes if role == "public"} == {
+        "/healthz",
+        "/readyz",
+        "/login",
+        "/logout",
+        "/static/style.css",
+    }
+
+
+def test_taking_a_message_acts(routes: list[tuple[str, str, str]]) -> None:
+    assert ("GET", "/api/queue/message", "operator") in routes
+    acting = {(method, path) for method, path, role in routes if role == "operator"}
+    assert {path for method, path in acting if method == "GET"} == {"/api/queue/message"}
+    assert [route for route in routes if route[0] not in ("GET", "HEAD") and route[2] == "viewer"] == []
+
+
+def test_every_route_asks_for_what_its_rule_says(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
+    viewer, operator = cookie(guarded, VIEWER), cookie(guarded, OPERATOR)
+    same, cross = {"Sec_Fetch_Site": "same-origin"}, {"Sec_Fetch_Site": "cross-site"}
+    asked = {  # by whom: with which headers, and the answer to a viewer's and to an operator's route; None lets in
+        "nobody": ({}, 401, 401),
+        "a wrong key": ({"X_API_KEY": UNKNOWN}, 401, 401),
+        "a wrong bearer": ({"Authorization": f"Bearer {UNKNOWN}"}, 401, 401),
+        "an expired key": ({"X_API_KEY": EXPIRED}, 401, 401),
+        "another scheme": ({"Authorization": f"Basic {OPERATOR}"}, 401, 401),
+        "a wrong key beside a cookie": ({"X_API_KEY": UNKNOWN, "Cookie": operator, **same}, 401, 401),
+        "a viewer": ({"X_API_KEY": VIEWER}, None, 403),
+        "a viewer's bearer": ({"Authorization": f"bearer {VIEWER}"}, None, 403),
+        "an operator": ({"X_API_KEY": OPERATOR}, None, None),
+        "an operator from a page of its own": ({"X_API_KEY": OPERATOR, **cross}, None, None),
+        "a viewer's cookie": ({"Cookie": viewer, **same}, None, 403),
+        "an operator's cookie": ({"Cookie": operator, **same}, None, None),
+        "the cookie by the address bar": ({"Cookie": operator, "Sec_Fetch_Site": "none"}, None, 403),
+        "the cookie from another site": ({"Cookie": operator, **cross}, 403, 403),
+        "the cookie from a neighbour": ({"Cookie": operator, "Sec_Fetch_Site": "same-site"}, 403, 403),
+        "the cookie from another origin": ({"Cookie": operator, "Origin": "http://127.0.0.1:1"}, 403, 403),
+        "the cookie from no page": ({"Cookie": operator, "Origin": "null"}, 403, 403),
+        "the cookie from an old browser": ({"Cookie": operator, "Origin": own(guarded)}, None, None),
+        "the cookie alone": ({"Cookie": operator}, None, 403),
+        "an unsigned cookie": ({"Cookie": f"{operator[:-5]}aaaaa", **same}, 401, 401),
+    }
+    wrong = [
+        f"{method} {path} by {who}: {got}"
+        for who, (headers, to_viewer, to_operator) in asked.items()
+        for method, path, role in routes
+        if role != "public"
+        for expected in [to_viewer if role == "viewer" else to_operator]
+        for got in [status(guarded, method, path, **headers)]
+        if (got != expected if expected else got in REFUSED or got >= 500)
+    ]
+    assert wrong == []
+
+
+def own(process: Web) -> str:
+    return f"http://127.0.0.1:{process.port}"
+
+
+def test_what_is_public_asks_nothing(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
+    paths = [path for method, path, role in routes if role == "public" and method == "GET"]
+    assert {status(guarded, "GET", path) for path in paths} == {200}
+    assert status(guarded, "POST", "/logout") == 303
+    assert status(guarded, "POST", "/logout", Sec_Fetch_Site="cross-site") == 403
+
+
+def test_a_method_that_a_path_does_not_know_is_405_or_asks_first(
+    guarded: Web, routes: list[tuple[str, str, str]]
+) -> None:
+    known = {(method, path) for method, path, _ in routes}
+    of_all = {path for method, path, role in routes if method == "GET" and role == "public"}  # HEAD answers as GET
+    for path in {path for _, path, _ in routes}:
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+            if (method, path) not in known:
+                is_answered = path.startswith("/static") or (method == "HEAD" and path in of_all)
+                allowed = (200, 405) if is_answered else (401, 404, 405)
+                assert status(guarded, method, path) in allowed, (method, path)
+
+
+def test_a_route_without_a_rule_is_an_error() -> None:
+    api, router = FastAPI(openapi_url=None, docs_url=None, redoc_url=None), APIRouter()
+    router.add_api_route("/new", lambda: None)
+    api.include_router(router)
+    with pytest.raises(LookupError, match="/new: give its router one of public, viewer, operator"):
+        list(auth.rules(api))
+
+
+def test_on_loopback_without_keys_everything_is_allowed_but_to_other_sites(
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory, routes: list[tuple[str, str, str]]
+) -> None:
+    process = empty_queue(servers, tmp_path_factory, QM_HOOKS="true", QM_JOBS="true").web
+    for method, path, role in routes:
+        if role != "public":
+            assert status(process, method, path) not in REFUSED, (method, path)
+            assert status(process, method, path, Sec_Fetch_Site="cross-site") == 403
+            assert status(process, method, path, Origin="https://evil.example") == 403
+
+
+def test_a_link_from_another_site_shows_and_does_nothing(guarded: Web) -> None:
+    link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    shown: Answer = guarded.get("/", Cookie=cookie(guarded, OPERATOR), **link)
+    assert shown.status == 200
+    assert status(guarded, "GET", "/api/queue/message", Cookie=cookie(guarded, OPERATOR), **link) == 403
+    assert status(guarded, "POST", SNOOZE, Cookie=cookie(guarded, OPERATOR), **link) == 403

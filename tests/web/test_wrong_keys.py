@@ -1,0 +1,126 @@
+"""Many wrong keys from one address are answered later and later; nobody else is held up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from tests.web.credentials import KEYS, OPERATOR, UNKNOWN, VIEWER, log_in
+from tests.web.listener import ConnectionRefused, Listener
+from tests.web.web_process import SECRET, Answer, Web, token, web
+
+FREE = 10  # different wrong keys in a minute
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    with web(tmp_path_factory.mktemp("web"), QM_API_KEYS=KEYS) as process:
+        yield process
+
+
+_addresses = (f"203.0.113.{number}" for number in range(1, 255))
+
+
+@pytest.fixture
+def address() -> dict[str, str]:
+    """The headers of a client that nobody else is, as a proxy on this machine sends them."""
+    return {"X_Forwarded_For": next(_addresses)}
+
+
+def wrong(number: int) -> str:
+    return f"a-wrong-key-of-the-tests-{number:016}"
+
+
+def ask(process: Web, key: str, **headers: str) -> Answer:
+    return process.get("/schedule", X_API_KEY=key, **headers)
+
+
+def test_many_wrong_keys_are_answered_later_and_later_with_429(guarded: Web, address: dict[str, str]) -> None:
+    answers = [ask(guarded, wrong(number), **address) for number in range(FREE + 5)]
+    assert [answer.status for answer in answers] == [401] * FREE + [429] * 5
+    for number, answer in enumerate(answers[FREE:], start=1):
+        assert answer.body["error"] == "too many wrong keys"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.took >= 0.1 * number
+    logged = [line for line in guarded.log.splitlines() if f"address={address['X_Forwarded_For']} " in line]
+    assert len(logged) == 1
+    assert "Wrong keys from one address" in logged[0]
+    assert "a-wrong-key" not in guarded.log
+
+
+def test_right_keys_and_other_addresses_are_not_held_up(guarded: Web, address: dict[str, str]) -> None:
+    for number in range(FREE + 2):
+        ask(guarded, wrong(number), **address)
+    assert ask(guarded, wrong(99), **address).status == 429
+    assert ask(guarded, VIEWER, **address).status == 200
+    assert log_in(guarded, OPERATOR, **address).status == 303
+    assert ask(guarded, wrong(99), X_Forwarded_For="198.51.100.1").status == 401
+    assert ask(guarded, wrong(99)).status == 401
+
+
+def test_all_of_an_ipv6_network_is_one_address(guarded: Web) -> None:
+    for number in range(FREE):
+        assert ask(guarded, wrong(number), X_Forwarded_For=f"2001:db8::{number:x}").status == 401
+    assert ask(guarded, wrong(99), X_Forwarded_For="2001:db8::ffff").status == 429
+    assert ask(guarded, wrong(99), X_Forwarded_For="2001:db8:0:1::1").status == 401
+
+
+def test_one_wrong_key_again_and_again_is_no_guessing(guarded: Web, address: dict[str, str]) -> None:
+    assert {ask(guarded, UNKNOWN, **address).status for _ in range(5 * FREE)} == {401}
+
+
+def test_a_program_that_never_ends_repeating_a_wrong_key_is_slowed_down_too(
+    guarded: Web, address: dict[str, str]
+) -> None:
+    headers = {"X-API-KEY": UNKNOWN, "X-Forwarded-For": address["X_Forwarded_For"]}
+    connection = HTTPConnection("127.0.0.1", guarded.port, timeout=30)
+    try:
+        for _ in range(20 * 1_000):
+            connection.request("GET", "/api/schedule", headers=headers)
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == 429:
+                break
+            assert answer.status == 401
+    finally:
+        connection.close()
+    assert answer.status == 429
+    assert ask(guarded, VIEWER, **address).status == 200
+
+
+def test_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, str]) -> None:
+    for number in range(FREE - 2):
+        assert log_in(guarded, wrong(number), **address).status == 401
+    for number in range(FREE - 2, FREE):
+        with pytest.raises(ConnectionRefused, match="unknown or has expired"):
+            Listener(guarded.port, {"token": wrong(number)}, **address)
+    with pytest.raises(ConnectionRefused, match="Too many wrong keys"):
+        Listener(guarded.port, {"token": wrong(99)}, **address)
+    page = log_in(guarded, wrong(100), Accept="text/html", **address)
+    assert (page.status, "Too many wrong keys" in page.text) == (429, True)
+    assert int(page.headers["retry-after"]) >= 1
+    with Listener(guarded.port, {"token": VIEWER}, **address) as client:
+        assert client.call("join", "a") == {"joined": ["a"]}
+
+
+def test_tokens_of_accounts_are_not_counted_as_wrong_keys(tmp_path: Path) -> None:
+    with web(tmp_path, QM_API_KEYS=KEYS, SOCKETIO_TOKEN_SECRET=SECRET) as process:
+        for number in range(2 * FREE):
+            with Listener(process.port, {"token": token(f"account-{number}")}) as client:
+                assert client.call("join", f"account-{number}") == {"joined": [f"account-{number}"]}
+        assert ask(process, wrong(0)).status == 401
+        assert "Wrong keys" not in process.log
+
+
+def test_a_key_of_few_different_characters_stops_the_start(tmp_path: Path) -> None:
+    given = "o" * 40
+    keys = json.dumps([{"name": "weak", "key": given, "role": "viewer"}])
+    with web(tmp_path, QM_API_KEYS=keys) as process:
+        assert process.child.wait(30) == 2
+    assert "[0].key: random, with at least 6 different characters" in process.log
+    assert process.log.count("\n") == 1
+    assert given not in process.log

@@ -1,0 +1,123 @@
+"""A real `queue-manager web` for tests, and what it answers."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from email.message import Message
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+
+from dev.children import Child, spawn
+from dev.ports import free_port, is_answering
+from tests.eventually import eventually
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "web"]
+SECRET = "a secret of the tests, long enough for HS256"
+SNOOZE = "/api/trigger/conversations/support-snooze"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Message
+    text: str
+    took: float
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.text)
+
+
+@dataclass(frozen=True)
+class Web:
+    """The process, by its address."""
+
+    child: Child
+    port: int
+    log_path: Path
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, **headers)
+
+    def post(self, path: str, body: str | None = None, **headers: str) -> Answer:
+        return self.ask("POST", path, body, **headers)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer:
+        """Send a request, and follow no redirect."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=15)
+        began = time.monotonic()
+        try:
+            connection.request(method, path, body=body, headers=named)
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
+        finally:
+            connection.close()
+
+
+def say(web: Web, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Answer:
+    """Send exactly the bytes that are given, to any path. A body that is neither bytes nor text is written as JSON."""
+    data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
+    connection = HTTPConnection("127.0.0.1", web.port, timeout=30)
+    began = time.monotonic()
+    try:
+        connection.request(
+            method,
+            path,
+            body=data.encode() if isinstance(data, str) else data,
+            headers={name.replace("_", "-"): value for name, value in headers.items()},
+        )
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
+    finally:
+        connection.close()
+
+
+@contextmanager
+def web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
+    """Start it on a free port and wait until it answers."""
+    port, log_path = free_port(), directory / "web.log"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    with log_path.open("wb") as log:
+        child = spawn(
+            [*COMMAND, "--port", str(port), *arguments], env=environment, cwd=directory, stdout=log, stderr=log
+        )
+    try:
+        eventually(lambda: is_answering(port) or child.poll() is not None, within=60)
+        yield Web(child=child, port=port, log_path=log_path)
+    finally:
+        child.kill()
+
+
+_shared: dict[frozenset[tuple[str, str]], Web] = {}
+_at_exit = ExitStack()
+atexit.register(_at_exit.close)
+
+
+def shared_web(directories: pytest.TempPathFactory, **env: str) -> Web:
+    """Return the process that all tests with this environment use: a start takes a second."""
+    key = frozenset(env.items())
+    if key not in _shared:
+        _shared[key] = _at_exit.enter_context(web(directories.mktemp("web"), **env))
+    return _shared[key]
+
+
+def token(*accounts: str, secret: str = SECRET, **claims: Any) -> str:
+    """Sign a token as the product would."""
+    return jwt.encode({"accounts": list(accounts), **claims}, secret, algorithm="HS256")
