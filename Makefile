@@ -6,16 +6,34 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up test stress bench lint format clean preflight
+.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench lint format clean preflight
 
 help: ## list these verbs
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 up: $(INSTALLED) ## run everything here, with a live demo; DEMO=0 starts it empty; Ctrl-C stops it
 	@$(BIN)/python -m dev $(if $(filter 0,$(DEMO)),--no-demo)
 
-test: $(INSTALLED) ## run the tests, against real servers on free ports
+test: $(INSTALLED) ## run the tests of a few minutes, against real servers on free ports
 	@$(BIN)/python -m pytest
+
+test-smoke: $(INSTALLED) ## run a few of all the others
+	@$(BIN)/python -m pytest -m smoke
+
+test-processes: $(INSTALLED) ## run the tests with real worker, beat and web processes
+	@$(BIN)/python -m pytest -m "processes and not stress"
+
+test-crash: $(INSTALLED) ## run the tests in which processes and servers fail
+	@$(BIN)/python -m pytest -m "crash and not stress"
+
+test-scale: $(INSTALLED) ## run the tests with many documents, messages and jobs
+	@$(BIN)/python -m pytest -m "scale and not stress"
+
+test-browser: $(INSTALLED) ## run the tests in a real browser
+	@$(BIN)/python -m pytest -m "browser and not stress"
+
+test-all: $(INSTALLED) ## run all of these tests, about twenty minutes
+	@$(BIN)/python -m pytest -m "not stress"
 
 stress: $(INSTALLED) ## run the long storms
 	@$(BIN)/python -m pytest -m stress

@@ -20,6 +20,8 @@ from tests.broker.guard_app import client_app
 from tests.eventually import eventually
 from tests.pace import paced
 
+pytestmark = pytest.mark.crash
+
 CAREFUL = {"appendfsync": "always"}  # what is acknowledged is on disk
 
 
@@ -73,6 +75,7 @@ class Work:
             return (client.llen("q"), client.hlen("unacked"), client.zcard("unacked_index")) == (0, 0, 0)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("step", ["taken, none handed over", "handed over, none done", "done, none acknowledged"])
 def test_worker_killed_at_a_step_loses_nothing(step: str, server: Valkey, tmp_path: Path) -> None:
     work = Work(server, tmp_path)

@@ -18,6 +18,8 @@ from tests.broker.taking import body, held
 from tests.eventually import eventually
 from tests.pace import promptly
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Valkey]:
@@ -152,6 +154,7 @@ def test_queues_are_added_and_cancelled_while_it_runs(server: Valkey, app: Celer
         eventually(lambda: "no" in lines(diary))
 
 
+@pytest.mark.smoke
 def test_stock_worker_beside_ours(server: Valkey, app: Celery, client: Redis, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     stock = worker(server, tmp_path / "stock.log", settings='{"broker_transport": null}')

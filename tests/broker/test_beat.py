@@ -22,6 +22,8 @@ from tests.broker.guard_app import client_app
 from tests.eventually import eventually
 from tests.pace import promptly
 
+pytestmark = pytest.mark.crash
+
 LOCK_KEY = "redbeat::lock"
 SENT = "sent fast"
 

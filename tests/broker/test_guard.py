@@ -19,6 +19,8 @@ from tests.broker.celery_process import CeleryProcess
 from tests.broker.guard_app import client_app
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.crash
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Valkey]:

@@ -13,6 +13,8 @@ from tests.real_servers import Servers
 from tests.web.credentials import OPERATOR, UNKNOWN
 from tests.web.queue_client import Queue
 
+pytestmark = pytest.mark.browser
+
 SIZES = """Object.fromEntries(performance.getEntriesByType("resource")
   .filter(({ name }) => /[.](js|css)$/.test(name)).map(({ name, decodedBodySize }) => [name, decodedBodySize]))"""
 PAGES = {
@@ -32,6 +34,7 @@ PAGES = {
 }
 
 
+@pytest.mark.smoke
 def test_pages_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
     furnished.everything(queue, clean.valkey.url)
     visit.expect_status(404)

@@ -8,6 +8,8 @@ from playwright.sync_api import expect
 from tests.browser.visit import Visit
 from tests.web.queue_client import Queue
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.mark.parametrize(
     ("label", "text", "query"),

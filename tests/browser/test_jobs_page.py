@@ -13,7 +13,7 @@ from tests.browser import furnished
 from tests.browser.visit import Visit
 from tests.web.queue_client import Queue
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
 SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
@@ -77,6 +77,7 @@ def test_pages_follow_each_other_both_ways(visit: Visit, queue: Queue) -> None:
 # Acting
 
 
+@pytest.mark.smoke
 def test_a_job_is_stored(visit: Visit, queue: Queue) -> None:
     page = visit.open("/jobs")
     expect(page.locator("#queues > tr").first).to_be_visible()

@@ -14,6 +14,8 @@ from tests.tasks.hand_worker import waiting_messages
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Queue
 
+pytestmark = pytest.mark.browser
+
 MOST = 120  # presses of Tab until something is reached
 
 

@@ -17,6 +17,8 @@ from tests.browser.visit import BROKEN_OFF, Visit, Visiting
 from tests.eventually import eventually
 from tests.web.queue_client import Queue
 
+pytestmark = pytest.mark.browser
+
 HOUR = 3_600
 RED = "rgb(179, 38, 30)"  # --bad, in the light scheme
 LOCK = "browser:overdue_requeue_lock"  # held by sweepers of an older service: nobody else sweeps meanwhile
@@ -176,6 +178,7 @@ def test_what_others_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> 
     assert page.evaluate("isSamePage")
 
 
+@pytest.mark.smoke
 def test_a_burst_of_events_is_rendered_once_per_frame(
     visiting: Visiting, queue: Queue, figure: Callable[[str], None]
 ) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.visit import Visit
 from tests.web.queue_client import Queue
+
+pytestmark = pytest.mark.browser
 
 TABS = {
     "/messages": "Waiting",
@@ -75,6 +78,7 @@ def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> 
 # Adding and editing
 
 
+@pytest.mark.smoke
 def test_a_message_is_added(visit: Visit, queue: Queue) -> None:
     page = visit.open("/messages")
     visit.press("Add message")
@@ -311,6 +315,7 @@ def test_all_dead_letters_that_match_are_replayed_after_a_count(visit: Visit, qu
 # What others wrote
 
 
+@pytest.mark.smoke
 def test_script_stays_text(visit: Visit, queue: Queue) -> None:
     script = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     id = f"<b onmouseover=alert(3)>{script}"[:64]

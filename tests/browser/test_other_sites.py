@@ -12,6 +12,8 @@ from tests.browser.visit import Visit, Visiting
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Queue
 
+pytestmark = pytest.mark.browser
+
 PAGE = "<!doctype html><title>Elsewhere</title><link rel=icon href=data:,><h1>Elsewhere</h1>"
 FORM = """([action, enctype, name, value]) => {
   const form = document.createElement("form");

@@ -10,6 +10,8 @@ from tests.browser.visit import Visit, Visiting
 from tests.web.credentials import OPERATOR, UNKNOWN, VIEWER
 from tests.web.queue_client import Queue
 
+pytestmark = pytest.mark.browser
+
 PAGES = {
     "/": "#systems article",
     "/rooms?state=failed": "#rows > tr",
@@ -37,6 +39,7 @@ def ids(keys: Queue, place: str = "main") -> list[str]:
     return [one["id"] for one in keys.get(f"/queue/{place}/messages", X_API_KEY=VIEWER).body["messages"]]
 
 
+@pytest.mark.smoke
 def test_people_log_in_go_on_where_they_wanted_to_and_log_out(visiting: Visiting, keys: Queue) -> None:
     visit = visiting(keys.web)
     page = visit.open("/messages?filterType=mail")

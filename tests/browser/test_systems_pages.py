@@ -17,7 +17,7 @@ from tests.rooms import make_room
 from tests.tasks.hand_worker import Message, waiting_messages
 from tests.web.queue_client import Queue
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
 SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
@@ -64,6 +64,7 @@ def test_a_problem_leads_to_the_items_it_is_about(visit: Visit, queue: Queue) ->
     assert visit.path == "/messages/failed"
 
 
+@pytest.mark.smoke
 def test_the_overview_follows_what_happens_without_a_reload(visit: Visit, clean: Servers) -> None:
     page = visit.open("/")
     page.evaluate("globalThis.isSamePage = true")
@@ -148,6 +149,7 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
     assert first.split(":")[-1] in message.args
 
 
+@pytest.mark.smoke
 def test_a_scan_is_started_once(visit: Visit, clean: Servers) -> None:
     page = visit.open("/rooms")
     visit.press("Scan now")

@@ -15,6 +15,8 @@ from tests.browser.visit import Visit
 from tests.eventually import eventually
 from tests.web.queue_client import Queue
 
+pytestmark = pytest.mark.browser
+
 NOT_DOWNLOADED: Any = SimpleNamespace(chromium=SimpleNamespace(executable_path="/nonexistent"))
 
 

@@ -18,6 +18,8 @@ from tests.rooms import make_room
 from tests.web.queue_client import Queue, environment
 from tests.web.web_process import Web, web
 
+pytestmark = pytest.mark.browser
+
 PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/jobs", "/schedule")
 AWAY = "does not answer"
 

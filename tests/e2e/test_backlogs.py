@@ -16,6 +16,8 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
+pytestmark = pytest.mark.scale
+
 QUEUE, SCAN = "support-snooze", "tasks.support_snooze.scan_expired_snoozes"
 LIMIT, DUE = 100, 1_000
 ENV = {"QM_MAX_QUEUE": str(LIMIT), "QM_CLAIM_BATCH": "50", "QM_SNOOZE_SCAN_SECONDS": "60"}

@@ -21,7 +21,7 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import get_room, make_room
 
-pytestmark = pytest.mark.timeout(300)  # several processes are started one after another
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]  # several processes are started one after another
 
 HOUR = 3600
 SCAN = "tasks.support_snooze.scan_expired_snoozes"

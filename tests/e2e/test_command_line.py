@@ -36,6 +36,8 @@ from tests.real_servers import Servers
 from tests.rooms import get_room, make_room
 from tests.tasks.hand_worker import waiting_messages
 
+pytestmark = pytest.mark.processes
+
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 
 
@@ -159,6 +161,7 @@ def test_health_without_a_beat_says_so(clean: Servers, tmp_path: Path) -> None:
     assert any("support-snooze: starting" in detail for detail in state["details"])
 
 
+@pytest.mark.smoke
 def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -> None:
     env = {"QM_SNOOZE_SCAN_SECONDS": "1"}
     broken = make_room("tomorrow")
@@ -341,6 +344,7 @@ def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -
         assert "Traceback" not in re.sub(r"Inspect method.*", "", flower.log)
 
 
+@pytest.mark.smoke
 def test_procfile_starts_the_processes_it_promises(clean: Servers, tmp_path: Path) -> None:
     commands = {process.name: process.command for process in procfile.read(ROOT / "Procfile")}
     assert list(commands) == ["release", "worker", "jobs", "scans", "beat", "flower", "web"]

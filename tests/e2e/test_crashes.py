@@ -20,6 +20,8 @@ from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import get_room, make_room, resnooze
 
+pytestmark = pytest.mark.crash
+
 LEASE, PERIOD = 2.0, 0.5
 ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD)}
 STEPS = ["taken", "published", "written", "attempt"]
@@ -52,6 +54,7 @@ def crashing(tmp_path: Path, step: str, *actions: str, **env: str) -> CeleryProc
     return worker(tmp_path / "worker.log", app="tests.e2e.crash_app", env={**ENV, **crash, **env})
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("step", STEPS)
 def test_room_wakes_once_though_the_worker_was_killed(step: str, tmp_path: Path, heard: Heard) -> None:

@@ -17,6 +17,8 @@ from queue_manager.web.routes.metrics import metrics
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.processes
+
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 HOSTILE = "\x1b[31mred\x1b[0m [bold]x[/] ü"
 

@@ -22,6 +22,8 @@ from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.web_process import Web, say, web
 
+pytestmark = pytest.mark.crash
+
 
 @pytest.fixture
 def valkeys(tmp_path: Path) -> Iterator[tuple[Valkey, Valkey]]:

@@ -20,10 +20,13 @@ from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.crash
+
 TAKEOVER, LOOP = 6.0, 1.0  # seconds: the lock of the beat that leads, and a loop of the one that stands by
 SLOW = 5.0  # seconds for everything else on an idle machine, starting a worker included
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("victim", ["worker", "child"])
 def test_job_comes_back_when_its_worker_is_killed(victim: str, tmp_path: Path, figure: Callable[[str], None]) -> None:

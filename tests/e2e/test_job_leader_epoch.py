@@ -13,6 +13,8 @@ from tests.e2e.job_processes import count, job_beat, job_lab, job_worker
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.crash
+
 
 @pytest.mark.timeout(300)
 def test_jobs_run_soon_after_redis_was_emptied(clean: Servers, tmp_path: Path) -> None:

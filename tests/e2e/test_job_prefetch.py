@@ -5,11 +5,15 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import pytest
+
 from dev import procfile
 from tests.e2e.celery_processes import QUICK_START, ROOT, CeleryProcess
 from tests.e2e.job_processes import ENV, count, job_beat, job_lab
 from tests.eventually import eventually
 from tests.real_servers import Servers
+
+pytestmark = pytest.mark.processes
 
 NAMES = ("n0", "n1", "n2")
 

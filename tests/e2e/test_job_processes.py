@@ -38,6 +38,8 @@ from tests.job_lab import Lab
 from tests.pace import paced
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.processes
+
 ON_TIME = 0.25  # seconds after its time, on an idle machine
 SLACK = 0.75  # seconds between its time and its start in a queue that is being run through, on an idle machine
 
@@ -87,6 +89,7 @@ def run_all_names(lab: Lab, each: int, *, workers: int, figure: Callable[[str], 
     assert 1 < parallel <= len(CONSECUTIVE)
 
 
+@pytest.mark.smoke
 def test_two_workers_run_names_at_once_and_each_name_one_after_another(
     at_work: AtWork, figure: Callable[[str], None]
 ) -> None:

@@ -16,6 +16,8 @@ from tests.e2e.job_processes import count, job_beat, job_lab, job_worker, notes,
 from tests.e2e.replica_set import ReplicaSet, replica_set
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.crash
+
 NAMES, EACH = CONSECUTIVE[:4], 150
 LEASE = 15  # seconds: longer than an election
 

@@ -23,6 +23,8 @@ from tests.e2e.commands import environment, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.processes
+
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "jobs"]
 NASTY = "[red]\x1b[31m \x9b31m \x7f \u202e"
 GONE = "0" * 24

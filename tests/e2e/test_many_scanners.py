@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
 from models import support_room
 from models.database import server_now
 from queue_manager.core.clock import seconds
@@ -15,6 +17,8 @@ from tests.e2e.celery_processes import ROOT, TESTS
 from tests.real_servers import Servers
 from tests.rooms import T0
 from tests.tasks.hand_worker import waiting_messages
+
+pytestmark = pytest.mark.scale
 
 SCANNERS, ROOMS = 8, 10_000
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis
 
 from services.message_queue import message_queue, queue_admin
@@ -14,6 +15,8 @@ from tests.e2e.celery_processes import QUICK_START, CeleryProcess
 from tests.eventually import eventually
 from tests.pace import paced
 from tests.real_servers import Servers
+
+pytestmark = pytest.mark.processes
 
 LATEST = 250  # ms after its deadline, on an idle machine
 

@@ -23,6 +23,8 @@ from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually
 from tests.rooms import get_room, make_room
 
+pytestmark = pytest.mark.crash
+
 OUTAGE_SEEN = {"valkey": "Connection to broker lost", "mongo": "A step of the heartbeat failed"}
 ENV = {"QM_LEASE_SECONDS": "3", "QM_SNOOZE_SCAN_SECONDS": "5"}
 
@@ -58,6 +60,7 @@ def processes(tmp_path: Path, valkey: Valkey, mongo: Mongo) -> Iterator[list[Cel
         yield [the_worker, beat]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("victim", ["valkey", "mongo"])
 def test_everything_goes_on_by_itself(
     victim: str,

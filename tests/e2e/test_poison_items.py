@@ -22,6 +22,8 @@ from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import make_room
 
+pytestmark = pytest.mark.crash
+
 STARTED = "qm:lease:support-snooze:started"
 NEIGHBOURS = 200
 
@@ -107,6 +109,7 @@ def test_item_that_needs_too_much_memory_fails_by_itself(tmp_path: Path, client:
     assert losses(client, poison) == 0
 
 
+@pytest.mark.smoke
 def test_messages_that_came_back_unstarted_are_executed_as_a_batch(tmp_path: Path, client: redis.Redis) -> None:
     rooms = [make_room(server_now() - seconds(10)) for _ in range(50)]
     nobody = ObjectId()

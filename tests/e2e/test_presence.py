@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
 from tasks import app
@@ -16,6 +18,8 @@ from tests.e2e.celery_processes import worker
 from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
+
+pytestmark = pytest.mark.crash
 
 
 def online(servers: Servers) -> list[str]:

@@ -20,6 +20,8 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
+pytestmark = pytest.mark.processes
+
 QUEUE = "support-snooze"
 STEPS = {"default": None, "all": [*range(10)], "odd": [0, 1, 8]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from bson import ObjectId
 
 from models.database import collection, server_now, shown_id
@@ -15,6 +16,8 @@ from tests.eventually import eventually
 from tests.odd_ids import ODD_IDS
 from tests.real_servers import Servers
 from tests.rooms import make_room
+
+pytestmark = pytest.mark.processes
 
 
 def test_rooms_wake_with_their_events_and_sites_are_reset(clean: Servers, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # no .env of the checkout
 
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("home")]
 
 
 def run(*arguments: str, answer: str = "", **env: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 from bson import ObjectId
 
 from models.database import server_now
@@ -17,6 +18,8 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import make_room
+
+pytestmark = pytest.mark.processes
 
 LEASE = 5
 

@@ -13,6 +13,8 @@ from benchmarks.harness import Bench
 from benchmarks.rooms import waking
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.scale
+
 RATIOS = Path(waking.__file__).parents[1] / "ratios.json"
 
 

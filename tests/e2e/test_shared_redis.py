@@ -28,6 +28,8 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import get_room, make_room
 
+pytestmark = pytest.mark.processes
+
 UNSNOOZE = "tasks.support_snooze.unsnooze_room"
 OLD_TAG = "0123456789abcdef0123456789abcdef-7-0001@0"
 

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
 from celery.app.defaults import SETTING_KEYS
 
 from dev.ports import free_port
@@ -16,6 +17,8 @@ from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.commands import environment
 from tests.eventually import eventually
 from tests.real_servers import Servers
+
+pytestmark = pytest.mark.processes
 
 PASSWORD = "s3c/r@t"
 

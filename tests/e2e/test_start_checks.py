@@ -20,6 +20,8 @@ from tests.e2e.commands import environment
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.processes
+
 UNKNOWN = "mongodb+srv://app:s3cret@no-such-name.example.invalid/product"
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 

@@ -19,6 +19,8 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import T0
 
+pytestmark = pytest.mark.crash
+
 ROOMS, SPREAD, KILL_EVERY = 3_000, 60, 3.0
 ENV = {"QM_LEASE_SECONDS": "5", "QM_SNOOZE_SCAN_SECONDS": "2"}
 

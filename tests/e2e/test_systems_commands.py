@@ -16,6 +16,8 @@ from tests.e2e.celery_processes import ROOT
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.processes
+
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "systems"]
 DUE = datetime(2026, 1, 31, tzinfo=UTC)
 DECLARED = """

@@ -19,6 +19,8 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.web_process import Web, web
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 EXAMPLE = Path(__file__).parent / "billing_trials.py"
@@ -86,6 +88,7 @@ def test_its_items_and_scans_are_started_by_hand_and_a_worker_consumes_them(
         eventually(lambda: collection("trials").count_documents({}) == 0, within=30)
 
 
+@pytest.mark.smoke
 def test_beat_scans_it(clean: Servers, env: dict[str, str], tmp_path: Path) -> None:
     with (
         CeleryProcess(tmp_path / "worker.log", "worker", *QUICK_START, "-P", "threads", env=env),
@@ -95,6 +98,7 @@ def test_beat_scans_it(clean: Servers, env: dict[str, str], tmp_path: Path) -> N
         eventually(lambda: collection("trials").count_documents({}) == 0, within=60)
 
 
+@pytest.mark.smoke
 def test_the_commands_know_it(clean: Servers, env: dict[str, str], tmp_path: Path) -> None:
     migrated = queue_manager("migrate", cwd=tmp_path, **env)
     assert migrated.returncode == 0, migrated.stderr

@@ -27,6 +27,8 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import get_room, make_room, resnooze
 
+pytestmark = pytest.mark.processes
+
 LEASE, PERIOD = 2.0, 0.5
 ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD)}
 OLD_LEASE = minutes(1)
@@ -156,6 +158,7 @@ def left_rooms(client: redis.Redis) -> dict[str, tuple[ObjectId, datetime]]:
     return rooms
 
 
+@pytest.mark.smoke
 def test_rooms_of_release_0_1_are_opened_once_and_on_time(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
     rooms = left_rooms(client)
     left_by_a_killed_beat(client)

@@ -21,6 +21,8 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.web_process import web
 
+pytestmark = pytest.mark.crash
+
 COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
 ITEMS = "/api/systems/trial-end/items"
 INDEX = "qm_due_trial_ends_at_"
@@ -120,6 +122,7 @@ def expired() -> int:
     return collection("accounts").count_documents({"status": "expired"})
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(360)
 def test_a_thousand_accounts_expire_once_each_through_a_kill(user: User) -> None:
     ids = add(1_000)

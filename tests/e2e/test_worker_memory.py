@@ -17,6 +17,8 @@ from models import support_room
 from models.database import server_now
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.processes
+
 ITEMS, AT_ONCE, LOOK_EVERY = 500_000, 10_000, 50_000
 CHANNEL = "memory"
 

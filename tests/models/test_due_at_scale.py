@@ -14,6 +14,8 @@ from models import database, schema, support_room
 from queue_manager.core.clock import hours, seconds
 from tests.rooms import T0, AgingClock, make_room, make_work, scan
 
+pytestmark = pytest.mark.scale
+
 ROOMS = 1_000_000
 DUE, IN_FLIGHT, COOLING = 500, 300, 200
 LISTS: list[Any] = [
@@ -34,6 +36,7 @@ def fill(count: int) -> Iterator[dict[str, Any]]:
             yield {"status": "open" if number % 3 else "closed", "snooze_queue_in_progress": False}
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("clean")
 def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) -> None:

@@ -24,6 +24,8 @@ from tests.job_lab import LEASE, Lab
 from tests.real_servers import Servers
 from tests.rooms import T0
 
+pytestmark = pytest.mark.scale
+
 NAMES, EXECUTING, DUE, PAGE = 20, 5, 12, 32
 STATES = [State.SUCCESS] * 6 + [State.PENDING] * 3 + [State.FAILURE, State.CANCELED]
 

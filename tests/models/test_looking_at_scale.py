@@ -25,6 +25,8 @@ from services.stale_thumbnails import hung_sites
 from tests.real_servers import Servers
 from tests.rooms import make_work, scan
 
+pytestmark = pytest.mark.scale
+
 ROOMS, SITES, SUBSCRIPTIONS, RUNS = 200_000, 100_000, 50_000, 20_000
 DUE, IN_FLIGHT, RESTING, HUNG = 300, 200, 100, 250
 PAGE = 50

@@ -25,6 +25,8 @@ from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.crash
+
 QUEUE, TASK = "groups", "tests.tasks.group_app.touch"
 ROOT = Path(__file__).parents[2]
 
@@ -123,6 +125,7 @@ def watched(start: Callable[..., Watched]) -> Iterator[Watched]:
     one.stop_listening()
 
 
+@pytest.mark.smoke
 def test_poisoned_item_completes_the_others_and_each_has_its_own_attempts_and_events(watched: Watched) -> None:
     names = ["ok-1", "poison-1", "ok-2", "permanent-1", "early-1", "ok-3"]
 
@@ -268,6 +271,7 @@ def test_item_that_came_twice_is_done_once_and_acknowledged_twice(watched: Watch
     assert [names for what, names in watched.calls() if what == "one"] == [["hold", "1"]]
 
 
+@pytest.mark.smoke
 def test_killed_process_has_each_of_its_group_executed_alone_and_gives_its_place_to_the_next(watched: Watched) -> None:
     names = ["ok-1", "die-1", "ok-2"]
     watched.send_together(*names)

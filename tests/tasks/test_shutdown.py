@@ -16,6 +16,8 @@ from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
+pytestmark = pytest.mark.crash
+
 QUEUE, TASK = "groups", "tests.tasks.group_app.touch"
 ROOT = Path(__file__).parents[2]
 

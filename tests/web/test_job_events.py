@@ -34,6 +34,8 @@ from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, rewrite
 from tests.web.queue_client import Stream
 from tests.web.web_process import Web, say, shared_web, web
 
+pytestmark = pytest.mark.processes
+
 ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
 PATH = "/api/jobs/events"
 CUT_OFF = 2.5  # seconds; 2, and the machine's own

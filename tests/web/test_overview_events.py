@@ -25,6 +25,8 @@ from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, cookie, rewrite
 from tests.web.queue_client import Stream
 from tests.web.web_process import Web, shared_web, web
 
+pytestmark = pytest.mark.processes
+
 PATH = "/api/overview/events"
 LOOK = "scan_marks"  # each look asks once which scans run
 

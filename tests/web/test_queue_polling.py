@@ -21,6 +21,8 @@ from tests.real_servers import Servers
 from tests.web.queue_client import NAME, Queue, Stream, empty_queue, environment
 from tests.web.web_process import Answer, web
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:

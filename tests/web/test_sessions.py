@@ -22,6 +22,8 @@ from tests.web.listener import ConnectionRefused, Listener
 from tests.web.queue_client import DATABASE, Queue, Stream, empty_queue, environment
 from tests.web.web_process import SECRET, Answer, Web, shared_web, token, web
 
+pytestmark = pytest.mark.processes
+
 STATUS = "/api/queue/status"
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 CUT_OFF = 2.0  # seconds

@@ -17,6 +17,8 @@ from tests.real_servers import Servers
 from tests.web.listener import Listener
 from tests.web.web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="session")
 def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:

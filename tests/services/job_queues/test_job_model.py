@@ -24,6 +24,8 @@ from services.job_queues.dispatch import lease_name
 from tests.job_lab import LEASE, Lab
 from tests.services.job_queues.job_model import Attempt, JobModel, Modelled
 
+pytestmark = pytest.mark.scale
+
 NAMES = ("mail", "report")
 TOKENS = ("t1", "t2")  # few: a task that is delivered twice has the same one twice
 STATES = [state for state in State if state is not State.EXECUTING]

@@ -25,6 +25,8 @@ from services.message_queue.messages import members
 from tests.services.message_queue.message_lab import Lab
 from tests.services.message_queue.queue_model import HISTORY, Modelled, QueueModel
 
+pytestmark = pytest.mark.scale
+
 LEVELS, BATCH, MAX_ATTEMPTS = 3, 2, 2
 SHORT = 0.001  # seconds
 PLACES = ("main", "processing", "dead", "acknowledged", "archived")

@@ -18,6 +18,8 @@ from tests.eventually import eventually
 from tests.services.message_queue.message_lab import Lab
 from tests.services.message_queue.queue_processes import begin, consume, do_everything, make, sweep
 
+pytestmark = pytest.mark.crash
+
 PROCESSES = 8
 
 
@@ -130,6 +132,7 @@ def short_lived(kind: str, server_of: Callable[[str], Valkey], directory: Path) 
     return type(shared)(directory, config={"appendfsync": "always"})
 
 
+@pytest.mark.smoke
 def test_nothing_is_lost_or_doubled_by_kill_9(
     kind: str, server_of: Callable[[str], Valkey], tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

@@ -14,6 +14,8 @@ from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Filter, LockLost, NewMessage, Place
 from tests.services.message_queue.message_lab import Lab
 
+pytestmark = pytest.mark.scale
+
 MANY = 100_000
 MAX_HANDLED = 100
 SOME, TOO_MANY = 300, 1_000
@@ -40,6 +42,7 @@ def cleared_per_script(lab: Lab) -> list[int]:
     return [event["payload"]["count"] for event in events if event["type"] == "clear"]
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_clear_of_100_000_lets_other_clients_work_meanwhile(lab: Lab, figure: Callable[[str], None], kind: str) -> None:
     enqueue(lab, MANY)
