@@ -223,6 +223,7 @@ def test_message_that_fails_once_is_handed_over_again(server: Valkey, client: Re
         assert held(client) == (2, 2)
 
 
+@pytest.mark.processes
 def test_worker_lives_through_all_of_it(server: Valkey, client: Redis, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     nasty = {**UNREADABLE, **REFUSED_BY_CELERY}

@@ -282,6 +282,7 @@ class TestCreate:
         reviews.give_up(item, error="boom")
         assert [again.args for again in scan(reviews)] == [item.args]
 
+    @pytest.mark.processes
     def test_twenty_processes_make_one_pulse(self) -> None:
         account, parent = str(ObjectId()), str(ObjectId())
         url = settings().mongo_db_url

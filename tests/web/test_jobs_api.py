@@ -459,6 +459,7 @@ class TestBoundary:
         assert started.returncode == 2
         assert started.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS anybody could")
 
+    @pytest.mark.processes
     def test_a_mongodb_that_is_away_is_503(self, tmp_path: Path) -> None:
         gone = f"mongodb://app:s3cret@127.0.0.1:{free_port()}/product"
         with web(tmp_path, **ON, MONGO_DB_URL=gone) as process:

@@ -198,6 +198,7 @@ def test_a_malformed_id_is_422(last: str, queue: Queue) -> None:
         assert (answer.status, answer.body["field"]) == (422, "Last-Event-ID")
 
 
+@pytest.mark.processes
 def test_it_pings_every_15_seconds(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         blocks = stream.blocks()

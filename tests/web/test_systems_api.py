@@ -17,6 +17,7 @@ from beat_schedule import SYSTEMS
 from dev.servers import Mongo, Valkey
 from models import scan_mark, scan_run
 from models.database import server_now
+from queue_manager.beat import next_runs
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
@@ -52,14 +53,14 @@ def system(process: Web, name: str = "support-snooze") -> Any:
     return found
 
 
-def lead(url: str, *, since: datetime = LONG_AGO, **next_runs: float) -> None:
+def lead(url: str, *, since: datetime = LONG_AGO, **runs_at: float) -> None:
     """Do what a beat does that leads."""
     with connect(url) as client:
         since_ms = str(int(since.timestamp() * 1000))
         fields = {"token": "t", "host": "h", "pid": "1", "since_ms": since_ms, "epoch": "7"}
         client.hset(LEADER_LOCK, mapping=fields)
         client.pexpire(LEADER_LOCK, 60_000)
-        for name, at in next_runs.items():
+        for name, at in runs_at.items():
             client.zadd(next_runs.SCHEDULE, {f"{SCHEDULE_PREFIX}{name.replace('_', '-')}": at})
 
 
@@ -199,6 +200,7 @@ def test_the_schedule_shows_every_scan(clean: Servers, process: Web) -> None:
     assert body["leader"]["holder"] == "h:1"
 
 
+@pytest.mark.processes
 def test_a_real_beat_says_when_it_scans_next(clean: Servers, process: Web, tmp_path: Path) -> None:
     with CeleryProcess(tmp_path / "beat.log", "beat", env={"QM_SNOOZE_SCAN_SECONDS": "30"}):
         leader = eventually(lambda: get(process, "/schedule")["leader"], within=15)
@@ -235,6 +237,7 @@ def lonely(tmp_path: Path) -> Iterator[Lonely]:
     mongo.kill()
 
 
+@pytest.mark.processes
 def test_what_is_away_is_null_and_said(lonely: Lonely) -> None:
     process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
     with promptly(4):

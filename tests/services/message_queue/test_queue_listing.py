@@ -172,6 +172,7 @@ def test_filtered_page_looks_for_a_bounded_time_and_goes_on(lab: Lab, monkeypatc
     assert len(lab.everything("main", limit=500, wanted=Filter(type="usual"))) == count - 3
 
 
+@pytest.mark.scale
 def test_page_of_large_messages_ends_early_and_goes_on(lab: Lab) -> None:
     for number in range(22):
         lab.queue.enqueue("job", Json('"' + "x" * 900_000 + '"'), id=f"{number:02}")

@@ -366,6 +366,7 @@ def one_by_one(lab: Lab) -> None:
     lab.client.eval(ONE_BY_ONE, 1, "q_metadata")
 
 
+@pytest.mark.scale
 @pytest.mark.parametrize("place", ["main", "processing", "dead"])
 def test_looking_through_everything_costs_little_more_than_reading_the_records(
     server: Valkey, kind: str, place: Place, count: int, figure: Callable[[str], None]
