@@ -96,18 +96,16 @@ class DueCollection:
         self,
         until: datetime,
         *,
-        after: datetime | None = None,
         fields: Sequence[str] = (),
         limit: int = 0,
         batch: int = listing.BATCH,
     ) -> Iterator[Document]:
-        """Yield documents due in (`after`, `until`], in the order of the index, oldest first: id, date and `fields`.
+        """Yield documents due until then, in the order of the index, oldest first: id, date and `fields`.
 
         The server reads `batch` of them at a time.
         """
-        first = EPOCH if after is None else after + A_MILLISECOND
         # Bounds instead of a sort: an index that ever held an array serves neither a range with two ends nor a sort.
-        bounds = {"min": self._bound(first), "max": self._bound(until + A_MILLISECOND)}
+        bounds = {"min": self._bound(EPOCH), "max": self._bound(until + A_MILLISECOND)}
         where, wanted = self.is_due(until), projection((self.due, *fields))
         self._require_index()
         return self.collection().find(where, wanted, hint=self.index, limit=limit, batch_size=batch, **bounds)

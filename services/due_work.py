@@ -106,8 +106,8 @@ class DueWork(ABC):
         return self.leases.system
 
     @abstractmethod
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
-        """Yield what is due in (`after`, `until`], oldest first."""
+    def find_due(self, until: datetime) -> Iterator[Due]:
+        """Yield what is due until then, oldest first."""
 
     @property
     def flags_documents(self) -> bool:
@@ -139,10 +139,10 @@ class DueWork(ABC):
                 return
             self.leases.free_lost(backlog.waiting)
             now = self.clock()
-            yield from self._dispatch(self.find_due(now), backlog, goes_on, budget=self._slots())
-            if self.ahead and self.limits.ahead:
-                coming = self.find_due(now + self.ahead, after=now)
-                yield from self._dispatch(coming, backlog, goes_on, budget=min(self.limits.ahead, self._slots()))
+            until = now + self.ahead if self.limits.ahead else now
+            due, coming = split(self.find_due(until), lambda one: one.due_at <= now)
+            yield from self._dispatch(due, backlog, goes_on, budget=self._slots())
+            yield from self._dispatch(coming, backlog, goes_on, budget=min(self.limits.ahead, self._slots()))
 
     def _dispatch(
         self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], *, budget: int
@@ -263,6 +263,24 @@ class DueWork(ABC):
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed."""
+
+
+def split(found: Iterator[T], is_first: Callable[[T], bool]) -> tuple[Iterator[T], Iterator[T]]:
+    """Return the leading items for which `is_first` holds, and the items after them. Read the first part first."""
+    next_part: list[T] = []
+
+    def first() -> Iterator[T]:
+        for one in found:
+            if not is_first(one):
+                next_part.append(one)
+                return
+            yield one
+
+    def rest() -> Iterator[T]:
+        yield from next_part
+        yield from found
+
+    return first(), rest()
 
 
 def leases_of(system: str) -> Leases:

@@ -57,7 +57,7 @@ class ReviewRequests(DueWork):
         yield self._left_out()
         yield from super().take_due(backlog)
 
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+    def find_due(self, until: datetime) -> Iterator[Due]:
         for agency in subscription.eligible(
             self.product_types, until=until - self.after, asked_since=until - self.window
         ):

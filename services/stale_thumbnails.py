@@ -57,7 +57,7 @@ class StaleSites(DueWork):
             yield DueBatch(found=0, items=[], noted={"stamped": stamped})
         yield from super().take_due(backlog)
 
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+    def find_due(self, until: datetime) -> Iterator[Due]:
         for one in self.sites.stale(until - self.threshold):
             yield due_of(self.sites.name, one)
 
@@ -72,7 +72,7 @@ class StaleThumbnails(DueWork):
 
     hand_over: HandOver | None = None
 
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+    def find_due(self, until: datetime) -> Iterator[Due]:
         """Yield nothing: a run has one `StaleSites` for each collection."""
         yield from ()
 

@@ -40,10 +40,10 @@ class DocumentWork(DueWork):
 
     # Scan
 
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+    def find_due(self, until: datetime) -> Iterator[Due]:
         flag = self.system.flag_field
         fields = () if flag is None else (flag,)
-        found = self.documents.find(until, after=after, fields=fields, batch=self.limits.batch)
+        found = self.documents.find(until, fields=fields, batch=self.limits.batch)
         return map(self.due_of, found)
 
     def due_of(self, document: database.Document) -> Due:
@@ -353,7 +353,7 @@ class OwedCalls(DueWork):
     def system_name(self) -> str:
         return self.system
 
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+    def find_due(self, until: datetime) -> Iterator[Due]:
         for batch, written_at in owed.left(self.system, until - self.grace):
             yield Due(id=batch, due_at=written_at)
 

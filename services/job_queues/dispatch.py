@@ -69,11 +69,11 @@ class Dispatch(DueWork):
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(backlog)
 
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+    def find_due(self, until: datetime) -> Iterator[Due]:
         left_alone = job_queue.paused() | {running.name for running in job.executing()}
         epoch, first_due = self._epoch(), job.due_names(until)
         for name, due_at in sorted(first_due.items(), key=lambda one: one[1]):
-            if name not in left_alone and (after is None or due_at > after):
+            if name not in left_alone:
                 yield DueQueue(id=name, due_at=due_at, args=(name, epoch))
 
     def lease_of(self, args: Sequence[Any]) -> str:

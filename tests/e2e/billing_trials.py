@@ -18,7 +18,7 @@ from tasks.base import ScanReport, fan_out, item_task, scan_task
 
 
 class Trials(DueWork, Listed):
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+    def find_due(self, until: datetime) -> Iterator[Due]:
         yield from map(_item, _due())
 
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:

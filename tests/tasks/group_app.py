@@ -78,7 +78,7 @@ if "GROUP_APP_HEARS" in os.environ:
 
 
 class Works(DueWork):
-    def find_due(self, until: datetime, *, after: datetime | None = None) -> Iterator[Due]:
+    def find_due(self, until: datetime) -> Iterator[Due]:
         yield from ()
 
     def lease_of(self, args: Sequence[Any]) -> str:
