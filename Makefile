@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench lint format clean preflight
+.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench size lint format clean preflight
 
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -40,6 +40,9 @@ stress: $(INSTALLED) ## run the long storms
 
 bench: $(INSTALLED) ## measure against the obvious ways, about half an hour; QUICK=1 takes a tenth of the data
 	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
+
+size: $(INSTALLED) ## count lines, repeated names, and the files that one request passes
+	@$(BIN)/python -m benchmarks.size
 
 lint: $(INSTALLED) ## check format, style and types
 	@$(BIN)/ruff format --check
