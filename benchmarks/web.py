@@ -18,7 +18,7 @@ from dev.ports import LOOPBACK, free_port, is_answering
 
 STARTS_WITHIN = 30.0  # seconds
 PATIENCE = 60.0  # seconds for an answer
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "web"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
 
 
 @dataclass(frozen=True)

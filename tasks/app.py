@@ -9,12 +9,20 @@ from typing import Any
 
 from celery import Celery, signals
 
+from queue_manager.core.packages import require_own_packages
+from tasks.errors import usage_errors
+
 
 class Application(Celery):
     """A Celery application whose tasks are registered with it alone.
 
     Celery's default (`shared=True`) registers a task with every application of the process.
     """
+
+    def on_configure(self) -> None:
+        """Refuse packages that hide ours; Celery calls this before it reads the configuration."""
+        with usage_errors():
+            require_own_packages()
 
     def task(self, *args: Any, **options: Any) -> Any:
         return super().task(*args, **{"shared": False, **options})

@@ -107,7 +107,7 @@ def test_a_web_process_does_not_start_on_an_older_server(servers: Servers, tmp_p
         command = [
             sys.executable,
             "-c",
-            "from queue_manager.cli.main import main; main()",
+            "from queue_manager.cli import main; main()",
             "web",
             "--port",
             str(free_port()),

@@ -38,7 +38,7 @@ from tests.tasks.hand_worker import waiting_messages
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
 
 def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

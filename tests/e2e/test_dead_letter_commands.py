@@ -19,7 +19,7 @@ from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 HOSTILE = "\x1b[31mred\x1b[0m [bold]x[/] ü"
 
 

@@ -41,7 +41,7 @@ from tests.rooms import make_room
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "health", "--json"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
 RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
 SLOW = {"QM_SNOOZE_SCAN_SECONDS": "60", "JOBS_TIMER_MS": "60000"}
 """Late is later than three minutes, so that a busy machine makes nothing late."""

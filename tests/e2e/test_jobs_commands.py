@@ -25,7 +25,7 @@ from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "jobs"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "jobs"]
 NASTY = "[red]\x1b[31m \x9b31m \x7f \u202e"
 GONE = "0" * 24
 

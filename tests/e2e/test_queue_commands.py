@@ -18,7 +18,7 @@ from tests.e2e.commands import environment, said_on_a_terminal
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "queue"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "queue"]
 NASTY = Json('{ "n":1.50, "big":12345678901234567890.10, "x":"[red]\\u001b[31m \x9b31m \x7f \u202e", "e":[] }')
 
 

@@ -23,7 +23,7 @@ from tests.real_servers import Servers
 pytestmark = pytest.mark.processes
 
 UNKNOWN = "mongodb+srv://app:s3cret@no-such-name.example.invalid/product"
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
 
 class MongoWithUsers(Mongo):

@@ -18,7 +18,7 @@ from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "systems"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "systems"]
 DUE = datetime(2026, 1, 31, tzinfo=UTC)
 DECLARED = """
 from datetime import timedelta

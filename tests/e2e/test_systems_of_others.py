@@ -22,7 +22,7 @@ from tests.web.web_process import Web, web
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 EXAMPLE = Path(__file__).parent / "billing_trials.py"
 
 

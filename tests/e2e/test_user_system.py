@@ -23,7 +23,7 @@ from tests.web.web_process import web
 
 pytestmark = pytest.mark.crash
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 ITEMS = "/api/systems/trial-end/items"
 INDEX = "qm_due_trial_ends_at_"
 SYSTEM = """

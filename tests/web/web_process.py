@@ -23,7 +23,7 @@ from dev.ports import free_port, is_answering
 from tests.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from queue_manager.cli.main import main; main()", "web"]
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
 SECRET = "a secret of the tests, long enough for HS256"
 SNOOZE = "/api/trigger/conversations/support-snooze"
 

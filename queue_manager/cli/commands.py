@@ -41,14 +41,6 @@ log = logging.get_logger("QM/cli")
 NAMES = ", ".join(system.name for system in SYSTEMS)
 
 
-def main() -> None:
-    """Run the command. A wrong setting is one clear message and exit code 2."""
-    try:
-        cli()
-    except ConfigurationError as error:
-        _fail(str(error), code=2)
-
-
 @cli.command()
 def migrate(
     finish: Annotated[
