@@ -23,7 +23,7 @@ from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem as DueItem
-from queue_manager.leases import Attempts, Leases
+from queue_manager.leases import Attempts, Leases, MustPause
 from services.backlog import Backlog as Backlog
 
 T = TypeVar("T")
@@ -237,6 +237,10 @@ class DueWork(ABC):
     def cool_down(self, item: DueItem, *, pause: timedelta) -> None:
         """Release an item that no scan takes before `pause` is over."""
         self.leases.release([item.lease], pause=pause)
+
+    def pause_lost(self, item: DueItem, lost: MustPause) -> None:
+        """Handle an item whose process died several times in a row: no scan takes it for a while."""
+        self.cool_down(item, pause=lost.pause)
 
     def lost(self, item: DueItem) -> None:
         """Handle the death of the process that worked on this item."""

@@ -245,12 +245,12 @@ class ItemTask(GroupedTask):
                 return result
         except MustPause as lost:
             log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
-            self._cool_down(item, lost.pause)
+            self._pause(item, lost)
             raise Ignore from None
 
-    def _cool_down(self, item: DueItem, pause: timedelta) -> None:
+    def _pause(self, item: DueItem, lost: MustPause) -> None:
         try:
-            self.work().cool_down(item, pause=pause)
+            self.work().pause_lost(item, lost)
         except Exception as error:
             log.warning("Item could not be released; its lease ends by itself", task_id=item.token, error=reason(error))
 

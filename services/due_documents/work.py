@@ -18,7 +18,7 @@ from models.due_documents import Change, DueCollection, StillDue, Update
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
-from queue_manager.leases import Leases
+from queue_manager.leases import Leases, MustPause
 from services.due_documents.declaration import DueDocuments, Failure, Run, Written
 from services.due_work import Due, DueItem, DueWork
 
@@ -66,10 +66,6 @@ class DocumentWork(DueWork):
     def release(self, items: Sequence[DueItem]) -> None:
         super().release(items)
         self._clear_flags(items)
-
-    def cool_down(self, item: DueItem, *, pause: timedelta) -> None:
-        super().cool_down(item, pause=pause)
-        self._clear_flags([item])
 
     def _clear_flags(self, items: Sequence[DueItem]) -> None:
         if (flag := self.system.flag_field) is not None:
@@ -161,6 +157,10 @@ class DocumentWork(DueWork):
             told = Failure(id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at)
             if update := self.system.functions.failed(told):
                 self.documents.update_if_due(key, due_at, update)
+
+    def pause_lost(self, item: DueItem, lost: MustPause) -> None:
+        """Record it like a failed attempt, so that people find it among the failed items."""
+        self.give_up(item, error=f"its process was lost {lost.losses} times in a row")
 
     def owed_calls(self) -> OwedCalls:
         """Return the calls of `after` that are left, as work."""

@@ -12,6 +12,7 @@ import pytest
 import redis
 from bson import ObjectId
 
+from models import support_room
 from models.database import server_now
 from queue_manager.core.clock import minutes, seconds
 from tasks import app
@@ -56,6 +57,11 @@ def losses(client: redis.Redis, room: ObjectId) -> int:
     return sum(int(value.split(":")[0]) for item, value in found.items() if str(room) in item)
 
 
+def recorded_error(room: ObjectId) -> str | None:
+    found = support_room.rooms().find_one({"_id": room})
+    return found and found.get("unsnooze_error")
+
+
 def is_released(room: ObjectId) -> bool:
     return lease(room).state in ("free", "cooling")
 
@@ -95,6 +101,7 @@ def test_item_that_kills_the_whole_worker_pauses_after_its_second_loss(tmp_path:
         eventually(lambda: losses(client, poison) == 2, within=30)
         eventually(lambda: all(is_open(room) for room in neighbours if losses(client, room) < 2), within=40)
         assert process.is_alive()
+        eventually(lambda: recorded_error(poison) == "its process was lost 2 times in a row")
     # Neighbours that were executed alone at the moment of the second kill are suspected like it.
     assert sum(losses(client, room) >= 2 for room in neighbours) <= 2
 
