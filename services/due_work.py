@@ -202,7 +202,11 @@ class DueWork(ABC):
         self.leases.dispatched([item.lease for item in batch.items if item.eta is None], ends_ms=batch.lease_ends_ms)
         if ahead := [item for item in batch.items if item.eta is not None]:
             longest = max(item.eta for item in ahead if item.eta is not None)
-            self.leases.renew([item.lease for item in ahead], wait=max(longest - now, seconds(0)))
+            self.sent_ahead(ahead, wait=max(longest - now, seconds(0)))
+
+    def sent_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
+        """Say that items were sent, to be executed within `wait`: then they wait for a worker, as long as it takes."""
+        self.leases.sent_again([item.lease for item in items], wait=wait)
 
     def sent_by_hand(self, items: Sequence[DueItem]) -> None:
         """Say that items taken by hand were sent: they wait for a worker, as long as it takes."""

@@ -222,7 +222,7 @@ class Leases:
         self._each(RENEW, names, self._lease_ms + milliseconds(wait))
 
     def sent_again(self, names: Sequence[str], *, wait: timedelta) -> None:
-        """Say that items that are held were sent again, to be executed in `wait`: they wait without an end."""
+        """Say that items that are held were sent to be executed in `wait`: they wait for a worker without an end."""
         self._each(SENT_AGAIN, names, milliseconds(wait))
 
     def end_early(self, names: Sequence[str]) -> None:

@@ -126,7 +126,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# Say that items that are held were sent again: they wait for a worker, as long as it takes.
+# Say that items that are held were sent, with a time to come or again: they wait for a worker, as long as it takes.
 #
 # ARGV     in how many ms a worker may have them, names
 SENT_AGAIN = Script(f"""#!lua flags=allow-oom

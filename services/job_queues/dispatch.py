@@ -105,6 +105,10 @@ class Dispatch(DueWork):
             self.leases.end_early(due)
         return super()._take(some, is_by_hand=is_by_hand)
 
+    def sent_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
+        """Hold queues for one lease after their time: `end_early` knows them by the end of their lease."""
+        self.leases.renew([item.lease for item in items], wait=wait)
+
     def _leads(self, now: datetime) -> bool:
         """Record the leader, and what its take-over brings; return False if it is refused."""
         if self.epoch is None:

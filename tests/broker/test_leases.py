@@ -95,6 +95,13 @@ class TestWaiting:
         assert states(ours, ONE, TWO) == ["in-progress", "free"]
         eventually(lambda: short.free_lost(0) == 1, within=5)  # its message was lost
 
+    def test_what_was_sent_ahead_of_its_time_is_not_sent_twice_however_long_it_waits(self, short: Leases) -> None:
+        take(short, ONE, TWO)
+        short.sent_again([ONE, TWO], wait=seconds(0.1))
+        eventually(lambda: short.free_lost(1) == 1, within=5)  # one message waits, the other was lost
+        assert short.free_lost(1) == 0
+        assert len(take(short, ONE, TWO)) == 1
+
     def test_only_what_was_sent_with_a_time_to_come_ends_early(self, ours: Leases) -> None:
         assert take(ours, ONE, TWO, THREE) == [ONE, TWO, THREE]
         ours.renew([ONE], wait=seconds(4))
