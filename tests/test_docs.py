@@ -1,11 +1,15 @@
-"""The documentation: every relative link leads to a file, and every anchor to a heading."""
+"""The documentation: every relative link leads to a file, every anchor to a heading, every command is described."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import click
 import pytest
+import typer
+
+from queue_manager.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,3 +43,14 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / link).resolve() for link in links(index)}
     assert set((ROOT / "docs").rglob("*.md")) - linked == {index}
+
+
+def commands(command: click.Command, path: str) -> list[str]:
+    below = getattr(command, "commands", {})
+    return [path] if not below else [name for one in below for name in commands(below[one], f"{path} {one}")]
+
+
+def test_the_reference_lists_every_command() -> None:
+    reference = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    described = re.findall(r"^\| `(queue-manager(?: [a-z-]+)+)", reference, flags=re.MULTILINE)
+    assert set(commands(typer.main.get_command(cli), "queue-manager")) - set(described) == set()
