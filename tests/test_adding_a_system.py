@@ -16,7 +16,10 @@ from models.database import collection
 from tests.real_servers import Servers
 
 ROOT = Path(__file__).parents[1]
-PAGE, OWN_SCAN = [(ROOT / "docs" / name).read_text() for name in ("adding-a-system.md", "own-scan.md")]
+PAGE, OWN_SCAN, TUTORIAL = [
+    (ROOT / "docs" / name).read_text() for name in ("adding-a-system.md", "own-scan.md", "tutorial.md")
+]
+README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DUE = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -48,6 +51,14 @@ def test_the_page_is_short_and_has_no_code_that_is_not_executed() -> None:
     for page in (PAGE, OWN_SCAN):
         assert {kind for kind, _ in BLOCK.findall(page)} <= {"python", "bash"}
         assert page.count("```") == 2 * len(BLOCK.findall(page))
+
+
+def test_readme_and_tutorial_show_the_system_that_is_executed_here() -> None:
+    """`directory` writes the page's first block to a file; the other two pages must have the same text."""
+    declaration = next(code for kind, code in BLOCK.findall(PAGE) if kind == "python")
+    assert [code for kind, code in BLOCK.findall(README) if kind == "python"] == [declaration]
+    assert declaration.replace("# billing", "# ~/trial/billing") in TUTORIAL
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_commands_check_it_and_create_its_index(clean: Servers, directory: Path) -> None:

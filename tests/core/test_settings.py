@@ -304,9 +304,18 @@ def written(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def test_env_example_and_readme_name_every_setting_with_its_default() -> None:
-    example, readme = (ROOT / ".env.example").read_text(), (ROOT / "README.md").read_text()
-    defaults = dict(re.findall(r"^#?\s?([A-Z_]+)=(\S*)", example, flags=re.MULTILINE))
+def test_env_example_names_every_setting_with_its_default() -> None:
+    defaults = dict(re.findall(r"^#?\s?([A-Z_]+)=(\S*)", (ROOT / ".env.example").read_text(), flags=re.MULTILINE))
     for name, field in Settings.model_fields.items():
         assert defaults[name.upper()] == written(field.default)
-        assert f"`{name.upper()}`" in readme
+
+
+def test_the_reference_lists_every_setting_with_its_default_and_range() -> None:
+    reference = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    rows = re.findall(r"^\| `([A-Z_]+)` \| (\S+) \| (.+?) \| (.+?) \|$", reference, flags=re.MULTILINE)
+    assert [name for name, *_ in rows] == [name.upper() for name in Settings.model_fields]
+    for name, default, unit, _ in rows:
+        field = Settings.model_fields[name.lower()]
+        assert default == (f"`{written(field.default)}`" if field.default is not None else "none"), name
+        bounds = [getattr(one, kind) for one in field.metadata for kind in ("ge", "gt", "le") if hasattr(one, kind)]
+        assert all(re.search(rf"\b{re.escape(f'{bound:.10g}')}\b", unit) for bound in bounds), name
