@@ -9,7 +9,7 @@ import click
 import pytest
 import typer
 
-from queue_manager.cli.main import cli
+from queue_manager.cli.commands import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
