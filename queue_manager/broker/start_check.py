@@ -28,7 +28,7 @@ def require_broker(app: Celery, url: str) -> None:
             info = _info(connection.default_channel)
         except OperationalError:
             raise
-        except connection.connection_errors as error:  # a refused login
+        except (*connection.connection_errors, *connection.channel_errors) as error:  # such as a refused login
             raise ConfigurationError(f"The broker at {masked(url)} refuses the connection ({reason(error)})") from error
     if info is not None:
         refuse_unsuitable(url, info)

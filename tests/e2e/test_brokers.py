@@ -16,11 +16,13 @@ from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
 from tests.e2e.commands import environment
 from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
-from tests.e2e.test_start_checks import COMMAND
+from tests.e2e.test_shown_settings import celery
+from tests.e2e.test_start_checks import COMMAND, ended
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
+from tests.web.web_process import SNOOZE, web
 
 pytestmark = pytest.mark.processes
 
@@ -83,6 +85,49 @@ def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean:
     assert "Traceback" not in the_worker.log
     assert PASSWORD not in healthy + the_worker.log
     assert QUOTED_PASSWORD not in healthy + the_worker.log
+
+
+def test_rabbitmq_is_checked_counted_and_shown_without_its_password(clean: Servers, tmp_path: Path) -> None:
+    with RabbitMQ(tmp_path / "rabbitmq") as server:
+        env = {"BROKER_URL": server.url, "QM_CONVERSATIONS": "true", "QM_HOOKS": "true"}
+        wrong = {**env, "BROKER_URL": server.url.replace(QUOTED_PASSWORD, "s3cret")}
+        said = ended(CeleryProcess(tmp_path / "refused", "worker", env=wrong).start(ready=False))
+        assert f"The broker at amqp://***@127.0.0.1:{server.port}// refuses the connection" in said
+
+        with web(tmp_path, **env) as process:
+            answers = [process.post(SNOOZE), process.get("/metrics"), process.get("/readyz")]
+            assert [answer.status for answer in answers] == [202, 200, 200]
+            assert 'queue_manager_queue_messages{queue="scans"} 1.0' in answers[1].text
+            assert 'queue_manager_queue_messages{queue="support-snooze"} 0.0' in answers[1].text
+            assert 'queue_manager_up{server="broker"} 1.0' in answers[1].text
+            assert "dead_letters" not in answers[1].text
+
+            shown = [celery("report", **env), *(answer.text for answer in answers)]
+            with worker(tmp_path / "worker", "--hostname", "one@h", env=env) as the_worker:
+                eventually(lambda: "succeeded in" in the_worker.log, within=30)
+                shown += [celery("inspect", "conf", "--timeout", "10", "--destination", "one@h", **env)]
+            server.kill()
+            refused, unready = process.post(SNOOZE), process.get("/readyz")
+            shown += [refused.text, process.get("/metrics").text]
+            assert (refused.status, "The broker at amqp://***@127.0.0.1" in refused.text) == (503, True)
+            assert (unready.status, "The broker does not answer" in unready.text) == (503, True)
+            assert 'queue_manager_up{server="broker"} 0.0' in shown[-1]
+            shown += [unready.text, process.log]
+    for text in shown:
+        assert PASSWORD not in text
+        assert QUOTED_PASSWORD not in text
+
+
+def test_health_and_the_dead_letters_command_say_what_the_broker_lacks(servers: Servers) -> None:
+    env = environment(BROKER_URL="amqp://app:s3cret@127.0.0.1:1//")
+    for command, said in (
+        ("health", "The broker at amqp://***@127.0.0.1:1// is unreachable"),
+        ("dead-letters", "the broker at amqp://***@127.0.0.1:1// keeps no dead letters"),
+    ):
+        run = subprocess.run([*COMMAND, command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 1
+        assert said in run.stdout + run.stderr
+        assert "s3cret" not in run.stdout + run.stderr
 
 
 def health(env: dict[str, str]) -> str | None:
