@@ -83,8 +83,28 @@ def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean:
     assert [len(times_woken(room)) for room in rooms] == [1] * ROOMS
     assert collection("second_try_log").count_documents({"account": account}) == 2
     assert "Traceback" not in the_worker.log
+    if broker is without_batches:
+        assert "A group of tasks ended" not in the_worker.log
     assert PASSWORD not in healthy + the_worker.log
     assert QUOTED_PASSWORD not in healthy + the_worker.log
+
+
+@pytest.mark.timeout(180)
+def test_rooms_open_after_rabbitmq_was_killed_and_came_back(clean: Servers, tmp_path: Path) -> None:
+    with RabbitMQ(tmp_path / "rabbitmq") as server:
+        env = {**SYSTEMS, "BROKER_URL": server.url, "QM_LEASE_SECONDS": "4"}
+        with (
+            worker(tmp_path / "worker", env=env) as the_worker,
+            CeleryProcess(tmp_path / "beat", "beat", env=env) as beat,
+        ):
+            first = make_room(server_now())
+            eventually(lambda: is_open(first), within=30)
+            server.kill()
+            second = make_room(server_now())
+            eventually(lambda: "the broker takes no messages" in beat.log, within=30)
+            server.start()
+            eventually(lambda: is_open(second), within=60)
+            assert the_worker.is_alive()
 
 
 def test_rabbitmq_is_checked_counted_and_shown_without_its_password(clean: Servers, tmp_path: Path) -> None:
