@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery import signals
+from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
 from queue_manager.broker import bulk_publish
@@ -29,6 +30,7 @@ SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 NONCE = uuid4().hex
 MARK = re.compile(f'"{NONCE}:([a-z]+)"')
+ONE_RETRY = {"max_retries": 1, "interval_start": 0}
 LONGEST_SHOWN = 1024  # characters of the arguments, as Celery's own
 Message = dict[str, Any]
 Captured = tuple[str, Message]
@@ -70,13 +72,15 @@ def _captured(task: ItemTask, items: Sequence[DueItem], producer: Any) -> list[C
 
 
 def _send(task: ItemTask, item: DueItem, producer: Any) -> None:
-    # `retry` and the guessed representations would cost more than the message itself.
+    # `retry` and the guessed representations would cost more than the message itself. Only AMQP needs it: there sending
+    # shows that a pooled connection was lost. An item that is sent twice is done once.
     task.apply_async(
         item.args,
         task_id=item.token,
         eta=item.eta,
         producer=producer,
-        retry=False,
+        retry=not isinstance(producer.channel, virtual.Channel),
+        retry_policy=ONE_RETRY,
         argsrepr=_shown(item),
         kwargsrepr="{}",
         add_to_parent=False,

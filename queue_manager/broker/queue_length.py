@@ -56,6 +56,12 @@ def length_on(connection: Connection, queue: str) -> int:
     """Count the messages in `queue`, which need not exist."""
     if isinstance(connection.default_channel, redis.Channel):
         return int(connection.default_channel._size(queue))
+    # Only an answer shows whether a pooled connection still stands: one that does not is made anew, once.
+    ask = connection.ensure(connection, _declared_length, max_retries=1, interval_start=0)
+    return int(ask(connection, queue))
+
+
+def _declared_length(connection: Connection, queue: str) -> int:
     with connection.channel() as channel:  # the server closes it when there is no such queue
         try:
             return int(channel.queue_declare(queue, passive=True).message_count)
