@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench size lint format clean preflight
+.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench size lint format lock clean preflight
 
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -54,15 +54,22 @@ format: $(INSTALLED) ## format the code, and repair what can be repaired
 	@$(BIN)/ruff check --fix
 
 clean: ## remove .venv, all data of `make up`, and caches
-	rm -rf .venv .devstack .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv.lock .devstack .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Order-only: it is checked every time, and makes nothing out of date.
-$(INSTALLED): pyproject.toml | preflight
+$(INSTALLED): pyproject.toml constraints.txt | preflight
 	@echo "Installing into .venv (the first time takes about a minute)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -e ".[embedded,dev]"
+	@$(BIN)/python -m pip install -c constraints.txt -e ".[embedded,dev]"
 	@touch $@
+
+lock: | preflight ## write constraints.txt anew, with the newest versions that pyproject.toml allows
+	@rm -rf .venv.lock
+	@$(PYTHON) -m venv .venv.lock
+	@.venv.lock/bin/python -m pip install --quiet -e ".[embedded,dev]"
+	@.venv.lock/bin/python -m pip freeze --exclude-editable > constraints.txt
+	@rm -rf .venv.lock
 
 preflight:
 	@command -v $(PYTHON) >/dev/null || \

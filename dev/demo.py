@@ -26,6 +26,7 @@ from pymongo.errors import PyMongoError
 
 from dev import demo_agencies, demo_consumer, demo_jobs, demo_messages, demo_rooms, demo_sites
 from dev.demo_consumer import Consumers
+from queue_manager.broker.options import timeouts, transport_options
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings, settings
 from services.job_queues import Jobs, jobs
@@ -122,8 +123,8 @@ def _scans(broker: Celery, task: str, *, every: timedelta) -> Part:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     chosen = settings()
-    broker = Celery(broker=chosen.redis_url, set_as_current=False)
-    broker.conf.broker_transport_options = {"socket_connect_timeout": 2, "socket_timeout": 5}
+    broker = Celery(broker=chosen.broker, set_as_current=False)
+    broker.conf.broker_transport_options = {**transport_options(chosen), **timeouts(chosen.broker, 5)}
     with (
         MongoClient[Document](chosen.mongo_db_url, serverSelectionTimeoutMS=3_000) as client,
         Consumers() as consumers,

@@ -15,7 +15,7 @@ from models.database import require_replica_set, server_now
 from queue_manager import leases
 from queue_manager.beat import old_schedule
 from queue_manager.beat.leader_lock import LEADER_LOCK, Leadership, leadership
-from queue_manager.broker import dead_letters
+from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.redis_client import connect, require_server
@@ -37,6 +37,7 @@ class Health:
 
     mongodb: str
     redis: str
+    broker: str
     leader: dict[str, Any] | None = None
     scans: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Processes:
             leader=leadership(client, LEADER_LOCK),
             older_leader=old_schedule.leader(client),
             workers=worker_heartbeats.online(client),
-            dead_letters=dead_letters.count(client),
+            dead_letters=_count_dead_letters(client),
             paused=leases.paused(),
             losses={system.name: Leases(system.name).often_lost() for system in systems() if system.queue is not None},
         )
@@ -82,11 +83,24 @@ class Processes:
         return self.leader is not None and self.now - self.leader.since < STARTING
 
 
+def _count_dead_letters(client: redis.Redis) -> int:
+    url = settings().broker_redis_url
+    if url is None or url == settings().redis_url:
+        return dead_letters.count(client)
+    try:
+        with connect(url) as broker:
+            return dead_letters.count(broker)
+    except redis.RedisError:  # the broker is away, which has a sentence of its own
+        return 0
+
+
 def health() -> Health:
     """Look at everything once. A server that is away is a problem in the answer, never an exception."""
     chosen = settings()
-    state = Health(mongodb=masked(chosen.mongo_db_url), redis=masked(chosen.redis_url))
+    state = Health(mongodb=masked(chosen.mongo_db_url), redis=masked(chosen.redis_url), broker=masked(chosen.broker))
     processes = _look_at_redis(state, chosen)
+    if chosen.broker != chosen.redis_url:
+        _look_at_broker(state, chosen)
     _look_at_mongodb(state, chosen, processes)
     state.problems += warnings()
     return state
@@ -108,6 +122,17 @@ def _look_at_redis(state: Health, chosen: Settings) -> Processes | None:
         lease_left = round(leader.lease_left.total_seconds(), 1)
         state.leader = {**asdict(leader), "since": to_iso(leader.since), "lease_left": lease_left}
     return processes
+
+
+def _look_at_broker(state: Health, chosen: Settings) -> None:
+    from tasks import app  # only a broker of its own needs Celery, which takes a second to import
+
+    try:
+        start_check.require_broker(app, chosen.broker)
+    except ConfigurationError as error:
+        state.problems.append(str(error))
+    except start_check.AWAY as error:
+        state.problems.append(f"The broker at {state.broker} is unreachable ({reason(error)})")
 
 
 def _look_at_mongodb(state: Health, chosen: Settings, processes: Processes | None) -> None:

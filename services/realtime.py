@@ -6,16 +6,16 @@ them in silence while Redis is away. Whether anybody listens is not known to the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from threading import Lock
 from typing import Any, Protocol
+from uuid import uuid4
 
 import redis
-import socketio
 
 from queue_manager.core.errors import AppError
 from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import client_options
+from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import masked, settings
 
 
@@ -31,41 +31,39 @@ class Events(Protocol):
         """Send (room, data) each, together. Raises `EmitFailed`: whether any was sent is uncertain."""
 
 
-class RedisEvents(socketio.RedisManager):  # type: ignore[misc]  # python-socketio has no types
-    """A write-only Socket.IO emitter whose failures are seen."""
+class RedisEvents:
+    """Publishes the messages that python-socketio's managers exchange, but raises when they could not be sent."""
 
     def __init__(self, url: str, *, channel: str) -> None:
-        super().__init__(
-            url,
-            channel=channel,
-            write_only=True,
-            redis_options={**client_options(url), "health_check_interval": 30},
-        )
-        self._lock = Lock()
+        self._url, self._channel = url, channel
+        self._client = make_client(url, health_check_interval=30)
+        self._host_id = uuid4().hex
 
     def emit(self, event: str, data: dict[str, Any], *, room: str) -> None:
         self.emit_all(event, [(room, data)])
 
     def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> None:
         try:
-            with self._lock:
-                self._send([(room, data) for room, data in messages], event)
+            with self._client.pipeline(transaction=False) as pipe:
+                for room, data in messages:
+                    pipe.publish(self._channel, self._message(event, data, room))
+                pipe.execute()
         except redis.RedisError as error:
-            raise EmitFailed(f"Redis at {masked(self.redis_url)} did not take the event: {error}") from error
+            raise EmitFailed(f"Redis at {masked(self._url)} did not take the event: {error}") from error
 
-    def _send(self, messages: list[tuple[str, dict[str, Any]]], event: str) -> None:
-        self._collected: list[str] = []
-        for room, data in messages:
-            super().emit(event, data, room=room)
-        if not self.connected:
-            self._redis_connect()
-        with self.redis.pipeline(transaction=False) as pipe:
-            for message in self._collected:
-                pipe.publish(self.channel, message)
-            pipe.execute()
-
-    def _publish(self, data: dict[str, Any]) -> None:
-        self._collected.append(self.json.dumps(data))
+    def _message(self, event: str, data: dict[str, Any], room: str) -> str:
+        message = {
+            "method": "emit",
+            "event": event,
+            "data": [data],
+            "binary": False,
+            "namespace": "/",
+            "room": room,
+            "skip_sid": None,
+            "callback": None,
+            "host_id": self._host_id,
+        }
+        return json.dumps(message)
 
 
 events = PerProcess(lambda: RedisEvents(settings().redis_url, channel=settings().socketio_channel))

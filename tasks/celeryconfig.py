@@ -4,7 +4,6 @@ Every public name of this module is a setting, which `celery report`, `inspect c
 passwords only in `broker_url` and under names such as `password`.
 """
 
-import ssl as _ssl
 from urllib.parse import unquote as _unquote
 from urllib.parse import urlsplit as _urlsplit
 
@@ -13,9 +12,9 @@ from kombu import Queue as _Queue
 from beat_schedule import systems as _systems_of_settings
 from queue_manager.beat.leader_lock import LEADER_LOCK as _LEADER_LOCK
 from queue_manager.broker.keys import DEFAULT_QUEUE as _DEFAULT_QUEUE
-from queue_manager.broker.keys import PRIORITIES as _PRIORITIES
 from queue_manager.broker.keys import SCHEDULE_PREFIX as _SCHEDULE_PREFIX
-from queue_manager.broker.keys import TRANSPORT_OPTIONS as _TRANSPORT_OPTIONS
+from queue_manager.broker.options import tls_options as _tls_options
+from queue_manager.broker.options import transport_options as _transport_options
 from queue_manager.broker.registration import install as _install
 from queue_manager.core.redis_client import client_options as _client_options
 from queue_manager.core.settings import settings as _read_settings
@@ -34,27 +33,10 @@ _credentials = {
 }
 
 # Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
-broker_url = _settings.redis_url
-broker_transport = _install(broker_url)
-if broker_url.startswith("rediss:"):
-    broker_use_ssl = {"ssl_cert_reqs": _ssl.CERT_REQUIRED}  # for Flower, which does not look at the scheme
-broker_transport_options = {
-    **_TRANSPORT_OPTIONS,
-    # What a killed worker held comes back after this. A worker that lives renews what it holds.
-    "visibility_timeout": 30,
-    "unacked_restore_interval": 5,
-    "unacked_restore_throttle": 1,
-    "unacked_mutex_expire": 30,
-    # Without these a half-open connection hangs for ever.
-    "socket_timeout": 10,
-    "socket_connect_timeout": 5,
-    "socket_keepalive": True,
-    "health_check_interval": 5,
-    "priority_steps": [*_PRIORITIES],
-    # An idle worker has one connection for each list that it waits on: it looks at the others every second.
-    "awaited_priorities": [0],
-    "client_name": "queue-manager",
-}
+broker_url = _settings.broker
+broker_transport = _install(broker_url) if _settings.has_batched_broker else None
+broker_use_ssl = _tls_options(broker_url)
+broker_transport_options = _transport_options(_settings)
 broker_connection_retry_on_startup = True
 broker_connection_max_retries = None  # for ever: a broker that is away comes back
 broker_pool_acquire_timeout = 10
@@ -73,7 +55,8 @@ result_expires = None  # no result backend: nothing to clean up
 task_default_queue = _DEFAULT_QUEUE
 task_routes = [_queue_of]
 
-worker_consumer = "queue_manager.broker.consumer:Consumer"  # says why it refuses a message
+if _settings.has_batched_broker:
+    worker_consumer = "queue_manager.broker.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.qm_worker_concurrency
 worker_prefetch_multiplier = 4  # of jobs none should wait long; the Procfile's worker, without them, makes large groups
 worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again

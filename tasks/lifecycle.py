@@ -12,6 +12,7 @@ from celery import signals
 
 from beat_schedule import warnings
 from models import database
+from queue_manager.broker import start_check
 from queue_manager.core import log as logging
 from queue_manager.core import memory, redis_client
 from queue_manager.core.clock import seconds
@@ -20,6 +21,7 @@ from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import worker_heartbeats
 from services import job_queues, message_queue
+from tasks.app import app
 from tasks.heartbeat import Heartbeat
 from tasks.registration import require_tasks
 
@@ -118,12 +120,22 @@ def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     mongo_url = settings().mongo_db_url
     try:
         _check_redis(redis_client.require_broker, settings().redis_url)
+        _check_broker()
         if settings().qm_message_queue:
             _check_redis(redis_client.require_server, message_queue.server_url())
         if with_mongo:
             until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log)
     finally:
         database.close()  # the pool forks next: each child opens its own
+
+
+def _check_broker() -> None:
+    chosen = settings()
+    if chosen.broker_redis_url is None:
+        check = partial(start_check.require_broker, app, chosen.broker)
+        until_reachable(check, server="The broker", url=chosen.broker, errors=start_check.AWAY, log=log)
+    elif chosen.broker != chosen.redis_url:
+        _check_redis(redis_client.require_broker, chosen.broker)
 
 
 def _check_mongodb() -> None:

@@ -28,7 +28,8 @@ def queues_by_task() -> dict[str, str]:
 
 @signals.worker_ready.connect
 def start(**_: Any) -> None:
-    Thread(target=_run, name="old-keys", daemon=True).start()
+    if (url := settings().broker_redis_url) is not None:
+        Thread(target=_run, args=(url,), name="old-keys", daemon=True).start()
 
 
 @signals.worker_shutdown.connect
@@ -36,11 +37,11 @@ def stop(**_: Any) -> None:
     _stop.set()
 
 
-def _run() -> None:
+def _run(url: str) -> None:
     old = OldKeys(queues_by_task())
     while not _stop.wait(PERIOD):
         try:
-            with redis_client.connect(settings().redis_url) as client:
+            with redis_client.connect(url) as client:
                 # Expires a little before the next turn: whichever worker comes first takes it.
                 if client.set(TURN, 1, nx=True, px=int(PERIOD * 900)) and (moved := old.empty(client)):
                     log.info("Messages of release 0.1 and of callers without a queue were moved", messages=moved)

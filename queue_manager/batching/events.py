@@ -19,14 +19,17 @@ from celery.utils.time import utcoffset
 from kombu.utils.json import dumps
 
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import settings
 
 AT_ONCE = 1024  # events in one message: half a megabyte, as long as tasks are as small as ours
 
 
 class Events(CeleryEvents):
-    """Selected by the application's argument `events`."""
+    """Selected by the application's argument `events`. With QM_BATCHING=false Celery's own dispatcher is used."""
 
-    dispatcher_cls = "queue_manager.batching.events:Dispatcher"
+    @property
+    def dispatcher_cls(self) -> str:
+        return f"{__name__}:Dispatcher" if settings().qm_batching else CeleryEvents.dispatcher_cls
 
 
 class Dispatcher(EventDispatcher):

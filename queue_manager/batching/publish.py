@@ -1,7 +1,8 @@
 """Sending many items of one kind: one message each, made of the message of the first and pushed together.
 
 Celery makes the first and the last, so each has whatever Celery, a router or a setting puts into it. Where a copy of
-the first would not be the last, or a program wants to hear of each message, Celery publishes every one on its own.
+the first would not be the last, a program wants to hear of each message, or the transport is kombu's own, Celery
+makes every one on its own. With QM_BATCHING=false each is also published on its own.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery import signals
+from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
+from queue_manager.broker import bulk_publish
+from queue_manager.core.settings import settings
 from services.due_work import DueItem
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 NONCE = uuid4().hex
 MARK = re.compile(f'"{NONCE}:([a-z]+)"')
+ONE_RETRY = {"max_retries": 1, "interval_start": 0}
 LONGEST_SHOWN = 1024  # characters of the arguments, as Celery's own
 Message = dict[str, Any]
 Captured = tuple[str, Message]
@@ -36,8 +41,13 @@ def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
     """Send each item. Raises what kombu and redis-py raise: whether any was sent is uncertain then."""
     if not items:
         return
+    if not settings().qm_batching:
+        for item in items:
+            _send(task, item, producer)
+        return
     ends = [items[0], items[-1]]
-    captured = [] if _each_is_heard(task) else _captured(task, ends, producer)
+    is_copied = isinstance(producer.channel, bulk_publish.Channel) and not _each_is_heard(task)
+    captured = _captured(task, ends, producer) if is_copied else []
     if _can_be_copied(captured, ends):
         name, message = captured[0]
         producer.channel.put_many(name, _copies(message, items))
@@ -62,13 +72,15 @@ def _captured(task: ItemTask, items: Sequence[DueItem], producer: Any) -> list[C
 
 
 def _send(task: ItemTask, item: DueItem, producer: Any) -> None:
-    # `retry` and the guessed representations would cost more than the message itself.
+    # `retry` and the guessed representations would cost more than the message itself. Only AMQP needs it: there sending
+    # shows that a pooled connection was lost. An item that is sent twice is done once.
     task.apply_async(
         item.args,
         task_id=item.token,
         eta=item.eta,
         producer=producer,
-        retry=False,
+        retry=not isinstance(producer.channel, virtual.Channel),
+        retry_policy=ONE_RETRY,
         argsrepr=_shown(item),
         kwargsrepr="{}",
         add_to_parent=False,

@@ -3,7 +3,7 @@
 Each item stays an ordinary task: its own message, attempt, retry, outcome, acknowledgement and events. Only the work is
 done together: the service's `…_many` is called once for all, and each task then ends with the outcome that was found
 for it. An item that comes alone takes Celery's own way, and so does every item where the pool does not tell when a
-process is free (solo, threads) or where a time limit is for one task.
+process is free (solo, threads), where a time limit is for one task, or with QM_BATCHING=false.
 
 Guarantee: an item without an outcome, because `…_many` failed as a whole or left it out, is done by itself. When a
 process dies, or is replaced because its group took too long, each item of the group is executed alone, at once; so is
@@ -31,6 +31,7 @@ from queue_manager.batching.request import is_process_lost
 from queue_manager.batching.task import Verdict
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
 
 LARGEST = 256  # items of one group: one write of MongoDB, a few ms
 
@@ -58,7 +59,7 @@ def _makes_groups(task: Any, consumer: Any) -> bool:
     task.has_worker_limit = bool(worker.time_limit)
     is_told = consumer.on_task_request == getattr(worker, "_process_task_sem", None)
     limits = (task.time_limit, task.soft_time_limit, worker.time_limit, worker.soft_time_limit)
-    return is_told and not any(limits) and task.work().many is not None
+    return settings().qm_batching and is_told and not any(limits) and task.work().many is not None
 
 
 class _Grouping:

@@ -41,6 +41,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from queue_manager.beat import old_schedule, scan_ticks
 from queue_manager.beat.leader_lock import LeaderLock
+from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import ServerClock, seconds
 
 logger = get_logger(__name__)
@@ -294,10 +295,8 @@ class LeaderScheduler(RedBeatScheduler):
     @cached_property
     def connection(self) -> Any:
         """The connection to the broker. It gives up early enough for the lock to outlive an attempt."""
-        patience = self.lock_timeout / 4
-        return self.app.connection_for_write(
-            transport_options={"socket_timeout": patience, "socket_connect_timeout": patience}
-        )
+        options = timeouts(self.app.conf.broker_write_url, self.lock_timeout / 4)
+        return self.app.connection_for_write(transport_options=options)
 
     def _ensure_connected(self) -> Any:
         # One attempt: with `broker_connection_max_retries` unset, Celery's way waits for ever.

@@ -131,6 +131,7 @@ class Channel(bulk_publish.Channel):
             raise
         finally:
             self._in_poll = None
+            self._flush_brpop_reauth()  # only while no answer is awaited
         lists, most = self._asked_for
         self._is_dry = len(taken) < 3 * most
         unwanted = []

@@ -135,6 +135,8 @@ def show_health(
 
 def _print_health(console: Console, state: Health) -> None:
     console.print(f"MongoDB  {state.mongodb}\nRedis    {state.redis}", highlight=False)
+    if state.broker != state.redis:
+        console.print(f"Broker   {state.broker}", highlight=False)
     if state.leader is not None:
         leader = state.leader
         console.print(

@@ -112,8 +112,11 @@ def _at(letter: DeadLetter) -> str:
 
 @contextmanager
 def _redis() -> Iterator[redis.Redis]:
-    """Open the broker's server; one line and exit code 1 when it does not answer."""
-    url = settings().redis_url
+    """Open the broker's server; one line and exit code 1 when it does not answer or keeps none."""
+    url = settings().broker_redis_url
+    if url is None:
+        typer.echo(f"queue-manager: the broker at {masked(settings().broker)} keeps no dead letters", err=True)
+        sys.exit(1)
     try:
         with connect(url) as client:
             yield client

@@ -80,15 +80,15 @@ def connect(url: str) -> redis.Redis:
 
 
 def require_broker(url: str) -> None:
-    """Refuse what `require_server` refuses, and a node of a Redis Cluster: Celery's broker uses keys of many slots.
+    """Refuse what `require_server` refuses, and a node of a Redis Cluster: broker and leases use keys of many slots.
 
     Raises what `require_server` raises.
     """
     info = require_server(url)
     if info.get("cluster_enabled"):
         raise ConfigurationError(
-            f"Redis at {masked(url)} is a node of a Redis Cluster, on which Celery's broker cannot run: REDIS_URL must "
-            "name a Redis or Valkey without cluster mode"
+            f"Redis at {masked(url)} is a node of a Redis Cluster, on which neither a broker nor leases can run: "
+            "REDIS_URL and BROKER_URL must name a Redis or Valkey without cluster mode"
         )
 
 
@@ -104,6 +104,12 @@ def require_server(url: str) -> Mapping[str, Any]:
         redis.ConnectionError, redis.TimeoutError: the server is away.
     """
     info = _info(url)
+    refuse_unsuitable(url, info)
+    return info
+
+
+def refuse_unsuitable(url: str, info: Mapping[str, Any]) -> None:
+    """Refuse a server that evicts keys or is too old, by its INFO. Raises ConfigurationError."""
     _refuse_eviction(url, info)
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
@@ -111,7 +117,6 @@ def require_server(url: str) -> Mapping[str, Any]:
             f"Redis at {masked(url)} is version {version}, whose full memory could not be drained: accepted is "
             "Redis 7.0 or Valkey 7.2, or newer"
         )
-    return info
 
 
 def _info(url: str) -> dict[str, Any]:

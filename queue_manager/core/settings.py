@@ -16,7 +16,15 @@ from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from dotenv import dotenv_values
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri as parse_mongo_uri
@@ -154,12 +162,42 @@ def _redis_url(url: str) -> str:
     return url
 
 
+def _broker_url(url: str) -> str:
+    kinds = "a redis://, rediss://, sentinel://, amqp:// or amqps:// URL"
+    scheme = url.partition("://")[0]
+    if scheme in REDIS_SCHEMES:
+        return _redis_url(url)
+    nodes = url.split(";") if scheme == "sentinel" else [url]
+    try:
+        parts = [urlsplit(node) for node in nodes]
+        is_readable = all(one.hostname and one.port != 0 and one.scheme == scheme for one in parts)
+    except ValueError:
+        is_readable = False
+    if scheme not in STOCK_SCHEMES or not is_readable or any(one.query or one.fragment for one in parts):
+        raise ValueError(f"{kinds} without options; special characters of a password are written as %40 and the like")
+    if scheme == "sentinel":
+        databases = {(one.username, one.password, one.path) for one in parts}
+        if len(databases) > 1 or not re.fullmatch(r"/?\d*", parts[0].path):
+            raise ValueError("sentinel:// URLs separated by semicolons, with the same credentials and database number")
+    return url
+
+
+def _transport_for_broker_url(transport: str, info: ValidationInfo) -> str:
+    url = info.data.get("broker_url") or ""
+    if transport == "batched" and url.startswith(STOCK_SCHEMES):
+        raise ValueError(f"stock, or unset, with BROKER_URL={masked(url)}: batches are for redis:// and rediss:// only")
+    return transport
+
+
 def _long_secret(secret: SecretStr) -> SecretStr:
     if len(secret.get_secret_value()) < SHORTEST_SECRET:
         raise ValueError(f"a secret of at least {SHORTEST_SECRET} characters")
     return secret
 
 
+REDIS_SCHEMES = ("redis", "rediss")
+STOCK_SCHEMES = ("sentinel", "amqp", "amqps")
+"""Schemes of brokers that only kombu's own transports serve."""
 SHORTEST_SECRET = 32  # characters: what an HS256 signature is worth
 Secret = Annotated[SecretStr, AfterValidator(_long_secret)]
 Keys = Annotated[list[ApiKey], NoDecode, BeforeValidator(api_keys.parse)]
@@ -181,7 +219,18 @@ class Settings(BaseSettings):
     )
     """Where the record is kept; the path names the database."""
     redis_url: Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)] = "redis://127.0.0.1:6379/0"
-    """The broker, the beat's schedule and lock, and the channel of Socket.IO."""
+    """Leases, the beat's schedule and lock, statistics, the channel of Socket.IO; without `broker_url` the broker."""
+    broker_url: Annotated[str, AfterValidator(_text), AfterValidator(_broker_url)] | None = None
+    """Celery's broker: redis://, rediss://, sentinel://, amqp:// or amqps://; unset: `redis_url`."""
+    # The default suits every broker; only who asks for batches where there are none is refused.
+    qm_broker: Annotated[
+        Literal["batched", "stock"], AfterValidator(_transport_for_broker_url), Field(validate_default=False)
+    ] = "batched"
+    """The transport for redis:// and rediss://: our own, in batches, or kombu's. Other brokers have kombu's."""
+    qm_sentinel_master: Text = "mymaster"
+    """The name of the group of Redis servers that a sentinel:// broker is asked for."""
+    qm_batching: Flag = True
+    """Whether items are executed and published in batches; off: one by one, as Celery does it."""
     app_env: Text = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
 
     qm_conversations: Flag = False
@@ -276,6 +325,20 @@ class Settings(BaseSettings):
 
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"
+
+    @property
+    def broker(self) -> str:
+        """The URL of Celery's broker."""
+        return self.broker_url or self.redis_url
+
+    @property
+    def broker_redis_url(self) -> str | None:
+        """The URL of Celery's broker if that is one Redis server, whichever transport is used."""
+        return self.broker if self.broker.startswith(REDIS_SCHEMES) else None
+
+    @property
+    def has_batched_broker(self) -> bool:
+        return self.qm_broker == "batched" and self.broker_redis_url is not None
 
     @property
     def runs_jobs(self) -> bool:

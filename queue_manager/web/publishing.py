@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
+from queue_manager.broker.options import timeouts
 from queue_manager.core.errors import reason
 from queue_manager.core.settings import masked, settings
 from queue_manager.web.server_calls import REDIS_PATIENCE, Unavailable
@@ -21,11 +22,10 @@ def broker() -> Iterator[Connection]:
     Raises:
         Unavailable: what was sent within was not, or the reply was lost.
     """
-    patience = {"socket_timeout": REDIS_PATIENCE, "socket_connect_timeout": REDIS_PATIENCE}
-    with app.connection_for_write(transport_options=patience) as connection:
+    url = settings().broker
+    with app.connection_for_write(transport_options=timeouts(url, REDIS_PATIENCE)) as connection:
         try:
             connection.ensure_connection(max_retries=0)
             yield connection
         except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
-            url = masked(settings().redis_url)
-            raise Unavailable(f"The broker at {url} takes no messages ({reason(error)})") from error
+            raise Unavailable(f"The broker at {masked(url)} takes no messages ({reason(error)})") from error

@@ -23,6 +23,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import masked, settings
+from queue_manager.web.publishing import broker
 from services.message_queue import server_url
 
 TIMEOUT = 2.0  # seconds for each server; all are asked at once
@@ -116,9 +117,11 @@ async def _tried(server: Server, act: Callable[[], object]) -> tuple[str | None,
 def needed() -> list[Server]:
     """Return the servers that this process needs by its settings."""
     chosen = settings()
-    urls = {"Redis": chosen.redis_url}
+    servers = [_redis("Redis", chosen.redis_url, _main)]
     if chosen.qm_message_queue and server_url(chosen) != chosen.redis_url:
-        urls["The message queue's Redis"] = server_url(chosen)
+        servers.append(_redis("The message queue's Redis", server_url(chosen), _queue))
+    if chosen.broker != chosen.redis_url:
+        servers.append(_broker(chosen.broker))
     mongo = Server(
         name="MongoDB",
         url=masked(chosen.mongo_db_url),
@@ -126,11 +129,10 @@ def needed() -> list[Server]:
         ping=lambda: _in_time(lambda: database().command("ping")),
         trouble=_trouble_of_mongodb,
     )
-    return [mongo, *(_redis(name, url) for name, url in urls.items())]
+    return [mongo, *servers]
 
 
-def _redis(name: str, url: str) -> Server:
-    client = _broker if name == "Redis" else _queue
+def _redis(name: str, url: str, client: Callable[[], redis.Redis]) -> Server:
     return Server(
         name=name,
         url=masked(url),
@@ -140,11 +142,20 @@ def _redis(name: str, url: str) -> Server:
     )
 
 
+def _broker(url: str) -> Server:
+    return Server(name="The broker", url=masked(url), write=_connect, ping=_connect, trouble=lambda _: NO_ANSWER)
+
+
+def _connect() -> None:
+    with broker():
+        pass
+
+
 def _client(url: str) -> redis.Redis:
     return make_client(url, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT)
 
 
-_broker = PerProcess(lambda: _client(settings().redis_url))
+_main = PerProcess(lambda: _client(settings().redis_url))
 _queue = PerProcess(lambda: _client(server_url()))
 
 

@@ -40,6 +40,12 @@ def read_again_afterwards() -> object:
         ("MONGO_DB_URL", "mongodb://db/product?readPreference=secondaryPreferred", "readPreference=primary"),
         ("REDIS_URL", "http://cache", "redis:// or rediss:// URL"),
         ("REDIS_URL", "redis://cache/zero", "redis:// or rediss:// URL"),
+        ("BROKER_URL", "sqs://queue", "sentinel://, amqp:// or amqps:// URL"),
+        ("BROKER_URL", "redis://cache/zero", "redis:// or rediss:// URL"),
+        ("BROKER_URL", "amqp://", "sentinel://, amqp:// or amqps:// URL"),
+        ("BROKER_URL", "amqp://h//#fragment", "without options"),
+        ("BROKER_URL", "sentinel://a/1;sentinel://b/2", "the same credentials and database number"),
+        ("BROKER_URL", "sentinel://a;redis://b", "sentinel://, amqp:// or amqps:// URL"),
         ("QM_LEASE_SECONDS", "soon", "a number from 2 to 3600"),
         ("QM_LEASE_SECONDS", "-1", "a number from 2 to 3600"),
         ("QM_CLAIM_BATCH", "1.5", "a whole number from 1 to 10000"),
@@ -55,6 +61,40 @@ def test_wrong_value_names_the_setting_the_value_and_what_is_accepted(
         settings()
     assert str(error.value).startswith(f"{name}={value!r}: must be ")
     assert accepted in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "broker", "is_batched"),
+    [
+        ({}, "redis://main/0", True),
+        ({"QM_BROKER": "batched"}, "redis://main/0", True),
+        ({"QM_BROKER": "stock"}, "redis://main/0", False),
+        ({"BROKER_URL": "rediss://other/1"}, "rediss://other/1", True),
+        ({"BROKER_URL": "sentinel://:pw@a/1;sentinel://:pw@b/1"}, "sentinel://:pw@a/1;sentinel://:pw@b/1", False),
+        ({"BROKER_URL": "amqps://app:pw@rabbit/vhost", "QM_BROKER": "stock"}, "amqps://app:pw@rabbit/vhost", False),
+    ],
+)
+def test_broker_and_its_transport(
+    environment: dict[str, str], broker: str, is_batched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"REDIS_URL": "redis://main/0", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert (settings().broker, settings().has_batched_broker) == (broker, is_batched)
+
+
+@pytest.mark.parametrize(
+    "url", ["amqp://app:s3cret@rabbit//", "amqps://rabbit/", "sentinel://:s3cret@a;sentinel://:s3cret@b"]
+)
+def test_batches_on_a_broker_that_has_none_are_refused_in_one_sentence(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_URL", url)
+    monkeypatch.setenv("QM_BROKER", "batched")
+    with pytest.raises(
+        ConfigurationError, match=r"^QM_BROKER='batched': must be stock, or unset, with BROKER_URL=.*$"
+    ) as error:
+        settings()
+    assert "s3cret" not in str(error.value)
 
 
 @pytest.mark.parametrize("option", ["readConcernLevel=local", "readpreference=nearest", "tls=true;w=1", "W=2"])

@@ -12,9 +12,11 @@ import pytest
 import redis
 from celery import signals
 from celery._state import _task_stack
+from kombu import Connection
 
 from queue_manager.batching.publish import publish
 from queue_manager.core.clock import minutes
+from queue_manager.core.settings import settings
 from services.due_work import DueItem
 from tasks import app
 from tasks.review_requests import create_review_request
@@ -104,3 +106,22 @@ def test_many_are_pushed_together(client: redis.Redis) -> None:
     client.config_resetstat()
     assert len(sent(client, unsnooze_room, items)) == len(items)
     assert client.info("commandstats")["cmdstat_lpush"]["calls"] == 3
+
+
+def test_messages_are_the_same_on_the_stock_transport(client: redis.Redis, clean: Servers) -> None:
+    with Connection(clean.valkey.url) as connection, app.amqp.Producer(connection) as producer:
+        publish(unsnooze_room, ROOMS, producer)
+    messages = [json.loads(raw) for raw in reversed(client.lrange("support-snooze", 0, -1))]
+    client.delete("support-snooze")
+    for message in messages:
+        del message["properties"]["delivery_tag"]
+    assert messages == sent(client, unsnooze_room, ROOMS)
+
+
+def test_without_batches_each_message_is_sent_by_itself(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = settings().model_copy(update={"qm_batching": False})
+    monkeypatch.setattr("queue_manager.batching.publish.settings", lambda: chosen)
+    client.config_resetstat()
+    messages = sent(client, unsnooze_room, ROOMS)
+    assert client.info("commandstats")["cmdstat_lpush"]["calls"] == len(ROOMS)
+    assert messages == sent_by_celery(client, unsnooze_room, ROOMS)

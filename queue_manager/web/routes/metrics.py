@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus, read from Redis and MongoDB when it is scraped.
+"""`/metrics` for Prometheus, read from Redis, MongoDB and the broker when it is scraped.
 
 Guarantee: the answer is always 200. A server that does not answer leaves its part out, and `queue_manager_up` says
 so. Totals are of all processes together, since Redis last lost its data.
@@ -17,14 +17,15 @@ from redis import Redis
 from beat_schedule import systems
 from models.due_documents import COUNTED
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
-from queue_manager.broker import dead_letters
-from queue_manager.broker.keys import DEFAULT_QUEUE, PRIORITIES, UNACKED, lists
+from queue_manager.broker import queue_length
+from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Totals
+from queue_manager.web.publishing import broker
 from queue_manager.web.server_calls import Unavailable, mongodb, ping_mongodb, redis_server
 from services.job_queues import jobs_by_state
 
@@ -51,7 +52,10 @@ class Systems(Collector):
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("queue_manager_up", "Whether the server answers.", labels=["server"])
-        for server, read in (("redis", _from_redis), ("mongodb", _from_mongodb)):
+        parts = {"redis": _from_redis, "mongodb": _from_mongodb}
+        if not _is_broker_at_redis_url():
+            parts["broker"] = _from_broker
+        for server, read in parts.items():
             try:
                 found = list(read())
             except Unavailable as error:
@@ -61,6 +65,10 @@ class Systems(Collector):
                 up.add_metric([server], 1)
                 yield from found
         yield up
+
+
+def _is_broker_at_redis_url() -> bool:
+    return settings().broker == settings().redis_url
 
 
 _registry = CollectorRegistry()
@@ -73,8 +81,9 @@ def _from_redis() -> Iterator[Metric]:
         totals = counters.read(client, (*(system.scan_task for system in systems()), *counted.values()))
         yield from _scans({system.name: totals[system.scan_task] for system in systems()})
         yield _items({name: totals[key] for name, key in counted.items()})
-        yield from _queues(client)
         yield from _leader(client)
+    if _is_broker_at_redis_url():
+        yield from _from_broker()
 
 
 def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
@@ -98,22 +107,20 @@ def _items(totals: dict[str, Totals]) -> Metric:
     return items
 
 
-def _queues(client: Redis) -> Iterator[Metric]:
+def _from_broker() -> Iterator[Metric]:
     queues = (DEFAULT_QUEUE, SCANS_QUEUE, *item_queues(systems()))
-    with client.pipeline(transaction=False) as pipe:
-        for name in (name for queue in queues for name in lists(queue)):
-            pipe.llen(name)
-        pipe.hlen(UNACKED)
-        *found, unacked = pipe.execute()
-    per_queue = len(PRIORITIES)
-    lengths = [sum(found[first : first + per_queue]) for first in range(0, len(found), per_queue)]
     waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages that wait in the queue.", labels=["queue"])
-    for queue, length in zip(queues, lengths, strict=True):
-        waiting.add_metric([queue], length)
+    with broker() as connection:
+        for queue in queues:
+            waiting.add_metric([queue], queue_length.length_on(connection, queue))
+        unacked = queue_length.unacknowledged_on(connection)
+        dead = queue_length.dead_letters_on(connection)
     yield waiting
-    yield GaugeMetricFamily("queue_manager_unacked_messages", "Messages that workers hold.", value=unacked)
-    dead = dead_letters.count(client)
-    yield GaugeMetricFamily("queue_manager_dead_letters", "Messages that no worker could make anything of.", value=dead)
+    if unacked is not None:
+        yield GaugeMetricFamily("queue_manager_unacked_messages", "Messages that workers hold.", value=unacked)
+    if dead is not None:
+        text = "Messages that no worker could make anything of."
+        yield GaugeMetricFamily("queue_manager_dead_letters", text, value=dead)
 
 
 def _leader(client: Redis) -> Iterator[Metric]:
