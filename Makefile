@@ -4,6 +4,8 @@ PYTHON ?= python3
 DEMO ?= 1
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+NODE_MODULES := dev/js/node_modules/.installed
+NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dev/js
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench lint format clean preflight
@@ -41,17 +43,19 @@ stress: $(INSTALLED) ## run the long storms
 bench: $(INSTALLED) ## measure against the obvious ways, about half an hour; QUICK=1 takes a tenth of the data
 	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
 
-lint: $(INSTALLED) ## check format, style and types
+lint: $(INSTALLED) $(NODE_MODULES) ## check format, style and types
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
+	@$(NPM) run --silent lint
 
-format: $(INSTALLED) ## format the code, and repair what can be repaired
+format: $(INSTALLED) $(NODE_MODULES) ## format the code, and repair what can be repaired
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
+	@$(NPM) run --silent fix
 
 clean: ## remove .venv, all data of `make up`, and caches
-	rm -rf .venv .devstack .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .devstack dev/js/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Order-only: it is checked every time, and makes nothing out of date.
@@ -59,6 +63,11 @@ $(INSTALLED): pyproject.toml | preflight
 	@echo "Installing into .venv (the first time takes about a minute)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -e ".[embedded,dev]"
+	@touch $@
+
+# The linter and the type checker of JavaScript; node itself is a wheel in .venv.
+$(NODE_MODULES): dev/js/package-lock.json | $(INSTALLED)
+	@$(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 preflight:
