@@ -4,9 +4,11 @@ PYTHON ?= python3
 DEMO ?= 1
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+NODE_MODULES := dev/js/node_modules/.installed
+NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dev/js
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench size lint format lock clean preflight
+.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench size lint lint-python lint-scripts format lock clean preflight
 
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -44,17 +46,23 @@ bench: $(INSTALLED) ## measure against the obvious ways, about half an hour; QUI
 size: $(INSTALLED) ## count lines, repeated names, and the files that one request passes
 	@$(BIN)/python -m benchmarks.size
 
-lint: $(INSTALLED) ## check format, style and types
+lint: lint-python lint-scripts ## check format, style and types
+
+lint-python: $(INSTALLED) ## check the Python code
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 
-format: $(INSTALLED) ## format the code, and repair what can be repaired
+lint-scripts: $(NODE_MODULES) ## check the scripts of the pages; installs its tools with npm
+	@$(NPM) run --silent lint
+
+format: $(INSTALLED) $(NODE_MODULES) ## format the code, and repair what can be repaired
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
+	@$(NPM) run --silent fix
 
 clean: ## remove .venv, all data of `make up`, and caches
-	rm -rf .venv .venv.lock .devstack .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv.lock .devstack dev/js/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Order-only: it is checked every time, and makes nothing out of date.
@@ -67,9 +75,15 @@ $(INSTALLED): pyproject.toml constraints.txt | preflight
 lock: | preflight ## write constraints.txt anew, with the newest versions that pyproject.toml allows
 	@rm -rf .venv.lock
 	@$(PYTHON) -m venv .venv.lock
-	@.venv.lock/bin/python -m pip install --quiet -e ".[embedded,dev]"
+	@.venv.lock/bin/python -m pip install --quiet -e ".[embedded,dev,scripts]"
 	@.venv.lock/bin/python -m pip freeze --exclude-editable > constraints.txt
 	@rm -rf .venv.lock
+
+# The linter and the type checker of JavaScript; node itself is a wheel in .venv.
+$(NODE_MODULES): dev/js/package-lock.json | $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[scripts]"
+	@$(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
 
 preflight:
 	@command -v $(PYTHON) >/dev/null || \

@@ -1,18 +1,25 @@
-// Asking the API, as any program does.
+// Requests to the API.
 
 import { sync } from "./clock.js";
 
-// A refusal: `message` is for people, `field` names what was wrong in what they sent; `status` 0: no answer at all.
+// A failed request; `status` is 0 if there was no answer.
 export class Problem extends Error {
+  /** @param {number} status @param {Failure} failure */
   constructor(status, { message, field }) {
     super(message);
-    Object.assign(this, { status, field });
+    this.status = status;
+    this.field = field;
   }
 }
 
 const AWAY = { message: "Queue Manager does not answer; trying again" };
 
-// `body`: what is sent as JSON, or a text that is JSON already; `signal` gives up; `parse` reads the answer's text.
+/**
+ * Send a request and return its answer. A `body` that is a string is JSON already.
+ * @template [T=any]
+ * @param {string} method @param {string} path @param {unknown} [body] @param {Options} [options]
+ * @returns {Promise<T>}
+ */
 export async function ask(method, path, body, { signal, parse = JSON.parse } = {}) {
   const began = performance.now();
   const options = body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body), headers: { "content-type": "application/json" } };
@@ -21,7 +28,7 @@ export async function ask(method, path, body, { signal, parse = JSON.parse } = {
     response = await fetch(`/api${path}`, { method, signal, ...options });
     text = await response.text();
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (signal?.aborted) throw error;
     throw new Problem(0, AWAY);
   }
   if (response.status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
@@ -31,6 +38,7 @@ export async function ask(method, path, body, { signal, parse = JSON.parse } = {
   return answer;
 }
 
+/** @param {string} text @param {Response} response @returns {Failure} */
 function problemOf(text, response) {
   try {
     return JSON.parse(text);
@@ -39,10 +47,16 @@ function problemOf(text, response) {
   }
 }
 
+/** @template [T=any] @param {string} path @param {Options} [options] @returns {Promise<T>} */
 export const get = (path, options) => ask("GET", path, undefined, options);
+/** @param {string} path @param {unknown} [body] */
 export const post = (path, body = {}) => ask("POST", path, body);
 
-// Do it; a refusal goes to `refused`, a mistake of ours on.
+/**
+ * Call `act`; pass a `Problem` to `refused`.
+ * @template T, [U=void]
+ * @param {() => Promise<T>} act @param {(problem: Problem) => U} refused
+ */
 export async function attempt(act, refused) {
   try {
     return await act();
@@ -52,8 +66,8 @@ export async function attempt(act, refused) {
   }
 }
 
-// A query string of what is not empty.
+/** A query string of the values that are not empty. @param {Record<string, unknown>} values */
 export function query(values) {
   const given = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  return given.length ? `?${new URLSearchParams(given)}` : "";
+  return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
 }

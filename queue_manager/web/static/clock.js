@@ -1,9 +1,10 @@
 // The server's clock, as far as this page knows it: a browser that is an hour wrong must show the truth.
 
+/** @type {number | undefined} */
 let base; // the server's time, in ms, at this page's own `performance.now()` of 0
 let certainty = Infinity; // ms by which it may be wrong
 
-// Every answer says the server's time: seconds since 1970, or ISO 8601. It was told somewhere between the two moments.
+/** The server read its clock between the two moments. @param {Moment} serverTime @param {number} began */
 export function sync(serverTime, began, ended = performance.now()) {
   const told = typeof serverTime === "number" ? serverTime * 1000 : Date.parse(serverTime);
   if (Number.isNaN(told)) return;
@@ -17,16 +18,17 @@ export const isKnown = () => base !== undefined;
 
 export const now = () => (base === undefined ? Date.now() : base + performance.now());
 
-// A moment of the API as ms: the queue says seconds, everything else ISO 8601.
+/** A moment of the API as ms. @param {Moment} moment */
 export const at = (moment) => (typeof moment === "number" ? moment * 1000 : Date.parse(moment));
 
 // A formatter costs far more to make than to use.
+/** @type {Intl.DateTimeFormatOptions} */
 const months = { day: "numeric", month: "short", timeZone: "UTC" };
 const days = new Intl.DateTimeFormat("en-GB", months);
 const years = new Intl.DateTimeFormat("en-GB", { ...months, year: "numeric" });
 const numbers = new Intl.NumberFormat("en");
 
-// A moment in UTC: the time of today, the day besides otherwise; in full on hovering.
+/** A time in UTC, with the day if it is not today's. @param {Moment | null | undefined} value */
 export function moment(value) {
   const time = document.createElement("time");
   if (value == null) {
@@ -43,14 +45,15 @@ export function moment(value) {
   return time;
 }
 
-// A time span in words short enough for a column.
+/** A short text for a duration. @param {number} ms */
 export function span(ms) {
   const seconds = Math.abs(ms) / 1000;
   if (seconds < 1) return `${Math.round(Math.abs(ms))} ms`;
-  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+  for (const [size, unit] of /** @type {const} */ ([[86400, "d"], [3600, "h"], [60, "min"]])) {
     if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
   }
   return `${Math.round(seconds)} s`;
 }
 
+/** @param {number | null | undefined} value */
 export const number = (value) => (value == null ? "—" : numbers.format(value));

@@ -7,29 +7,36 @@ const FIRST_PAUSE = 1000;
 const LONGEST_PAUSE = 10000;
 
 export class Connection {
-  // `on` has: live(), off(message), refused(message), event(name, data).
+  /** @param {{ token?: string }} auth @param {ConnectionHandlers} on */
   constructor(auth, on) {
     this.auth = auth;
     this.on = on;
     this.pause = FIRST_PAUSE;
-    this.open();
+    this.nextId = 0;
+    this.isRefused = false;
+    this.silence = LONGEST_PAUSE;
+    this.watch = 0;
+    this.socket = this.open();
   }
 
   open() {
     const scheme = location.protocol === "https:" ? "wss:" : "ws:";
+    /** @type {Map<number, (answer: any) => void>} */
     this.answers = new Map();
-    this.socket = new WebSocket(`${scheme}//${location.host}/socket.io/?EIO=4&transport=websocket`);
-    this.socket.onmessage = (message) => this.receive(message.data);
-    this.socket.onclose = () => this.comeBack();
+    const socket = new WebSocket(`${scheme}//${location.host}/socket.io/?EIO=4&transport=websocket`);
+    socket.onmessage = (message) => this.receive(message.data);
+    socket.onclose = () => this.comeBack();
+    return socket;
   }
 
-  // Send an event; the promise is kept with its acknowledgement, and never when the connection ends first.
+  /** Resolves with the acknowledgement; never, if the connection ends first. @param {...string} event @returns {Promise<any>} */
   ask(...event) {
-    const id = this.nextId = (this.nextId ?? 0) + 1;
-    this.socket.send(`42${id}${JSON.stringify(event)}`);
-    return new Promise((resolve) => this.answers.set(id, resolve));
+    this.nextId += 1;
+    this.socket.send(`42${this.nextId}${JSON.stringify(event)}`);
+    return new Promise((resolve) => this.answers.set(this.nextId, resolve));
   }
 
+  /** @param {string} packet */
   receive(packet) {
     this.expectMore();
     const kind = packet[0] === "4" ? packet.slice(0, 2) : packet[0];
@@ -37,12 +44,13 @@ export class Connection {
     if (kind === "0") this.greet(JSON.parse(rest));
     else if (kind === "2") this.socket.send("3");
     else if (kind === "40") this.welcome();
-    else if (kind === "42") this.on.event(...JSON.parse(rest.slice(rest.indexOf("["))));
+    else if (kind === "42") this.on.event(.../** @type {[string, any]} */ (JSON.parse(rest.slice(rest.indexOf("[")))));
     else if (kind === "43") this.answer(rest);
     else if (kind === "44") this.refuse(JSON.parse(rest).message);
     else if (kind === "41") this.refuse("The server ended the connection: your access has ended.");
   }
 
+  /** @param {{ pingInterval: number, pingTimeout: number }} intervals */
   greet({ pingInterval, pingTimeout }) {
     this.silence = pingInterval + pingTimeout;
     this.socket.send(`40${JSON.stringify(this.auth)}`);
@@ -53,29 +61,31 @@ export class Connection {
     this.on.live();
   }
 
+  /** @param {string} rest */
   answer(rest) {
     const id = parseInt(rest, 10);
     this.answers.get(id)?.(JSON.parse(rest.slice(rest.indexOf("[")))[0]);
     this.answers.delete(id);
   }
 
+  /** @param {string} message */
   refuse(message) {
     this.isRefused = true;
     this.socket.close();
     this.on.refused(message);
   }
 
-  // The server pings; a connection that says nothing for longer is dead, whatever the browser thinks.
+  // The server pings: a connection that is silent for longer is dead.
   expectMore() {
     clearTimeout(this.watch);
-    this.watch = setTimeout(() => this.socket.close(), this.silence ?? LONGEST_PAUSE);
+    this.watch = setTimeout(() => this.socket.close(), this.silence);
   }
 
   comeBack() {
     clearTimeout(this.watch);
     if (this.isRefused) return;
     this.on.off(`Offline; trying again in ${this.pause / 1000} s`);
-    setTimeout(() => this.open(), this.pause);
+    setTimeout(() => (this.socket = this.open()), this.pause);
     this.pause = Math.min(this.pause * 2, LONGEST_PAUSE);
   }
 }

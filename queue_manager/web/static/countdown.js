@@ -3,22 +3,23 @@
 import { isKnown, now, span } from "./clock.js";
 import { element } from "./dom.js";
 
-// `deadline` in ms; undefined: it is not known yet; null: there is none. `say(ms left)`: how it is said.
+/** @param {Countdown["deadline"]} deadline @param {Countdown["say"]} say */
 export function countdown(deadline, say = seconds) {
-  const shown = element("span", { class: "countdown nowrap" });
-  Object.assign(shown, { deadline, say });
+  const shown = Object.assign(element("span", { class: "countdown nowrap" }), { deadline, say });
   tell(shown);
   return shown;
 }
 
+/** @param {number} left */
 const seconds = (left) => (left > 0 ? `${Math.ceil(left / 1000)} s` : "Overdue");
 
-// For what is not late the moment its time has come, and may be hours away.
+/** For what may be hours away and is not overdue at once. @param {number} left */
 export function until(left) {
   const whole = Math.ceil(left / 1000) * 1000;
   return whole > 0 ? `in ${span(whole)}` : whole > -2000 ? "now" : `${span(whole)} ago`;
 }
 
+/** @param {Countdown} shown */
 function tell(shown) {
   const { deadline, say } = shown;
   const text = deadline === null ? "—" : deadline === undefined || !isKnown() ? "..." : say(deadline - now());

@@ -1,14 +1,15 @@
-// Dialogs: a question, a form whose errors stand next to their field, something to look at.
+// Dialogs: a form, or something to look at, with buttons.
 
 import { button, byId, element, toast } from "./dom.js";
 import { Problem } from "./api.js";
 
+/** @param {...Child} content */
 function open(...content) {
   const from = document.activeElement;
   const dialog = element("dialog", { "aria-labelledby": "dialog-title" }, ...content);
   dialog.addEventListener("close", () => {
     dialog.remove();
-    if (from?.isConnected) from.focus();
+    if (from instanceof HTMLElement && from.isConnected) from.focus();
     if (document.activeElement !== from) byId("main").focus(); // it is gone, or hidden by now
   });
   document.body.append(dialog);
@@ -16,19 +17,19 @@ function open(...content) {
   return dialog;
 }
 
-// `fields`: {name, label, kind: text | number | area | select | check | datetime-local, value, hint, options, isNeeded}.
-// `act(values)` does it and returns what to say then; what it throws is shown, next to its field if it names one.
+/** A form; a refusal is shown next to its field. @param {Question} question */
 export function askFor({ title, text, fields = [], verb, kind = "", act }) {
   const whole = element("p", { class: "field-problem", role: "alert" });
   const submit = element("button", { class: `primary ${kind}` }, verb);
-  const form = element("form", { method: "dialog", novalidate: true, onsubmit: send },
+  const form = /** @type {Form} */ (element("form", { method: "dialog", novalidate: true, onsubmit: send },
     element("h2", { id: "dialog-title" }, title),
     text && element("p", { class: "soft" }, text),
     fields.map(fieldOf),
     whole,
-    element("menu", {}, button("Cancel", () => dialog.close()), submit));
+    element("menu", {}, button("Cancel", () => dialog.close()), submit)));
   const dialog = open(form);
 
+  /** @param {Event} event */
   async function send(event) {
     event.preventDefault();
     if (submit.disabled) return; // a second press while the first is under way
@@ -36,7 +37,7 @@ export function askFor({ title, text, fields = [], verb, kind = "", act }) {
     for (const note of form.querySelectorAll(".field-problem")) note.textContent = "";
     for (const control of form.elements) control.removeAttribute("aria-invalid");
     try {
-      const said = await act(Object.fromEntries(new FormData(form)));
+      const said = await act(/** @type {Values} */ (Object.fromEntries(new FormData(form))));
       dialog.close();
       if (said) toast(said);
     } catch (error) {
@@ -45,17 +46,19 @@ export function askFor({ title, text, fields = [], verb, kind = "", act }) {
     }
   }
 
+  /** @param {unknown} error */
   function refuse(error) {
     if (!(error instanceof Problem)) throw error;
-    const control = error.field && form.elements[error.field];
-    const note = control ? form.querySelector(`#${control.getAttribute("aria-describedby")}`) : whole;
-    note.textContent = error.message;
+    const control = error.field ? form.elements[error.field] : undefined;
+    const note = control && form.querySelector(`#${control.getAttribute("aria-describedby")}`);
+    (note ?? whole).textContent = error.message;
     control?.setAttribute("aria-invalid", "true");
     control?.focus();
   }
 }
 
-function fieldOf({ name, label, kind = "text", value = "", hint, options, isNeeded }) {
+/** @param {Field} field */
+function fieldOf({ name, label, kind = "text", value = "", hint, options = [], isNeeded }) {
   const id = `field-${name}`;
   const about = { id, name, value, required: isNeeded, "aria-describedby": `${id}-problem` };
   const problem = element("p", { class: "field-problem", id: `${id}-problem`, role: "alert" });
@@ -68,10 +71,13 @@ function fieldOf({ name, label, kind = "text", value = "", hint, options, isNeed
     hint && element("p", { class: "hint" }, hint));
 }
 
-// Show `content`, with buttons [text, act, kind]; one closes what is shown before it acts.
+/** @param {string} title @param {Child} content @param {(Action | false)[]} actions */
 export function show(title, content, actions = []) {
   const dialog = open(element("div", { class: "inside" },
     element("h2", { id: "dialog-title" }, title),
     content,
-    element("menu", {}, button("Close", () => dialog.close()), actions.map(([text, act, kind]) => button(text, () => (dialog.close(), act()), kind)))));
+    element("menu", {}, button("Close", () => dialog.close()), actions.map((action) => action && button(action[0], () => {
+      dialog.close();
+      action[1]();
+    }, action[2])))));
 }

@@ -1,31 +1,38 @@
 // Elements made here hold what others wrote as text, never as markup.
 
-export const byId = (id) => document.getElementById(id);
+/** @template {keyof ElementsById} K @param {K} id */
+export const byId = (id) => /** @type {ElementsById[K]} */ (document.getElementById(id));
 export const mayAct = document.body.hasAttribute("data-may-act");
 
-// `properties`: attributes by name, and `on…` listeners; what is undefined, null or false is left out.
+/** @template {keyof HTMLElementTagNameMap} K @param {K} name @param {Attributes} properties @param {...Child} children */
 export function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (key === "value" || key === "checked") made[key] = value;
-    else made.setAttribute(key, value === true ? "" : value);
+    if (typeof value === "function") made.addEventListener(key.slice(2), value);
+    else if (key === "value" || key === "checked") Object.assign(made, { [key]: value });
+    else made.setAttribute(key, value === true ? "" : String(value));
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false));
+  made.append(...nodes(children));
   return made;
 }
 
+/** Without undefined, null and false. @param {Child[]} children @returns {(Node | string)[]} */
+export const nodes = (children) => /** @type {any[]} */ (children).flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false);
+
+/** @param {string} text @param {Listener} onclick */
 export const button = (text, onclick, kind = "") => element("button", { type: "button", class: kind, onclick }, text);
 
+/** @param {string} text */
 export const pill = (text, kind = "") => element("span", { class: `pill ${kind}` }, text);
 
-// A list of facts: [name, value] pairs; those without a value are left out.
+/** Pairs without a value are left out. @param {string} kind @param {[string, Child][]} pairs */
 export function facts(kind, pairs) {
   const shown = pairs.filter(([, value]) => value !== undefined && value !== null && value !== "");
   return element("dl", { class: kind }, shown.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
 
+/** @param {Child} text */
 export function toast(text) {
   const note = element("p", {}, text);
   byId("toasts").append(note);
@@ -39,5 +46,6 @@ export function complain(text = "") {
 
 // On a narrow screen the navigation scrolls: show where we are.
 for (const here of document.querySelectorAll("nav [aria-current]")) {
-  here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 16;
+  const nav = here.closest("nav");
+  nav.scrollLeft = here.offsetLeft - nav.offsetLeft - 16;
 }

@@ -4,11 +4,13 @@ import { byId, toast } from "./dom.js";
 
 const PAUSE = 1000;
 
-// `on` has: event(data, name), again(), which reads anew what events cannot tell: at first, and after a gap; and maybe
-// parse(text), which reads an event's data.
 export class Events {
+  /** @param {string} path @param {string[]} names @param {EventHandlers} on */
   constructor(path, names, on) {
-    Object.assign(this, { path, names, on });
+    this.path = path;
+    this.names = names;
+    this.on = on;
+    this.last = ""; // id of the last event
     this.open();
     addEventListener("pagehide", () => this.close());
     addEventListener("pageshow", (event) => event.persisted && this.open());
@@ -37,6 +39,7 @@ export class Events {
     if (!this.last) this.on.again();
   }
 
+  /** @param {MessageEvent<string>} event @param {string} name */
   heard(event, name) {
     this.last = event.lastEventId || this.last;
     this.on.event((this.on.parse ?? JSON.parse)(event.data), name);
@@ -44,12 +47,13 @@ export class Events {
 
   failed() {
     say("Reconnecting …", "off");
-    const isRefused = this.source.readyState === EventSource.CLOSED;
+    const isRefused = this.source?.readyState === EventSource.CLOSED;
     if (isRefused || !this.last) this.on.again(); // reading says why, and leads to the log-in when the session is over
     if (isRefused) this.retry = setTimeout(() => this.open(), PAUSE);
   }
 }
 
+/** @param {string} text @param {string} kind */
 export function say(text, kind) {
   byId("state").textContent = text;
   byId("state").className = `state ${kind}`;

@@ -4,53 +4,68 @@ import { Problem, attempt, get, post, query } from "./api.js";
 import { at, moment, now, number, span } from "./clock.js";
 import { countdown, until } from "./countdown.js";
 import { askFor, show } from "./dialog.js";
-import { byId, button, element, facts, mayAct, pill, toast } from "./dom.js";
+import { byId, button, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
 import { Events } from "./events.js";
 import { grid } from "./grid.js";
 import { List, cell, fill } from "./list.js";
 
 const STATES = { pending: "", executing: "warn", failure: "bad", success: "good", canceled: "" };
+/** @type {JobState[]} */
 const CLEARED = ["pending", "failure", "success", "canceled"];
 const HEARD = 60000; // ms after which a leader that hands out nothing is missed
 const LEASES = 5000; // ms between two looks at leases, which are renewed without an event
+/** @type {List<Job>} */
 let list;
+/** @type {JobQueue[]} */
 let queues = [];
-let looked = {}; // the job that is open: its id, and the part of the page that changes
+/** @type {{ id: string, body: HTMLElement } | undefined} */
+let looked; // the job that is open, and the part of the page that changes
 
 // Reading
 
+/** @param {Values} values @param {Options} options */
 const load = async ({ cursor, ...filters }, options) => {
+  /** @type {JobPage} */
   const { jobs, cursor: next, is_partial: isPartial } = await get(`/jobs${query({ ...filters, before: cursor, limit: 50 })}`, { ...options, parse: exact });
   return { rows: jobs, cursor: next, isPartial };
 };
 
 // Whole numbers among arguments that JavaScript cannot hold keep their digits, where this browser can keep them.
-const exact = (text) => JSON.parse(text, JSON.rawJSON && ((_, value, { source }) => (Number.isInteger(value) && !Number.isSafeInteger(value) ? JSON.rawJSON(source) : value)));
+const { rawJSON } = JSON;
+/** @param {string} text */
+const exact = (text) => JSON.parse(text, rawJSON && ((_, value, { source }) => (Number.isInteger(value) && !Number.isSafeInteger(value) ? rawJSON(source) : value)));
 
-let soon, later;
+/** @type {number | undefined} */
+let soon;
+/** @type {number | undefined} */
+let later;
 let isCounting = false;
 let isStale = false; // something happened while the counts were read: they may be older
 function recount(after = 300) {
-  soon ??= setTimeout(count, after);
+  if (soon === undefined) soon = setTimeout(count, after);
 }
 
 async function count() {
   soon = undefined;
-  if (isCounting) return void (isStale = true);
+  if (isCounting) {
+    isStale = true;
+    return;
+  }
   clearTimeout(later);
   isCounting = true;
   isStale = false;
   let again = 2000; // after a failure; the list says what is wrong
   try {
+    /** @type {JobStatus} */
     const { queues: all, leader } = await get("/jobs/status");
     queues = all;
-    byId("leaderless").hidden = leader && now() - at(leader.heartbeat) < HEARD;
+    byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < HEARD;
     byId("names").hidden = !queues.length;
     fill(byId("queues"), queues, rowOf);
     choices(list.values.name);
-    again = queues.some((queue) => queue.running) && LEASES;
+    again = queues.some((queue) => queue.running) ? LEASES : 0;
   } catch (error) {
-    if (error.status === undefined) throw error; // a mistake of ours
+    if (!(error instanceof Problem)) throw error;
   } finally {
     isCounting = false;
     if (isStale) recount();
@@ -59,6 +74,7 @@ async function count() {
 }
 
 // Names to filter by; one that the URL has is among them.
+/** @param {string | null | undefined} wanted */
 function choices(wanted) {
   const names = [...new Set([...queues.map((queue) => queue.name), ...(wanted ? [wanted] : [])])];
   const select = byId("filter-name");
@@ -70,20 +86,25 @@ function choices(wanted) {
 
 // Showing
 
+/** @param {string} text @param {Record<string, string>} filters @param {string} [label] */
 const link = (text, filters, label) => element("a", { href: `/jobs${query(filters)}`, "aria-label": label }, text);
 
+/** @param {JobQueue} queue */
 function rowOf({ name, states, is_paused: isPaused, running, oldest_due: oldest, next_due: next }) {
   return element("tr", {},
     element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn")),
     CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, "0"), "number")),
     cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => look(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
-    cell("Next due", countdown(at(oldest ?? next) || null, until)),
+    cell("Next due", countdown(at(oldest ?? next ?? "") || null, until)),
     mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause", () => turn(name, isPaused ? "resume" : "pause"), "quiet")));
 }
 
+/** @param {Job} job @returns {Child} */
 const stateOf = ({ state, progress }) => [pill(state, STATES[state]), state === "executing" && progress && ` ${Math.round(progress.percent)} %`];
-const dueOf = (job) => [moment(job.due), job.waiting && [" ", element("span", { class: "soft" }, countdown(at(job.waiting), until))]].flat();
+/** @param {Job} job @returns {Child} */
+const dueOf = (job) => [moment(job.due), job.waiting && [" ", element("span", { class: "soft" }, countdown(at(job.waiting), until))]];
 
+/** @param {Job} job */
 function cells(job) {
   return [
     element("th", { scope: "row" }, button(job.name, () => look(job._id), "link whole")),
@@ -97,6 +118,7 @@ function cells(job) {
   ];
 }
 
+/** @param {Job} job */
 function describe(job) {
   const { state, progress, claim } = job;
   return [
@@ -110,12 +132,15 @@ function describe(job) {
     grid(["When", "State", "Attempt", "Took", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", took_ms: took, error = "—" }) => [
       moment(when), pill(one, STATES[one]), attempt, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
     ])),
-  ].flat().filter(Boolean);
+  ];
 }
 
+/** @param {Problem} problem */
 const complaint = ({ message }) => toast(message);
 
+/** @param {string} id */
 const look = (id) => attempt(async () => {
+  /** @type {{ job: Job }} */
   const { job } = await get(`/jobs/${id}`, { parse: exact });
   looked = { id, body: element("div", { class: "stack" }, describe(job)) };
   show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), looked.body], actionsOf(job));
@@ -123,38 +148,47 @@ const look = (id) => attempt(async () => {
 
 // Acting
 
+/** @param {Job} job @returns {(Action | false)[]} */
 function actionsOf({ _id: id, state, name, priority }) {
   if (!mayAct || state === "executing") return [];
   return [
     (state === "pending" || state === "failure") && ["Cancel the job", () => act(`${id}/cancel`, {}, "Canceled"), "danger"],
     state !== "success" && ["Reschedule …", () => reschedule(id, name, priority)],
     [state === "success" ? "Run again" : "Retry now", () => act(`${id}/retry`, {}, "Due now"), "primary"],
-  ].filter(Boolean);
+  ];
 }
 
+/** @param {string} path @param {object} body @param {string} said */
 const act = (path, body, said) => attempt(async () => {
   await post(`/jobs/${path}`, body);
   toast(done(said));
 }, complaint);
 
+/** @param {string} name @param {"pause" | "resume"} what */
 const turn = (name, what) => act(what, { names: [name] }, `${name}: ${what}d`);
 
+/** @param {string} said */
 function done(said) {
   list.refresh();
   recount(0);
   return said;
 }
 
+/** @type {Field[]} */
 const WHEN = [
   { name: "at", label: "At, in UTC", kind: "datetime-local" },
   { name: "delay_seconds", label: "Or after so many seconds", kind: "number" },
 ];
+/** @type {Field} */
 const PRIORITY = { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100, the highest first" };
 
 // What is no number is sent as it is: the API says what is accepted.
+/** @param {string} text */
 const numeric = (text) => (text === "" || Number.isNaN(Number(text)) ? text || null : Number(text));
+/** @param {Values} given */
 const sent = ({ at: when, delay_seconds: delay, priority }) => ({ at: when ? `${when}Z` : null, delay_seconds: numeric(delay), priority: numeric(priority) });
 
+/** @param {string} id @param {string} name @param {number} priority */
 function reschedule(id, name, priority) {
   askFor({
     title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time it stays due when it is.", fields: [...WHEN, { ...PRIORITY, value: priority }],
@@ -185,11 +219,12 @@ function run() {
 }
 
 // Put together as text, so that the arguments arrive as they were typed.
+/** @param {string} text @param {object} others */
 function bodyOf(text, others) {
   try {
     JSON.parse(text);
   } catch (error) {
-    throw new Problem(422, { field: "arguments", message: `Accepted is a JSON list (${error.message})` });
+    throw new Problem(422, { field: "arguments", message: `Accepted is a JSON list (${/** @type {Error} */ (error).message})` });
   }
   return `${JSON.stringify(others).slice(0, -1)},"arguments":${text}}`;
 }
@@ -200,10 +235,10 @@ function clear() {
     title: "Delete jobs", verb: "Go on …", text: "Which? The next step says how many those are.",
     fields: [
       { name: "name", label: "Name", kind: "select", options: [["", "All names"], ...queues.map((queue) => [queue.name, queue.name])], value: name },
-      ...CLEARED.map((one) => ({ name: one, label: one, kind: "check", value: one === state })),
+      ...CLEARED.map((one) => /** @type {Field} */ ({ name: one, label: one, kind: "check", value: one === state })),
     ],
     async act({ name: of, ...checked }) {
-      const states = Object.keys(checked);
+      const states = /** @type {JobState[]} */ (Object.keys(checked));
       if (!states.length) throw new Problem(422, { message: "Choose at least one state" });
       await count();
       const all = queues.filter((queue) => !of || queue.name === of).flatMap((queue) => states.map((one) => queue.states[one]));
@@ -212,6 +247,7 @@ function clear() {
   });
 }
 
+/** @param {JobState[]} states @param {string} name @param {number} found */
 function confirm(states, name, found) {
   askFor({
     title: `Delete ${number(found)} job${found === 1 ? "" : "s"}?`, verb: "Delete", kind: "danger",
@@ -225,20 +261,26 @@ function confirm(states, name, found) {
 
 // Living
 
+/** @param {JobEvent} event */
 function happened({ id, kind, job }) {
   const known = list.shown.get(id)?.row;
   if (kind === "deleted") list.remove([id]);
   else if (known) list.change({ ...job, arguments: known.arguments }); // which never change, and keep their digits there
-  if (looked.id === id && job) looked.body.replaceChildren(...describe(job));
+  if (looked?.id === id && job) looked.body.replaceChildren(...nodes(describe(job)));
   list.refresh();
   recount();
+}
+
+function again() {
+  list.refresh();
+  recount(0);
 }
 
 function begin() {
   choices(new URLSearchParams(location.search).get("name"));
   list = new List({ load, cells, id: (job) => job._id });
   recount(0);
-  new Events("/jobs/events", ["job-update"], { event: happened, again: () => (list.refresh(), recount(0)) });
+  new Events("/jobs/events", ["job-update"], { event: happened, again });
   byId("run")?.addEventListener("click", run);
   byId("clear")?.addEventListener("click", clear);
 }

@@ -1,31 +1,37 @@
 // A list in the page: filters, order and place in the URL, pages by cursor, rows that stay where they are when they are
-// read again, and what is picked of them. The template `list.html` has its parts.
+// read again. The template `list.html` has its parts.
 
-import { byId, complain, element } from "./dom.js";
+import { Problem, query } from "./api.js";
 import { number } from "./clock.js";
+import { byId, complain, element } from "./dom.js";
 
 const TYPING = 250; // ms without a key, until a filter counts
 const AGAIN = 250; // ms between two readings, however much happens
-const FILL = 1000; // ms, and up to as many more, so that not all open pages ask at once
 
+/** @template Row */
 export class List {
-  // `on` has: load(values, options) → {rows, cursor, total?, isPartial?}, id(row), cells(row) → td elements, and
-  // size, the rows of a page, if rows are put into it.
+  /** @param {ListHandlers<Row>} on */
   constructor(on) {
     this.on = on;
     this.form = byId("filter");
-    this.shown = new Map(); // id → {tr, said, row}
-    this.picked = new Set();
+    /** @type {Map<string, Shown<Row>>} by id */
+    this.shown = new Map();
+    /** @type {string | null | undefined} */
+    this.cursor = undefined;
+    /** @type {number | undefined} */
+    this.total = undefined;
+    /** @type {Reading | undefined} */
+    this.reading = undefined;
+    this.isAhead = this.isStale = false;
     this.form.addEventListener("input", () => this.typed());
     this.form.addEventListener("change", () => this.settled());
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("reset", () => setTimeout(() => this.ask(this.written())));
     for (const head of document.querySelectorAll("th[data-sort]")) {
-      head.querySelector("button").addEventListener("click", () => this.sort(head.dataset.sort));
+      head.querySelector("button").addEventListener("click", () => this.sort(head.dataset.sort ?? ""));
     }
     byId("next").addEventListener("click", () => this.turn([...this.trail, this.values.cursor ?? ""], this.cursor));
     byId("previous").addEventListener("click", () => this.turn(this.trail.slice(0, -1), this.trail.at(-1)));
-    byId("pick-all")?.addEventListener("change", (event) => this.pickAll(event.target.checked));
     addEventListener("popstate", () => this.restore());
     addEventListener("keydown", (event) => this.shortcut(event));
     this.restore();
@@ -33,17 +39,19 @@ export class List {
 
   // What is wanted, as the URL says it
 
+  /** @returns {Values} */
   get values() {
     return Object.fromEntries(new URLSearchParams(location.search));
   }
 
+  /** @returns {string[]} cursors of the pages before */
   get trail() {
     return history.state?.trail ?? [];
   }
 
   written() {
     const { sort, order } = this.values;
-    return { ...Object.fromEntries(new FormData(this.form)), sort, order };
+    return { .../** @type {Values} */ (Object.fromEntries(new FormData(this.form))), sort, order };
   }
 
   restore() {
@@ -59,7 +67,7 @@ export class List {
     this.typing = setTimeout(() => this.filter(), TYPING);
   }
 
-  // However long somebody writes in one control: it is one step to go back.
+  // Typing in one control is one step in the history.
   filter() {
     const how = this.isWriting ? "replaceState" : "pushState";
     this.isWriting = true;
@@ -72,21 +80,22 @@ export class List {
     this.isWriting = false;
   }
 
+  /** @param {Record<string, unknown>} values @param {"pushState" | "replaceState"} how @param {string[]} trail */
   ask(values, how = "pushState", trail = []) {
     clearTimeout(this.typing);
     this.typing = undefined;
-    const given = Object.entries(values).filter(([, value]) => value);
-    history[how]({ trail }, "", `${location.pathname}${given.length ? `?${new URLSearchParams(given)}` : ""}${location.hash}`);
+    history[how]({ trail }, "", `${location.pathname}${query(values)}${location.hash}`);
     this.showOrder();
     this.refresh();
   }
 
+  /** @param {string[]} trail @param {string | null | undefined} cursor */
   turn(trail, cursor) {
-    this.picked.clear();
     this.ask({ ...this.values, cursor }, "pushState", trail);
     byId("rows").closest(".sheet").scrollIntoView({ block: "nearest" });
   }
 
+  /** @param {string} by */
   sort(by) {
     const { sort, order } = this.values;
     this.ask({ ...this.written(), sort: by, order: sort === by && order !== "asc" ? "asc" : "desc" });
@@ -100,8 +109,9 @@ export class List {
     }
   }
 
+  /** @param {KeyboardEvent} event */
   shortcut(event) {
-    const isTyping = event.target.matches("input, textarea, select") || document.querySelector("dialog[open]");
+    const isTyping = /** @type {Element} */ (event.target).matches("input, textarea, select") || document.querySelector("dialog[open]");
     if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     this.form.elements.search?.focus();
@@ -109,14 +119,19 @@ export class List {
 
   // Reading and showing
 
-  // Read again what is shown: at once, and then not again for a moment, however often it is asked.
+  // Read the list again: at once, and then at most once per `AGAIN`.
   refresh() {
     const wanted = location.search;
-    if (this.reading && this.reading.wanted === wanted) return void (this.isStale = true);
+    if (this.reading?.wanted === wanted) {
+      this.isStale = true;
+      return;
+    }
     this.reading?.controller.abort();
-    this.read((this.reading = { wanted, controller: new AbortController() }));
+    this.reading = { wanted, controller: new AbortController() };
+    this.read(this.reading);
   }
 
+  /** @param {Reading} reading */
   async read(reading) {
     this.isStale = this.isAhead = false;
     try {
@@ -124,7 +139,7 @@ export class List {
       if (this.reading === reading) this.show(page);
       if (this.isAhead) this.isStale = true; // what was read may be older than what events said meanwhile
     } catch (error) {
-      if (error.name === "AbortError") return;
+      if (reading.controller.signal.aborted) return;
       this.fail(error);
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN));
@@ -133,14 +148,16 @@ export class List {
     if (this.isStale) this.refresh();
   }
 
+  /** @param {unknown} error */
   fail(error) {
-    if (error.status === undefined) throw error; // a mistake of ours
+    if (!(error instanceof Problem)) throw error;
     const control = error.field && this.form.elements[error.field];
     complain(error.message);
     if (control) control.setAttribute("aria-invalid", "true");
     if (error.status === 0 || error.status === 503) setTimeout(() => this.refresh(), 2000);
   }
 
+  /** @param {Page<Row>} page */
   show({ rows, cursor, total, isPartial }) {
     complain();
     for (const control of this.form.elements) control.removeAttribute("aria-invalid");
@@ -159,54 +176,29 @@ export class List {
     this.showWhere();
   }
 
-  // Make every row anew: what they show besides themselves has changed.
-  redraw() {
-    for (const shown of this.shown.values()) shown.said = "";
-    this.refresh();
-  }
-
+  /** @param {Row} row @param {Map<string, Shown<Row>>} old */
   rowOf(row, old) {
     const id = this.on.id(row);
     const said = JSON.stringify(row);
     const known = old.get(id);
-    const isSame = known?.said === said;
-    const tr = isSame ? known.tr : this.make(id, row);
+    const tr = known?.said === said ? known.tr : this.make(row);
     if (!known && old.size) tr.className = "new";
-    if (known && !isSame) replace(known.tr, tr);
+    if (known && known.tr !== tr) replace(known.tr, tr);
     this.shown.set(id, { tr, said, row });
     return tr;
   }
 
-  make(id, row) {
-    const box = byId("pick-all") && element("td", { class: "pick" }, element("input", {
-      type: "checkbox", "aria-label": `Select ${id}`, checked: this.picked.has(id),
-      onchange: (event) => this.pick(id, event.target.checked),
-    }));
-    return element("tr", { "data-id": id }, box, this.on.cells(row));
+  /** @param {Row} row */
+  make(row) {
+    return element("tr", { "data-id": this.on.id(row) }, this.on.cells(row));
   }
 
-  // Show a row as it is known to be now, before the list is read again.
+  /** Show a changed row before the list is read again. @param {Row} row */
   change(row) {
     if (this.shown.has(this.on.id(row))) this.rowOf(row, this.shown);
   }
 
-  // Show rows that are new or have changed, the latest last. Only for a list in its usual order.
-  put(rows) {
-    this.isAhead = true;
-    for (const row of rows) this.change(row);
-    const added = rows.filter((row) => !this.shown.has(this.on.id(row)));
-    byId("rows").prepend(...added.slice(-this.on.size).reverse().map((row) => this.rowOf(row, this.shown)));
-    if (this.total !== undefined) this.total += added.length;
-    for (const last of [...byId("rows").children].slice(this.on.size)) this.shown.delete(last.dataset.id), last.remove();
-    this.showWhere();
-  }
-
-  // Whether the newest are shown, in their usual order, whatever they are.
-  get isUsual() {
-    return location.search === "";
-  }
-
-  // Take out rows that are known to be gone, before they are read again.
+  /** Remove rows before the list is read again. @param {string[]} ids */
   remove(ids) {
     this.isAhead = true;
     for (const id of ids) {
@@ -216,16 +208,10 @@ export class List {
     this.showWhere();
   }
 
-  // Read again before long, if rows that went away have left room for others.
-  fill() {
-    if (this.shown.size >= Math.min(this.total ?? 0, this.on.size)) return;
-    this.filling ??= setTimeout(() => ((this.filling = undefined), this.refresh()), FILL + Math.random() * FILL);
-  }
-
-  // A hidden field of the form is a place, which an emptied filter keeps.
+  /** A hidden field is no filter: resetting the form keeps it. @param {string} name */
   isFilter(name) {
     const control = this.form.elements[name];
-    return Boolean(control) && control.type !== "hidden";
+    return control !== undefined && control.type !== "hidden";
   }
 
   showWhere() {
@@ -241,55 +227,30 @@ export class List {
     byId("where").textContent = isEmpty ? "" : `${number(this.shown.size)}${found}`;
     byId("previous").disabled = !this.trail.length;
     byId("next").disabled = !this.cursor;
-    byId("previous").parentElement.hidden = isEmpty && !this.trail.length && !this.cursor;
-    for (const id of [...this.picked]) if (!this.shown.has(id)) this.picked.delete(id);
-    this.showPicked();
-  }
-
-  // Picking
-
-  pick(id, isPicked) {
-    this.picked[isPicked ? "add" : "delete"](id);
-    this.showPicked();
-  }
-
-  pickAll(isPicked) {
-    this.picked = new Set(isPicked ? this.shown.keys() : []);
-    for (const [, { tr }] of this.shown) tr.querySelector("input").checked = isPicked;
-    this.showPicked();
-  }
-
-  showPicked() {
-    const all = byId("pick-all");
-    if (!all) return;
-    all.checked = this.shown.size > 0 && this.picked.size === this.shown.size;
-    all.indeterminate = this.picked.size > 0 && !all.checked;
-    if (!this.picked.size && byId("picked").contains(document.activeElement)) byId("main").focus(); // what has it goes away
-    byId("picked").hidden = this.picked.size === 0;
-    byId("picked-count").textContent = `${number(this.picked.size)} selected`;
+    byId("previous").closest(".pages").hidden = isEmpty && !this.trail.length && !this.cursor;
   }
 }
 
-// A row that changed is made anew: whoever is in it by keyboard stays there.
+/** Replace a row; the focus stays on the same control. @param {Element} before @param {Element} after */
 function replace(before, after) {
   const controls = "button, a, input";
-  const index = [...before.querySelectorAll(controls)].indexOf(document.activeElement);
+  const index = [...before.querySelectorAll(controls)].indexOf(/** @type {HTMLElement} */ (document.activeElement));
   before.replaceWith(after);
   after.querySelectorAll(controls)[index]?.focus();
 }
 
-// Fill `body` with a row that `make` makes for each of `all`; those that say the same as before stay.
+/** Unchanged rows stay. @template T @param {HTMLElement} body @param {T[]} all @param {(one: T) => HTMLElement} make */
 export function fill(body, all, make) {
   all.forEach((one, index) => {
     const old = body.children[index];
     const said = JSON.stringify(one);
     if (old?.said === said) return;
     const tr = Object.assign(make(one), { said });
-    if (!old) return body.append(tr);
-    replace(old, tr);
+    if (old) replace(old, tr);
+    else body.append(tr);
   });
-  while (body.children.length > all.length) body.lastChild.remove();
+  while (body.children.length > all.length) body.lastElementChild?.remove();
 }
 
-// A cell; on a narrow screen its label stands before it.
+/** A cell; on a narrow screen its label stands before it. @param {string} label @param {Child} content */
 export const cell = (label, content, kind = "") => element("td", { "data-label": label, class: kind }, content);

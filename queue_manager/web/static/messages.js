@@ -6,22 +6,29 @@ import { countdown } from "./countdown.js";
 import { askFor, show } from "./dialog.js";
 import { byId, button, element, mayAct, pill, toast } from "./dom.js";
 import { Events } from "./events.js";
-import { List, cell } from "./list.js";
+import { cell } from "./list.js";
+import { MessageList } from "./message_list.js";
 
 const PAGE = 50;
+/** @type {Record<MessageState, string>} */
 const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", acknowledged: "Acknowledged", archived: "Archived" };
-const place = byId("tabs")?.dataset.place;
+const place = /** @type {MessageState} */ (document.getElementById("tabs")?.dataset.place);
 const UNSEEN = 250; // ms between two looks at events in a page that nobody sees, which has no frames
 const MAX_EVENTS = 500; // of one frame
 const TYPED_FROM = 1000; // messages; who deletes more has to type the queue's name
+/** @type {number | undefined} */
 let size; // messages in this place, when it is known
-let config; // what the queue is set to, when it is known
+/** @type {QueueConfig | undefined} */
+let config;
+/** @type {MessageList} */
 let list;
 
 // Reading
 
+/** @param {Values} values @param {Options} options */
 async function load({ sort, order, cursor, ...filters }, options) {
   const path = `/queue/${place}/messages${query({ ...filters, sortBy: sort, sortOrder: order, ...placeOf(cursor), limit: PAGE })}`;
+  /** @type {MessagePage} */
   const { messages, pagination } = await ask("GET", path, undefined, { ...options, parse: exactly });
   return {
     rows: messages,
@@ -32,29 +39,38 @@ async function load({ sort, order, cursor, ...filters }, options) {
 }
 
 // In stream order a page begins at a cursor; among what was sorted it has a number.
+/** @param {string | undefined} cursor @returns {{ page?: string, cursor?: string }} */
 const placeOf = (cursor) => (cursor?.startsWith("page-") ? { page: cursor.slice(5) } : { cursor });
 
 // Payloads keep the digits that their producers wrote, where this browser can hold them.
+const { rawJSON } = JSON;
+/** @param {string} text */
 function exactly(text) {
   const answer = JSON.parse(text);
-  const exact = JSON.rawJSON && JSON.parse(text, (_, value, { source } = {}) => (typeof value === "number" && String(value) !== source ? JSON.rawJSON(source) : value));
-  answer.messages?.forEach((message, index) => (message.payload = (exact ?? answer).messages[index].payload));
+  const exact = rawJSON && JSON.parse(text, (_, value, { source }) => (typeof value === "number" && String(value) !== source ? rawJSON(source) : value));
+  if (exact) for (const [index, message] of answer.messages?.entries() ?? []) message.payload = exact.messages[index].payload;
   return answer;
 }
 
 // Showing
 
+/** @param {Message} message */
 const timeoutOf = (message) => message.custom_ack_timeout ?? config?.ack_timeout_seconds;
+/** @param {Message} message */
 const mostOf = (message) => message.custom_max_attempts ?? config?.max_attempts ?? "…";
+/** @param {Message} message */
 const payloadOf = (message) => JSON.stringify(message.payload);
 
+/** @param {Message} message */
 function deadlineOf(message) {
   const began = message.dequeued_at ?? message.processing_started_at;
   if (message.deadline_at) return at(message.deadline_at);
   if (!began) return null;
-  return config && at(began) + timeoutOf(message) * 1000;
+  const timeout = timeoutOf(message);
+  return timeout === undefined ? undefined : at(began) + timeout * 1000;
 }
 
+/** @type {Record<string, (message: Message) => Child>} */
 const CELLS = {
   type: (message) => cell("Type", message.undecodable ? pill("no message", "bad") : message.type),
   priority: (message) => cell("Priority", message.priority, "number"),
@@ -78,30 +94,36 @@ const COLUMNS = {
   archived: ["type", "payload", "created", "attempts"],
 };
 
+/** @param {Message} message */
 function cells(message) {
   const open = element("th", { scope: "row" }, button(message.id, () => look(message), "link"));
   return [open, COLUMNS[place].map((name) => CELLS[name](message))];
 }
 
+/** @param {Message} message */
 function look(message) {
   const { payload, id, ...rest } = message;
   const about = Object.entries(rest).filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => [
-    element("dt", {}, name), element("dd", {}, /_at$/.test(name) ? moment(value) : typeof value === "object" ? JSON.stringify(value) : String(value)),
+    element("dt", {}, name), element("dd", {}, /_at$/.test(name) ? moment(/** @type {Moment} */ (value)) : typeof value === "object" ? JSON.stringify(value) : String(value)),
   ]);
+  /** @type {(Action | false)[]} */
   const actions = !mayAct ? [] : [
     ["Delete …", () => remove([id]), "danger"],
     ["Move …", () => move([id])],
     place !== "processing" && !message.undecodable && ["Edit …", () => edit(message)],
     place === "dead" && ["Replay", () => replay([id]), "primary"],
-  ].filter(Boolean);
+  ];
   show(id, [element("pre", { tabindex: 0, "aria-label": "Payload" }, JSON.stringify(payload, null, 2)), element("dl", { class: "pairs" }, about)], actions);
 }
 
 // Acting
 
+/** @param {number} count */
 const counted = (count) => `${number(count)} message${count === 1 ? "" : "s"}`;
+/** @param {string[]} ids */
 const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : counted(ids.length));
 
+/** @param {Partial<Message>} message @returns {Field[]} */
 function fieldsOf(message = {}) {
   return [
     { name: "type", label: "Type", value: message.type, isNeeded: true },
@@ -113,15 +135,16 @@ function fieldsOf(message = {}) {
 }
 
 // The body is put together as text, so that the payload arrives as it was typed.
+/** @param {Values} values @param {boolean} isNew */
 function bodyOf({ type, payload, ...numbers }, isNew) {
-  const said = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => [name, value === "" ? null : Number(value)]);
-  for (const [name, value] of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Accepted is a number" });
+  const said = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => ({ name, value: value === "" ? null : Number(value) }));
+  for (const { name, value } of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Accepted is a number" });
   try {
     JSON.parse(payload);
   } catch (error) {
-    throw new Problem(422, { field: "payload", message: `Accepted is JSON (${error.message})` });
+    throw new Problem(422, { field: "payload", message: `Accepted is JSON (${/** @type {Error} */ (error).message})` });
   }
-  return `{${JSON.stringify({ type, ...Object.fromEntries(said) }).slice(1, -1)},"payload":${payload}}`;
+  return `{${JSON.stringify({ type, ...Object.fromEntries(said.map(({ name, value }) => [name, value])) }).slice(1, -1)},"payload":${payload}}`;
 }
 
 function create() {
@@ -134,6 +157,7 @@ function create() {
   });
 }
 
+/** @param {Message} message */
 function edit(message) {
   askFor({
     title: `Edit ${message.id}`, verb: "Save", fields: fieldsOf(message),
@@ -145,6 +169,7 @@ function edit(message) {
   });
 }
 
+/** @param {string[]} ids */
 function move(ids) {
   const others = Object.entries(PLACES).filter(([name]) => name !== place && name !== "processing");
   askFor({
@@ -159,6 +184,7 @@ function move(ids) {
   });
 }
 
+/** @param {string[]} ids */
 function remove(ids) {
   askFor({
     title: `Delete ${messagesOf(ids)}?`, text: "This cannot be undone.", verb: "Delete", kind: "danger",
@@ -166,13 +192,16 @@ function remove(ids) {
   });
 }
 
+/** @param {Problem} problem */
 const complaint = ({ message }) => toast(message);
 
+/** @param {string[]} ids */
 const replay = (ids) => attempt(async () => toast(done(await post("/queue/replay", { messageIds: ids }))), complaint);
 
 async function replayAll() {
   const filter = filterOf(list.values);
   const { sort, order, cursor, ...shown } = list.values;
+  /** @type {MatchCount} */
   const { count, is_complete: isAll } = await get(`/queue/dead/count${query(shown)}`);
   const what = `${number(count)}${isAll ? "" : " or more"} failed message${count === 1 ? "" : "s"}`;
   askFor({
@@ -181,14 +210,16 @@ async function replayAll() {
   });
 }
 
+/** @param {Values} values */
 function filterOf({ filterType, filterPriority, filterAttempts, startDate, endDate, search }) {
+  /** @param {string} text */
   const whole = (text) => (text ? Number(text) : undefined);
   return { type: filterType, priority: whole(filterPriority), attempts: whole(filterAttempts), startDate, endDate, search };
 }
 
 function clear() {
   const name = PLACES[place];
-  const isMany = !(size <= TYPED_FROM); // or not known yet
+  const isMany = size === undefined || size > TYPED_FROM;
   const what = size === undefined ? "messages" : counted(size);
   askFor({
     title: `Delete all ${what} in ${name}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
@@ -200,6 +231,7 @@ function clear() {
   });
 }
 
+/** @param {{ message: string }} answer */
 function done(answer) {
   list.picked.clear();
   list.refresh();
@@ -208,13 +240,21 @@ function done(answer) {
 
 // Living
 
-let waiting = []; // events, as text, until the next frame
+/** @type {string[]} */
+const waiting = []; // events, as text, until the next frame
 let isCut = false; // whether they were too many to keep
 
+/** @param {string} event */
 function hear(event) {
   waiting.push(event);
-  if (waiting.length === 1) document.hidden ? setTimeout(showHeard, UNSEEN) : requestAnimationFrame(showHeard);
-  if (waiting.length > 2 * MAX_EVENTS) waiting.splice(0, MAX_EVENTS), (isCut = true);
+  if (waiting.length === 1) {
+    if (document.hidden) setTimeout(showHeard, UNSEEN);
+    else requestAnimationFrame(showHeard);
+  }
+  if (waiting.length > 2 * MAX_EVENTS) {
+    waiting.splice(0, MAX_EVENTS);
+    isCut = true;
+  }
 }
 
 // Once per frame, however many events there are: of too many only the latest count, and the list is read anew.
@@ -227,6 +267,7 @@ function showHeard() {
 }
 
 // An event has the messages it is about, where they are few, and how many are where.
+/** @param {QueueEvent[]} events */
 function happened(events) {
   const counts = events.findLast((event) => event.counts)?.counts;
   if (counts) {
@@ -234,14 +275,18 @@ function happened(events) {
     showCounts(counts);
   }
   if (events.some(({ type, messages }) => !messages || type === "clear")) return list.refresh();
+  /** @type {Map<string, Message | null>} */
   const latest = new Map(); // by id; null where it is not here any more
   for (const { payload, messages } of events) {
-    for (const id of [...(payload.ids ?? []), ...(payload.dlq_ids ?? [])]) latest.delete(id), latest.set(id, null);
-    for (const message of messages) if (message.place === place) latest.set(message.id, message);
+    for (const id of [...(payload.ids ?? []), ...(payload.dlq_ids ?? [])]) {
+      latest.delete(id);
+      latest.set(id, null);
+    }
+    for (const message of messages ?? []) if (message.place === place) latest.set(message.id, message);
   }
   list.remove([...latest.keys()].filter((id) => !latest.get(id)));
   if (!list.isUsual) return list.refresh();
-  list.put([...latest.values()].filter(Boolean));
+  list.put([...latest.values()].filter((message) => message !== null));
   list.fill();
 }
 
@@ -257,20 +302,27 @@ async function count() {
   }
 }
 
+/** @param {MessageCounts} counts */
 function showCounts(counts) {
-  for (const shown of document.querySelectorAll("[data-count]")) shown.textContent = number(counts[shown.dataset.count]);
-  size = counts[place];
+  for (const shown of document.querySelectorAll("[data-count]")) shown.textContent = number(counts[/** @type {MessageState} */ (shown.dataset.count)]);
+  const here = counts[place];
+  size = here;
   const clearing = byId("clear");
   if (!clearing) return;
-  clearing.textContent = `Clear ${PLACES[place]}: ${counted(size)} …`;
-  clearing.hidden = !size;
+  clearing.textContent = `Clear ${PLACES[place]}: ${counted(here)} …`;
+  clearing.hidden = !here;
+}
+
+function again() {
+  list.refresh();
+  count();
 }
 
 function begin() {
-  list = new List({ load, cells, id: (message) => message.id, size: PAGE });
-  new Events("/queue/events", ["queue-update"], { event: hear, parse: String, again: () => (list.refresh(), count()) });
-  for (const [id, act] of [["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll, complaint)]]) byId(id)?.addEventListener("click", act);
-  for (const [id, act] of [["replay", replay], ["move", move], ["delete", remove]]) byId(id)?.addEventListener("click", () => act([...list.picked]));
+  list = new MessageList({ load, cells, id: ({ id }) => id }, PAGE);
+  new Events("/queue/events", ["queue-update"], { event: hear, parse: String, again });
+  for (const [id, act] of /** @type {const} */ ([["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll, complaint)]])) byId(id)?.addEventListener("click", act);
+  for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) byId(id)?.addEventListener("click", () => act([...list.picked]));
   configure();
 }
 

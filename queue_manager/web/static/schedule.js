@@ -9,10 +9,12 @@ import { Events } from "./events.js";
 import { grid } from "./grid.js";
 import { cell, fill } from "./list.js";
 
+/** @type {string | undefined} */
 let seen; // what was true of the schedule when it was last read
-let away; // why a server does not answer
+let away = ""; // why a server does not answer
 
 const read = () => attempt(async () => {
+  /** @type {Schedule} */
   const { entries, leader } = await get("/schedule");
   complain(away);
   lead(leader);
@@ -24,6 +26,7 @@ const read = () => attempt(async () => {
   seen = undefined; // the next event makes it read again
 });
 
+/** @param {Overview} overview */
 function heard({ systems, leader, servers }) {
   away = Object.values(servers).filter(Boolean).join(" · ");
   complain(away);
@@ -37,14 +40,17 @@ function heard({ systems, leader, servers }) {
 
 // Showing
 
+/** @param {Leader | null} leader */
 function lead(leader) {
   byId("leader").replaceChildren(leader ? facts("facts", [
     ["Leader", leader.holder], ["Since", moment(leader.since)], ["Lease left", countdown(now() + leader.lease_left_seconds * 1000, lease)], ["Take-overs", number(leader.epoch)],
   ]) : element("p", {}, pill("no leader", "bad"), " Nothing below starts by itself: is ", element("code", {}, "celery -A tasks beat"), " running?"));
 }
 
+/** @param {number} left */
 const lease = (left) => (left > 0 ? `${Math.ceil(left / 1000)} s` : "ended");
 
+/** @param {ScheduleEntry} entry */
 function row(entry) {
   const { title, description, flag, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
   return element("tr", {},
@@ -58,13 +64,17 @@ function row(entry) {
     mayAct && element("td", { class: "number" }, trigger(entry)));
 }
 
+/** @param {ScheduleEntry} entry */
 const every = ({ period_seconds: seconds, cron }) => (cron ? element("span", {}, "at ", element("code", {}, cron)) : `every ${span(seconds * 1000)}`);
 
-const said = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter(Boolean).map((part) => part.replace(" ", "\u00a0")).join(", ");
+/** @param {ScanResult} run */
+const said = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
 
-const isBad = (run) => run.errors > 0 || run.error;
+/** @param {ScanResult} run */
+const isBad = (run) => run.errors > 0 || Boolean(run.error);
 
 // The last runs at a glance, the newest on the right; pressed, in a table.
+/** @param {ScheduleEntry} entry */
 function marks({ title, last_runs: runs }) {
   if (!runs.length) return "—";
   const shown = runs.toReversed().map((run) => element("span", { class: isBad(run) && "bad", title: `${moment(run.at).textContent}: ${said(run)}` }, isBad(run) ? "×" : run.found ? "■" : "·"));
@@ -72,20 +82,24 @@ function marks({ title, last_runs: runs }) {
   return element("button", { type: "button", class: "quiet marks", "aria-label": about, onclick: () => show(`Last runs: ${title}`, table(runs)) }, shown);
 }
 
+/** @param {ScanResult[]} runs */
 const table = (runs) => grid(["When", "Found", "Claimed", "Sent", "Errors", "Took", "Error"], runs.map((run) => [
   moment(run.at), number(run.found), number(run.claimed), number(run.enqueued), number(run.errors), span(run.duration_ms), element("code", { class: "bad" }, run.error ?? ""),
 ]));
 
 // Acting
 
+/** @param {ScheduleEntry} entry */
 function trigger({ title, trigger: path }) {
-  const made = button("Trigger now", () => start(path));
+  const made = button("Trigger now", () => path && start(path));
   made.setAttribute("aria-label", `Trigger now: ${title}`);
-  if (byId("no-hooks")) Object.assign(made, { disabled: true, title: byId("no-hooks").textContent }).setAttribute("aria-describedby", "no-hooks");
+  const why = byId("no-hooks");
+  if (why) Object.assign(made, { disabled: true, title: why.textContent }).setAttribute("aria-describedby", "no-hooks");
   return made;
 }
 
 // A refusal says, among others, that it is running already.
+/** @param {string} path */
 const start = (path) => attempt(async () => {
   const { task_id: id } = await post(path.replace("/api", ""));
   toast(`Sent: task ${id}`);

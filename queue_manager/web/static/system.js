@@ -13,17 +13,21 @@ const SCANS = 10;
 const MOST_SCANS = 500;
 const { system: name, items } = byId("tabs").dataset;
 const path = `/systems/${name}`;
+/** @type {Record<ItemState, StateTexts>} */
 const STATES = {
-  due: { verb: "Send now", all: "Send all that match", title: "Nothing is due", text: `The next scan takes ${items} as soon as their time has come.` },
-  "in-progress": { title: "Nothing is in progress", text: `Here are ${items} that were sent to a worker, until it is done with them.`, next: "taken back" },
-  stuck: { verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `Here are ${items} whose time passed without a result: look at the workers first.` },
-  failed: { verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `Here are ${items} whose last attempt failed, with the reason.`, next: "again" },
+  due: { count: "due", verb: "Send now", all: "Send all that match", title: "Nothing is due", text: `The next scan takes ${items} as soon as their time has come.` },
+  "in-progress": { count: "in_progress", title: "Nothing is in progress", text: `Here are ${items} that were sent to a worker, until it is done with them.`, next: "taken back" },
+  stuck: { count: "stuck", verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `Here are ${items} whose time passed without a result: look at the workers first.` },
+  failed: { count: "failed", verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `Here are ${items} whose last attempt failed, with the reason.`, next: "again" },
 };
-const stateOf = ({ state }) => (state in STATES ? state : "due");
-let known = {}; // the system, as it was heard of last
+/** @param {Values} values */
+const stateOf = ({ state }) => /** @type {ItemState} */ (state in STATES ? state : "due");
+/** @type {System | undefined} */
+let known; // the system, as last received
 
 // Items
 
+/** @param {Values} values @param {Options} options */
 async function load(values, options) {
   const state = stateOf(values);
   for (const tab of document.querySelectorAll("[data-state]")) {
@@ -32,12 +36,15 @@ async function load(values, options) {
   }
   const { all, title, text } = STATES[state];
   put(byId("empty"), state, () => [element("h2", {}, title), element("p", {}, text)]);
-  if (mayAct) Object.assign(byId("retry-all"), { textContent: all, hidden: !all });
+  const retryButton = byId("retry-all");
+  if (retryButton) Object.assign(retryButton, { textContent: all, hidden: !all });
   const wanted = { state, search: values.search, before: values.cursor, order: values.order === "asc" ? "oldest" : "newest", limit: PAGE };
+  /** @type {ItemPage} */
   const page = await get(`${path}/items${query(wanted)}`, options);
   return { rows: page.items, cursor: page.cursor };
 }
 
+/** @param {Item} item */
 function cells(item) {
   const { verb, next } = STATES[item.state];
   return [
@@ -48,30 +55,34 @@ function cells(item) {
     cell("Attempts", number(item.attempts), "number"),
     cell("Next", item.next_at ? element("span", {}, next && `${next} `, moment(item.next_at)) : "—", "nowrap"),
     mayAct && element("td", { class: "number" }, verb && button(verb, () => retry(item), "quiet")),
-  ].filter(Boolean);
+  ];
 }
 
+/** @param {Item} item */
 function look(item) {
   const about = Object.entries(item).filter(([, value]) => value !== null && value !== "").map(([field, value]) => [element("dt", {}, field), element("dd", {}, /_at$|^since$/.test(field) ? moment(value) : String(value))]);
   const { verb } = STATES[item.state];
   show(item.id, element("dl", { class: "pairs" }, about), mayAct && verb ? [[verb, () => retry(item), "primary"]] : []);
 }
 
+/** @param {MouseEvent} event */
 function go(event) {
   if (event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  byId("filter").elements.state.value = event.currentTarget.dataset.state;
+  const { state = "" } = /** @type {HTMLElement} */ (event.currentTarget).dataset;
+  /** @type {Control} */ (byId("filter").elements.state).value = state;
   list.ask(list.written());
 }
 
 // Acting
 
-// Do it, and say how it went.
+/** Do it, and show the result. @param {() => Promise<string>} act */
 async function doing(act) {
   toast(await attempt(act, ({ message }) => message));
   list.refresh();
 }
 
+/** @param {Item} item */
 const retry = ({ id }) => doing(async () => {
   await post(`${path}/items/${encodeURIComponent(id)}/retry`);
   return `Sent ${id}`;
@@ -79,7 +90,8 @@ const retry = ({ id }) => doing(async () => {
 
 async function retryAll() {
   const filter = { state: stateOf(list.values), search: list.values.search };
-  const { verb } = STATES[filter.state];
+  const { verb = "" } = STATES[filter.state];
+  /** @type {MatchCount} */
   const { count, is_complete: isAll } = await get(`${path}/items/count${query(filter)}`);
   if (!count) return toast("Nothing matches");
   return askFor({
@@ -92,6 +104,7 @@ async function retryAll() {
   });
 }
 
+/** @param {string} trigger */
 const scan = (trigger) => doing(async () => {
   await post(trigger.replace("/api", ""));
   return "The scan was sent to a worker";
@@ -99,20 +112,25 @@ const scan = (trigger) => doing(async () => {
 
 // Scans
 
-const told = new Map(); // id → scan, newest first
+/** @type {Map<string, Scan>} */
+const told = new Map(); // by id, newest first
+/** @type {string | null} */
 let older = null; // where those begin that were not read
 
+/** @param {Scan} scan */
 function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, error, noted }) {
   const said = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(count)}`).join(", ");
   return element("tr", {},
     element("th", { scope: "row" }, moment(at)),
-    ...[["Found", found], ["Claimed", claimed], ["Sent", enqueued]].map(([label, count]) => cell(label, number(count), "number")),
+    cell("Found", number(found), "number"), cell("Claimed", number(claimed), "number"), cell("Sent", number(enqueued), "number"),
     cell("Errors", element("span", { class: errors ? "bad strong" : "" }, number(errors)), "number"),
     cell("Took", span(took), "number nowrap"),
     element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), said));
 }
 
+/** @param {string | null} [before] */
 async function scansFrom(before) {
+  /** @type {ScanPage} */
   const page = await get(`${path}/scans${query({ before, limit: SCANS })}`);
   const all = before ? [...told.values(), ...page.scans] : [...page.scans, ...told.values()];
   const isGap = !before && told.size && !page.scans.some(({ id }) => told.has(id));
@@ -125,36 +143,47 @@ async function scansFrom(before) {
   byId("scans-more").hidden = !older || told.size >= MOST_SCANS;
 }
 
+/** @param {string | null} [before] */
 const readScans = (before) => attempt(() => scansFrom(before), () => {}); // the list says what is wrong
 
 // Living
 
-const hear = ({ systems }) => showSystem(systems.find((one) => one.name === name));
+/** @param {Overview} overview */
+function hear({ systems }) {
+  const system = systems.find((one) => one.name === name);
+  if (system) showSystem(system);
+}
 
+/** @param {System} system */
 function showSystem(system) {
   const before = known;
   known = system;
   put(byId("standing"), system, standing);
   put(byId("health"), system, () => [
-    !system.is_on && element("p", { class: "soft" }, ...howToTurnOn(system)), figures(system), scans(system),
+    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), figures(system), scans(system),
     ...system.problems.map((problem) => element("p", { class: "bad" }, problem)),
-  ].filter(Boolean));
+  ]);
   for (const tab of document.querySelectorAll("[data-state]")) {
-    const count = system[tab.dataset.state.replace("-", "_")];
+    const count = system[STATES[/** @type {ItemState} */ (tab.dataset.state)].count];
     tab.querySelector("span").textContent = count === null ? "" : number(count);
   }
-  const isOther = (...fields) => fields.some((field) => JSON.stringify(known[field]) !== JSON.stringify(before[field]));
+  /** @param {...keyof System} fields */
+  const isOther = (...fields) => fields.some((field) => JSON.stringify(system[field]) !== JSON.stringify(before?.[field]));
   if (isOther("due", "in_progress", "stuck", "failed")) list.refresh();
   if (isOther("last_scan")) readScans();
 }
 
 async function learn() {
+  /** @type {SystemDetails} */
   const system = await get(path);
   showSystem(system);
-  if (!mayAct) return;
-  byId("scan").disabled = !system.hooks;
-  byId("scan").onclick = () => scan(system.trigger);
-  byId("scan-hint").hidden = system.hooks;
+  const { hooks, trigger } = system;
+  const start = byId("scan");
+  const hint = byId("scan-hint");
+  if (!start || !hint) return;
+  start.disabled = !hooks;
+  start.onclick = () => trigger && scan(trigger);
+  hint.hidden = hooks;
 }
 
 // Read anew what events do not tell. The list says what is wrong.

@@ -1,30 +1,37 @@
-// What the overview and the page of a system say alike.
+// What the overview and the page of a system share.
 
 import { attempt, get } from "./api.js";
 import { chart } from "./chart.js";
 import { at, moment, number, span } from "./clock.js";
 import { countdown, until } from "./countdown.js";
-import { element, facts, pill } from "./dom.js";
+import { element, facts, nodes, pill } from "./dom.js";
 
 const EVERY = 60000; // ms between two readings of a day in buckets of ten minutes
 
-// Show what `make` makes of `value`, unless that is there already: whoever reads or points there is left alone.
+/**
+ * Show `make(value)`, unless it is shown already: that keeps focus and selection.
+ * @template T
+ * @param {HTMLElement} place @param {T} value @param {(value: T) => Child} make
+ */
 export function put(place, value, make) {
   const said = JSON.stringify(value);
   if (place.said === said) return;
   place.said = said;
-  place.replaceChildren(...[make(value)].flat());
+  place.replaceChildren(...nodes([make(value)]));
 }
 
-// What somebody should look at, the worst first: [kind, words, the page that lists the items].
+/** What needs attention, the worst first. @param {System} system @returns {Need[]} */
 export function needs({ is_on: isOn, problems, pages, errors }) {
   if (!isOn) return [];
-  return [
-    ...problems.map((problem) => ["bad", problem, pages[problem]]),
+  /** @type {(Need | 0 | null)[]} */
+  const all = [
+    ...problems.map((problem) => /** @type {Need} */ (["bad", problem, pages[problem]])),
     errors && ["warn", `${number(errors)} error${errors === 1 ? "" : "s"} in scans of the last 24 h`],
-  ].filter(Boolean);
+  ];
+  return all.filter((one) => !!one);
 }
 
+/** @param {System} system */
 export function standing(system) {
   const [worst] = needs(system);
   if (!system.is_on) return pill("Off");
@@ -35,11 +42,14 @@ export function standing(system) {
   return system.is_running || system.in_progress ? pill("Working", "good") : pill("OK", "good");
 }
 
+/** @param {System} system */
 export function howToTurnOn({ flag }) {
   return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and start the processes again."] : ["Off in this environment."];
 }
 
+/** @param {System} system */
 export function figures(system) {
+  /** @param {number | null} value */
   const figure = (value, kind = "", text = number(value)) => element("span", { class: value ? kind : "soft" }, text);
   const { lag_seconds: lag, errors } = system;
   return facts("facts figures", [
@@ -54,20 +64,26 @@ export function figures(system) {
   ]);
 }
 
+/** @param {System} system */
 export function scans({ last_scan: last, next_scan_at: next, is_running: isRunning, is_starting: isStarting, errors }) {
   const did = last && [moment(last.at), ` found ${number(last.found)}, sent ${number(last.enqueued)}`, last.errors > 0 && element("span", { class: "bad" }, `, ${number(last.errors)} errors`)];
   return facts("facts scans", [
-    ["Last scan", did ? element("span", {}, ...did.filter(Boolean)) : isStarting ? "none yet" : errors === null ? "—" : "none in 24 h"],
-    ["Next scan", isRunning ? "running now" : countdown(next && at(next), until)],
+    ["Last scan", did ? element("span", {}, did) : isStarting ? "none yet" : errors === null ? "—" : "none in 24 h"],
+    ["Next scan", isRunning ? "running now" : countdown(next === null ? null : at(next), until)],
   ]);
 }
 
-// Draw the last 24 hours of systems now and then: `place(name)` is where, or undefined.
+/**
+ * Draw the last 24 hours of systems, and again every minute.
+ * @param {(name: string) => HTMLElement | undefined} place @param {(name: string) => string} titleOf
+ */
 export async function days(place, titleOf) {
   await attempt(async () => {
+    /** @type {SystemsHistory} */
     const { systems, begins_at: begins, bucket_seconds: seconds } = await get("/overview/history");
     for (const [name, counts] of Object.entries(systems)) {
-      if (counts && place(name)) put(place(name), [begins, counts], () => chart(titleOf(name), counts, begins, seconds));
+      const where = place(name);
+      if (counts && where) put(where, [begins, counts], () => chart(titleOf(name), counts, begins, seconds));
     }
   }, () => {}); // the figures say which server is away
   setTimeout(() => days(place, titleOf), EVERY);

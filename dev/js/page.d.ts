@@ -1,0 +1,167 @@
+// The pages' elements, and what the scripts keep on them.
+
+/** Elements of the templates by id; null where a page, a role or a setting leaves one out. */
+interface ElementsById {
+  "all-off": HTMLElement;
+  attention: HTMLElement;
+  clear: HTMLButtonElement | null;
+  create: HTMLButtonElement | null;
+  day: HTMLElement;
+  delete: HTMLButtonElement | null;
+  empty: HTMLElement;
+  entries: HTMLElement;
+  filter: Form;
+  "filter-name": HTMLSelectElement;
+  health: HTMLElement;
+  leader: HTMLElement;
+  leaderless: HTMLElement;
+  main: HTMLElement;
+  more: HTMLElement;
+  move: HTMLButtonElement | null;
+  names: HTMLElement;
+  next: HTMLButtonElement;
+  "no-hooks": HTMLElement | null;
+  nothing: HTMLElement;
+  "pick-all": HTMLInputElement | null;
+  picked: HTMLElement;
+  "picked-count": HTMLElement;
+  previous: HTMLButtonElement;
+  problem: HTMLElement;
+  queues: HTMLElement;
+  replay: HTMLButtonElement | null;
+  "replay-all": HTMLButtonElement | null;
+  "retry-all": HTMLButtonElement | null;
+  rooms: HTMLElement;
+  rows: HTMLElement;
+  run: HTMLButtonElement | null;
+  scan: HTMLButtonElement | null;
+  "scan-hint": HTMLElement | null;
+  scans: HTMLElement;
+  "scans-more": HTMLButtonElement;
+  "scans-where": HTMLElement;
+  schedule: HTMLElement;
+  standing: HTMLElement;
+  state: HTMLElement;
+  strip: HTMLElement;
+  systems: HTMLElement;
+  tabs: HTMLElement;
+  toasts: HTMLElement;
+  "waking-accounts": HTMLElement;
+  "waking-nothing": HTMLElement;
+  "waking-state": HTMLElement;
+  where: HTMLElement;
+}
+
+type Control = HTMLInputElement;
+type Form = { elements: Iterable<Control> & Record<string, Control | undefined> } & HTMLFormElement;
+
+type Listener = (event: any) => unknown;
+/** Attributes and `on…` listeners; undefined, null and false are left out. */
+type Attributes = Record<string, string | number | boolean | null | undefined | Listener>;
+type Child = Node | string | number | null | undefined | false | Child[];
+
+/** `deadline` in ms: undefined while it is unknown, null if there is none; `say` returns the text for the ms left. */
+type Countdown = HTMLElement & { deadline?: number | null; say: (left: number) => string };
+
+/** The button's text, what it does, its class. */
+type Action = [text: string, act: () => unknown, kind?: string];
+
+interface Field {
+  name: string;
+  label: string;
+  kind?: "text" | "number" | "area" | "select" | "check" | "datetime-local";
+  value?: string | number | boolean;
+  hint?: string;
+  options?: string[][];
+  isNeeded?: boolean;
+}
+
+/** `act` gets the values of the fields and returns the text to show. */
+interface Question {
+  title: string;
+  text?: string;
+  fields?: Field[];
+  verb: string;
+  kind?: string;
+  act(values: Record<string, string>): Promise<string | void>;
+}
+
+/** Of a request: `parse` reads the text of the answer. */
+interface Options {
+  signal?: AbortSignal;
+  parse?(text: string): any;
+}
+
+interface EventHandlers {
+  event(data: any, name: string): void;
+  /** Read what events do not contain: first, and after a gap. */
+  again(): void;
+  parse?(text: string): any;
+}
+
+interface ConnectionHandlers {
+  live(): void;
+  off(message: string): void;
+  refused(message: string): void;
+  event(name: string, data: any): void;
+}
+
+type Values = Record<string, string>;
+
+interface Page<Row> {
+  rows: Row[];
+  cursor: string | null;
+  total?: number;
+  isPartial?: boolean;
+}
+
+interface ListHandlers<Row> {
+  load(values: Values, options: Options): Promise<Page<Row>>;
+  id(row: Row): string;
+  cells(row: Row): Child;
+}
+
+interface Reading {
+  wanted: string;
+  controller: AbortController;
+}
+
+interface Shown<Row> {
+  tr: HTMLElement;
+  said: string;
+  row: Row;
+}
+
+// Selectors of which the templates are known to have an element.
+interface ParentNode {
+  querySelector<K extends keyof HTMLElementTagNameMap>(selectors: K): HTMLElementTagNameMap[K];
+  querySelector(selectors: string): HTMLElement | null;
+  querySelectorAll(selectors: ".countdown"): NodeListOf<Countdown>;
+  querySelectorAll(selectors: string): NodeListOf<HTMLElement>;
+}
+
+interface Element {
+  closest(selectors: "nav" | ".pages" | ".sheet"): HTMLElement;
+  /** The JSON of what is shown in it. */
+  said?: string;
+}
+
+interface JSON {
+  rawJSON?(text: string): unknown;
+  parse(text: string, reviver: ((key: string, value: any, context: { source: string }) => unknown) | undefined): any;
+}
+
+type Severity = "bad" | "warn";
+/** How bad it is, the reason, the page that lists the items. */
+type Need = [kind: Severity, reason: string, page?: string];
+/** How bad it is, what it is about, its reasons, the page. */
+type Urgent = [kind: Severity, title: string, reasons: [reason: string, page?: string | null][], page?: string];
+
+interface StateTexts {
+  count: "due" | "in_progress" | "stuck" | "failed";
+  verb?: string;
+  all?: string;
+  title: string;
+  text: string;
+  next?: string;
+}

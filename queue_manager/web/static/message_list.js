@@ -1,0 +1,105 @@
+// The list of messages: it also shows messages that events contain, before it is read again, and has picked rows.
+
+import { number } from "./clock.js";
+import { byId, element } from "./dom.js";
+import { List } from "./list.js";
+
+const FILL = 1000; // ms, and up to as many more, so that not all open pages ask at once
+
+/** @extends {List<Message>} */
+export class MessageList extends List {
+  /** @param {ListHandlers<Message>} on @param {number} size messages per page */
+  constructor(on, size) {
+    super(on);
+    this.size = size;
+    /** @type {Set<string>} ids */
+    this.picked = new Set();
+    /** @type {number | undefined} */
+    this.filling = undefined;
+    byId("pick-all")?.addEventListener("change", ({ target }) => this.pickAll(/** @type {Control} */ (target).checked));
+  }
+
+  // Showing
+
+  /** @param {Message} message */
+  make(message) {
+    const { id } = message;
+    const row = super.make(message);
+    if (byId("pick-all")) row.prepend(element("td", { class: "pick" }, element("input", {
+      type: "checkbox", "aria-label": `Select ${id}`, checked: this.picked.has(id),
+      onchange: (event) => this.pick(id, event.target.checked),
+    })));
+    return row;
+  }
+
+  // Make every row anew: what they show besides themselves has changed.
+  redraw() {
+    for (const shown of this.shown.values()) shown.said = "";
+    this.refresh();
+  }
+
+  // Whether the newest are shown, in their usual order, whatever they are.
+  get isUsual() {
+    return location.search === "";
+  }
+
+  /** Show messages that are new or have changed, the latest last. Only for a list in its usual order. @param {Message[]} messages */
+  put(messages) {
+    this.isAhead = true;
+    for (const message of messages) this.change(message);
+    const added = messages.filter(({ id }) => !this.shown.has(id));
+    byId("rows").prepend(...added.slice(-this.size).reverse().map((message) => this.rowOf(message, this.shown)));
+    if (this.total !== undefined) this.total += added.length;
+    for (const last of [...byId("rows").querySelectorAll("[data-id]")].slice(this.size)) {
+      this.shown.delete(last.dataset.id ?? "");
+      last.remove();
+    }
+    this.showWhere();
+  }
+
+  // Read again before long, if rows that went away have left room for others.
+  fill() {
+    if (this.shown.size >= Math.min(this.total ?? 0, this.size)) return;
+    this.filling ??= setTimeout(() => {
+      this.filling = undefined;
+      this.refresh();
+    }, FILL + Math.random() * FILL);
+  }
+
+  /** @type {List<Message>["turn"]} */
+  turn(trail, cursor) {
+    this.picked.clear();
+    super.turn(trail, cursor);
+  }
+
+  showWhere() {
+    super.showWhere();
+    for (const id of this.picked) if (!this.shown.has(id)) this.picked.delete(id);
+    this.showPicked();
+  }
+
+  // Picking
+
+  /** @param {string} id @param {boolean} isPicked */
+  pick(id, isPicked) {
+    this.picked[isPicked ? "add" : "delete"](id);
+    this.showPicked();
+  }
+
+  /** @param {boolean} isPicked */
+  pickAll(isPicked) {
+    this.picked = new Set(isPicked ? this.shown.keys() : []);
+    for (const { tr } of this.shown.values()) tr.querySelector("input").checked = isPicked;
+    this.showPicked();
+  }
+
+  showPicked() {
+    const all = byId("pick-all");
+    if (!all) return;
+    all.checked = this.shown.size > 0 && this.picked.size === this.shown.size;
+    all.indeterminate = this.picked.size > 0 && !all.checked;
+    if (!this.picked.size && byId("picked").contains(document.activeElement)) byId("main").focus(); // what has it goes away
+    byId("picked").hidden = this.picked.size === 0;
+    byId("picked-count").textContent = `${number(this.picked.size)} selected`;
+  }
+}
