@@ -15,7 +15,7 @@ import time
 from typing import Any, Self
 
 from dev.demo_messages import PRIORITIES
-from dev.supervisor import describe
+from dev.processes import describe
 from queue_manager.core import log as logging
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
