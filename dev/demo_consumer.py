@@ -83,7 +83,7 @@ def work(message: Message) -> None:
 
 def die(message: Message) -> None:
     """End as `kill -9` ends a consumer."""
-    print(f"consumer {os.getpid()} dies at work: {message.type} {message.id} comes back within {ACK_TIMEOUT:g} s")
+    print(f"consumer killed; its message comes back within {ACK_TIMEOUT:g} s: {message.type} {message.id}")
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,7 +1,6 @@
 """What somebody sees of a run: a screen on a terminal, plain lines elsewhere, or all logs.
 
-Guarantee: a terminal that was closed ends no thread that reports here, and gets its cursor and its content back from a
-screen that is closed.
+Guarantee: closing the screen restores the terminal's content and cursor. A terminal that has gone stops nothing here.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class Display:
     def output(self, name: str, line: str) -> None:
         """Take a line of a process's output: what it says to people is shown."""
         with self._lock:
-            status = self.run.processes[name]
-            if status.state is State.STARTING and READY.get(name, "") in line:
+            status = self.run.processes.get(name)  # none: it was done, and something that it left behind still writes
+            if status and status.state is State.STARTING and READY.get(name, "") in line:
                 self.running(name)
             if text := warning_in(line):
                 warning = f"{name}: {_printable(text)}"

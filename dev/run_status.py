@@ -17,6 +17,7 @@ MAX_START = seconds(20)  # after so long a process counts as running: it may log
 MAX_KEPT = 50  # events, and warnings
 _VALUES = re.compile(r" \w+=.*")  # at the end of a log line
 _NUMBERS = re.compile(r"\d+")
+ROOM_FOR_GAP = 6  # lines of a section, from which on an empty one stands before it
 STOP_HINT = "Ctrl-C stops everything"
 STOPPING = "stopping, in order; once more to stop at once"
 
@@ -136,5 +137,6 @@ def _processes(run: RunStatus, now: datetime) -> list[Text]:
 
 def _newest(title: str, entries: deque[Entry], room: int, style: str) -> list[Text]:
     """Return a title and the newest entries under it in `room` lines; nothing if there are none, or no room."""
-    shown = list(islice(reversed(entries), max(room - 1, 0)))
-    return [Text(title, "bold"), *(Text(str(entry), style) for entry in reversed(shown))] if shown else []
+    titles = [Text(""), Text(title, "bold")] if room >= ROOM_FOR_GAP else [Text(title, "bold")]
+    shown = list(islice(reversed(entries), max(room - len(titles), 0)))
+    return [*titles, *(Text(str(entry), style) for entry in reversed(shown))] if shown else []

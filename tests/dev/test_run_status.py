@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dev.display import Display
 from dev.log_files import LogFiles
 from dev.log_lines import warning_in
 from dev.run_status import MAX_KEPT, MAX_START, Entry, ProcessStatus, RunStatus, State, lines
@@ -119,3 +120,8 @@ def test_log_files_begin_with_the_run_and_are_bounded(tmp_path: Path) -> None:
     assert all(path.stat().st_size < 120 for path in directory.iterdir())
     assert files.last_lines("web", 2) == ["line 00030", "line 00031"]
     assert files.last_lines("worker") == []
+
+
+def test_the_screen_can_be_saved_as_a_picture(tmp_path: Path) -> None:
+    Display(run_of(ProcessStatus("web", NOW, State.RUNNING))).record(tmp_path / "screen.svg")
+    assert "127.0.0.1:6002" in (tmp_path / "screen.svg").read_text()
