@@ -64,6 +64,8 @@ class Display:
         with self._lock:
             status = self.run.processes[name]
             status.state, status.reason = State.STOPPED if is_final else State.FAILED, how
+            if not is_final:
+                self.run.warn(f"{name}: {how}", datetime.now())
             self.print(f"{name}: {how}")
 
     def done(self, name: str) -> None:

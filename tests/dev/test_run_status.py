@@ -125,3 +125,18 @@ def test_log_files_begin_with_the_run_and_are_bounded(tmp_path: Path) -> None:
 def test_the_screen_can_be_saved_as_a_picture(tmp_path: Path) -> None:
     Display(run_of(ProcessStatus("web", NOW, State.RUNNING))).record(tmp_path / "screen.svg")
     assert "127.0.0.1:6002" in (tmp_path / "screen.svg").read_text()
+
+
+def test_an_end_is_a_warning_unless_it_was_asked_for() -> None:
+    display = Display(run_of())
+    display.expect(["worker", "web"])
+    for name in ("worker", "web"):
+        display.starting(name)
+    display.ended("worker", "killed by SIGKILL; starts again in 1 s")
+    display.starting("worker")
+    display.ended("web", "exited with 0", is_final=True)
+    assert [entry.text for entry in display.run.warnings] == ["worker: killed by SIGKILL; starts again in 1 s"]
+    assert [(status.state, status.restarts) for status in display.run.processes.values()] == [
+        (State.STARTING, 1),
+        (State.STOPPED, 0),
+    ]
