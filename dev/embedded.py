@@ -64,7 +64,7 @@ class EmbeddedServer(ABC):
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         command = self._command(str(self.program.find()))
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._log_begins = log.tell()
             self._child = spawn(command, cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, grace=STOP_GRACE)
         try:
@@ -93,7 +93,7 @@ class EmbeddedServer(ABC):
         self.stop()
 
     @property
-    def _log(self) -> Path:
+    def log(self) -> Path:
         return self.directory / f"{self.program.name.lower()}.log"
 
     def _wait_until_ready(self, child: Child) -> None:
@@ -108,7 +108,7 @@ class EmbeddedServer(ABC):
             time.sleep(0.01)
 
     def _last_words(self) -> str:
-        with self._log.open(errors="replace") as log:
+        with self.log.open(errors="replace") as log:
             log.seek(self._log_begins)
             lines = log.read().splitlines()
         return "\n".join((list(filter(self._is_telling, lines)) or lines)[-LOG_LINES:])

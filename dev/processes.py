@@ -91,6 +91,12 @@ class ProcessGroup:
         return not is_somebody_else and _signal(os.killpg, self.pid, number)
 
 
+def describe(code: int, *, restart_in: float | None = None) -> str:
+    """Say how a process ended: `exited with 1`, `killed by SIGKILL; starts again in 4 s`."""
+    how = f"exited with {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    return how if restart_in is None else f"{how}; starts again in {restart_in:g} s"
+
+
 def _has_living_member(group: int) -> bool:
     """Tell whether a group has more than zombies: an idle process 1, as in many containers, reaps nobody."""
     return any(status.group == group for stat in Path("/proc").glob("[0-9]*/stat") if (status := _status(stat)))

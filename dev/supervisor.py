@@ -16,7 +16,7 @@ from threading import Event, Lock, Thread
 from typing import Self
 
 from dev.children import Child, spawn
-from dev.log_stream import LogStream
+from dev.log_stream import ProcessOutput
 from dev.procfile import Process
 from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
@@ -36,7 +36,7 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         root: Path,
-        log: LogStream,
+        log: ProcessOutput,
         restart: RetryPolicy = RESTART,
     ) -> None:
         self._environment = environment
@@ -101,14 +101,9 @@ class Supervisor:
         deaths = 0
         while not self._is_stopping.is_set():
             began = time.monotonic()
+            self._log.starting(process.name)
             code = self.run(process)
             deaths = 1 if time.monotonic() - began > HEALTHY_AFTER else deaths + 1
             wait = self._restart.wait_before(deaths + 1).total_seconds()
-            again = "" if self._is_stopping.is_set() else f"; starts again in {wait:g} s"
-            self._log.write(process.name, f"({describe(code)}{again})")
+            self._log.ended(process.name, code, restart_in=None if self._is_stopping.is_set() else wait)
             self._is_stopping.wait(wait)
-
-
-def describe(code: int) -> str:
-    """Say how a process ended: `exited with 1`, `killed by SIGKILL`."""
-    return f"exited with {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

@@ -2,87 +2,107 @@
 
 Guarantee: Ctrl-C, SIGTERM or a closed terminal ends everything in order, processes before servers, within
 10 s; a second Ctrl-C ends it at once. Data stays in `.devstack/` of the checkout, readable by its owner
-alone.
+alone, next to the logs of the last run.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
-
-from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
 
 from dev import environment, lock, procfile
 from dev.children import kill_all
+from dev.display import AllLogs, Display, RunLog, Screen, say
 from dev.embedded import EmbeddedServer
-from dev.log_stream import LogStream
+from dev.log_files import LogFiles
 from dev.ports import LOOPBACK, free_port, is_answering
+from dev.processes import describe
 from dev.procfile import Process
+from dev.run_status import RunStatus
 from dev.servers import Mongo, Valkey
-from dev.supervisor import Supervisor, describe
+from dev.supervisor import Supervisor
 from queue_manager.core.errors import AppError, ConfigurationError
 from queue_manager.core.settings import masked
 
+DATA = ".devstack"
 MONGO_PORT, REDIS_PORT = 27017, 6379  # preferred: what their clients try by default
 SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Dashboard", "QM_WEB_PORT", 6002)}
 """What people open in a browser: by the name of the process, its title, the setting of its port, its usual port."""
 SITES_TIMEOUT = 15.0  # seconds; the addresses are shown then at the latest
+RECORD_AFTER = 45.0  # seconds after the start
 SUMMARY = Process("summary", "python -m dev.summary")
 DEMO = Process("demo", "python -m dev.demo")
 DEMO_WITHOUT_MESSAGES = Process(DEMO.name, f"{DEMO.command} --no-messages")
 
 
-def main(*, demo: bool = True, root: Path) -> int:
+def main(*, demo: bool = True, logs: bool = False, root: Path, record: Path | None = None) -> int:
     """Run the checkout at `root` until it is stopped; return the exit code.
 
-    `demo` fills in live data, but never in a MongoDB or a message queue that the user named.
+    `demo` fills in live data, but never in a MongoDB or a message queue that the user named. `logs` shows all output.
+    With `record`, save the screen after a while as an SVG file, and stop.
     """
+    run = RunStatus(logs=f"{DATA}/logs")
+    display = _display(run, logs=logs)
     try:
-        with _stop_signals():
-            _run(root, demo=demo)
+        with _stop_signals(display), ExitStack() as stack:
+            stack.callback(display.close)
+            display.open()
+            _run(root, display, demo=demo, record=record)
     except KeyboardInterrupt:
-        _say_last("stopped")
+        say("stopped")
     except (AppError, OSError) as error:
         print(f"make up: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _run(root: Path, *, demo: bool) -> None:
+def _display(run: RunStatus, *, logs: bool) -> Display:
+    if logs:
+        return AllLogs(run)
+    has_screen = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return Screen(run) if has_screen else Display(run)
+
+
+def _run(root: Path, display: Display, *, demo: bool, record: Path | None) -> None:
     listed = procfile.read(root / "Procfile")
     given = environment.given(root)
-    processes = [*listed, SUMMARY]
+    lasting = [process for process in listed if process.name != procfile.RELEASE] + [SUMMARY]
     if demo:
-        processes += demo_processes(given)
-    data = _private_directory(root / ".devstack")
+        lasting += demo_processes(given)
+    data = _private_directory(root / DATA)
     with ExitStack() as stack:
         stack.enter_context(lock.exclusive(data))
-        servers = _start_servers(stack, given, data)
+        files = LogFiles(data / "logs")
+        servers = _servers(given, data, display)
+        release = [process for process in listed if process.name == procfile.RELEASE]
+        display.expect([*servers, *(process.name for process in [*release, *lasting])])
+        _start_servers(stack, servers, display)
         children = environment.for_children(
             given,
             mongo_url=given.get("MONGO_DB_URL") or servers["MongoDB"].url,
             redis_url=given.get("REDIS_URL") or servers["Valkey"].url,
-            flower_port=_site_port("flower", given),
-            web_port=_site_port("web", given),
+            flower_port=_site_port("flower", given, display),
+            web_port=_site_port("web", given, display),
         )
-        log = LogStream(process.name for process in processes)
-        lasting = [process for process in processes if process.name != procfile.RELEASE]
+        log = RunLog(files, display)
         supervisor = stack.enter_context(Supervisor(lasting, environment=children, root=root, log=log))
-        _release(supervisor, listed)
-        supervisor.start()
         sites = {title: int(children[setting]) for title, setting, _ in _sites_of(listed)}
+        display.set_addresses(_addresses(children, sites))
+        for process in release:
+            _run_once(supervisor, process, display, files)
+        supervisor.start()
         _wait_until_answering(sites.values())
-        _print_addresses(children, sites)
-        _keep_running(servers)
+        display.ready()
+        _keep_running(servers, display, until=math.inf if record is None else time.monotonic() + RECORD_AFTER)
+        if record is not None:
+            display.record(record)
 
 
 def demo_processes(given: Mapping[str, str]) -> list[Process]:
@@ -92,40 +112,47 @@ def demo_processes(given: Mapping[str, str]) -> list[Process]:
     return [DEMO_WITHOUT_MESSAGES if environment.has_own_queue(given) else DEMO]
 
 
-def _release(supervisor: Supervisor, listed: list[Process]) -> None:
-    for process in listed:
-        if process.name == procfile.RELEASE and (code := supervisor.run(process)) != 0:
-            raise AppError(f"`{process.command}` {describe(code)}: nothing was started; see its output above")
+def _run_once(supervisor: Supervisor, process: Process, display: Display, files: LogFiles) -> None:
+    display.starting(process.name)
+    if (code := supervisor.run(process)) != 0:
+        output = "\n".join(f"{process.name} | {line}" for line in files.last_lines(process.name))
+        raise AppError(f"`{process.command}` {describe(code)}: nothing was started. Its output:\n{output}")
+    display.done(process.name)
 
 
-def _start_servers(stack: ExitStack, given: Mapping[str, str], data: Path) -> dict[str, EmbeddedServer]:
-    """Start the servers that the user did not name, by their names; `stack` stops them."""
+def _servers(given: Mapping[str, str], data: Path, display: Display) -> dict[str, EmbeddedServer]:
+    """Return the servers that the user did not name, by their names."""
     servers: dict[str, EmbeddedServer] = {}
     if "REDIS_URL" not in given:
-        servers["Valkey"] = Valkey(data / "valkey", _port("Valkey", REDIS_PORT))
+        servers["Valkey"] = Valkey(data / "valkey", _port("Valkey", REDIS_PORT, display))
     if "MONGO_DB_URL" not in given:
-        servers["MongoDB"] = Mongo(data / "mongodb", _port("MongoDB", MONGO_PORT))
-    for name, server in servers.items():
-        stack.callback(server.stop)
-        _start(name, server)
+        servers["MongoDB"] = Mongo(data / "mongodb", _port("MongoDB", MONGO_PORT, display))
+    for server in servers.values():
+        server.log.unlink(missing_ok=True)
     return servers
 
 
-def _start(name: str, server: EmbeddedServer) -> None:
-    print(f"{name}: starting", flush=True)
+def _start_servers(stack: ExitStack, servers: Mapping[str, EmbeddedServer], display: Display) -> None:
+    for name, server in servers.items():
+        stack.callback(server.stop)
+        _start(name, server, display)
+
+
+def _start(name: str, server: EmbeddedServer, display: Display) -> None:
+    display.starting(name)
     began = time.monotonic()
     server.start()
-    print(f"{name}: ready on port {server.port} after {time.monotonic() - began:.1f} s", flush=True)
+    display.running(name, f"ready on port {server.port} after {time.monotonic() - began:.1f} s")
 
 
-def _keep_running(servers: Mapping[str, EmbeddedServer]) -> NoReturn:
-    """Start again, until a signal, what was killed: on the same port, with the data it had."""
-    while True:
+def _keep_running(servers: Mapping[str, EmbeddedServer], display: Display, *, until: float = math.inf) -> None:
+    """Start again what was killed: on the same port, with the data it had."""
+    while time.monotonic() < until:
         time.sleep(1)
         for name, server in servers.items():
             if not server.is_running:
-                print(f"{name}: it ended", flush=True)
-                _start(name, server)
+                display.ended(name, "it ended")
+                _start(name, server, display)
 
 
 def _sites_of(listed: list[Process]) -> list[tuple[str, str, int]]:
@@ -133,26 +160,26 @@ def _sites_of(listed: list[Process]) -> list[tuple[str, str, int]]:
 
 
 def _wait_until_answering(ports: Iterable[int]) -> None:
-    """Wait for the last to be ready, so that the addresses stand below what the others say at their start."""
+    """Wait for the last to be ready: an address that is printed can be opened."""
     deadline = time.monotonic() + SITES_TIMEOUT
     for port in ports:
         while not is_answering(port) and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
-def _port(name: str, preferred: int) -> int:
+def _port(name: str, preferred: int, display: Display) -> int:
     port = free_port(preferred)
     if port != preferred:
-        print(f"{name}: port {preferred} is busy, using {port}", flush=True)
+        display.note(f"{name}: port {preferred} is busy, using {port}")
     return port
 
 
-def _site_port(process: str, given: Mapping[str, str]) -> int:
+def _site_port(process: str, given: Mapping[str, str], display: Display) -> int:
     title, setting, usual = SITES[process]
     wanted = given.get(setting, str(usual))
     if not wanted.isdecimal():
         raise ConfigurationError(f"{setting}={wanted!r}: accepted is a port number, such as {usual}")
-    return _port(title, int(wanted))
+    return _port(title, int(wanted), display)
 
 
 def _private_directory(path: Path) -> Path:
@@ -161,24 +188,18 @@ def _private_directory(path: Path) -> Path:
     return path
 
 
-def _print_addresses(children: environment.Environment, sites: Mapping[str, int]) -> None:
-    addresses = Table.grid(padding=(0, 2))
-    for title, port in sites.items():
-        addresses.add_row(title, f"http://{children['FLOWER_ADDRESS'] if title == 'Flower' else LOOPBACK}:{port}")
-    addresses.add_row("MongoDB", masked(children["MONGO_DB_URL"]))
-    addresses.add_row("Redis", masked(children["REDIS_URL"]))
-    console = Console(highlight=False)
-    console.print(Panel(addresses, title="Queue Manager", subtitle="Ctrl-C stops everything", expand=False))
-
-
-def _say_last(line: str) -> None:
-    # Unbuffered, because a signal may have interrupted a print; and the terminal may be what has gone.
-    with suppress(OSError):
-        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+def _addresses(children: environment.Environment, sites: Mapping[str, int]) -> dict[str, str]:
+    """Return what can be opened or connected to, without passwords: the dashboard first."""
+    hosts = {"Dashboard": LOOPBACK, "Flower": children["FLOWER_ADDRESS"]}
+    return {
+        **{title: f"http://{hosts[title]}:{sites[title]}" for title in hosts if title in sites},
+        "MongoDB": masked(children["MONGO_DB_URL"]),
+        "Redis": masked(children["REDIS_URL"]),
+    }
 
 
 @contextmanager
-def _stop_signals() -> Iterator[None]:
+def _stop_signals(display: Display) -> Iterator[None]:
     """Turn the first Ctrl-C, SIGTERM or SIGHUP into KeyboardInterrupt; a further one kills every child."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     is_stopping = False
@@ -189,7 +210,7 @@ def _stop_signals() -> Iterator[None]:
             kill_all()
             return
         is_stopping = True
-        _say_last("stopping, in order; once more to stop at once")
+        display.stopping()
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in signals}

@@ -88,7 +88,8 @@ def _refuse_old_workers() -> None:
 
 
 def _log_indexes(names: Sequence[str]) -> None:
-    log.info(f"{len(names)} indexes are in place", indexes=", ".join(names))
+    log.info(f"{len(names)} indexes are in place")
+    log.debug("Indexes", names=", ".join(names))
 
 
 @cli.command()

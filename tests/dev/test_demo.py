@@ -204,6 +204,7 @@ class TestProcess:
 
 class TestSummary:
     def test_it_counts_rooms_and_measures_the_lag(self, rooms: Collection[Document]) -> None:
+        assert summary.describe_rooms(NOW - seconds(5), NOW) == ""
         rooms.insert_many(
             [
                 {"snooze_time": {"time": NOW + seconds(5)}},
@@ -212,27 +213,32 @@ class TestSummary:
                 {"unsnoozed_at": NOW - seconds(1), "demo_due_at": NOW - seconds(1.25), "account_id": ObjectId()},
             ]
         )
-        assert summary.describe_rooms(NOW) == (
-            "rooms: 1 snoozed, 1 due, 2 woken (1 in the last minute), lag of the last 0.25 s"
-        )
+        assert summary.describe_rooms(NOW - seconds(5), NOW) == "1 room opened (lag 0.25 s), 1 room due"
+        assert summary.describe_rooms(NOW - minutes(6), NOW) == "2 rooms opened (lag 0.25 s), 1 room due"
 
     def test_it_counts_review_requests(self, clean: Servers) -> None:
-        for status, age in (("pending", seconds(59)), ("dismissed", minutes(2)), ("in_progress", hours(25))):
+        for status, age in (("pending", seconds(4)), ("dismissed", seconds(3)), ("in_progress", seconds(6))):
             agency = demo_agencies.subscription(NOW)
             pulse.pulses().insert_one(demo_agencies.pulse(agency, NOW - age, status=status))
-        assert summary.describe_reviews(NOW) == ("reviews: 2 open, 2 made in the last day (1 in the last minute)")
+        assert summary.describe_reviews(NOW - seconds(5), NOW) == "2 review requests created"
 
-    def test_it_counts_stuck_builds_and_resets(self, clean: Servers) -> None:
-        collection("instasites").insert_many([demo_sites.new_site(NOW, hangs=hangs) for hangs in (True, True, False)])
-        for number, (outcome, age) in enumerate([("reset", 59), ("reset", 61), ("skipped", 1)]):
+    def test_it_counts_resets(self, clean: Servers) -> None:
+        for number, (outcome, age) in enumerate([("reset", 4), ("reset", 6), ("skipped", 1)]):
             site.record_outcome(f"run-{number}", "instasites", "s", outcome, now=NOW - seconds(age))  # type: ignore[arg-type]
-        assert summary.describe_thumbnails(NOW) == (
-            "thumbnails: 2 stuck, 2 reset in the last day (1 in the last minute)"
-        )
+        assert summary.describe_thumbnails(NOW - seconds(5), NOW) == "1 thumbnail reset"
 
-    def test_only_what_is_switched_on_has_its_line(self) -> None:
+    def test_a_line_has_what_happened_in_any_system_and_is_empty_if_nothing_did(
+        self, rooms: Collection[Document]
+    ) -> None:
+        everything = summary.systems(Settings(qm_conversations=True, qm_projects=True))
+        assert summary.describe_all(everything, NOW, NOW) == ""
+        rooms.insert_one({"unsnoozed_at": NOW - seconds(1)})
+        pulse.pulses().insert_one(demo_agencies.pulse(demo_agencies.subscription(NOW), NOW, status="pending"))
+        assert summary.describe_all(everything, NOW - seconds(5), NOW) == "1 room opened, 1 review request created"
+
+    def test_only_what_is_switched_on_is_described(self) -> None:
         chosen = Settings(qm_conversations=True, qm_projects=False, qm_sites_fix_stale_thumbnails=True)
-        assert summary.lines(chosen) == [summary.describe_rooms, summary.describe_thumbnails]
+        assert summary.systems(chosen) == [summary.describe_rooms, summary.describe_thumbnails]
 
 
 def test_make_up_switches_every_system_on_unless_the_user_said_otherwise() -> None:

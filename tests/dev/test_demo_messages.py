@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -110,7 +110,7 @@ class TestConsumer:
         id = queue.enqueue("demo.make_thumbnail", {})
         child = spawn([sys.executable, "-c", DIES_AT_ONCE], stdout=subprocess.PIPE)
         with child.stdout as said:  # type: ignore[union-attr]
-            assert f"dies at work: demo.make_thumbnail {id} comes back" in said.readline().decode()
+            assert re.search(rf"comes back within .* s: demo.make_thumbnail {id}$", said.readline().decode().strip())
         assert child.wait() == -signal.SIGKILL
         assert people.counts().processing == 1
         assert eventually(lambda: sweeper().sweep().requeued) == [id]
@@ -148,22 +148,21 @@ class TestProcess:
 
 
 class TestSummary:
-    def test_it_says_what_is_where_and_what_was_done_lately(self, clean: Servers) -> None:
-        numbers: dict[str, Any] = {"waiting": [5, 7], "processing": 3, "dead": 4, "overdue": 1}
-        before = replace(queue_admin().counts(), **numbers, now=1000.0, total_acknowledged=89)
+    def test_it_says_what_was_done_since_it_was_asked(self, clean: Servers) -> None:
+        before = replace(queue_admin().counts(), total_acknowledged=89, total_dead_lettered=2)
         messages = Messages()
-        messages.describe(replace(before, now=900.0, total_acknowledged=20))
-        messages.describe(before)
-        assert messages.describe(replace(before, now=1060.2, total_acknowledged=120)) == (
-            "messages: 12 waiting, 3 held, 1 overdue, 4 dead, 120 acknowledged (31 in the last minute)"
-        )
+        assert messages.describe(before) == ""
+        after = replace(before, total_acknowledged=120, total_dead_lettered=3)
+        assert messages.describe(after) == "31 messages handled, 1 message dead-lettered"
+        assert messages.describe(after) == ""
+        assert messages.describe(before) == ""  # the queue's server lost its data
 
     def test_a_server_that_is_away_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         away = settings().model_copy(update={"qm_queue_redis_url": f"redis://127.0.0.1:{free_port()}/0"})
         monkeypatch.setattr(service, "settings", lambda: away)
         service._scripts.take()
         try:
-            assert Messages().line().startswith("messages: The queue's server does not answer")
+            assert Messages().line().startswith("The queue's server does not answer")
         finally:
             service._scripts.take()
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from typing import Self
 
 import pytest
 from redis import Redis
@@ -23,6 +29,7 @@ from dev import environment
 from dev.processes import started_at
 from dev.up import DEMO, demo_processes
 from tests.eventually import eventually
+from tests.pace import promptly
 
 # Ports of each run's own instead of the well-known ones, which runs beside it may take at the same moment.
 START = """
@@ -30,26 +37,71 @@ import pathlib, sys
 from dev import up
 from dev.ports import free_port
 up.REDIS_PORT, up.MONGO_PORT = free_port(), free_port()
-sys.exit(up.main(root=pathlib.Path()))
+sys.exit(up.main(root=pathlib.Path(), logs="--logs" in sys.argv))
 """
 ROOT = Path(__file__).parents[2]
 WITHIN = 20.0  # seconds for a start, on a busy machine
 
 
 @contextmanager
-def up(root: Path, name: str = "output") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Start everything at `root`, with nothing set that would name other servers."""
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {"PYTHONPATH": str(ROOT)}
+def up(root: Path, name: str = "output", *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Start everything at `root`, its output in a file."""
     output = root / name
     with output.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", START], cwd=root, env=kept, stdout=log, stderr=subprocess.STDOUT
-        )
+        process = start(root, log.fileno(), *arguments)
     with process:
         try:
             yield process, output
         finally:
             process.kill()
+
+
+def start(root: Path, output: int, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    """Start everything with nothing set that would name other servers."""
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", START, *arguments],
+        cwd=root,
+        env=kept | environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+    )
+
+
+class Terminal:
+    """A terminal with `make up` on it; a context manager that closes it."""
+
+    def __init__(self, root: Path) -> None:
+        self._controller, terminal = pty.openpty()
+        self.resize(80, 24)
+        self.process = start(root, terminal, TERM="xterm-256color")
+        os.close(terminal)
+        self._written = bytearray()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._controller, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def text(self) -> str:
+        return self._written.decode(errors="replace")
+
+    def forget(self) -> None:
+        self._written.clear()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # the terminal has no other side any more
+            while data := os.read(self._controller, 65_536):
+                self._written += data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        os.close(self._controller)
 
 
 @pytest.fixture
@@ -77,9 +129,11 @@ def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> 
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert time.monotonic() - began < 10
-    text = output.read_text()
-    assert re.search(r"release \| released at mongodb://127.0.0.1:\d+/queue_manager\?replicaSet=qm", text)
-    assert text.endswith("stopped\n")
+    released = (checkout / ".devstack/logs/release.log").read_text()
+    assert re.fullmatch(r"released at mongodb://127.0.0.1:\d+/queue_manager\?replicaSet=qm\n", released)
+    lines = output.read_text().splitlines()
+    assert lines[-1] == "stopped"
+    assert lines.index("release: done") < lines.index("worker: starting") < lines.index("worker: killed by SIGTERM")
     assert started_at(pid) is None
     assert stat.S_IMODE((checkout / ".devstack").stat().st_mode) == 0o700
 
@@ -109,6 +163,70 @@ def test_a_server_that_dies_is_started_again(checkout: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     assert "Valkey: it ended" in output.read_text()
+
+
+def test_a_screen_is_drawn_on_a_terminal_which_gets_back_what_it_had(checkout: Path) -> None:
+    with Terminal(checkout) as terminal:
+        eventually(lambda: re.search(r"summary +.*running since", terminal.text()), within=WITHIN)
+        worker(checkout)
+        assert terminal.text().startswith("\033[?1049h")
+        terminal.resize(40, 24)
+        terminal.forget()
+        eventually(lambda: "mongodb://127.0.0.1:" in terminal.text() and "\u2026" in terminal.text())
+        terminal.process.send_signal(signal.SIGINT)
+        eventually(lambda: "stopping" in terminal.text())
+        assert terminal.process.wait(10) == 0
+        eventually(lambda: terminal.text().endswith("\033[?1049lstopped\r\n"))
+        assert "released at" not in terminal.text()
+
+
+def test_a_second_signal_on_a_terminal_ends_it_at_once(checkout: Path) -> None:
+    (checkout / "Procfile").write_text("worker: trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done\n")
+    with Terminal(checkout) as terminal:
+        pid = worker(checkout)
+        terminal.process.send_signal(signal.SIGINT)
+        eventually(lambda: "stopping" in terminal.text())
+        terminal.process.send_signal(signal.SIGINT)
+        with promptly(4):
+            terminal.process.wait()
+        assert started_at(pid) is None
+        eventually(lambda: terminal.text().endswith("\033[?1049lstopped\r\n"))
+
+
+def test_everything_ends_with_its_terminal(checkout: Path) -> None:
+    controller, terminal = pty.openpty()
+    process = start(checkout, terminal, TERM="xterm")
+    os.close(terminal)
+    with process:
+        try:
+            pid = worker(checkout)
+            os.close(controller)
+            process.send_signal(signal.SIGHUP)  # as the system does, to the programs of a terminal's session
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+    assert started_at(pid) is None
+
+
+def test_a_file_gets_plain_lines_and_the_log_files_the_output(checkout: Path) -> None:
+    (checkout / "Procfile").write_text("worker: echo hello; echo '12:00:00.1 [warning  ] too hot'; sleep 300\n")
+    with up(checkout) as (process, output):
+        eventually(lambda: "worker: too hot" in output.read_text(), within=WITHIN)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert "\033" not in output.read_text()
+    assert "hello" not in output.read_text()
+    log = checkout / ".devstack/logs/worker.log"
+    assert log.read_text().splitlines() == ["hello", "12:00:00.1 [warning  ] too hot", "(killed by SIGTERM)"]
+
+
+def test_all_logs_are_shown_when_asked_for(checkout: Path) -> None:
+    with up(checkout, "output", "--logs") as (process, output):
+        eventually(lambda: is_running(output), within=WITHIN)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert re.search(r"release +\| released at mongodb://", output.read_text())
+    assert (checkout / ".devstack/logs/release.log").read_text().startswith("released at mongodb://")
 
 
 def test_a_start_can_be_stopped_halfway(checkout: Path) -> None:
