@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
 
 import socketio
 from fastapi import FastAPI
@@ -41,7 +42,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     live = Live(chosen, credentials)
     beside = messages.Beside(ending) if chosen.qm_message_queue else None
     job_feed = jobs.Feed(ending) if chosen.runs_jobs else None
-    board = systems.Board(systems.look, ending)
+    overview = systems.OverviewBroadcaster(systems.read_overview, ending)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -54,14 +55,22 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
                 await stack.enter_async_context(beside)
             if job_feed is not None:
                 await stack.enter_async_context(job_feed)
-            await stack.enter_async_context(board)
+            await stack.enter_async_context(overview)
             yield
 
-    api = FastAPI(title="Queue Manager", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    api = FastAPI(
+        title="Queue Manager",
+        version=version("queue-manager"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        generate_unique_id_function=lambda route: f"{route.tags[0]}_{route.name}" if route.tags else route.name,
+    )
     api.state.live = live
     exception_handlers.install(api)
     auth.install(api, credentials)
-    systems.install(api, board)
+    systems.install(api, overview)
     _install(api, chosen, beside, job_feed)
     list(auth.rules(api))  # every route has one
     return api
@@ -69,10 +78,10 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
 
 def _install(api: FastAPI, chosen: Settings, beside: messages.Beside | None, job_feed: jobs.Feed | None) -> None:
     docs.install(api)
-    api.include_router(probes.router, dependencies=[auth.public])
-    api.include_router(metrics.router, dependencies=[auth.viewer])
+    api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
+    api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
     if chosen.qm_hooks:
-        api.include_router(triggers.router, dependencies=[auth.operator])
+        api.include_router(triggers.router, dependencies=[auth.operator], tags=["systems"])
     if beside is not None:
         messages.install(api, beside)
     if job_feed is not None:

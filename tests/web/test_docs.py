@@ -16,7 +16,7 @@ from schemathesis.checks import not_a_server_error
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
 from tests.web.queue_client import empty_queue
-from tests.web.web_process import Web
+from tests.web.web_process import Web, shared_web
 
 WAITS = {"timeout"}  # parameters that only make an answer late
 ENDLESS = {"/api/queue/events", "/api/jobs/events", "/api/overview/events"}
@@ -36,15 +36,29 @@ def operations(schema: Any) -> list[tuple[str, str, Any]]:
     return [(method, path, about) for path, methods in schema["paths"].items() for method, about in methods.items()]
 
 
-def test_every_body_role_and_refusal_is_described(schema: Any) -> None:
+def test_every_body_role_and_error_is_described(schema: Any) -> None:
     found = operations(schema)
     assert len(found) > 30
     for method, path, about in found:
-        assert {"401", "403", "422"} <= about["responses"].keys()
-        assert ("security" in about) == (about["x-role"] != "public")
+        is_guarded = about["x-role"] != "public"
+        assert ("security" in about) == is_guarded
+        assert not is_guarded or {"401", "403", "422", "429"} <= about["responses"].keys(), path
+        assert ("requestBody" not in about) or {"400", "413"} <= about["responses"].keys(), path
         if method in ("post", "put") and path not in ("/logout", "/api/trigger/{path}"):
             assert about["requestBody"]["content"], path
     assert schema["components"]["securitySchemes"].keys() == {"key", "bearer", "session"}
+
+
+def test_a_probe_has_no_error_that_it_never_answers(schema: Any) -> None:
+    assert schema["paths"]["/healthz"]["get"]["responses"].keys() == {"200"}
+
+
+def test_without_keys_no_key_is_asked_for(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    without = shared_web(tmp_path_factory).get("/openapi.json").body
+    assert "securitySchemes" not in without["components"]
+    for _, path, about in operations(without):
+        assert "security" not in about, path
+        assert path == "/login" or not {"401", "429"} & about["responses"].keys(), path
 
 
 def test_the_page_shows_every_operation_and_loads_nothing_from_elsewhere(guarded: Web, schema: Any) -> None:

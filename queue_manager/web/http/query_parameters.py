@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
 
-from queue_manager.web.http.errors import Refused
-
-LONGEST_QUOTED = 64  # characters of an unknown name in the error
+from queue_manager.web.http.errors import invalid
 
 
 def refuse_unknown(request: Request) -> None:
@@ -27,8 +24,7 @@ def refuse_unknown(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             accepted = f"the known ones are {', '.join(known)}" if known else "this route has none"
-            message = f"{name:.{LONGEST_QUOTED}}: unknown query parameter; {accepted}"
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", message, field=name[:LONGEST_QUOTED])
+            raise invalid(name, f"unknown query parameter; {accepted}")
 
 
 def _declared(dependant: Any) -> Iterator[str]:
