@@ -57,19 +57,16 @@ def invalid(field: str, problem: str) -> Refused:
     return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", f"{field}: {problem}", field=field)
 
 
-def invalid_because(error: Mapping[str, Any], *, known: tuple[str, ...] = ()) -> Refused:
-    """Return the error for the first error of pydantic; `known` are the members that the body may have."""
+def invalid_because(error: Mapping[str, Any]) -> Refused:
+    """Return the error for an error of pydantic."""
     field = ".".join(takewhile(lambda part: isinstance(part, str), error["loc"]))
     match error["type"]:
         case "missing":
             return invalid(field, "is missing")
-        case "extra_forbidden":
-            return invalid(
-                field, f"unknown field; {'the fields are ' + ', '.join(known) if known else 'there are none'}"
-            )
         case "value_error":
             return invalid(field, str(error["ctx"]["error"]))
-    return invalid(field, re.sub(r"^\w+ should ", "must ", error["msg"]).partition(", unable to")[0])
+    sentence = re.sub(r"^\w+ should ", "must ", error["msg"])
+    return invalid(field, re.sub(r" after validation.*|, unable to .*", "", sentence))
 
 
 def answer(

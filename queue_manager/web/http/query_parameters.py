@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastapi import Request
+from pydantic import BeforeValidator
 
 from queue_manager.web.http.errors import invalid
+
+EmptyIsNone = BeforeValidator(lambda value: None if value == "" else value)
+"""For a parameter that may be empty: forms send the fields that nobody filled in."""
 
 
 def refuse_unknown(request: Request) -> None:

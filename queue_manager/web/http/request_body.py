@@ -10,7 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from starlette.requests import ClientDisconnect
 
-from queue_manager.web.http.errors import Refused, invalid_because
+from queue_manager.web.http.errors import Refused, invalid, invalid_because
 
 MAX_DISCARDED = 64 * 1024 * 1024  # bytes over the limit: a client that is cut off while it sends never reads the answer
 
@@ -63,10 +63,14 @@ class JsonBody(Body, Generic[M]):
 
 def validated(model: type[M], given: dict[str, Any]) -> M:
     """Return the members of a body as a `model`. Raises `Refused`, which names the first wrong one."""
+    for name in given:
+        if name not in model.model_fields:
+            known = f"the fields are {', '.join(model.model_fields)}" if model.model_fields else "there are none"
+            raise invalid(name, f"unknown field; {known}")
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise invalid_because(error.errors()[0], known=tuple(model.model_fields)) from None
+        raise invalid_because(error.errors()[0]) from None
 
 
 async def read(request: Request, max_bytes: int, *, field: str) -> bytes:

@@ -20,7 +20,7 @@ let looked = {}; // the job that is open: its id, and the part of the page that 
 // Reading
 
 const load = async ({ cursor, ...filters }, options) => {
-  const { jobs, cursor: next, is_partial: isPartial } = await get(`/jobs${query({ ...filters, before: cursor, limit: 50 })}`, { ...options, parse: exact });
+  const { jobs, cursor: next, is_partial: isPartial } = await get(`/jobs${query({ ...filters, cursor, limit: 50 })}`, { ...options, parse: exact });
   return { rows: jobs, cursor: next, isPartial };
 };
 
