@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,24 @@ from tests.web.queue_client import empty_queue
 from tests.web.web_process import Web, shared_web
 
 WAITS = {"timeout"}  # parameters that only make an answer late
+CLOSED = {
+    "state",
+    "states",
+    "order",
+    "sort",
+    "sortBy",
+    "sortOrder",
+    "queueType",
+    "toQueue",
+    "fromQueue",
+    "result",
+    "idle",
+}
+TOKEN_NEEDED = {
+    ("/api/queue/ack", "post"),
+    ("/api/queue/message/{id}/nack", "post"),
+    ("/api/queue/message/{id}/touch", "put"),
+}
 ENDLESS = {"/api/queue/events", "/api/jobs/events", "/api/overview/events"}
 
 
@@ -47,6 +65,96 @@ def test_every_body_role_and_error_is_described(schema: Any) -> None:
         if method in ("post", "put") and path not in ("/logout", "/api/trigger/{path}"):
             assert about["requestBody"]["content"], path
     assert schema["components"]["securitySchemes"].keys() == {"key", "bearer", "session"}
+
+
+def resolved(schema: Any, described: Any) -> Any:
+    """Return a schema, or the component that it refers to."""
+    while "$ref" in described:
+        described = schema["components"]["schemas"][described["$ref"].rpartition("/")[2]]
+    return described
+
+
+def contents(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every JSON schema of a parameter, a body or an answer, with the operation."""
+    for method, path, about in operations(schema):
+        for parameter in about.get("parameters", ()):
+            yield f"{method} {path}", {"properties": {parameter["name"]: parameter["schema"]}}
+        for described in (about.get("requestBody", {}), *about["responses"].values()):
+            for content in described.get("content", {}).values():
+                yield f"{method} {path}", content["schema"]
+
+
+def fields(schema: Any, described: Any, seen: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Yield every member within a schema by its name, at any depth."""
+    if (reference := described.get("$ref")) in seen:
+        return
+    seen |= {reference} if reference else set()
+    described = resolved(schema, described)
+    for name, member in described.get("properties", {}).items():
+        yield name, member
+        yield from fields(schema, member, seen)
+    inner = [described.get("items"), described.get("additionalProperties"), *described.get("anyOf", ())]
+    for part in inner:
+        if isinstance(part, dict):
+            yield from fields(schema, part, seen)
+
+
+def has_values(schema: Any, described: Any) -> bool:
+    """Return True if a field names its values, or is not a text."""
+    described = resolved(schema, described)
+    if "anyOf" in described and "enum" not in described:
+        return all(has_values(schema, one) for one in described["anyOf"])
+    if described.get("type") == "array":
+        return has_values(schema, described["items"])
+    return described.get("type") != "string" or bool(described.keys() & {"enum", "const"})
+
+
+def test_every_success_and_error_has_a_schema(schema: Any) -> None:
+    for method, path, about in operations(schema):
+        where = f"{method} {path}"
+        assert about["description"], where
+        assert about["tags"], where
+        successes = [status for status in about["responses"] if status[0] in "23"]
+        assert successes, where
+        for status, answer in about["responses"].items():
+            assert answer["description"], (where, status)
+            if status[0] == "3":
+                continue
+            for content in answer["content"].values():
+                described = resolved(schema, content["schema"])
+                is_text = "application/json" not in answer["content"]
+                assert is_text or described.get("properties"), (where, status)
+            if status[0] == "4":
+                assert content["schema"] == {"$ref": "#/components/schemas/Error"}, (where, status)
+
+
+def test_operations_have_names_of_their_own(schema: Any) -> None:
+    names = [about["operationId"] for _, _, about in operations(schema)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_field_with_known_values_names_them(schema: Any) -> None:
+    found = Counter[str]()
+    for where, described in contents(schema):
+        for name, member in fields(schema, described):
+            if name in CLOSED:
+                assert has_values(schema, member), (where, name)
+                found[name] += 1
+    assert found.keys() == CLOSED
+
+
+def test_what_the_description_said_wrongly_before(schema: Any) -> None:
+    paths = schema["paths"]
+    assert "200" not in paths["/api/jobs"]["post"]["responses"]
+    assert paths["/metrics"]["get"]["responses"]["200"]["content"].keys() == {"text/plain"}
+    for path in ENDLESS:
+        assert paths[path]["get"]["responses"]["200"]["content"].keys() == {"text/event-stream"}, path
+    for path, method in TOKEN_NEEDED:
+        body = paths[path][method]["requestBody"]["content"]["application/json"]["schema"]
+        assert "lock_token" in body["required"], path
+    move = paths["/api/queue/move"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert "processing" not in move["toQueue"]["enum"]
+    assert [one["type"] for one in move["messages"]["items"]["anyOf"]] == ["string", "object"]
 
 
 def test_a_probe_has_no_error_that_it_never_answers(schema: Any) -> None:

@@ -104,7 +104,7 @@ def _shown(method: str, path: str, operation: Json) -> Json:
         "method": method.upper(),
         "path": path,
         "role": operation["x-role"],
-        "about": operation.get("description") or operation["summary"],
+        "about": operation["description"],
         "parameters": ", ".join(f"{one['name']} ({one['in']})" for one in operation.get("parameters", ())),
         "bodies": [(kind, json.dumps(content["schema"], indent=1)) for kind, content in contents.items()],
         "statuses": ", ".join(sorted(operation["responses"])),

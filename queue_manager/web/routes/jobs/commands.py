@@ -15,9 +15,9 @@ from queue_manager.web.http.request_body import JsonBody, NoMembers
 from queue_manager.web.routes.jobs.error_responses import naming
 from queue_manager.web.routes.jobs.schemas import (
     MAX_BODY,
-    ClearedJobs,
-    Deleted,
+    DeletedJobs,
     JobAnswer,
+    JobsToDelete,
     Names,
     NewJob,
     Paused,
@@ -61,7 +61,7 @@ def resume(body: QueueNames) -> Resumed:
 
 
 @router.post("/jobs/clear")
-def clear(body: Annotated[ClearedJobs, Depends(JsonBody(ClearedJobs, max_bytes=MAX_BODY))]) -> Deleted:
+def clear(body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes=MAX_BODY))]) -> DeletedJobs:
     """Delete the jobs in some states, of one name or of all."""
     deleted = 0
     while True:
@@ -71,7 +71,7 @@ def clear(body: Annotated[ClearedJobs, Depends(JsonBody(ClearedJobs, max_bytes=M
         if batch < CLEAR_BATCH:
             break
     log.info("Jobs deleted by hand", states=", ".join(body.states), name=body.name, jobs=deleted)
-    return Deleted(deleted=deleted)
+    return DeletedJobs(deleted=deleted)
 
 
 @router.post("/jobs/{id}/cancel", response_model=JobAnswer, responses=errors(404, 409))

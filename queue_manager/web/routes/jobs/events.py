@@ -15,7 +15,7 @@ router = APIRouter()
 
 
 @router.get("/jobs/events", status_code=HTTPStatus.OK, response_class=EventStream, responses=errors(503))
-async def job_events(
+async def events(
     request: Request,
     header: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
     query: Annotated[str | None, Query(alias="lastEventId")] = None,

@@ -71,7 +71,7 @@ class Names(Members):
     names: list[JobName] = Field(min_length=1, max_length=MAX_NAMES)
 
 
-class ClearedJobs(Members):
+class JobsToDelete(Members):
     """Which jobs to delete."""
 
     states: list[Literal["pending", "success", "failure", "canceled", "cancelled"]] = Field(
@@ -202,7 +202,7 @@ class Resumed(BaseModel):
     resumed: list[str]
 
 
-class Deleted(BaseModel):
+class DeletedJobs(BaseModel):
     """How many jobs were deleted."""
 
     deleted: int

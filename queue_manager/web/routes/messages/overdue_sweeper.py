@@ -30,7 +30,7 @@ T = TypeVar("T")
 log = get_logger("QM/queue-sweeper")
 
 
-class Sweeping:
+class OverdueSweeper:
     """Sweeps while it is entered."""
 
     def __init__(self, feed: Feed) -> None:
@@ -40,7 +40,7 @@ class Sweeping:
         self._is_earlier = asyncio.Event()
         self._is_away = False
 
-    async def __aenter__(self) -> Sweeping:
+    async def __aenter__(self) -> OverdueSweeper:
         self._tasks = [asyncio.create_task(run()) for run in (self._sweep, self._hear, self._heal)]
         return self
 
