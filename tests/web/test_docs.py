@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,15 +10,31 @@ from typing import Any
 
 import pytest
 import schemathesis
+from bson import ObjectId
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis
 from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
+from dev.demo_jobs import INVOICE, MODULE
+from models import job as model
+from models import scan_run
+from models.database import server_now
+from models.job_attempt import start
+from queue_manager.core.clock import seconds
+from services.message_queue.admin import PLACES
 from tests.real_servers import Servers
+from tests.rooms import make_room
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
-from tests.web.queue_client import empty_queue
+from tests.web.queue_client import Queue, empty_queue
+from tests.web.test_systems_api import RUN, SCAN
 from tests.web.web_process import Web, shared_web
 
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 WAITS = {"timeout"}  # parameters that only make an answer late
 CLOSED = {
     "state",
@@ -181,7 +198,7 @@ def test_both_are_for_viewers(guarded: Web) -> None:
     assert {guarded.get(path).status for path in ("/docs", "/openapi.json")} == {401}
 
 
-def test_nothing_that_the_description_allows_is_an_internal_error(
+def test_every_answer_is_as_described_and_none_is_an_internal_error(
     guarded: Web, schema: Any, figure: Callable[[str], None]
 ) -> None:
     described = schemathesis.openapi.from_dict(schema)
@@ -205,10 +222,58 @@ def test_nothing_that_the_description_allows_is_an_internal_error(
             for name in WAITS & (case.query or {}).keys():
                 del case.query[name]
             answer = case.call_and_validate(
-                headers={"X-API-KEY": OPERATOR}, checks=[not_a_server_error], timeout=15, allow_redirects=False
+                headers={"X-API-KEY": OPERATOR}, checks=CHECKS, timeout=15, allow_redirects=False
             )
             answered[answer.status_code // 100] += 1
 
         ask()
     figure(f"openapi: {sum(answered.values())} requests made from the description, {answered[2]} of them done")
     assert answered[2] > 20
+
+
+@pytest.fixture
+def filled(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    """A process with items, scans, jobs and messages in many states."""
+    env = {"QM_HOOKS": "true", "QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
+    queue = empty_queue(clean, tmp_path_factory, **env)
+    make_room(server_now() - seconds(60))
+    for error in (None, "Boom"):
+        scan_run.record(SCAN, {**RUN, "stamped": 2}, error=error, now=server_now())
+    job = queue.post("/jobs", {"name": INVOICE, "arguments": [{"$a": 1}, None]}).body["job"]
+    running = model.get(ObjectId(job["_id"]))
+    assert running is not None
+    start(running, token="a", now=server_now(), until=server_now() + seconds(30), worker="celery@here")
+    queue.post("/jobs", {"name": INVOICE, "delay_seconds": 60})
+    for done in ("acknowledged", "archived"):
+        queue.post("/queue/move", {"messages": [queue.add()], "toQueue": done})
+    queue.post("/queue/replay", {"messageIds": [queue.dead(ackTimeout=5)]})
+    queue.take("consumerId=me")
+    queue.add(payload={"any": ["thing"]})
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("/api/overview", {}),
+        ("/api/overview/history", {}),
+        ("/api/schedule", {}),
+        ("/api/systems/{name}", {"name": "support-snooze"}),
+        ("/api/systems/{name}/scans", {"name": "support-snooze"}),
+        ("/api/systems/{name}/items", {"name": "support-snooze"}),
+        ("/api/jobs", {}),
+        ("/api/jobs/status", {}),
+        *(("/api/queue/{queueType}/messages", {"queueType": place}) for place in PLACES),
+        ("/api/queue/status", {}),
+        ("/api/queue/metrics", {}),
+        ("/api/queue/config", {}),
+        ("/api/queue/message", {}),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else value,
+)
+def test_an_answer_with_data_is_as_described(path: str, parameters: dict[str, str], filled: Queue) -> None:
+    described = schemathesis.openapi.from_dict(filled.web.get("/openapi.json").body)
+    described.config.update(base_url=f"http://127.0.0.1:{filled.web.port}")
+    case = described[path]["GET"].Case(path_parameters=parameters)
+    answer = case.call_and_validate(checks=CHECKS, timeout=15)
+    assert answer.status_code == 200
