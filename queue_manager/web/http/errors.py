@@ -24,7 +24,7 @@ REASONS = {
     HTTPStatus.TOO_MANY_REQUESTS: "Too many wrong keys from this address; see `Retry-After`",
     HTTPStatus.SERVICE_UNAVAILABLE: "A server does not answer",
 }
-LONGEST_FIELD = 64  # characters of a name that is quoted
+MAX_FIELD_LENGTH = 64  # characters of a name that is quoted
 
 
 class Error(BaseModel):
@@ -53,7 +53,7 @@ class Refused(Exception):
 
 def invalid(field: str, problem: str) -> Refused:
     """Return the error for a field that is not as it must be."""
-    field = field[:LONGEST_FIELD]
+    field = field[:MAX_FIELD_LENGTH]
     return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", f"{field}: {problem}", field=field)
 
 

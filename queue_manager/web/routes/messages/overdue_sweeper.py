@@ -1,7 +1,7 @@
-"""The sweeper of this process: at each deadline it takes back what is overdue, also while no beat or worker runs.
+"""The sweeper of this process: it requeues overdue messages at their deadline, also while no beat or worker runs.
 
-Guarantee: it hears of every deadline that is made, so that a sweep follows each within about 20 ms; without hearing,
-within one period. An outage of the server is said once, and over by itself.
+Guarantee: it listens to the events of deadlines, so that a sweep follows each within about 20 ms; without events,
+within one period. An outage of the server is logged once, and ends by itself.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class OverdueSweeper:
     async def _tried(self, step: Callable[[], T]) -> T | None:
         """Return what `step` returns, run in a thread; `None` when it failed.
 
-        It goes on whatever the error is: nobody would miss a sweeper that has ended until messages hang.
+        It goes on after any error: that a sweeper has ended would be noticed only when messages hang.
         """
         try:
             done = await asyncio.to_thread(step)
