@@ -189,7 +189,7 @@ function bodyOf(text, others) {
   try {
     JSON.parse(text);
   } catch (error) {
-    throw new Problem(422, { field: "arguments", message: `Accepted is a JSON list (${error.message})` });
+    throw new Problem(422, { field: "arguments", message: `Must be a JSON list (${error.message})` });
   }
   return `${JSON.stringify(others).slice(0, -1)},"arguments":${text}}`;
 }

@@ -115,11 +115,11 @@ function fieldsOf(message = {}) {
 // The body is put together as text, so that the payload arrives as it was typed.
 function bodyOf({ type, payload, ...numbers }, isNew) {
   const said = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => [name, value === "" ? null : Number(value)]);
-  for (const [name, value] of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Accepted is a number" });
+  for (const [name, value] of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Must be a number" });
   try {
     JSON.parse(payload);
   } catch (error) {
-    throw new Problem(422, { field: "payload", message: `Accepted is JSON (${error.message})` });
+    throw new Problem(422, { field: "payload", message: `Must be JSON (${error.message})` });
   }
   return `{${JSON.stringify({ type, ...Object.fromEntries(said) }).slice(1, -1)},"payload":${payload}}`;
 }
