@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
 
 import socketio
 from fastapi import FastAPI
@@ -39,9 +40,9 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     """Return what answers HTTP. Raises like `create`; `LookupError`: a route has no rule."""
     credentials = auth.Credentials(chosen)
     live = Live(chosen, credentials)
-    beside = messages.Beside(ending) if chosen.qm_message_queue else None
+    background = messages.Background(ending) if chosen.qm_message_queue else None
     job_feed = jobs.Feed(ending) if chosen.runs_jobs else None
-    board = systems.Board(systems.look, ending)
+    overview = systems.OverviewBroadcaster(systems.read_overview, ending)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -50,31 +51,41 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
             await stack.enter_async_context(credentials.refreshing())
             await live.start()
             stack.push_async_callback(live.stop)
-            if beside is not None:
-                await stack.enter_async_context(beside)
+            if background is not None:
+                await stack.enter_async_context(background)
             if job_feed is not None:
                 await stack.enter_async_context(job_feed)
-            await stack.enter_async_context(board)
+            await stack.enter_async_context(overview)
             yield
 
-    api = FastAPI(title="Queue Manager", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    api = FastAPI(
+        title="Queue Manager",
+        version=version("queue-manager"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        generate_unique_id_function=lambda route: f"{route.tags[0]}_{route.name}" if route.tags else route.name,
+    )
     api.state.live = live
     exception_handlers.install(api)
     auth.install(api, credentials)
-    systems.install(api, board)
-    _install(api, chosen, beside, job_feed)
+    systems.install(api, overview)
+    _install(api, chosen, background, job_feed)
     list(auth.rules(api))  # every route has one
     return api
 
 
-def _install(api: FastAPI, chosen: Settings, beside: messages.Beside | None, job_feed: jobs.Feed | None) -> None:
+def _install(
+    api: FastAPI, chosen: Settings, background: messages.Background | None, job_feed: jobs.Feed | None
+) -> None:
     docs.install(api)
-    api.include_router(probes.router, dependencies=[auth.public])
-    api.include_router(metrics.router, dependencies=[auth.viewer])
+    api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
+    api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
     if chosen.qm_hooks:
-        api.include_router(triggers.router, dependencies=[auth.operator])
-    if beside is not None:
-        messages.install(api, beside)
+        api.include_router(triggers.router, dependencies=[auth.operator], tags=["systems"])
+    if background is not None:
+        messages.install(api, background)
     if job_feed is not None:
         jobs.install(api, job_feed)
     pages.install(api)

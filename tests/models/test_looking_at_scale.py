@@ -17,7 +17,7 @@ from models import database, scan_run, site, subscription, support_room
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, seconds
 from queue_manager.items import STATES, Listed
-from queue_manager.web.routes.systems.overview import look
+from queue_manager.web.routes.systems.overview import read_overview
 from services import stale_thumbnails
 from services.due_documents.listing import DocumentList
 from services.review_requests import eligible_agencies
@@ -95,7 +95,7 @@ def test_looking_reads_what_it_shows_and_nothing_else(recorder: Recorder, figure
     site.record_outcome("run-x", "agency_websites", str(ObjectId()), "failed", now=now)
 
     asked: dict[str, Callable[[], object]] = {
-        "overview": lambda: asyncio.run(look()),
+        "overview": lambda: asyncio.run(read_overview()),
         "thumbnails' figures": stale_thumbnails.stats,
         "scans": lambda: scan_run.page("tasks.some.scan0", after=(now - hours(12), ObjectId()), limit=PAGE),
         **{f"rooms {state}": page(DocumentList(work=make_work(server_now)), state) for state in STATES},

@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import schemathesis
+from bson import ObjectId
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis
 from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
+from dev.demo_jobs import INVOICE, MODULE
+from models import job as model
+from models import scan_run
+from models.database import server_now
+from models.job_attempt import start
+from queue_manager.core.clock import seconds
+from services.message_queue.admin import PLACES
 from tests.real_servers import Servers
+from tests.rooms import make_room
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
-from tests.web.queue_client import empty_queue
-from tests.web.web_process import Web
+from tests.web.queue_client import Queue, empty_queue
+from tests.web.test_systems_api import RUN, SCAN
+from tests.web.web_process import Web, shared_web
 
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 WAITS = {"timeout"}  # parameters that only make an answer late
+CLOSED = {
+    "state",
+    "states",
+    "order",
+    "sort",
+    "sortBy",
+    "sortOrder",
+    "queueType",
+    "toQueue",
+    "fromQueue",
+    "result",
+    "idle",
+}
+TOKEN_NEEDED = {
+    ("/api/queue/ack", "post"),
+    ("/api/queue/message/{id}/nack", "post"),
+    ("/api/queue/message/{id}/touch", "put"),
+}
 ENDLESS = {"/api/queue/events", "/api/jobs/events", "/api/overview/events"}
 
 
@@ -36,15 +71,119 @@ def operations(schema: Any) -> list[tuple[str, str, Any]]:
     return [(method, path, about) for path, methods in schema["paths"].items() for method, about in methods.items()]
 
 
-def test_every_body_role_and_refusal_is_described(schema: Any) -> None:
+def test_every_body_role_and_error_is_described(schema: Any) -> None:
     found = operations(schema)
     assert len(found) > 30
     for method, path, about in found:
-        assert {"401", "403", "422"} <= about["responses"].keys()
-        assert ("security" in about) == (about["x-role"] != "public")
+        is_guarded = about["x-role"] != "public"
+        assert ("security" in about) == is_guarded
+        assert not is_guarded or {"401", "403", "422", "429"} <= about["responses"].keys(), path
+        assert ("requestBody" not in about) or {"400", "413"} <= about["responses"].keys(), path
         if method in ("post", "put") and path not in ("/logout", "/api/trigger/{path}"):
             assert about["requestBody"]["content"], path
     assert schema["components"]["securitySchemes"].keys() == {"key", "bearer", "session"}
+
+
+def resolved(schema: Any, described: Any) -> Any:
+    """Return a schema, or the component that it refers to."""
+    while "$ref" in described:
+        described = schema["components"]["schemas"][described["$ref"].rpartition("/")[2]]
+    return described
+
+
+def contents(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every JSON schema of a parameter, a body or an answer, with the operation."""
+    for method, path, about in operations(schema):
+        for parameter in about.get("parameters", ()):
+            yield f"{method} {path}", {"properties": {parameter["name"]: parameter["schema"]}}
+        for described in (about.get("requestBody", {}), *about["responses"].values()):
+            for content in described.get("content", {}).values():
+                yield f"{method} {path}", content["schema"]
+
+
+def fields(schema: Any, described: Any, seen: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Yield every member within a schema by its name, at any depth."""
+    if (reference := described.get("$ref")) in seen:
+        return
+    seen |= {reference} if reference else set()
+    described = resolved(schema, described)
+    for name, member in described.get("properties", {}).items():
+        yield name, member
+        yield from fields(schema, member, seen)
+    inner = [described.get("items"), described.get("additionalProperties"), *described.get("anyOf", ())]
+    for part in inner:
+        if isinstance(part, dict):
+            yield from fields(schema, part, seen)
+
+
+def has_values(schema: Any, described: Any) -> bool:
+    """Return True if a field names its values, or is not a text."""
+    described = resolved(schema, described)
+    if "anyOf" in described and "enum" not in described:
+        return all(has_values(schema, one) for one in described["anyOf"])
+    if described.get("type") == "array":
+        return has_values(schema, described["items"])
+    return described.get("type") != "string" or bool(described.keys() & {"enum", "const"})
+
+
+def test_every_success_and_error_has_a_schema(schema: Any) -> None:
+    for method, path, about in operations(schema):
+        where = f"{method} {path}"
+        assert about["description"], where
+        assert about["tags"], where
+        successes = [status for status in about["responses"] if status[0] in "23"]
+        assert successes, where
+        for status, answer in about["responses"].items():
+            assert answer["description"], (where, status)
+            if status[0] == "3":
+                continue
+            for content in answer["content"].values():
+                described = resolved(schema, content["schema"])
+                is_text = "application/json" not in answer["content"]
+                assert is_text or described.get("properties"), (where, status)
+            if status[0] == "4":
+                assert content["schema"] == {"$ref": "#/components/schemas/Error"}, (where, status)
+
+
+def test_operations_have_names_of_their_own(schema: Any) -> None:
+    names = [about["operationId"] for _, _, about in operations(schema)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_field_with_known_values_names_them(schema: Any) -> None:
+    found = Counter[str]()
+    for where, described in contents(schema):
+        for name, member in fields(schema, described):
+            if name in CLOSED:
+                assert has_values(schema, member), (where, name)
+                found[name] += 1
+    assert found.keys() == CLOSED
+
+
+def test_what_the_description_said_wrongly_before(schema: Any) -> None:
+    paths = schema["paths"]
+    assert "200" not in paths["/api/jobs"]["post"]["responses"]
+    assert paths["/metrics"]["get"]["responses"]["200"]["content"].keys() == {"text/plain"}
+    for path in ENDLESS:
+        assert paths[path]["get"]["responses"]["200"]["content"].keys() == {"text/event-stream"}, path
+    for path, method in TOKEN_NEEDED:
+        body = paths[path][method]["requestBody"]["content"]["application/json"]["schema"]
+        assert "lock_token" in body["required"], path
+    move = paths["/api/queue/move"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert "processing" not in move["toQueue"]["enum"]
+    assert [one["type"] for one in move["messages"]["items"]["anyOf"]] == ["string", "object"]
+
+
+def test_a_probe_has_no_error_that_it_never_answers(schema: Any) -> None:
+    assert schema["paths"]["/healthz"]["get"]["responses"].keys() == {"200"}
+
+
+def test_without_keys_no_key_is_asked_for(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    without = shared_web(tmp_path_factory).get("/openapi.json").body
+    assert "securitySchemes" not in without["components"]
+    for _, path, about in operations(without):
+        assert "security" not in about, path
+        assert path == "/login" or not {"401", "429"} & about["responses"].keys(), path
 
 
 def test_the_page_shows_every_operation_and_loads_nothing_from_elsewhere(guarded: Web, schema: Any) -> None:
@@ -59,7 +198,7 @@ def test_both_are_for_viewers(guarded: Web) -> None:
     assert {guarded.get(path).status for path in ("/docs", "/openapi.json")} == {401}
 
 
-def test_nothing_that_the_description_allows_is_an_internal_error(
+def test_every_answer_is_as_described_and_none_is_an_internal_error(
     guarded: Web, schema: Any, figure: Callable[[str], None]
 ) -> None:
     described = schemathesis.openapi.from_dict(schema)
@@ -83,10 +222,58 @@ def test_nothing_that_the_description_allows_is_an_internal_error(
             for name in WAITS & (case.query or {}).keys():
                 del case.query[name]
             answer = case.call_and_validate(
-                headers={"X-API-KEY": OPERATOR}, checks=[not_a_server_error], timeout=15, allow_redirects=False
+                headers={"X-API-KEY": OPERATOR}, checks=CHECKS, timeout=15, allow_redirects=False
             )
             answered[answer.status_code // 100] += 1
 
         ask()
     figure(f"openapi: {sum(answered.values())} requests made from the description, {answered[2]} of them done")
     assert answered[2] > 20
+
+
+@pytest.fixture
+def filled(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    """A process with items, scans, jobs and messages in many states."""
+    env = {"QM_HOOKS": "true", "QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
+    queue = empty_queue(clean, tmp_path_factory, **env)
+    make_room(server_now() - seconds(60))
+    for error in (None, "Boom"):
+        scan_run.record(SCAN, {**RUN, "stamped": 2}, error=error, now=server_now())
+    job = queue.post("/jobs", {"name": INVOICE, "arguments": [{"$a": 1}, None]}).body["job"]
+    running = model.get(ObjectId(job["_id"]))
+    assert running is not None
+    start(running, token="a", now=server_now(), until=server_now() + seconds(30), worker="celery@here")
+    queue.post("/jobs", {"name": INVOICE, "delay_seconds": 60})
+    for done in ("acknowledged", "archived"):
+        queue.post("/queue/move", {"messages": [queue.add()], "toQueue": done})
+    queue.post("/queue/replay", {"messageIds": [queue.dead(ackTimeout=5)]})
+    queue.take("consumerId=me")
+    queue.add(payload={"any": ["thing"]})
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("/api/overview", {}),
+        ("/api/overview/history", {}),
+        ("/api/schedule", {}),
+        ("/api/systems/{name}", {"name": "support-snooze"}),
+        ("/api/systems/{name}/scans", {"name": "support-snooze"}),
+        ("/api/systems/{name}/items", {"name": "support-snooze"}),
+        ("/api/jobs", {}),
+        ("/api/jobs/status", {}),
+        *(("/api/queue/{queueType}/messages", {"queueType": place}) for place in PLACES),
+        ("/api/queue/status", {}),
+        ("/api/queue/metrics", {}),
+        ("/api/queue/config", {}),
+        ("/api/queue/message", {}),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else value,
+)
+def test_an_answer_with_data_is_as_described(path: str, parameters: dict[str, str], filled: Queue) -> None:
+    described = schemathesis.openapi.from_dict(filled.web.get("/openapi.json").body)
+    described.config.update(base_url=f"http://127.0.0.1:{filled.web.port}")
+    case = described[path]["GET"].Case(path_parameters=parameters)
+    answer = case.call_and_validate(checks=CHECKS, timeout=15)
+    assert answer.status_code == 200

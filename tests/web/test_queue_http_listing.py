@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from queue_manager.web.http import cursors
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue, empty_queue
 
@@ -235,7 +236,17 @@ def test_any_cursor_is_answered(place: str, cursor: str, queue: Queue) -> None:
     queue.dead()
     queue.add()
     queue.take()
-    assert queue.get(f"/queue/{place}/messages?cursor={cursor}").status == 200
+    opaque = cursors.encode([cursor], of=f"messages {place}  desc")
+    assert queue.get(f"/queue/{place}/messages?cursor={opaque}").status == 200
+
+
+def test_a_cursor_of_another_list_is_refused(queue: Queue) -> None:
+    for _ in range(2):
+        queue.add()
+    cursor = queue.page("main", "limit=1")["pagination"]["cursor"]
+    for other in ("dead/messages?", "main/messages?sortOrder=asc&", "main/messages?sortBy=id&"):
+        answer = queue.get(f"/queue/{other}cursor={cursor}")
+        assert (answer.status, answer.body["field"]) == (422, "cursor"), other
 
 
 def test_an_entry_that_is_no_message_is_listed_as_it_is(queue: Queue) -> None:

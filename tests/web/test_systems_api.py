@@ -165,7 +165,7 @@ def test_scans_are_listed_by_pages_the_newest_first(clean: Servers, process: Web
     seen: list[Any] = []
     cursor = ""
     for _ in range(4):
-        page = get(process, f"/systems/support-snooze/scans?limit=2&before={cursor}")
+        page = get(process, f"/systems/support-snooze/scans?limit=2&cursor={cursor}")
         seen += page["scans"]
         cursor = page["cursor"]
     assert cursor is None
@@ -177,8 +177,8 @@ def test_scans_are_listed_by_pages_the_newest_first(clean: Servers, process: Web
 
 @pytest.mark.parametrize("cursor", ["nonsense", "W10=", "WyJhIl0=", "W251bGwsbnVsbF0=", "%ff"])
 def test_a_cursor_that_is_none_is_422(cursor: str, clean: Servers, process: Web) -> None:
-    answer = process.get(f"/api/systems/support-snooze/scans?before={cursor}")
-    assert (answer.status, answer.body["field"]) == (422, "before")
+    answer = process.get(f"/api/systems/support-snooze/scans?cursor={cursor}")
+    assert (answer.status, answer.body["field"]) == (422, "cursor")
 
 
 def test_the_schedule_shows_every_scan(clean: Servers, process: Web) -> None:

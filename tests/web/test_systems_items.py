@@ -91,7 +91,7 @@ def listed(process: Web, path: str, query: str = "") -> list[Any]:
 def all_of(process: Web, path: str, query: str) -> Iterator[Any]:
     cursor = ""
     while cursor is not None:
-        answer = process.get(f"{path}?{query}&before={quote(cursor)}")
+        answer = process.get(f"{path}?{query}&cursor={quote(cursor)}")
         assert answer.status == 200, answer.text
         yield from answer.body["items"]
         cursor = answer.body["cursor"]
@@ -196,14 +196,14 @@ def test_a_cursor_of_another_list_is_refused(
     make_room(server_now() - seconds(1))
     name = path.split("/")[3]
     text = json.dumps([f"{name} {position[0]}", *position[1:]])
-    answer = process.get(f"{path}?state={state}&before={base64.urlsafe_b64encode(text.encode()).decode()}")
-    assert (answer.status, answer.body["field"]) == (422, "before")
+    answer = process.get(f"{path}?state={state}&cursor={base64.urlsafe_b64encode(text.encode()).decode()}")
+    assert (answer.status, answer.body["field"]) == (422, "cursor")
 
 
 def test_unknown_names_and_states_are_refused(clean: Servers, process: Web) -> None:
     assert process.get("/api/systems/job-queues/items").status == 404
     assert process.get(f"{ROOMS}?state=nonsense").body["field"] == "state"
-    assert process.get(f"{ROOMS}?before=W10%3D").body["field"] == "before"
+    assert process.get(f"{ROOMS}?cursor=W10%3D").body["field"] == "cursor"
     assert process.get(f"{ROOMS}?limit=0").body["field"] == "limit"
     assert process.post(f"{ROOMS}/retry", "{}").body["field"] == "state"
     assert process.post(f"{ROOMS}/retry", '{"state": "in-progress"}').status == 422

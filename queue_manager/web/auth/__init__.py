@@ -21,4 +21,4 @@ def install(api: FastAPI, credentials: Credentials) -> None:
     """Let the routes of `api` ask who somebody is, and people log in."""
     api.state.credentials = credentials
     login.install(api)
-    api.include_router(login.router, dependencies=[public])
+    api.include_router(login.router, dependencies=[public], tags=["login"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, FastAPI, Request
@@ -13,29 +14,36 @@ from starlette.responses import Response
 from queue_manager.web.auth import session
 from queue_manager.web.auth.credentials import Credentials
 from queue_manager.web.http.content_negotiation import LoginFirst, address_of, prefers_page
-from queue_manager.web.http.errors import Refused
+from queue_manager.web.http.errors import Refused, errors
 from queue_manager.web.http.request_body import read
-from queue_manager.web.http.responses import NOT_KEPT
+from queue_manager.web.http.responses import NO_STORE
 from queue_manager.web.rendering import rendered
 
 LARGEST_FORM = 4_096  # bytes
 FIELDS = {"key": {"type": "string"}, "next": {"type": "string", "description": "a path of this process, to go on at"}}
 FORM = {"type": "object", "required": ["key"], "properties": FIELDS}
 BODY = {"requestBody": {"required": True, "content": {"application/x-www-form-urlencoded": {"schema": FORM}}}}
+NO_KEYS: dict[int | str, dict[str, Any]] = {303: {"description": "Without keys: redirect to `next`"}}
 _OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
 
 router = APIRouter()
 
 
-@router.get("/login", response_class=HTMLResponse)
+@router.get("/login", response_class=HTMLResponse, responses=NO_KEYS)
 async def page(request: Request, next: str = "/") -> Response:
-    """Show the form; without keys there is nobody to log in."""
+    """Show the form. Without keys it redirects to `next`."""
     return _form(next) if _credentials(request).are_needed else _onwards(next)
 
 
-@router.post("/login", status_code=HTTPStatus.SEE_OTHER, response_class=RedirectResponse, openapi_extra=BODY)
+@router.post(
+    "/login",
+    status_code=HTTPStatus.SEE_OTHER,
+    response_class=RedirectResponse,
+    openapi_extra=BODY,
+    responses=errors(401, 429),
+)
 async def log_in(request: Request) -> Response:
-    """Give a session for a key: 303 to `next`, with the cookie; 401 for a wrong key."""
+    """Start a session for a key: 303 to `next`, with the cookie."""
     request.state.acts = True  # it is noted who logs in, and who tries
     form = parse_qs((await read(request, LARGEST_FORM, field="body")).decode("utf-8", "replace"))
     key, next = (form.get(name, [""])[0].strip() for name in ("key", "next"))
@@ -84,7 +92,7 @@ def _form(next: str, *, refusal: Refused | None = None) -> Response:
 
 
 def _onwards(next: str) -> RedirectResponse:
-    return RedirectResponse(_own(next), status_code=HTTPStatus.SEE_OTHER, headers=NOT_KEPT)
+    return RedirectResponse(_own(next), status_code=HTTPStatus.SEE_OTHER, headers=NO_STORE)
 
 
 def _own(next: str) -> str:

@@ -1,4 +1,4 @@
-"""What holds for every request: headers that keep browsers strict, and the names that a process without keys has."""
+"""Security headers of every answer, and the check of `Host` in a process without keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether `host`, a name or an address, is this machine and reachable from nowhere else."""
+    """Return True if `host`, a name or an address, is this machine's loopback."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""How a request asks: for a page that somebody looks at, or as a program."""
+"""Whether a request wants a page for a person, or an answer for a program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAFE = {"GET", "HEAD"}
 
 
 class LoginFirst(Exception):
-    """Somebody opened a page without being logged in."""
+    """A page was opened without a session."""
 
 
 def address_of(scope: Mapping[str, Any]) -> str | None:
@@ -22,7 +22,7 @@ def address_of(scope: Mapping[str, Any]) -> str | None:
 
 
 def prefers_page(headers: Headers) -> bool:
-    """Tell whether a browser shows the answer to somebody."""
+    """Return True if a browser shows the answer."""
     return "text/html" in headers.get("accept", "")
 
 

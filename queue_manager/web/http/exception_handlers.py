@@ -1,4 +1,4 @@
-"""What is answered when a request fails: the one form of errors to programs, a page with a way back to people."""
+"""Answers to requests that fail: the one form of errors for programs, a page with a way back for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from queue_manager.web.http.content_negotiation import is_page_view
-from queue_manager.web.http.errors import Refused, answer
+from queue_manager.web.http.errors import Refused, answer, invalid_because
 from queue_manager.web.rendering import rendered
 from queue_manager.web.routes.pages.navigation import around
 from queue_manager.web.server_calls import Unavailable
@@ -21,7 +21,7 @@ OF_PROGRAMS = ("/api/", "/static/", "/socket.io", "/metrics", "/healthz", "/read
 
 
 def install(api: FastAPI) -> None:
-    """Let `api` answer every failure."""
+    """Add the handlers."""
 
     @api.exception_handler(Refused)
     async def refused(request: Request, refusal: Refused) -> Response:
@@ -34,10 +34,10 @@ def install(api: FastAPI) -> None:
         return answer(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", str(error))
 
     @api.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def not_valid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        field = str(first["loc"][-1])
-        return answer(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", f"{field}: {first['msg']}", field=field)
+        refusal = invalid_because({**first, "loc": first["loc"][1:]})  # without "query" or "path"
+        return answer(refusal.status, refusal.error, refusal.message, field=refusal.field)
 
     @api.exception_handler(HTTPException)
     async def of_the_framework(request: Request, error: HTTPException) -> Response:
@@ -52,12 +52,12 @@ def install(api: FastAPI) -> None:
 
     @api.exception_handler(Exception)
     async def unexpected(request: Request, _: Exception) -> Response:
-        status, message = HTTPStatus.INTERNAL_SERVER_ERROR, "It failed; the log of this process says why"
+        status, message = HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error; see the log of this process"
         return _page(request, status, message) if _is_page(request) else answer(status, "internal error", message)
 
 
 def _allowed(request: Request) -> str:
-    """Return the methods of all routes that the path has: the framework names those of one."""
+    """Return the methods of all routes of the path: the framework names only those of one."""
     return ", ".join(method for method in METHODS if _has_route(request, method))
 
 
@@ -71,5 +71,5 @@ def _is_page(request: Request) -> bool:
 
 
 def _page(request: Request, status: HTTPStatus, message: str) -> Response:
-    who = getattr(request.state, "who", None)  # a path that does not exist asks nobody who they are
+    who = getattr(request.state, "who", None)  # nobody is authenticated for a path that does not exist
     return rendered("problem.html", status=status, **around(request, who), title=status.phrase, message=message)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
+from pydantic import BeforeValidator
 
-from queue_manager.web.http.errors import Refused
+from queue_manager.web.http.errors import invalid
 
-LONGEST_QUOTED = 64  # characters of an unknown name in the error
+EmptyIsNone = BeforeValidator(lambda value: None if value == "" else value)
+"""For a parameter that may be empty: forms send the fields that nobody filled in."""
 
 
 def refuse_unknown(request: Request) -> None:
@@ -27,8 +28,7 @@ def refuse_unknown(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             accepted = f"the known ones are {', '.join(known)}" if known else "this route has none"
-            message = f"{name:.{LONGEST_QUOTED}}: unknown query parameter; {accepted}"
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", message, field=name[:LONGEST_QUOTED])
+            raise invalid(name, f"unknown query parameter; {accepted}")
 
 
 def _declared(dependant: Any) -> Iterator[str]:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Depends, Response
 from fastapi.responses import JSONResponse
 
-NOT_KEPT = {"cache-control": "no-store"}
+NO_STORE = {"cache-control": "no-store"}
+
+
+async def _no_store(response: Response) -> None:
+    response.headers.update(NO_STORE)
+
+
+no_store = Depends(_no_store)
+"""Lets no cache keep the answers of a route: they change all the time, and not everybody may see them."""
 
 
 def fresh(content: dict[str, Any]) -> JSONResponse:
-    """Return an answer that no cache keeps: what it tells changes all the time, and not everybody may see it."""
-    return JSONResponse(content, headers=NOT_KEPT)
+    """Return an answer that no cache keeps, as it is: for payloads that need not be validated."""
+    return JSONResponse(content, headers=NO_STORE)

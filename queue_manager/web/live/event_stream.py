@@ -189,6 +189,8 @@ class Feed(ABC, Generic[Position]):
 class EventStream(EventSourceResponse):
     """Events for one client, with pings. It ends with the client, with the events, or soon after the process."""
 
+    media_type = "text/event-stream"
+
     def __init__(self, content: AsyncIterator[bytes | ServerSentEvent]) -> None:
         super().__init__(content, ping=PING_EVERY, send_timeout=SEND_PATIENCE, shutdown_grace_period=END_PATIENCE)
 

@@ -1,8 +1,10 @@
-"""The API described: `/openapi.json` for programs, `/docs` for people, filled in here from the same schema."""
+"""The API described: `/openapi.json` for programs, `/docs` for people, rendered from the same schema."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -10,6 +12,9 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from queue_manager.web import auth
 from queue_manager.web.auth import Current
+from queue_manager.web.http.content_negotiation import SAFE
+from queue_manager.web.http.errors import REASONS
+from queue_manager.web.http.request_body import Body
 from queue_manager.web.rendering import rendered
 from queue_manager.web.routes.pages.navigation import around
 
@@ -18,25 +23,9 @@ SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "session": {"type": "apiKey", "in": "cookie", "name": "qm_session"},
 }
-ERROR = {
-    "type": "object",
-    "required": ["error", "message"],
-    "properties": {name: {"type": "string"} for name in ("error", "message", "field")},
-}
-REFUSALS = {
-    "400": "The body is no JSON, or something is missing",
-    "401": "No key, or an unknown or expired one",
-    "403": "The key's role does not allow it, or another site's page asked",
-    "404": "There is no such thing",
-    "409": "Its state does not allow it",
-    "413": "The body is too large",
-    "422": "A field is not as accepted",
-    "429": "Too many wrong keys from this address; see `Retry-After`",
-    "503": "A server does not answer",
-}
 
 router = APIRouter(include_in_schema=False)
-Operation = dict[str, Any]
+Json = dict[str, Any]
 
 
 @router.get("/openapi.json")
@@ -58,37 +47,65 @@ def install(api: FastAPI) -> None:
     api.include_router(router, dependencies=[auth.viewer])
 
 
-def described(api: FastAPI) -> dict[str, Any]:
-    """Return the schema, with what every operation asks for and may refuse."""
+def described(api: FastAPI) -> Json:
+    """Return the schema, with what the rule and the body of each route add to its operation."""
     if api.openapi_schema is None:
         schema = api.openapi()
-        components = schema.setdefault("components", {})
-        components["securitySchemes"] = SCHEMES
-        components.setdefault("schemas", {})["Error"] = ERROR
+        schemas = schema["components"]["schemas"]
+        for of_framework in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(of_framework, None)
+        needs_key = api.state.credentials.are_needed
+        if needs_key:
+            schema["components"]["securitySchemes"] = SCHEMES
         for route, rule in auth.rules(api):
             for method in route.methods or ():
                 operation = schema["paths"].get(route.path_format, {}).get(method.lower())
                 if operation is not None:
-                    _complete(operation, rule.role)
+                    body = next(_bodies(route), None)
+                    if body is not None:
+                        operation["requestBody"], models = _request_body(body)
+                        schemas |= models
+                    _add_role(operation, method, rule.role, needs_key=needs_key)
     return api.openapi()
 
 
-def _complete(operation: Operation, role: str) -> None:
+def _bodies(route: Any) -> Iterator[Body]:
+    return (one.call for one in route.dependant.dependencies if isinstance(one.call, Body))
+
+
+def _request_body(body: Body) -> tuple[Json, Json]:
+    """Return the description of a body, and the models that it refers to."""
+    schema = body.schema()
+    models = schema.pop("$defs", {})
+    return {"required": body.is_required, "content": {"application/json": {"schema": schema}}}, models
+
+
+def _add_role(operation: Json, method: str, role: str, *, needs_key: bool) -> None:
+    """Add who may use an operation, and the errors that this and its body imply."""
     operation["x-role"] = role
+    statuses = {400, 413} if "requestBody" in operation else set()
     if role != "public":
+        statuses |= {403, 422}
+    elif method not in SAFE:
+        statuses |= {403}
+    if role != "public" and needs_key:
         operation["security"] = [{name: []} for name in SCHEMES]
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for status, text in REFUSALS.items():
-        operation["responses"][status] = {"description": text, "content": content}
+        statuses |= {401, 429}
+    responses = operation["responses"]
+    responses.pop("422", None)  # of the framework, in a form of its own
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    for status in statuses:
+        responses[str(status)] = {"description": REASONS[HTTPStatus(status)], "content": error}
 
 
-def _shown(method: str, path: str, operation: Operation) -> dict[str, Any]:
+def _shown(method: str, path: str, operation: Json) -> Json:
     contents = operation.get("requestBody", {}).get("content", {})
     return {
         "method": method.upper(),
         "path": path,
         "role": operation["x-role"],
-        "about": operation.get("description") or operation["summary"],
+        "about": operation["description"],
         "parameters": ", ".join(f"{one['name']} ({one['in']})" for one in operation.get("parameters", ())),
         "bodies": [(kind, json.dumps(content["schema"], indent=1)) for kind, content in contents.items()],
+        "statuses": ", ".join(sorted(operation["responses"])),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -42,8 +43,9 @@ log = get_logger("QM/metrics")
 router = APIRouter()
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 def metrics() -> Response:
+    """Return the metrics in the text format of Prometheus."""
     return Response(generate_latest(_registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Literal
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 
+from queue_manager.web.http.errors import Error
 from queue_manager.web.readiness import Readiness
 
 router = APIRouter()
 _readiness = Readiness()
 
 
+class Alive(BaseModel):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class NotReady(Error):
+    """Servers that the process needs do not take writes."""
+
+    reasons: list[str] = Field(description="One sentence per server.")
+
+
 @router.get("/healthz")
-async def healthz() -> dict[str, str]:
-    return {"status": "ok"}
+async def healthz() -> Alive:
+    """Return 200 while the process lives."""
+    return Alive()
 
 
-@router.get("/readyz")
-async def readyz() -> JSONResponse:
+@router.get("/readyz", response_model=Alive, responses={503: {"model": NotReady, "description": "Not ready"}})
+async def readyz() -> JSONResponse | Alive:
     """Return 200 when every server that this process needs takes a write."""
     reasons = await _readiness.problems()
-    if reasons:
-        body = {"error": "not ready", "message": "; ".join(reasons), "reasons": reasons}
-        return JSONResponse(body, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
-    return JSONResponse({"status": "ok"})
+    if not reasons:
+        return Alive()
+    problem = NotReady(error="not ready", message="; ".join(reasons), reasons=reasons)
+    return JSONResponse(problem.model_dump(), status_code=HTTPStatus.SERVICE_UNAVAILABLE)

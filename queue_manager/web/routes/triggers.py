@@ -10,6 +10,7 @@ from http import HTTPStatus
 from uuid import uuid4
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 
 from beat_schedule import systems
 from models import scan_mark
@@ -18,7 +19,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System
-from queue_manager.web.http.errors import Refused
+from queue_manager.web.http.errors import Refused, errors
 from queue_manager.web.publishing import broker
 from queue_manager.web.server_calls import Unavailable, mongodb
 from tasks import app
@@ -39,9 +40,15 @@ def path_of(system: System) -> str:
     return f"/api/trigger/{system.trigger}"
 
 
-@router.post("/api/trigger/{path:path}", status_code=HTTPStatus.ACCEPTED)
-def trigger(path: str) -> dict[str, str]:
-    """Send the scan that `path` names, unless one of its runs is marked."""
+class TriggeredScan(BaseModel):
+    """The task of the scan."""
+
+    task_id: str
+
+
+@router.post("/api/trigger/{path:path}", status_code=HTTPStatus.ACCEPTED, responses=errors(404, 409, 503))
+def trigger(path: str) -> TriggeredScan:
+    """Send the scan that `path` names. 409: it is running."""
     system = next((system for system in systems() if path in spellings(system.trigger)), None)
     if system is None:
         known = ", ".join(system.trigger for system in systems())
@@ -54,12 +61,12 @@ def trigger(path: str) -> dict[str, str]:
         _unmark(system, token)
         raise
     log.info("Scan triggered", scan=system.name, task_id=token)
-    return {"task_id": token}
+    return TriggeredScan(task_id=token)
 
 
 def _mark(system: System, token: str) -> None:
-    """Mark the run from this moment on. The scan, once it runs, renews the mark of its task id and takes it away."""
-    # A message that no worker takes expires after the period: it must not block the next for longer.
+    """Mark the scan as running from now on. The scan renews the mark of its task id, and removes it in the end."""
+    # A message that no worker takes expires after one period, and must not block the next trigger for longer.
     lease = min(scan_mark.LEASE, system.period(settings()))
     with mongodb():
         if not scan_mark.try_begin(system.scan_task, token, now=server_now(), lease=lease):

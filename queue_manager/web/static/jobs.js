@@ -26,7 +26,7 @@ let looked; // the job that is open, and the part of the page that changes
 /** @param {Values} values @param {Options} options */
 const load = async ({ cursor, ...filters }, options) => {
   /** @type {JobPage} */
-  const { jobs, cursor: next, is_partial: isPartial } = await get(`/jobs${query({ ...filters, before: cursor, limit: 50 })}`, { ...options, parse: exact });
+  const { jobs, cursor: next, is_partial: isPartial } = await get(`/jobs${query({ ...filters, cursor, limit: 50 })}`, { ...options, parse: exact });
   return { rows: jobs, cursor: next, isPartial };
 };
 
@@ -224,7 +224,7 @@ function bodyOf(text, others) {
   try {
     JSON.parse(text);
   } catch (error) {
-    throw new Problem(422, { field: "arguments", message: `Accepted is a JSON list (${/** @type {Error} */ (error).message})` });
+    throw new Problem(422, { field: "arguments", message: `Must be a JSON list (${/** @type {Error} */ (error).message})` });
   }
   return `${JSON.stringify(others).slice(0, -1)},"arguments":${text}}`;
 }

@@ -138,11 +138,11 @@ function fieldsOf(message = {}) {
 /** @param {Values} values @param {boolean} isNew */
 function bodyOf({ type, payload, ...numbers }, isNew) {
   const said = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => ({ name, value: value === "" ? null : Number(value) }));
-  for (const { name, value } of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Accepted is a number" });
+  for (const { name, value } of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Must be a number" });
   try {
     JSON.parse(payload);
   } catch (error) {
-    throw new Problem(422, { field: "payload", message: `Accepted is JSON (${/** @type {Error} */ (error).message})` });
+    throw new Problem(422, { field: "payload", message: `Must be JSON (${/** @type {Error} */ (error).message})` });
   }
   return `{${JSON.stringify({ type, ...Object.fromEntries(said.map(({ name, value }) => [name, value])) }).slice(1, -1)},"payload":${payload}}`;
 }

@@ -38,7 +38,7 @@ async function load(values, options) {
   put(byId("empty"), state, () => [element("h2", {}, title), element("p", {}, text)]);
   const retryButton = byId("retry-all");
   if (retryButton) Object.assign(retryButton, { textContent: all, hidden: !all });
-  const wanted = { state, search: values.search, before: values.cursor, order: values.order === "asc" ? "oldest" : "newest", limit: PAGE };
+  const wanted = { state, search: values.search, cursor: values.cursor, order: values.order === "asc" ? "oldest" : "newest", limit: PAGE };
   /** @type {ItemPage} */
   const page = await get(`${path}/items${query(wanted)}`, options);
   return { rows: page.items, cursor: page.cursor };
@@ -128,13 +128,13 @@ function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, erro
     element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), said));
 }
 
-/** @param {string | null} [before] */
-async function scansFrom(before) {
+/** @param {string | null} [cursor] */
+async function scansFrom(cursor) {
   /** @type {ScanPage} */
-  const page = await get(`${path}/scans${query({ before, limit: SCANS })}`);
-  const all = before ? [...told.values(), ...page.scans] : [...page.scans, ...told.values()];
-  const isGap = !before && told.size && !page.scans.some(({ id }) => told.has(id));
-  if (before || !told.size || isGap) older = page.cursor;
+  const page = await get(`${path}/scans${query({ cursor, limit: SCANS })}`);
+  const all = cursor ? [...told.values(), ...page.scans] : [...page.scans, ...told.values()];
+  const isGap = !cursor && told.size && !page.scans.some(({ id }) => told.has(id));
+  if (cursor || !told.size || isGap) older = page.cursor;
   told.clear();
   for (const one of (isGap ? page.scans : all).slice(0, MOST_SCANS)) told.set(one.id, one);
   fill(byId("scans"), [...told.values()], scanRow);
@@ -143,8 +143,8 @@ async function scansFrom(before) {
   byId("scans-more").hidden = !older || told.size >= MOST_SCANS;
 }
 
-/** @param {string | null} [before] */
-const readScans = (before) => attempt(() => scansFrom(before), () => {}); // the list says what is wrong
+/** @param {string | null} [cursor] */
+const readScans = (cursor) => attempt(() => scansFrom(cursor), () => {}); // the list says what is wrong
 
 // Living
 

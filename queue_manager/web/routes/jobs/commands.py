@@ -1,113 +1,100 @@
-"""Acting on jobs: run, cancel, retry, reschedule, pause, resume, clear."""
+"""Changes of jobs: run, cancel, retry, reschedule, pause, resume, clear."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from queue_manager.core.log import get_logger
-from queue_manager.web.http.errors import Refused
-from queue_manager.web.http.openapi import ANY, MOMENT, NUMBER, SWITCH, TEXT, many, thing
-from queue_manager.web.http.openapi import body as described
-from queue_manager.web.routes.jobs.request_parsing import (
-    Body,
-    delay_of,
-    list_of,
-    members,
-    moment_of,
-    names_of,
-    naming,
-    nothing,
-    switch_of,
+from queue_manager.web.http.errors import Refused, errors, invalid
+from queue_manager.web.http.request_body import JsonBody, NoMembers
+from queue_manager.web.routes.jobs.error_responses import naming
+from queue_manager.web.routes.jobs.schemas import (
+    MAX_BODY,
+    DeletedJobs,
+    JobAnswer,
+    JobsToDelete,
+    Names,
+    NewJob,
+    Paused,
+    Rescheduling,
+    Resumed,
 )
 from queue_manager.web.server_calls import mongodb
 from services.job_queues import as_json, jobs
 
-AT_ONCE = 5_000  # jobs deleted in one question to the server, which takes less than its patience
+CLEAR_BATCH = 5_000  # jobs that are deleted in one statement, which takes less than the server's timeout
+
+NoBody = Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_BODY, is_required=False))]
+QueueNames = Annotated[Names, Depends(JsonBody(Names, max_bytes=MAX_BODY))]
 
 log = get_logger("QM/jobs")
-JOB = thing(
-    "name",
-    name=TEXT,
-    arguments=many(ANY),
-    at=MOMENT,
-    delay_seconds=NUMBER,
-    priority=ANY,
-    unique=SWITCH,
-    singular=SWITCH,
-)
-NAMES = thing("names", names=many(TEXT))
-STATES = thing("states", states=many(TEXT), name=TEXT)
-LATER = thing(at=MOMENT, delay_seconds=NUMBER, priority=ANY)
-NOTHING = thing()
-
-router = APIRouter()
+router = APIRouter(responses=errors(503))
 
 
-@router.post("/jobs", openapi_extra=described(JOB))
-def run(body: Body) -> JSONResponse:
-    """Store a job: 201, or 409 when it must be the only one and is not."""
-    given = members(body, "name", "arguments", "at", "delay_seconds", "priority", "unique", "singular")
-    arguments = list_of(given, "arguments", default=[])
-    options: dict[str, Any] = {
-        "at": moment_of(given),
-        "delay": delay_of(given),
-        "priority": given.get("priority", 0),
-        "unique": switch_of(given, "unique"),
-        "singular": switch_of(given, "singular"),
-    }
+@router.post("/jobs", status_code=HTTPStatus.CREATED, response_model=JobAnswer, responses=errors(404, 409))
+def run(body: Annotated[NewJob, Depends(JsonBody(NewJob, max_bytes=MAX_BODY))]) -> JSONResponse:
+    """Store a job. 404: no function is registered for its name; 409: it must be the only one and is not."""
+    options = body.model_dump(include={"priority", "unique", "singular"})
     with mongodb():
-        job = jobs.run(given.get("name"), *arguments, **options)  # type: ignore[arg-type]  # it is looked at there
+        job = jobs.run(body.name, *body.arguments, **body.due(), **options)
     if job is None:
-        raise Refused(HTTPStatus.CONFLICT, "blocked", f"There is a job {given['name']} with these arguments already")
+        message = f"There is already a job {body.name} with these arguments"
+        raise Refused(HTTPStatus.CONFLICT, "blocked", message)
     return JSONResponse({"job": as_json(job)}, status_code=HTTPStatus.CREATED)
 
 
-@router.post("/jobs/pause", openapi_extra=described(NAMES))
-def pause(body: Body) -> JSONResponse:
-    return _switch(body, jobs.pause, "paused")
+@router.post("/jobs/pause")
+def pause(body: QueueNames) -> Paused:
+    """Start no more jobs of these names; those that run go on."""
+    return Paused(paused=_switch(body.names, jobs.pause, "paused"))
 
 
-@router.post("/jobs/resume", openapi_extra=described(NAMES))
-def resume(body: Body) -> JSONResponse:
-    return _switch(body, jobs.resume, "resumed")
+@router.post("/jobs/resume")
+def resume(body: QueueNames) -> Resumed:
+    """Start jobs of these names again."""
+    return Resumed(resumed=_switch(body.names, jobs.resume, "resumed"))
 
 
-@router.post("/jobs/clear", openapi_extra=described(STATES))
-def clear(body: Body) -> JSONResponse:
+@router.post("/jobs/clear")
+def clear(body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes=MAX_BODY))]) -> DeletedJobs:
     """Delete the jobs in some states, of one name or of all."""
-    given = members(body, "states", "name")
-    states = names_of(given, "states")
-    deleted, some = 0, AT_ONCE
-    while some == AT_ONCE:
-        with mongodb(), naming(state="states"):
-            some = jobs.clear(states, given.get("name"), most=AT_ONCE)
-        deleted += some
-    log.info("Jobs deleted by hand", states=", ".join(states), name=given.get("name"), jobs=deleted)
-    return JSONResponse({"deleted": deleted})
+    deleted = 0
+    while True:
+        with mongodb():
+            batch = jobs.clear(body.states, body.name, most=CLEAR_BATCH)
+        deleted += batch
+        if batch < CLEAR_BATCH:
+            break
+    log.info("Jobs deleted by hand", states=", ".join(body.states), name=body.name, jobs=deleted)
+    return DeletedJobs(deleted=deleted)
 
 
-@router.post("/jobs/{id}/cancel", openapi_extra=described(NOTHING, is_needed=False))
-def cancel(id: str, body: Body) -> JSONResponse:
-    nothing(body)
+@router.post("/jobs/{id}/cancel", response_model=JobAnswer, responses=errors(404, 409))
+def cancel(id: str, _: NoBody) -> JSONResponse:
+    """Cancel a job that is pending or failed."""
     return _changed("canceled", jobs.cancel, id)
 
 
-@router.post("/jobs/{id}/retry", openapi_extra=described(NOTHING, is_needed=False))
-def retry(id: str, body: Body) -> JSONResponse:
-    nothing(body)
+@router.post("/jobs/{id}/retry", response_model=JobAnswer, responses=errors(404, 409))
+def retry(id: str, _: NoBody) -> JSONResponse:
+    """Make a job that is not executing due now."""
     return _changed("made due now", jobs.retry, id)
 
 
-@router.post("/jobs/{id}/reschedule", openapi_extra=described(LATER))
-def reschedule(id: str, body: Body) -> JSONResponse:
-    given = members(body, "at", "delay_seconds", "priority")
-    times = {"at": moment_of(given), "delay": delay_of(given)}
-    return _changed("rescheduled", jobs.reschedule, id, **times, priority=given.get("priority"))
+@router.post("/jobs/{id}/reschedule", response_model=JobAnswer, responses=errors(404, 409))
+def reschedule(
+    id: str, body: Annotated[Rescheduling, Depends(JsonBody(Rescheduling, max_bytes=MAX_BODY))]
+) -> JSONResponse:
+    """Change the time or the priority of a job that is pending, failed or canceled."""
+    due = body.due()
+    if not body.model_fields_set:
+        raise invalid("at", "must be given unless delay_seconds or priority is")
+    return _changed("rescheduled", jobs.reschedule, id, **due, priority=body.priority)
 
 
 def _changed(what: str, change: Callable[..., dict[str, Any]], id: str, **options: Any) -> JSONResponse:
@@ -117,9 +104,8 @@ def _changed(what: str, change: Callable[..., dict[str, Any]], id: str, **option
     return JSONResponse({"job": as_json(job)})
 
 
-def _switch(body: bytes, change: Callable[[list[str]], None], what: str) -> JSONResponse:
-    names = names_of(members(body, "names"), "names")
+def _switch(names: list[str], change: Callable[[list[str]], None], what: str) -> list[str]:
     with mongodb(), naming(name="names"):
         change(names)
     log.info(f"Queues were {what} by hand", names=", ".join(names))
-    return JSONResponse({what: names})
+    return names

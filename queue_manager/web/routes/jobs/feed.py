@@ -1,6 +1,6 @@
-"""What happens to jobs, read once for the whole process, and only while somebody listens.
+"""Changes of jobs, read once for the whole process, and only while there are listeners.
 
-Guarantee: that of `streams`, also over restarts and step-downs of MongoDB, as far back as its log of changes reaches.
+Guarantee: that of `event_stream`, also over restarts and step-downs of MongoDB, as far back as its oplog reaches.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from queue_manager.web.server_calls import Unavailable
 from services.job_queues import as_json
 
 NAME = "job-update"
-PAUSE = 0.5  # seconds between two tries
-PATIENCE = 2.0  # seconds that a listener waits for the reader
-MARK_EVERY = 10.0  # seconds; one who heard nothing for long still comes back with a token that the log reaches
-ASK_TIME_EVERY = 1.0  # seconds
+RETRY_DELAY = 0.5  # seconds between two tries
+READER_TIMEOUT = 2.0  # seconds that a listener waits for the reader
+MARK_INTERVAL = 10.0  # seconds; a listener without events must still come back with a token that the oplog reaches
+CLOCK_INTERVAL = 1.0  # seconds
 TOKEN = re.compile(r"(?:[0-9A-F]{2}){1,1000}")
 
 Event = event_stream.Event[str]
@@ -106,7 +106,7 @@ class Feed(event_stream.Feed[str]):
     async def _reached(self, wanted: str | None = None) -> str:
         """Return how far the reader is, which may be ahead of it in another process. Raises `Unavailable`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(READER_TIMEOUT):
                 while self._position is None or (wanted is not None and self._position < wanted):
                     await self._has_moved.wait()
         if self._position is None:
@@ -115,13 +115,13 @@ class Feed(event_stream.Feed[str]):
         return self._position
 
     async def _event(self, token: str, change: Change) -> Event:
-        said = {
+        event = {
             "id": str(change.id),
             "kind": "deleted" if change.job is None else "changed",
             "job": None if change.job is None else as_json(change.job),
             "server_time": to_iso(await self._clock.now()),
         }
-        return Event(token, token, NAME, json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode())
+        return Event(token, token, NAME, json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode())
 
     # The reader
 
@@ -131,14 +131,14 @@ class Feed(event_stream.Feed[str]):
             try:
                 await self._read()
             except Lost:
-                self._position = None  # whoever comes back is told
+                self._position = None  # listeners that come back get a reset
                 self._let_go()
-            except Exception as error:  # whatever it is, all who listen here depend on this one reader
+            except Exception as error:  # all listeners depend on this one reader
                 if not self._is_away:
                     url = masked(settings().mongo_db_url)
                     log.warning(f"No job events: MongoDB at {url} does not give them ({reason(error)}); trying on")
                 self._is_away = True
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_DELAY)
 
     async def _somebody(self) -> None:
         """Wait until somebody listens: to read for nobody would cost as much as the jobs cost."""
@@ -161,7 +161,7 @@ class Feed(event_stream.Feed[str]):
     async def _take(self, step: Step) -> None:
         if step.change is not None:
             self._pass_on([await self._event(step.token, step.change)])
-        elif time.monotonic() - self._marked_at > MARK_EVERY:
+        elif time.monotonic() - self._marked_at > MARK_INTERVAL:
             self._pass_on([Event(step.token, step.token, "", b"")])
             self._marked_at = time.monotonic()
         self._position = step.token
@@ -181,7 +181,7 @@ class _Clock:
 
     async def now(self) -> datetime:
         """Raises what the driver raises."""
-        if self._asked is None or time.monotonic() - self._asked[1] > ASK_TIME_EVERY:
+        if self._asked is None or time.monotonic() - self._asked[1] > CLOCK_INTERVAL:
             self._asked = (await asyncio.to_thread(server_now), time.monotonic())
         asked, at = self._asked
         return asked + timedelta(seconds=time.monotonic() - at)

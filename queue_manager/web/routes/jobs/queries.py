@@ -1,4 +1,4 @@
-"""Looking at jobs: a page of them, one, and how the queues stand."""
+"""Reading jobs: a page of them, one, and the state of the queues."""
 
 from __future__ import annotations
 
@@ -6,65 +6,80 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
 
 from models.database import server_now
+from models.job import State
 from queue_manager.core.clock import to_iso
+from queue_manager.web.http import cursors
+from queue_manager.web.http.cursors import Cursor
+from queue_manager.web.http.errors import errors
+from queue_manager.web.http.query_parameters import EmptyIsNone
 from queue_manager.web.http.responses import fresh
+from queue_manager.web.routes.jobs.error_responses import naming
+from queue_manager.web.routes.jobs.schemas import AnyJob, JobName, Jobs, JobsStatus, SortField
 from queue_manager.web.server_calls import mongodb
 from services.job_queues import as_json, jobs
-from services.job_queues.paging import BY_ID
+from services.job_queues.checks import SPELLINGS
+from services.job_queues.searching import LONGEST_SEARCH
 
-USUAL_PAGE, LARGEST_PAGE = 50, 200
+DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 
-Text = Annotated[str | None, Query()]
-
-router = APIRouter()
+router = APIRouter(responses=errors(503))
 
 
-@router.get("/jobs")
+def _spelled(state: Any) -> Any:
+    return SPELLINGS.get(state, state)
+
+
+@router.get("/jobs", response_model=Jobs)
 def page(
-    name: Text = None,
-    state: Text = None,
-    search: Text = None,
-    sort: Text = None,
-    order: Annotated[Literal["asc", "desc", ""], Query()] = "",
-    before: Text = None,
-    limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = USUAL_PAGE,
+    name: Annotated[JobName | None, EmptyIsNone] = None,
+    state: Annotated[State | None, EmptyIsNone, BeforeValidator(_spelled)] = None,
+    search: Annotated[str | None, Query(max_length=LONGEST_SEARCH)] = None,
+    sort: Annotated[SortField | None, EmptyIsNone] = None,
+    order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone] = None,
+    cursor: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
 ) -> JSONResponse:
-    """List jobs, the newest first unless it is asked otherwise.
+    """List jobs, by default the newest first.
 
-    `search` looks into the arguments, the name and the last error. `sort` is created, due, updated, priority or
-    attempts. `cursor` is the next page's `before`; null on the last. With `is_partial` a search
-    stopped before the page was full, and goes on at the cursor.
+    `search` looks into the arguments, the name and the last error. With `is_partial` a search stopped for its time
+    before the page was full, and goes on at the cursor.
     """
-    asked: dict[str, Any] = {
-        "name": name or None,
-        "state": state or None,
-        "search": search or None,
-        "sort": sort or BY_ID,
-        "is_descending": order != "asc",
-    }
-    with mongodb():
-        found = jobs.page(**asked, before=before or None, limit=limit)
+    by, is_descending = sort or "created", order != "asc"
+    of = f"jobs {by} {'desc' if is_descending else 'asc'}"
+    after = cursors.decode(cursor, of=of)
+    with mongodb(), naming(before="cursor"):
+        found = jobs.page(
+            name=name,
+            state=state,
+            search=search or None,
+            sort=by,
+            is_descending=is_descending,
+            before=None if after is None else str(after[0]),
+            limit=limit,
+        )
         now = server_now()
     return fresh(
         {
             "jobs": [as_json(job) for job in found.jobs],
-            "cursor": found.cursor,
+            "cursor": None if found.cursor is None else cursors.encode([found.cursor], of=of),
             "is_partial": found.is_partial,
             "server_time": to_iso(now),
         }
     )
 
 
-@router.get("/jobs/status")
+@router.get("/jobs/status", response_model=JobsStatus)
 def status() -> JSONResponse:
-    """Say of each name how many jobs are in which state and what comes next; and who leads."""
+    """Return how many jobs of each name are in which state and what comes next, and which beat dispatches them."""
     with mongodb():
         return fresh({**as_json(jobs.status()), "server_time": to_iso(server_now())})
 
 
-@router.get("/jobs/{id}")
+@router.get("/jobs/{id}", response_model=AnyJob, responses=errors(404))
 def show(id: str) -> JSONResponse:
+    """Return one job."""
     with mongodb():
         return fresh({"job": as_json(jobs.get(id))})

@@ -18,16 +18,16 @@ from queue_manager.web.routes.messages import (
     producers,
     stats,
 )
-from queue_manager.web.routes.messages.background import Beside
+from queue_manager.web.routes.messages.background import Background
 
-__all__ = ["Beside", "install"]
+__all__ = ["Background", "install"]
 
 
-def install(api: FastAPI, beside: Beside) -> None:
-    """Add the routes. Taking a message acts, although it is a GET."""
-    api.state.beside = beside
+def install(api: FastAPI, background: Background) -> None:
+    """Add the routes. Receiving a message has an effect, although it is a GET."""
+    api.state.background = background
     error_responses.install(api)
     for part in (producers, consumers, operator_actions):
-        api.include_router(part.router, prefix="/api", dependencies=[operator])
+        api.include_router(part.router, prefix="/api", dependencies=[operator], tags=["queue"])
     for part in (stats, events, listing):
-        api.include_router(part.router, prefix="/api", dependencies=[viewer])
+        api.include_router(part.router, prefix="/api", dependencies=[viewer], tags=["queue"])

@@ -1,4 +1,4 @@
-"""What runs beside the requests: the one reader of events, the sweeper, and the end of both."""
+"""Background tasks of the message queue: the one reader of events, the sweeper, and the end of both."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import TracebackType
 
 from queue_manager.core.settings import settings
 from queue_manager.web.routes.messages.feed import Feed
-from queue_manager.web.routes.messages.overdue_sweeper import Sweeping
+from queue_manager.web.routes.messages.overdue_sweeper import OverdueSweeper
 from services.message_queue import queue_admin, server_url
 
 
-class Beside:
+class Background:
     """Runs while it is entered.
 
     Args:
@@ -27,10 +27,10 @@ class Beside:
         self._stack = AsyncExitStack()
         self.feed = Feed(server_url(), f"{settings().queue_name}:events", queue_admin())
 
-    async def __aenter__(self) -> Beside:
+    async def __aenter__(self) -> Background:
         self.end = asyncio.create_task(self._end_of_process())
         await self._stack.enter_async_context(self.feed)
-        await self._stack.enter_async_context(Sweeping(self.feed))
+        await self._stack.enter_async_context(OverdueSweeper(self.feed))
         return self
 
     async def __aexit__(

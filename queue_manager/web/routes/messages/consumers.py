@@ -1,90 +1,103 @@
-"""Taking messages and saying what became of them: ack, nack, touch."""
+"""Receiving messages, and ack, nack and touch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from queue_manager.core.settings import settings
-from queue_manager.web.http.errors import Refused
-from queue_manager.web.http.openapi import NUMBER, TEXT, body, thing
+from queue_manager.web.http.errors import Refused, errors, invalid
+from queue_manager.web.http.query_parameters import EmptyIsNone
+from queue_manager.web.http.responses import NO_STORE
 from queue_manager.web.routes.messages import long_poll, request_body
-from queue_manager.web.routes.messages.query_parameters import Number, Text, whole
+from queue_manager.web.routes.messages.query_parameters import FilterType, whole
+from queue_manager.web.routes.messages.request_body import MessageBody
+from queue_manager.web.routes.messages.schemas import (
+    MIN_TIMEOUT,
+    AckBody,
+    ChangedMessage,
+    DeliveredMessage,
+    NackBody,
+    Nacked,
+    TouchBody,
+    Touched,
+)
 from services.message_queue import Json, message_queue
-from services.message_queue.messages import checked_number
+from services.message_queue.messages import LONGEST_TIMEOUT
 from services.message_queue.queue import LONGEST_POLL
 
-ACK = thing("id", id=TEXT, lock_token=TEXT)
-NACK = thing(lock_token=TEXT, errorReason=TEXT)
-TOUCH = thing(lock_token=TEXT, extend_seconds=NUMBER)
+MAX_WAIT = 55.0
+"""Seconds after which a poll is answered, whatever its `timeout`."""
 
-LONGEST_WAIT = 55.0
-"""Seconds after which a poll is answered, however long it was to wait."""
+WaitSeconds = Annotated[float, Field(ge=0, le=LONGEST_POLL, description="Seconds to wait for a message.")]
+AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=LONGEST_TIMEOUT, description="Seconds to the deadline.")]
 
-router = APIRouter()
+router = APIRouter(responses=errors(503))
 
 
-@router.get("/queue/message")
-async def take(
+@router.get("/queue/message", response_model=DeliveredMessage, responses=errors(404))
+async def receive(
     request: Request,
-    timeout: Annotated[Number, Query()] = None,
-    ack_timeout: Annotated[Number, Query(alias="ackTimeout")] = None,
-    type: Annotated[Text, Query()] = None,
-    consumer_id: Annotated[Text, Query(alias="consumerId")] = None,
+    timeout: Annotated[WaitSeconds | None, EmptyIsNone] = None,
+    ack_timeout: Annotated[AckSeconds | None, EmptyIsNone, Query(alias="ackTimeout")] = None,
+    type: Annotated[FilterType | None, EmptyIsNone, Query(description="Only messages of this type.")] = None,
+    consumer_id: Annotated[
+        FilterType | None, EmptyIsNone, Query(alias="consumerId", description="Shown while the message is held.")
+    ] = None,
 ) -> Response:
-    """Give the next message, or wait for one for `timeout` seconds, up to 60.
+    """Deliver the next message, or wait for one for `timeout` seconds. 404: there is none.
 
-    It answers after 55 s at the latest: proxies give up after 60, and a message that comes then would be lost to its
+    It answers after 55 s at the latest: proxies give up after 60 s, and a message that comes then would be lost to its
     consumer until its deadline.
     """
-    patience = checked_number(timeout or 0, "timeout", least=0, most=LONGEST_POLL)
-    wanted = long_poll.Wanted(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
-    message = await run_in_threadpool(partial(wanted.take, message_queue()))
-    if message is None and patience:
-        message = await long_poll.wait_for(wanted, min(patience, LONGEST_WAIT), request=request)
+    options = long_poll.ReceiveOptions(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
+    message = await run_in_threadpool(partial(options.take, message_queue()))
+    if message is None and timeout:
+        message = await long_poll.wait_for(options, min(timeout, MAX_WAIT), request=request)
     if message is None:
         raise Refused(HTTPStatus.NOT_FOUND, "not found", "Message not found")
-    return Response(message.to_json(), media_type="application/json", headers={"cache-control": "no-store"})
+    return Response(message.to_json(), media_type="application/json", headers=NO_STORE)
 
 
-@router.post("/queue/ack", openapi_extra=body(ACK))
-def ack(body: request_body.OfOne) -> dict[str, str]:
-    """Consumers send the whole message, of which the id and the token count."""
+@router.post("/queue/ack", responses=errors(404, 409))
+def ack(body: Annotated[bytes, Depends(MessageBody(AckBody))]) -> ChangedMessage:
+    """Acknowledge a message: it is done. 409: its deadline has passed, or somebody else holds it."""
     given = request_body.object_of(body)
     id = request_body.values_of(given, "id")["id"]
     if id in (None, ""):
         raise _missing("id")
     message_queue().ack(id, _token(given))
-    return {"message": "Message acknowledged", "id": id}
+    return ChangedMessage(message="Message acknowledged", id=id)
 
 
-@router.post("/queue/message/{id:path}/nack", openapi_extra=body(NACK))
-def nack(id: str, body: request_body.OfOne) -> dict[str, Any]:
+@router.post("/queue/message/{id:path}/nack", responses=errors(404, 409))
+def nack(id: str, body: Annotated[bytes, Depends(MessageBody(NackBody, is_required=False))]) -> Nacked:
+    """Report that a delivery failed. The message is delivered again, or dead-lettered after its last attempt."""
     given = _optional(body)
-    why = request_body.reason_of(request_body.values_of(given, "errorReason")["errorReason"], "errorReason")
-    is_requeued = message_queue().nack(id, _token(given), why)
-    return {
-        "message": "Message requeued" if is_requeued else "Message dead-lettered",
-        "id": id,
-        "requeued": is_requeued,
-    }
+    reason = request_body.values_of(given, "errorReason")["errorReason"]
+    if reason is not None and not isinstance(reason, str):
+        raise invalid("errorReason", "must be a string")
+    is_requeued = message_queue().nack(id, _token(given), reason)
+    return Nacked(message="Message requeued" if is_requeued else "Message dead-lettered", id=id, requeued=is_requeued)
 
 
-@router.put("/queue/message/{id:path}/touch", openapi_extra=body(TOUCH))
-def touch(id: str, body: request_body.OfOne) -> dict[str, Any]:
+@router.put("/queue/message/{id:path}/touch", responses=errors(404, 409))
+def touch(id: str, body: Annotated[bytes, Depends(MessageBody(TouchBody, is_required=False))]) -> Touched:
+    """Extend the deadline of a message."""
     given = _optional(body)
     token = _token(given)
     touched = message_queue().touch(id, token, **request_body.values_of(given, "extend_seconds"))
-    return {
-        "new_timeout_at": touched.deadline_at,
-        "extended_by": whole(touched.extended_by.total_seconds()),
-        "lock_token": token,
-    }
+    return Touched(
+        new_timeout_at=touched.deadline_at,
+        extended_by=whole(touched.extended_by.total_seconds()),
+        lock_token=token,
+    )
 
 
 def _optional(body: bytes) -> dict[str, Json]:
@@ -94,11 +107,11 @@ def _optional(body: bytes) -> dict[str, Json]:
 def _token(given: Mapping[str, Json]) -> str | None:
     token = request_body.values_of(given, "lock_token")["lock_token"]
     if token not in (None, ""):
-        return token  # type: ignore[no-any-return]  # the queue looks at what it is
+        return token  # type: ignore[no-any-return]  # the queue checks it
     if settings().queue_require_lock_token:
         raise _missing("lock_token")
     return None
 
 
 def _missing(field: str) -> Refused:
-    return Refused(HTTPStatus.BAD_REQUEST, "bad request", f"{field}: it is missing", field=field)
+    return Refused(HTTPStatus.BAD_REQUEST, "bad request", f"{field}: is missing", field=field)

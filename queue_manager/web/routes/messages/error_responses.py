@@ -1,4 +1,4 @@
-"""What the queue refuses, as HTTP statuses."""
+"""The errors of the queue as HTTP statuses."""
 
 from __future__ import annotations
 

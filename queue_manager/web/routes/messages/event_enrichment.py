@@ -1,8 +1,8 @@
-"""What events are about, sent along: looked up once for all pages, which then need not ask.
+"""Events with the messages that they are about, read once for all pages, which then need no request.
 
-An event has `"messages"`, those that it is about by now, as in a list and with `"place"`; one that is nowhere any more
-has none. The last of several has `"counts"`, how many are where. Events about many messages, or large ones, have no
-`"messages"`: a page reads its list again.
+An event has `"messages"`: its messages as they are now, as in a list, with `"place"`; a message that is gone is left
+out. The last of several events has `"counts"`, the number of messages in each place. Events about many messages, or
+large ones, have no `"messages"`: a page reads its list again.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from services.message_queue import Place, QueueAdmin, QueueUnavailable
 from services.message_queue.message_state import PLACES
 from services.message_queue.messages import Message
 
-MOST = 100  # messages of all events that were read together
-LARGEST = 64 * 1024  # bytes of what is sent along
+MAX_MESSAGES = 100  # messages of all events that were read together
+MAX_BYTES = 64 * 1024  # bytes of what is sent along
 
 Event = TypeVar("Event", bound=event_stream.Event[Any])
 
 
-class NotOurs(Exception):
-    """An event that somebody put into the stream by hand. It is passed on as it is, and holds up no other."""
+class ForeignEvent(Exception):
+    """An event of another program. It is passed on as it is, and delays no other."""
 
 
 def with_rows(events: Sequence[Event], contents: QueueAdmin) -> list[Event]:
-    """Return the events with their messages and counts, as those are by now."""
+    """Return the events with their messages and counts, as those are now."""
     try:
         counts = contents.counts()
         rows = _rows(events, contents)
-    except (QueueUnavailable, NotOurs):
+    except (QueueUnavailable, ForeignEvent):
         return list(events)
     added = [{} if rows is None else {"messages": _listed(event, rows)} for event in events]
     added[-1]["counts"] = json.dumps({place: counts.of(place) for place in PLACES})
@@ -42,14 +42,14 @@ def with_rows(events: Sequence[Event], contents: QueueAdmin) -> list[Event]:
 def _rows(events: Sequence[Event], contents: QueueAdmin) -> dict[str, str] | None:
     """Return the messages that the events are about, by id; `None`: they are too many, or too large."""
     ids = list(dict.fromkeys(id for event in events for id in _ids(event)))
-    if len(ids) > MOST:
+    if len(ids) > MAX_MESSAGES:
         return None
     rows: dict[str, str] = {}
     size = 0
     for place, message in contents.locate(ids):
         rows[message.id] = _written(place, message)
         size += len(rows[message.id])
-        if size > LARGEST:
+        if size > MAX_BYTES:
             return None
     return rows
 
@@ -64,7 +64,7 @@ def _ids(event: event_stream.Event[Any]) -> list[str]:
         ids = [*payload.get("ids", []), *payload.get("dlq_ids", [])]
         return [id for id in ids if isinstance(id, str)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise NotOurs from error
+        raise ForeignEvent from error
 
 
 def _written(place: Place, message: Message) -> str:

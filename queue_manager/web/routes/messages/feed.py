@@ -1,6 +1,6 @@
-"""The queue's events, read once for the whole process and passed on to all who listen here.
+"""The queue's events, read once for the whole process and passed on to all its listeners.
 
-Guarantee: that of `streams`, also over outages of the server, which keeps about 10,000 events.
+Guarantee: that of `event_stream`, also over outages of the server, which keeps about 10,000 events.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from queue_manager.web.routes.messages.event_enrichment import with_rows
 from services.message_queue import InvalidMessage, QueueAdmin, QueueUnavailable
 
 BLOCK = 2.0  # seconds that one XREAD waits
-PAUSE = 0.5  # seconds between two tries
-PATIENCE = 2.0  # seconds that a listener waits for the reader's first connection
-AT_ONCE = 500  # events
+RETRY_DELAY = 0.5  # seconds between two tries
+READER_TIMEOUT = 2.0  # seconds that a listener waits for the reader's first connection
+READ_BATCH = 500  # events
 NAME = "queue-update"
 OPTIONS: dict[str, Any] = {
     "socket_timeout": BLOCK + 3,
@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {
 Position = tuple[int, int]
 """The id of a stream's entry; Redis orders them as Python does."""
 START: Position = (0, 0)
-LARGEST_PART = 2**64 - 1
+MAX_ID_PART = 2**64 - 1
 
 log = get_logger("QM/queue-events")
 
@@ -51,7 +51,7 @@ Beginning = event_stream.Beginning[Position]
 class Feed(event_stream.Feed[Position]):
     """The one reader of the events of one queue. It runs while it is entered, and reconnects by itself.
 
-    `contents` tells what events are about, once for all who watch them.
+    `contents` reads the messages that events are about, once for all listeners.
     """
 
     outages = (RedisError, OSError)
@@ -82,7 +82,7 @@ class Feed(event_stream.Feed[Position]):
         Raises: QueueUnavailable.
         """
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._has_position.wait(), PATIENCE)
+            await asyncio.wait_for(self._has_position.wait(), READER_TIMEOUT)
         if self._position is None:
             raise QueueUnavailable("The queue's server does not answer, so there are no events yet")
         if last is None:
@@ -94,11 +94,11 @@ class Feed(event_stream.Feed[Position]):
 
     async def _history(self, after: Position) -> AsyncGenerator[list[Event], None]:
         while True:
-            entries: Any = await self._client.xrange(self._stream, min=f"({written(after)}", count=AT_ONCE)
+            entries: Any = await self._client.xrange(self._stream, min=f"({written(after)}", count=READ_BATCH)
             if events := [_event(entry) for entry in entries]:
                 after = events[-1].position
                 yield events
-            if len(entries) < AT_ONCE:
+            if len(entries) < READ_BATCH:
                 return
 
     # The reader
@@ -108,12 +108,12 @@ class Feed(event_stream.Feed[Position]):
             try:
                 async with Redis.from_url(self._url, **OPTIONS) as client:
                     await self._read(client)
-            except Exception as error:  # whatever it is, all who listen here depend on this one reader
+            except Exception as error:  # all listeners depend on this one reader
                 if not self._is_away:
                     url = masked(self._url)
                     log.warning(f"No queue events: the server at {url} does not give them ({reason(error)}); trying on")
                 self._is_away = True
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_DELAY)
 
     async def _read(self, client: Redis) -> None:
         position = await self._resume(client)
@@ -121,7 +121,9 @@ class Feed(event_stream.Feed[Position]):
             log.info("Queue events flow again")
         self._is_away = False
         while True:
-            answer: Any = await client.xread({self._stream: written(position)}, count=AT_ONCE, block=int(BLOCK * 1000))
+            answer: Any = await client.xread(
+                {self._stream: written(position)}, count=READ_BATCH, block=int(BLOCK * 1000)
+            )
             for _, entries in answer or []:
                 events = [_event(entry) for entry in entries]
                 if self.is_watched:
@@ -180,7 +182,7 @@ def checked_position(text: str, field: str) -> Position:
     parts = text.split("-")
     if len(parts) == 2 and all(part.isascii() and part.isdigit() and len(part) <= 20 for part in parts):
         read = (int(parts[0]), int(parts[1]))
-        if max(read) <= LARGEST_PART:
+        if max(read) <= MAX_ID_PART:
             return read
     raise InvalidMessage(field, "the id of an event, such as 1767225600000-0")
 

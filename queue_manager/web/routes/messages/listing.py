@@ -6,38 +6,38 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
+from pydantic import AfterValidator, Field
 
-from queue_manager.web.routes.messages.message_state import named_place
-from queue_manager.web.routes.messages.query_parameters import Text, Whole, moment
-from services.message_queue import Counts, Filter, InvalidMessage, Page, Place, queue_admin
+from queue_manager.web.http import cursors
+from queue_manager.web.http.cursors import Cursor
+from queue_manager.web.http.errors import errors
+from queue_manager.web.http.query_parameters import EmptyIsNone
+from queue_manager.web.routes.messages.message_state import NamedQueue
+from queue_manager.web.routes.messages.query_parameters import (
+    MAX_WHOLE,
+    FilterText,
+    FilterType,
+    MomentOf,
+    WholeFilter,
+)
+from queue_manager.web.routes.messages.schemas import MessageCount, MessagePage
+from services.message_queue import Counts, Filter, Page, Place, queue_admin
 from services.message_queue.admin import LARGEST_PAGE, SORTABLE
-from services.message_queue.messages import LONGEST_TYPE, checked_text, checked_whole
 
-USUAL_PAGE = 50
-LONGEST_SEARCH = 1_024
-MOST = 10**9  # of a page's number, a priority, a number of attempts
+DEFAULT_LIMIT = 50
 NOTHING = Page(messages=[], cursor=None, matched=0, is_partial=False)
-FIELDS = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORTABLE}
-FIELDS |= {name: name for name in SORTABLE}
+SORT_FIELDS = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORTABLE}
+SORT_FIELDS |= {name: name for name in SORTABLE}
 
-router = APIRouter()
-
-
-class FilterNames(NamedTuple):
-    type: str
-    priority: str
-    attempts: str
-
-
-OF_QUERY = FilterNames("filterType", "filterPriority", "filterAttempts")
+router = APIRouter(responses=errors(404, 503))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Which page is wanted."""
+class ListOptions:
+    """Which page is meant."""
 
     page: int
     limit: int
@@ -55,98 +55,96 @@ class Asked:
         return self.wanted != Filter()
 
 
-def filter_of(
-    *, type: Any, priority: Any, attempts: Any, start: Any, end: Any, search: Any, names: FilterNames
-) -> Filter:
-    """Read a filter, in which `None` says nothing; `names` are those that the client used. Raises `InvalidMessage`."""
-    return Filter(
-        type=checked_text(type, names.type, longest=LONGEST_TYPE) if type is not None else None,
-        priority=checked_whole(priority, names.priority, least=0, most=MOST) if priority is not None else None,
-        attempts=checked_whole(attempts, names.attempts, least=0, most=MOST) if attempts is not None else None,
-        since=moment(start, "startDate"),
-        until=moment(end, "endDate"),
-        search=checked_text(search, "search", longest=LONGEST_SEARCH) if search is not None else None,
-    )
-
-
 def _filter(
-    type: Annotated[Text, Query(alias="filterType")] = None,
-    priority: Annotated[Whole, Query(alias="filterPriority")] = None,
-    attempts: Annotated[Whole, Query(alias="filterAttempts")] = None,
-    start: Annotated[Text, Query(alias="startDate")] = None,
-    end: Annotated[Text, Query(alias="endDate")] = None,
-    search: Annotated[Text, Query()] = None,
+    type: Annotated[FilterType | None, EmptyIsNone, Query(alias="filterType")] = None,
+    priority: Annotated[WholeFilter | None, EmptyIsNone, Query(alias="filterPriority")] = None,
+    attempts: Annotated[WholeFilter | None, EmptyIsNone, Query(alias="filterAttempts")] = None,
+    start: Annotated[MomentOf, Query(alias="startDate")] = None,
+    end: Annotated[MomentOf, Query(alias="endDate")] = None,
+    search: Annotated[FilterText | None, EmptyIsNone] = None,
 ) -> Filter:
-    return filter_of(
-        type=type, priority=priority, attempts=attempts, start=start, end=end, search=search, names=OF_QUERY
-    )
+    return Filter(type=type, priority=priority, attempts=attempts, since=start, until=end, search=search)
 
 
-def _asked(
-    wanted: Annotated[Filter, Depends(_filter)],
-    page: Annotated[Whole, Query()] = None,
-    limit: Annotated[Whole, Query()] = None,
-    cursor: Annotated[Text, Query()] = None,
-    sort_by: Annotated[Text, Query(alias="sortBy")] = None,
-    sort_order: Annotated[Literal["asc", "desc", ""], Query(alias="sortOrder")] = "",
-) -> Asked:
-    if sort_by is not None and sort_by not in FIELDS:
-        raise InvalidMessage("sortBy", ", ".join(FIELDS))
-    return Asked(
-        page=checked_whole(page if page is not None else 1, "page", least=1, most=MOST),
-        limit=checked_whole(limit if limit is not None else USUAL_PAGE, "limit", least=1, most=LARGEST_PAGE),
+def _sort_field(name: str | None) -> str | None:
+    if name is not None and name not in SORT_FIELDS:
+        raise ValueError(f"must be one of {', '.join(SORT_FIELDS)}")
+    return None if name is None else SORT_FIELDS[name]
+
+
+MatchingFilter = Annotated[Filter, Depends(_filter)]
+
+
+def _options(
+    wanted: MatchingFilter,
+    page: Annotated[Annotated[int, Field(ge=1, le=MAX_WHOLE)] | None, EmptyIsNone] = None,
+    limit: Annotated[Annotated[int, Field(ge=1, le=LARGEST_PAGE)] | None, EmptyIsNone] = None,
+    cursor: Cursor = None,
+    sort_by: Annotated[
+        str | None,
+        EmptyIsNone,
+        AfterValidator(_sort_field),
+        Query(alias="sortBy", json_schema_extra={"enum": [*SORT_FIELDS]}),
+    ] = None,
+    sort_order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone, Query(alias="sortOrder")] = None,
+) -> ListOptions:
+    return ListOptions(
+        page=page or 1,
+        limit=limit or DEFAULT_LIMIT,
         cursor=cursor,
-        sort_by=FIELDS[sort_by] if sort_by else None,
+        sort_by=sort_by,
         ascending=sort_order == "asc",
         wanted=wanted,
     )
 
 
-@router.get("/queue/{queueType}/messages")
-def messages(place: Annotated[Place, Depends(named_place)], asked: Annotated[Asked, Depends(_asked)]) -> Response:
-    """Give one page, the newest first unless it is asked otherwise; what is processed by deadline, the latest first.
+@router.get("/queue/{queueType}/messages", response_model=MessagePage)
+def messages(place: NamedQueue, options: Annotated[ListOptions, Depends(_options)]) -> Response:
+    """List messages, by default the newest first; those in processing by deadline, the latest first.
 
-    With a filter it looks for about 80 ms; sorted by a field by which entries have no order, it sorts the nearest
-    5,000, and `cursor`, given once they are all shown, goes on behind them. `is_partial` says that there is more than
-    was looked at: then `total` counts what was found so far, and `/count` counts all. In every order a page ends
-    after about 16 MiB, with a cursor behind its last message.
+    A filter is applied for about 80 ms. Sorted by a field by which the queue has no order, the nearest 5,000 messages
+    are sorted; `cursor`, given once they are all shown, goes on behind them. A page ends after about 16 MiB, with a
+    cursor behind its last message. With `is_partial`, `total` counts what was found so far, and `/count` counts all.
     """
     counts = queue_admin().counts()
-    found = _read(place, asked, counts)
-    about = json.dumps({"pagination": _pagination(place, asked, found, counts), "server_time": counts.now})
+    of = f"messages {place} {options.sort_by or ''} {'asc' if options.ascending else 'desc'}"
+    found = _read(place, options, counts, of)
+    pagination = _pagination(place, options, found, counts, of)
+    about = json.dumps({"pagination": pagination, "server_time": counts.now})
     listed = ",".join(message.to_json() for message in found.messages)
     return Response(f'{{"messages":[{listed}],{about[1:]}', media_type="application/json")
 
 
 @router.get("/queue/{queueType}/count")
-def count(place: Annotated[Place, Depends(named_place)], wanted: Annotated[Filter, Depends(_filter)]) -> dict[str, Any]:
-    """Count what matches: all of it, unless that takes longer than about 2 s; then `is_complete` is false."""
+def count(place: NamedQueue, wanted: MatchingFilter) -> MessageCount:
+    """Count the messages that match, for about 2 s at most."""
     found = queue_admin().count(place, wanted)
-    return {"count": found.count, "is_complete": found.is_complete, "server_time": queue_admin().counts().now}
+    return MessageCount(count=found.count, is_complete=found.is_complete, server_time=queue_admin().counts().now)
 
 
-def _read(place: Place, asked: Asked, counts: Counts) -> Page:
-    if asked.skip > counts.of(place):  # a page behind the end costs nothing
+def _read(place: Place, options: ListOptions, counts: Counts, of: str) -> Page:
+    after = cursors.decode(options.cursor, of=of)
+    if options.skip > counts.of(place):  # a page behind the end must cost nothing
         return NOTHING
     return queue_admin().list(
         place,
-        limit=asked.limit,
-        skip=asked.skip,
-        cursor=asked.cursor,
-        wanted=asked.wanted,
-        sort_by=asked.sort_by,
-        ascending=asked.ascending,
+        limit=options.limit,
+        skip=options.skip,
+        cursor=None if after is None else str(after[0]),
+        wanted=options.wanted,
+        sort_by=options.sort_by,
+        ascending=options.ascending,
     )
 
 
-def _pagination(place: Place, asked: Asked, found: Page, counts: Counts) -> dict[str, Any]:
-    total = found.matched if asked.is_filtered else counts.of(place)
-    # Sorting is within what was looked at: its cursor leads behind all of that, so the pages before come first.
+def _pagination(place: Place, options: ListOptions, found: Page, counts: Counts, of: str) -> dict[str, Any]:
+    total = found.matched if options.is_filtered else counts.of(place)
+    # Only what was read is sorted: its cursor leads behind all of that, so the pages before it come first.
     return {
-        "page": asked.page,
-        "limit": asked.limit,
+        "page": options.page,
+        "limit": options.limit,
         "total": total,
-        "total_pages": math.ceil(total / asked.limit),
-        "cursor": found.cursor if found.is_reached else None,
-        "is_partial": found.is_partial or (asked.is_filtered and found.cursor is not None),
+        "total_pages": math.ceil(total / options.limit),
+        "cursor": cursors.encode([found.cursor], of=of) if found.cursor and found.is_reached else None,
+        "is_partial": found.is_partial or (options.is_filtered and found.cursor is not None),
     }

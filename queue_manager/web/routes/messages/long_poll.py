@@ -1,6 +1,6 @@
 """Long polls: waiting for a message without a thread, and taking nothing for a client that went away.
 
-Guarantee: whoever waits holds no thread; a few threads look for all of them, beside those of other requests.
+Guarantee: a waiting poll holds no thread; a few threads search for all of them, apart from those of other requests.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
 from queue_manager.web.auth import disconnection
-from queue_manager.web.routes.messages.background import Beside
+from queue_manager.web.routes.messages.background import Background
 from services.message_queue import Message, MessageQueue, message_queue
 from services.message_queue.errors import SearchUnfinished
 
-LOOKS = CapacityLimiter(8)
+SEARCHES = CapacityLimiter(8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ReceiveOptions:
     """What a consumer asks for."""
 
     ack_timeout: float | None
@@ -37,13 +37,13 @@ class Wanted:
         return queue.search(**asdict(self))
 
 
-async def wait_for(wanted: Wanted, patience: float, *, request: Request) -> Message | None:
+async def wait_for(options: ReceiveOptions, patience: float, *, request: Request) -> Message | None:
     """Return the next message, or `None`: after `patience` seconds, or when the client has gone or lost access."""
-    beside: Beside = request.app.state.beside
+    background: Background = request.app.state.background
     client_gone = asyncio.create_task(_disconnect(request))
     client_out = asyncio.create_task(disconnection.over(disconnection.is_over(request)))
     try:
-        return await _Wait(wanted, {client_gone, client_out, beside.end}).message(patience)
+        return await _Wait(options, {client_gone, client_out, background.end}).message(patience)
     finally:
         client_gone.cancel()
         client_out.cancel()
@@ -55,13 +55,13 @@ async def _disconnect(request: Request) -> None:
 
 
 class _Wait:
-    def __init__(self, wanted: Wanted, reasons_to_leave: set[asyncio.Task[None]]) -> None:
-        self._queue, self._wanted, self._leave = message_queue(), wanted, reasons_to_leave
+    def __init__(self, options: ReceiveOptions, reasons_to_leave: set[asyncio.Task[None]]) -> None:
+        self._queue, self._options, self._leave = message_queue(), options, reasons_to_leave
 
     async def message(self, patience: float) -> Message | None:
         end = time.monotonic() + patience
         while True:
-            arrival, message, is_finished = await to_thread.run_sync(self._look, limiter=LOOKS)
+            arrival, message, is_finished = await to_thread.run_sync(self._search, limiter=SEARCHES)
             is_used = False
             try:
                 if message is not None:
@@ -75,13 +75,13 @@ class _Wait:
                 if not is_used:
                     self._queue.arrivals.release(arrival)
                 if self._is_leaving():
-                    self._queue.arrivals.wake(1)  # what it was told of is for another
+                    self._queue.arrivals.wake(1)  # the arrival is for another poll
 
-    def _look(self) -> tuple[Future[None], Message | None, bool]:
+    def _search(self) -> tuple[Future[None], Message | None, bool]:
         """Return where an arrival is announced, the message if there is one, and whether the search was finished."""
-        arrival = self._queue.arrivals.expect(self._wanted.type)
+        arrival = self._queue.arrivals.expect(self._options.type)
         try:
-            return arrival, None if self._is_leaving() else self._wanted.search(self._queue), True
+            return arrival, None if self._is_leaving() else self._options.search(self._queue), True
         except SearchUnfinished:
             return arrival, None, False
         except BaseException:

@@ -1,33 +1,26 @@
-"""Where messages are, as clients name it."""
+"""The queue that a path names."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Path
+from fastapi import Depends, Path
 
 from queue_manager.web.http.errors import Refused
-from services.message_queue import InvalidMessage, Place
+from services.message_queue import Place
 from services.message_queue.admin import PLACES
 
 FIELD = "queueType"
 
 
-def named_place(queue_type: Annotated[str, Path(alias=FIELD)]) -> Place:
-    """Return the place that a path names. Raises `Refused`."""
+def _named(queue_type: Annotated[str, Path(alias=FIELD, json_schema_extra={"enum": [*PLACES]})]) -> Place:
     for place in PLACES:
         if place == queue_type:
             return place
-    said = f"There is no queue {queue_type!r}; the queues are: {', '.join(PLACES)}"
-    raise Refused(HTTPStatus.NOT_FOUND, "not found", said, field=FIELD)
+    message = f"There is no queue {queue_type!r}; the queues are: {', '.join(PLACES)}"
+    raise Refused(HTTPStatus.NOT_FOUND, "not found", message, field=FIELD)
 
 
-def given_place(value: Any, field: str) -> Place | None:
-    """Return the place that a member names, `None` for none. Raises `InvalidMessage`."""
-    if value is None:
-        return None
-    for place in PLACES:
-        if place == value:
-            return place
-    raise InvalidMessage(field, ", ".join(PLACES))
+NamedQueue = Annotated[Place, Depends(_named)]
+"""The queue that the path names. Raises `Refused`."""

@@ -1,7 +1,7 @@
-"""The sweeper of this process: at each deadline it takes back what is overdue, also while no beat or worker runs.
+"""The sweeper of this process: it requeues overdue messages at their deadline, also while no beat or worker runs.
 
-Guarantee: it hears of every deadline that is made, so that a sweep follows each within about 20 ms; without hearing,
-within one period. An outage of the server is said once, and over by itself.
+Guarantee: it listens to the events of deadlines, so that a sweep follows each within about 20 ms; without events,
+within one period. An outage of the server is logged once, and ends by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 log = get_logger("QM/queue-sweeper")
 
 
-class Sweeping:
+class OverdueSweeper:
     """Sweeps while it is entered."""
 
     def __init__(self, feed: Feed) -> None:
@@ -40,7 +40,7 @@ class Sweeping:
         self._is_earlier = asyncio.Event()
         self._is_away = False
 
-    async def __aenter__(self) -> Sweeping:
+    async def __aenter__(self) -> OverdueSweeper:
         self._tasks = [asyncio.create_task(run()) for run in (self._sweep, self._hear, self._heal)]
         return self
 
@@ -96,7 +96,7 @@ class Sweeping:
     async def _tried(self, step: Callable[[], T]) -> T | None:
         """Return what `step` returns, run in a thread; `None` when it failed.
 
-        It goes on whatever the error is: nobody would miss a sweeper that has ended until messages hang.
+        It goes on after any error: that a sweeper has ended would be noticed only when messages hang.
         """
         try:
             done = await asyncio.to_thread(step)

@@ -5,39 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
+from pydantic import Field
 
-from queue_manager.web.http.openapi import ANY, NUMBER, TEXT, WHOLE, body, many, thing
+from queue_manager.web.http.errors import errors
 from queue_manager.web.routes.messages import request_body
+from queue_manager.web.routes.messages.request_body import MAX_BATCH, BatchBody, MessageBody
+from queue_manager.web.routes.messages.schemas import AddedBatch, ChangedMessage, NewMessageBody
 from services.message_queue import InvalidMessage, Json, NewMessage, message_queue
 from services.message_queue.messages import members
 
-MESSAGE = thing(
-    "type",
-    id=TEXT,
-    type=TEXT,
-    payload=ANY,
-    priority=WHOLE,
-    ackTimeout=NUMBER,
-    maxAttempts=WHOLE,
-)
+Batch = Annotated[list[NewMessageBody], Field(max_length=MAX_BATCH)]
 
-router = APIRouter()
+router = APIRouter(responses=errors(503))
 
 
-@router.post("/queue/message", status_code=HTTPStatus.CREATED, openapi_extra=body(MESSAGE))
-def add(body: request_body.OfOne) -> dict[str, str]:
+@router.post("/queue/message", status_code=HTTPStatus.CREATED)
+def add(body: Annotated[bytes, Depends(MessageBody(NewMessageBody))]) -> ChangedMessage:
+    """Add a message. 503 with `Retry-After`: the queue's server is full."""
     message = NewMessage.from_members(request_body.message_of(request_body.object_of(body)))
     (added,) = message_queue().enqueue_batch([message])
-    return {"message": "Message added successfully", "id": added.id}
+    return ChangedMessage(message="Message added successfully", id=added.id)
 
 
-@router.post("/queue/batch", status_code=HTTPStatus.CREATED, openapi_extra=body(many(MESSAGE)))
-def add_batch(body: request_body.OfMany) -> dict[str, str]:
+@router.post("/queue/batch", status_code=HTTPStatus.CREATED)
+def add_batch(body: Annotated[bytes, Depends(BatchBody(Batch))]) -> AddedBatch:
+    """Add up to 1,000 messages, all or none."""
     messages = [_read(at, text) for at, text in enumerate(request_body.list_of(body))]
     accepted = _enqueue(messages)
-    return {"message": f"Batch processed: {accepted}/{len(messages)} messages enqueued"}
+    return AddedBatch(message=f"Batch processed: {accepted}/{len(messages)} messages enqueued")
 
 
 def _read(at: int, text: Json) -> NewMessage:
@@ -45,7 +43,7 @@ def _read(at: int, text: Json) -> NewMessage:
         try:
             given = members(text)
         except ValueError:
-            raise InvalidMessage("type", "a member of a JSON object; this is no object") from None
+            raise InvalidMessage("type", "a member of a JSON object; this is not an object") from None
         return NewMessage.from_members(request_body.message_of(given))
 
 

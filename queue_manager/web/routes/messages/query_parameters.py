@@ -1,30 +1,39 @@
-"""Parameters of a query. An empty one is as good as none: forms send those that nobody filled in."""
+"""Parameters of queries about messages, and the parts of filters that bodies have too."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, get_args
+from functools import partial
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from services.message_queue import InvalidMessage
-from services.message_queue.admin import PLACES, Place
+from queue_manager.web.http.query_parameters import EmptyIsNone
+from services.message_queue import InvalidMessage, Place
+from services.message_queue.messages import LONGEST_TYPE, checked_text
 
-_Given = BeforeValidator(lambda value: None if value == "" else value)
-
-Text = Annotated[str | None, _Given]
-Number = Annotated[float | None, _Given]
-Whole = Annotated[int | None, _Given]
-QueueType = Annotated[Place | None, _Given]
-
+MAX_SEARCH_BYTES = 1_024
+MAX_WHOLE = 10**9  # a page's number, a priority, a number of attempts
 MILLISECONDS_FROM = 1e11  # a number of seconds would be in the year 5138
 LATEST = 1e15
-assert get_args(Place) == PLACES
+
+
+def checks(check: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
+    """Return a validator made of a check of the queue."""
+
+    def validate(value: Any) -> Any:
+        try:
+            return check(value, "")
+        except InvalidMessage as error:
+            raise ValueError(str(error).partition(": ")[2]) from None
+
+    return validate
 
 
 def moment(value: Any, field: str) -> float | None:
-    """Read a moment as seconds: ISO 8601, without a zone in UTC, or seconds or milliseconds since 1970.
+    """Read a time as seconds: ISO 8601, without a zone in UTC, or seconds or milliseconds since 1970.
 
     Raises: InvalidMessage.
     """
@@ -60,3 +69,22 @@ def _of_iso(text: str) -> float | None:
 def whole(number: float) -> float:
     """Return a whole number without a fraction: not every language reads 30.0 as one."""
     return int(number) if number == int(number) else number
+
+
+WholeFilter = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
+FilterType = Annotated[
+    str, Field(max_length=LONGEST_TYPE), AfterValidator(checks(partial(checked_text, longest=LONGEST_TYPE)))
+]
+FilterText = Annotated[
+    str,
+    Field(max_length=MAX_SEARCH_BYTES, description="A text in the payload, the id, the type or the last error."),
+    AfterValidator(checks(partial(checked_text, longest=MAX_SEARCH_BYTES))),
+]
+MomentOf = Annotated[
+    float | None,
+    BeforeValidator(checks(moment)),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
+]
+"""A time: ISO 8601, without a zone in UTC, or seconds or milliseconds since 1970."""
+Source = Annotated[Place | None, EmptyIsNone]
+"""The queue in which a message is; anywhere without it."""

@@ -1,39 +1,39 @@
-"""Bodies about messages: strict UTF-8, read as JSON without changing a payload.
+"""Bodies with messages: strict UTF-8, read as JSON without changing a payload.
 
-The content type says nothing: clients of other systems send what they like.
+The content type is ignored: clients of other systems send various ones.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Request
+from fastapi import Request
 
 from queue_manager.core.settings import settings
-from queue_manager.web.http.request_body import malformed, read
+from queue_manager.web.http.request_body import Body, malformed, read
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import DEEPEST, Json, elements, members
 
-ROOM = 64 * 1024
-"""Bytes of a body beside its payload."""
-LARGEST_BATCH = 16 * 1024 * 1024
-MOST_MESSAGES = 1_000
+MAX_OTHER_BYTES = 64 * 1024
+"""Bytes of a body besides its payload."""
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+MAX_BATCH = 1_000
 
 
-async def _of_one(request: Request) -> bytes:
-    return await read(request, settings().queue_max_payload_bytes + ROOM, field="payload")
+class MessageBody(Body):
+    """A dependency: the bytes of a body with one message. Its payload must stay as it was sent."""
+
+    async def __call__(self, request: Request) -> bytes:
+        return await read(request, settings().queue_max_payload_bytes + MAX_OTHER_BYTES, field="payload")
 
 
-async def _of_many(request: Request) -> bytes:
-    return await read(request, LARGEST_BATCH, field="body")
+class BatchBody(Body):
+    """A dependency: the bytes of a body with many messages."""
 
-
-OfOne = Annotated[bytes, Depends(_of_one)]
-"""The body of a request about one message."""
-OfMany = Annotated[bytes, Depends(_of_many)]
-"""The body of a request about many messages."""
+    async def __call__(self, request: Request) -> bytes:
+        return await read(request, MAX_BATCH_BYTES, field="body")
 
 
 def object_of(body: bytes) -> dict[str, Json]:
@@ -49,7 +49,7 @@ def object_of(body: bytes) -> dict[str, Json]:
 def list_of(body: bytes) -> list[Json]:
     """Return the elements of the list that a body is, as they are written. Raises like `object_of`."""
     try:
-        return elements(body.decode(), most=MOST_MESSAGES)
+        return elements(body.decode(), most=MAX_BATCH)
     except RecursionError:
         raise too_deep() from None
     except ValueError as error:
@@ -66,25 +66,11 @@ def values_of(given: Mapping[str, Json], *names: str) -> dict[str, Any]:
     return {name: value_of(name, given[name]) if name in given else None for name in names}
 
 
-def refuse_others(given: Mapping[str, Json], *names: str) -> None:
-    """Raises `InvalidMessage` for a member that is not one of `names`."""
-    for name in given:
-        if name not in names:
-            raise InvalidMessage(name[:64], f"no such field; the fields are {', '.join(names)}")
-
-
 def value_of(name: str, text: Json) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # of an integer with thousands of digits
         raise InvalidMessage(name[:64], "a shorter value") from None
-
-
-def reason_of(value: Any, field: str) -> str | None:
-    """Return a reason's text, or `None`. Raises `InvalidMessage`."""
-    if value is not None and not isinstance(value, str):
-        raise InvalidMessage(field, "a text")
-    return value
 
 
 def too_deep() -> InvalidMessage:

@@ -1,65 +1,69 @@
-"""How many messages are where, what the queue is set to, and whether its server answers."""
+"""How many messages are where, the settings of the queue, and whether its server answers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fastapi import APIRouter
 
 from queue_manager.core.settings import settings
+from queue_manager.web.http.errors import errors
 from queue_manager.web.routes.messages.query_parameters import whole
+from queue_manager.web.routes.messages.schemas import QueueConfig, QueueHealth, QueueMetrics, QueueStatus
 from services.message_queue import queue_admin
 
 router = APIRouter()
 
 
-@router.get("/queue/status")
-def status() -> dict[str, Any]:
+@router.get("/queue/status", responses=errors(503))
+def status() -> QueueStatus:
+    """Count the messages in each place."""
     counts = queue_admin().counts()
-    return {
-        "main": counts.main,
-        "processing": counts.processing,
-        "dead": counts.dead,
-        "acknowledged": counts.acknowledged,
-        "archived": counts.archived,
-        "priorities": {str(priority): waiting for priority, waiting in enumerate(counts.waiting)},
-        "total_acknowledged": counts.total_acknowledged,
-        "overdue": counts.overdue,
-        "first_deadline_at": counts.first_deadline_at,
-        "server_time": counts.now,
-    }
+    return QueueStatus(
+        main=counts.main,
+        processing=counts.processing,
+        dead=counts.dead,
+        acknowledged=counts.acknowledged,
+        archived=counts.archived,
+        priorities={str(priority): waiting for priority, waiting in enumerate(counts.waiting)},
+        total_acknowledged=counts.total_acknowledged,
+        overdue=counts.overdue,
+        first_deadline_at=counts.first_deadline_at,
+        server_time=counts.now,
+    )
 
 
-@router.get("/queue/metrics")
-def metrics() -> dict[str, Any]:
+@router.get("/queue/metrics", responses=errors(503))
+def metrics() -> QueueMetrics:
+    """Count the messages in each place, by the names of the older services."""
     counts = queue_admin().counts()
-    return {
-        "main_queue_size": counts.main,
-        "processing_queue_size": counts.processing,
-        "dead_letter_queue_size": counts.dead,
-        "acknowledged_queue_size": counts.acknowledged,
-        "archived_queue_size": counts.archived,
-        "total_acknowledged": counts.total_acknowledged,
-        "overdue": counts.overdue,
-        "server_time": counts.now,
-    }
+    return QueueMetrics(
+        main_queue_size=counts.main,
+        processing_queue_size=counts.processing,
+        dead_letter_queue_size=counts.dead,
+        acknowledged_queue_size=counts.acknowledged,
+        archived_queue_size=counts.archived,
+        total_acknowledged=counts.total_acknowledged,
+        overdue=counts.overdue,
+        server_time=counts.now,
+    )
 
 
 @router.get("/queue/config")
-def config() -> dict[str, Any]:
+def config() -> QueueConfig:
+    """Return the settings of the queue."""
     chosen = settings()
-    return {
-        "ack_timeout_seconds": whole(chosen.ack_timeout_seconds),
-        "max_attempts": chosen.max_attempts,
-        "max_priority_levels": chosen.max_priority_levels,
-        "max_payload_bytes": chosen.queue_max_payload_bytes,
-        "require_lock_token": chosen.queue_require_lock_token,
-        "overdue_check_interval_ms": chosen.overdue_check_interval_ms,
-        "requeue_batch_size": chosen.requeue_batch_size,
-    }
+    return QueueConfig(
+        ack_timeout_seconds=whole(chosen.ack_timeout_seconds),
+        max_attempts=chosen.max_attempts,
+        max_priority_levels=chosen.max_priority_levels,
+        max_payload_bytes=chosen.queue_max_payload_bytes,
+        require_lock_token=chosen.queue_require_lock_token,
+        overdue_check_interval_ms=chosen.overdue_check_interval_ms,
+        requeue_batch_size=chosen.requeue_batch_size,
+    )
 
 
-@router.get("/health")
-def health() -> dict[str, str]:
-    queue_admin().counts()  # the server answers, and runs scripts
-    return {"status": "OK"}
+@router.get("/health", responses=errors(503))
+def health() -> QueueHealth:
+    """Return 200 if the queue's server answers and runs scripts."""
+    queue_admin().counts()
+    return QueueHealth()

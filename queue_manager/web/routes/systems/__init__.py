@@ -1,7 +1,7 @@
-"""The systems over HTTP: how each stands, live; its items, its scans, the schedule.
+"""The systems over HTTP: the state of each, live; its items, its scans, the schedule.
 
-Guarantee: a server that is away leaves its figures out and says so, within about 3 s; the servers are looked at once a
-second at most, however many pages are open, and not at all while nobody asks.
+Guarantee: the numbers of a server that is away are null, with the reason, within about 3 s; the servers are read at
+most once a second, however many pages are open, and not at all while none is.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from fastapi import FastAPI
 
 from queue_manager.web.auth import operator, viewer
 from queue_manager.web.routes.systems import commands, events, listing, queries
-from queue_manager.web.routes.systems.overview import look
-from queue_manager.web.routes.systems.overview_broadcaster import Board
+from queue_manager.web.routes.systems.overview import read_overview
+from queue_manager.web.routes.systems.overview_broadcaster import OverviewBroadcaster
 
-__all__ = ["Board", "install", "look"]
+__all__ = ["OverviewBroadcaster", "install", "read_overview"]
 
 
-def install(api: FastAPI, board: Board) -> None:
+def install(api: FastAPI, overview: OverviewBroadcaster) -> None:
     """Add the routes."""
-    api.state.board = board
+    api.state.overview = overview
     for part, rule in ((queries, viewer), (events, viewer), (listing, viewer), (commands, operator)):
-        api.include_router(part.router, prefix="/api", dependencies=[rule])
+        api.include_router(part.router, prefix="/api", dependencies=[rule], tags=["systems"])

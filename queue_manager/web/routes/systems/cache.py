@@ -1,4 +1,4 @@
-"""Answers that cost too much to be asked for every second."""
+"""Answers that are too expensive to be computed every second."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-SHARE = 20  # an answer that took so long is kept for so many times as long
+KEEP_FACTOR = 20  # an answer is kept for this many times as long as it took
 
 
-class Remembered(Generic[T]):
-    """Asks again only when its answer has been kept for `SHARE` times as long as it took to get.
+class CachedAnswer(Generic[T]):
+    """An answer, computed again only after `KEEP_FACTOR` times as long as it took.
 
-    What `ask` raises is passed on, and not asked for again either until then: `None` is the answer meanwhile.
+    An error is raised once; until the next attempt, after the same time, the answer is `None`.
     """
 
-    def __init__(self, ask: Callable[[], T]) -> None:
-        self._ask = ask
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute = compute
         self._answer: T | None = None
-        self._ask_at = 0.0
+        self._due_at = 0.0
 
     def __call__(self) -> T | None:
         began = time.monotonic()
-        if began >= self._ask_at:
+        if began >= self._due_at:
             self._answer = None
             try:
-                self._answer = self._ask()
+                self._answer = self._compute()
             finally:
                 ended = time.monotonic()
-                self._ask_at = ended + SHARE * (ended - began)
+                self._due_at = ended + KEEP_FACTOR * (ended - began)
         return self._answer

@@ -5,54 +5,57 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from fastapi.responses import JSONResponse
 
 from models.database import server_now
-from queue_manager.core.clock import to_iso
 from queue_manager.items import Item, Listed, State
-from queue_manager.web.http.responses import fresh
-from queue_manager.web.routes.systems import cursors
+from queue_manager.web.http import cursors
+from queue_manager.web.http.cursors import Cursor
+from queue_manager.web.http.errors import errors
+from queue_manager.web.http.responses import no_store
 from queue_manager.web.routes.systems.registry import WithItems
+from queue_manager.web.routes.systems.schemas import MAX_SEARCH_LENGTH, ItemCount, Items, ListedItem
 from queue_manager.web.server_calls import mongodb
 
-USUAL_PAGE, LARGEST_PAGE = 50, 200
-LONGEST_SEARCH = 256
-LOOKED_AT = 5_000
-"""Items that one page of a search looks at: the next one goes on behind them."""
-COUNTED = 20_000
-"""Items that are counted."""
+DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+MAX_SEARCHED = 5_000
+"""Items that one page of a search reads: the next page goes on behind them."""
+MAX_COUNTED = 20_000
 
-Search = Annotated[str | None, Query(max_length=LONGEST_SEARCH)]
-InState = Annotated[State, Query()]
+Search = Annotated[
+    str | None, Query(max_length=MAX_SEARCH_LENGTH, description="A text in the id, the title or the reason.")
+]
 
-router = APIRouter()
+router = APIRouter(dependencies=[no_store], responses=errors(404, 503))
 
 
 @router.get("/systems/{name}/items")
-def page(
+def items(
     found: WithItems,
-    state: InState = "due",
+    state: State = "due",
     search: Search = None,
-    before: Annotated[str | None, Query()] = None,
-    limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = USUAL_PAGE,
+    cursor: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     order: Literal["newest", "oldest"] = "newest",
-) -> JSONResponse:
-    """List the items in a state, by the moment that it turns on: their due time, or the end of their claim.
+) -> Items:
+    """List the items in a state, by the time that it depends on: when they were due, or when their lease ends.
 
-    `search` looks in their ids, titles and reasons, 5,000 items at a time: a page may be short, and its cursor goes on.
+    A search reads 5,000 items at a time: a page may be short or empty, and its cursor goes on.
     """
     system, open_list = found
     of = f"{system.name} {state} {order}"
-    after = cursors.position(before, of=of)
+    after = cursors.decode(cursor, of=of)
     with mongodb(), cursors.checked():
         walk = open_list().items(state, after=after, newest_first=order == "newest")
         shown, last = _page(walk, search, limit)
         now = server_now()
-    cursor = None if last is None else cursors.written(last.position, of=of)
-    return fresh({"items": [_shown(item) for item in shown], "cursor": cursor, "server_time": to_iso(now)})
+    return Items(
+        items=[ListedItem.model_validate(asdict(item)) for item in shown],
+        cursor=None if last is None else cursors.encode(last.position, of=of),
+        server_time=now,
+    )
 
 
 def _page(walk: Iterator[Item], search: str | None, limit: int) -> tuple[list[Item], Item | None]:
@@ -60,7 +63,7 @@ def _page(walk: Iterator[Item], search: str | None, limit: int) -> tuple[list[It
     shown: list[Item] = []
     last: Item | None = None
     for number, item in enumerate(walk):
-        if len(shown) == limit or number == LOOKED_AT:
+        if len(shown) == limit or number == MAX_SEARCHED:
             return shown, last
         if matches(item, search):
             shown.append(item)
@@ -69,32 +72,25 @@ def _page(walk: Iterator[Item], search: str | None, limit: int) -> tuple[list[It
 
 
 @router.get("/systems/{name}/items/count")
-def count(found: WithItems, state: InState = "due", search: Search = None) -> JSONResponse:
-    """Count the items in a state. `is_complete` says that all of them were looked at: there may be more than 20,000."""
+def count_items(found: WithItems, state: State = "due", search: Search = None) -> ItemCount:
+    """Count the items in a state, up to 20,000."""
     with mongodb():
         matching, is_complete = counted(found[1](), state, search)
-    return fresh({"count": matching, "is_complete": is_complete})
+    return ItemCount(count=matching, is_complete=is_complete)
 
 
 def counted(listed: Listed, state: State, search: str | None) -> tuple[int, bool]:
-    """Return how many items match, and whether all were looked at."""
-    looked_at = matching = 0
-    for item in islice(listed.items(state), COUNTED):
-        looked_at += 1
+    """Return how many items match, and whether all were read."""
+    read = matching = 0
+    for item in islice(listed.items(state), MAX_COUNTED):
+        read += 1
         matching += matches(item, search)
-    return matching, looked_at < COUNTED
+    return matching, read < MAX_COUNTED
 
 
 def matches(item: Item, search: str | None) -> bool:
-    """Tell whether a text is in the id, the title or the reason, whatever the case of its letters."""
+    """Return True if a text is in the id, the title or the reason, ignoring case."""
     if not search:
         return True
     wanted = search.lower()
     return any(wanted in text.lower() for text in (item.id, item.title, item.reason or ""))
-
-
-def _shown(item: Item) -> dict[str, Any]:
-    moments = {"due_at": item.due_at, "since": item.since, "next_at": item.next_at}
-    fields = asdict(item)
-    del fields["position"]
-    return {**fields, **{name: None if at is None else to_iso(at) for name, at in moments.items()}}

@@ -1,6 +1,7 @@
-"""One look at everything: who leads, which workers are online, how each system stands.
+"""The overview: the leader, the workers online, the state of each system.
 
-Guarantee: it never fails and takes about 3 s at the most. What a server did not tell is null, and `servers` says why.
+Guarantee: reading it never fails and takes about 3 s at most. What a server did not answer is null, and `servers` says
+why.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from models.database import server_now
 from models.due_documents import COUNTED
 from queue_manager.beat import next_runs
 from queue_manager.beat.leader_lock import Leadership
-from queue_manager.core.clock import hours, to_iso
+from queue_manager.core.clock import hours
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -34,15 +35,16 @@ from queue_manager.health import (
     problems_of_scan,
 )
 from queue_manager.system import System, SystemStats
-from queue_manager.telemetry import history, worker_heartbeats
+from queue_manager.telemetry import history
 from queue_manager.web.auth.keys import now as own_now
-from queue_manager.web.routes.systems.cache import Remembered
+from queue_manager.web.routes.systems.cache import CachedAnswer
+from queue_manager.web.routes.systems.schemas import Leader, OnlineWorker, Overview, ScanRun, Servers, SystemState
 from queue_manager.web.server_calls import mongodb, redis_server
 
 T = TypeVar("T")
 Json = dict[str, Any]
 
-PATIENCE = 3.0  # seconds for each of the looks, which run at once
+READ_TIMEOUT = 3.0  # seconds for each of the reads, which run at the same time
 FIELDS = {
     "due": ("due", "pending"),
     "in_progress": ("in_progress",),
@@ -50,7 +52,9 @@ FIELDS = {
     "failed": ("failed", "cooling_off", "dead"),
     "lag_seconds": ("lag_seconds",),
 }
-"""What the overview calls a figure, and its names in the systems."""
+"""The names of the overview's numbers, each with its names in the statistics of systems."""
+
+RUN_NUMBERS = ("found", "claimed", "enqueued", "errors", "duration_ms")
 
 log = get_logger("QM/overview")
 
@@ -73,8 +77,8 @@ class InMongoDB:
     """Of systems whose statistics could not be read."""
 
 
-async def look() -> Json:
-    """Return the body of `GET /api/overview`. Threads ask at once: a server that hangs holds up no other."""
+async def read_overview() -> Overview:
+    """Return the overview. The servers are read in parallel, so that one that hangs delays no other."""
     on = [system for system in systems() if system.is_on(settings())]
     redis, mongo, stats, slow = await asyncio.gather(
         _bounded(_redis, "Redis"),
@@ -82,20 +86,20 @@ async def look() -> Json:
         _each({one.name: _bounded(_stats(one), one.stats_server) for one in on}),
         _each({one.name: _bounded(_slow_numbers(one), "MongoDB") for one in on if one.slow_numbers is not None}),
     )
-    told = mongo if isinstance(mongo, InMongoDB) else None
-    if told is not None:
-        _add(told, stats, slow)
-    kept = redis if isinstance(redis, InRedis) else None
-    now = told.now if told is not None else own_now()
-    return {
-        "server_time": to_iso(now),
-        "servers": {"mongodb": _why(mongo), "redis": _why(redis)},
-        "leader": None if kept is None else shown_leader(kept.processes.leader),
-        "workers": None if kept is None else [_worker(worker) for worker in kept.processes.workers],
-        "problems": [] if kept is None else problems_of_processes(kept.processes, settings()),
-        "counted_to": COUNTED,
-        "systems": [_system(system, kept, told) for system in systems()],
-    }
+    in_mongodb = mongo if isinstance(mongo, InMongoDB) else None
+    if in_mongodb is not None:
+        _add(in_mongodb, stats, slow)
+    in_redis = redis if isinstance(redis, InRedis) else None
+    now = in_mongodb.now if in_mongodb is not None else own_now()
+    return Overview(
+        server_time=now,
+        servers=Servers(mongodb=_error(mongo), redis=_error(redis)),
+        leader=None if in_redis is None else leader_of(in_redis.processes.leader),
+        workers=None if in_redis is None else [OnlineWorker(**asdict(one)) for one in in_redis.processes.workers],
+        problems=[] if in_redis is None else problems_of_processes(in_redis.processes, settings()),
+        counted_to=COUNTED,
+        systems=[_system(system, in_redis, in_mongodb) for system in systems()],
+    )
 
 
 async def _each(asked: Mapping[str, Awaitable[T]]) -> dict[str, T]:
@@ -103,13 +107,13 @@ async def _each(asked: Mapping[str, Awaitable[T]]) -> dict[str, T]:
     return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
 
 
-async def _bounded(ask: Callable[[], T], server: str) -> T | str:
-    """Return what `ask` does, or why not."""
+async def _bounded(read: Callable[[], T], server: str) -> T | str:
+    """Return what `read` returns, or why it failed."""
     try:
         # A thread that hangs is left alone, also when the process ends.
-        return await asyncio.wait_for(to_thread.run_sync(ask, abandon_on_cancel=True), PATIENCE)
+        return await asyncio.wait_for(to_thread.run_sync(read, abandon_on_cancel=True), READ_TIMEOUT)
     except TimeoutError:
-        return f"{server} did not answer within {PATIENCE:g} s"
+        return f"{server} did not answer within {READ_TIMEOUT:g} s"
     except AppError as error:
         return str(error)
     except Exception as error:
@@ -117,11 +121,11 @@ async def _bounded(ask: Callable[[], T], server: str) -> T | str:
         return f"{server}: {reason(error)}"
 
 
-def _why(answer: object) -> str | None:
+def _error(answer: object) -> str | None:
     return answer if isinstance(answer, str) else None
 
 
-# Asking
+# Reading
 
 
 def _redis() -> InRedis:
@@ -157,51 +161,51 @@ def _stats(system: System) -> Callable[[], SystemStats]:
 
 
 @cache
-def _slow_numbers(system: System) -> Remembered[Mapping[str, float]]:
+def _slow_numbers(system: System) -> CachedAnswer[Mapping[str, float]]:
     def read() -> Mapping[str, float]:
         with mongodb():
             return {} if system.slow_numbers is None else system.slow_numbers()
 
-    return Remembered(read)
+    return CachedAnswer(read)
 
 
 def _add(
-    told: InMongoDB, stats: Mapping[str, SystemStats | str], slow: Mapping[str, Mapping[str, float] | str | None]
+    found: InMongoDB, stats: Mapping[str, SystemStats | str], slow: Mapping[str, Mapping[str, float] | str | None]
 ) -> None:
-    for name, found in stats.items():
-        if isinstance(found, str):
-            told.problems[name] = found
+    for name, answer in stats.items():
+        if isinstance(answer, str):
+            found.problems[name] = answer
         else:
-            told.stats[name] = found
+            found.stats[name] = answer
     for name, numbers in slow.items():
-        if isinstance(numbers, Mapping) and name in told.stats:
-            told.stats[name].numbers.update(numbers)
+        if isinstance(numbers, Mapping) and name in found.stats:
+            found.stats[name].numbers.update(numbers)
 
 
-# Telling
+# Showing
 
 
-def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> Json:
+def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> SystemState:
     numbers = mongo.stats[system.name].numbers if mongo is not None and system.name in mongo.stats else {}
-    return {
-        "name": system.name,
-        "title": system.title,
-        "page": system.page,
-        "flag": system.flag,
-        "is_on": system.is_on(settings()),
+    return SystemState(
+        name=system.name,
+        title=system.title,
+        page=system.page,
+        flag=system.flag,
+        is_on=system.is_on(settings()),
         **{field: _first(numbers, names) for field, names in FIELDS.items()},
-        "done_per_minute": _per_minute(system, redis, "done"),
-        "failed_per_minute": _per_minute(system, redis, "failed"),
-        "errors": None if mongo is None else mongo.errors.get(system.scan_task, 0),
-        "last_scan": None if mongo is None else shown_run(mongo.last_runs[system.name]),
-        "next_scan_at": _next_run(system, redis),
-        "is_running": mongo is not None and system.scan_task in mongo.running,
-        "is_starting": _is_starting(system, redis, mongo),
-        "idle": _idle(system, redis),
-        "problems": [] if mongo is None else _problems(system, redis, mongo),
-        "pages": _pages(system, mongo),
-        "numbers": numbers,
-    }
+        done_per_minute=_per_minute(system, redis, "done"),
+        failed_per_minute=_per_minute(system, redis, "failed"),
+        errors=None if mongo is None else mongo.errors.get(system.scan_task, 0),
+        last_scan=None if mongo is None else scan_of(mongo.last_runs[system.name]),
+        next_scan_at=_next_scan_at(system, redis),
+        is_running=mongo is not None and system.scan_task in mongo.running,
+        is_starting=_is_starting(system, redis, mongo),
+        idle=_idle(system, redis),
+        problems=[] if mongo is None else _problems(system, redis, mongo),
+        pages=_pages(system, mongo),
+        numbers=numbers,
+    )
 
 
 def _first(numbers: Mapping[str, float], names: tuple[str, ...]) -> float | None:
@@ -214,12 +218,11 @@ def _per_minute(system: System, redis: InRedis | None, outcome: str) -> int | No
     return redis.last_minute[system.counted_as][outcome]
 
 
-def _next_run(system: System, redis: InRedis | None) -> str | None:
-    """Return when it is scanned next; nobody knows while no beat leads."""
+def _next_scan_at(system: System, redis: InRedis | None) -> datetime | None:
+    """Return when it is scanned next; unknown while no beat leads."""
     if redis is None or redis.processes.leader is None or not system.is_on(settings()):
         return None
-    at = redis.next_runs.get(system.name)
-    return None if at is None else to_iso(at)
+    return redis.next_runs.get(system.name)
 
 
 def _is_starting(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> bool:
@@ -252,24 +255,21 @@ def _pages(system: System, mongo: InMongoDB | None) -> dict[str, str]:
     return {problem: system.page_of(state) for problem, state in states.items()}
 
 
-def shown_leader(leader: Leadership | None) -> Json | None:
+def leader_of(leader: Leadership | None) -> Leader | None:
     if leader is None:
         return None
-    return {
-        "holder": f"{leader.host}:{leader.pid}",
-        "since": to_iso(leader.since),
-        "lease_left_seconds": round(leader.lease_left.total_seconds(), 1),
-        "epoch": leader.epoch,
-    }
+    return Leader(
+        holder=f"{leader.host}:{leader.pid}",
+        since=leader.since,
+        lease_left_seconds=round(leader.lease_left.total_seconds(), 1),
+        epoch=leader.epoch,
+    )
 
 
-def _worker(worker: worker_heartbeats.Worker) -> Json:
-    return {**asdict(worker), "seen_at": to_iso(worker.seen_at)}
+def scan_of(run: Json | None) -> ScanRun | None:
+    return None if run is None else ScanRun(**numbers_of(run))
 
 
-def shown_run(run: Json | None) -> Json | None:
-    """Return what a scan did, without what it noted besides."""
-    if run is None:
-        return None
-    figures = {name: run.get(name, 0) for name in ("found", "claimed", "enqueued", "errors", "duration_ms")}
-    return {"at": to_iso(run["at"]), **figures} | ({"error": run["error"]} if "error" in run else {})
+def numbers_of(run: Json) -> Json:
+    """Return the members of a run that every scan has."""
+    return {"at": run["at"], "error": run.get("error")} | {name: run.get(name, 0) for name in RUN_NUMBERS}

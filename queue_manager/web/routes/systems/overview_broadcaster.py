@@ -1,13 +1,12 @@
-"""The state of the whole, for all who ask this process.
+"""The overview for all clients of this process.
 
-Guarantee: one look a second at the most, however many ask; none while nobody does. Who listens has only the latest
-state waiting, and is ended at once when the process ends.
+Guarantee: it is read at most once a second, however many clients there are, and not at all while there is none. Only
+the latest state waits for a listener; all listeners end at once with the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +16,10 @@ from typing import Any
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.web.auth.disconnection import ending
+from queue_manager.web.routes.systems.schemas import Overview
 
-EVERY = 1.0  # seconds between two looks
-AT_LEAST_EVERY = 5.0  # seconds after which a state that did not change is told again
-
-Json = dict[str, Any]
+READ_INTERVAL = 1.0  # seconds
+MAX_SILENCE = 5.0  # seconds after which a state that did not change is sent again
 
 log = get_logger("QM/overview")
 
@@ -36,7 +34,7 @@ class Listener:
         self._is_over = False
 
     def offer(self, state: str) -> None:
-        if state != self._offered:  # another look, be it at the same
+        if state != self._offered:  # its time differs whenever it was read again
             self._waiting = self._offered = state
             self._news.set()
 
@@ -53,23 +51,23 @@ class Listener:
         return None if self._is_over else state
 
 
-class Board:
-    """Looks for all. It is entered while the process serves.
+class OverviewBroadcaster:
+    """Reads the overview for all clients. It is entered while the process serves.
 
     Args:
-        look: looks at everything, and never fails.
+        read: reads the overview.
         ending: is set when the process is told to end, while clients are still connected.
     """
 
-    def __init__(self, look: Callable[[], Awaitable[Json]], ending: asyncio.Event) -> None:
-        self._look, self._ending = look, ending
-        self._state: Json | None = None
-        self._looked_at = 0.0
-        self._looking: asyncio.Task[Json] | None = None
+    def __init__(self, read: Callable[[], Awaitable[Overview]], ending: asyncio.Event) -> None:
+        self._read, self._ending = read, ending
+        self._state: Overview | None = None
+        self._read_at = 0.0
+        self._reading: asyncio.Task[Overview] | None = None
         self._listeners: set[Listener] = set()
         self._watching: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Board:
+    async def __aenter__(self) -> OverviewBroadcaster:
         self._end = asyncio.create_task(self._end_of_process())
         return self
 
@@ -79,29 +77,29 @@ class Board:
         self._ending.set()
         await self._end
 
-    async def state(self) -> Json:
-        """Return the state as it was a second ago at the earliest."""
-        if self._state is not None and time.monotonic() - self._looked_at < EVERY:
+    async def state(self) -> Overview:
+        """Return the overview, at most a second old."""
+        if self._state is not None and time.monotonic() - self._read_at < READ_INTERVAL:
             return self._state
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look_once())
-        return await asyncio.shield(self._looking)  # others may wait for it too
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_once())
+        return await asyncio.shield(self._reading)  # others may wait for it too
 
     async def listen(self, is_over: Callable[[], bool]) -> AsyncGenerator[str]:
         """Yield the state as JSON, now and whenever it changes, until `is_over`, or the process ends."""
         with self._listening() as listener:
             async with ending(listener.end, when=is_over):
-                listener.offer(json.dumps(await self.state()))
+                listener.offer((await self.state()).model_dump_json())
                 while (state := await listener.next()) is not None:
                     yield state
 
-    async def _look_once(self) -> Json:
+    async def _read_once(self) -> Overview:
         try:
-            self._state = await self._look()
-            self._looked_at = time.monotonic()
+            self._state = await self._read()
+            self._read_at = time.monotonic()
             return self._state
         finally:
-            self._looking = None
+            self._reading = None
 
     @contextmanager
     def _listening(self) -> Iterator[Listener]:
@@ -120,20 +118,20 @@ class Board:
                 self._watching = None
 
     async def _watch(self) -> None:
-        """Look every second for those who listen, and tell them what changed."""
-        told, told_at = "", 0.0
+        """Read every second, and send what changed to all listeners."""
+        sent, sent_at = "", 0.0
         while True:
             try:
                 state = await self.state()
                 essence, now = _essence(state), time.monotonic()
-                if essence != told or now - told_at >= AT_LEAST_EVERY:
-                    told, told_at = essence, now
-                    self._tell(json.dumps(state))
-            except Exception as error:  # whatever it is, all who listen depend on this one; the next look may do better
-                log.error("The overview could not be made", error=reason(error))
-            await asyncio.sleep(EVERY)
+                if essence != sent or now - sent_at >= MAX_SILENCE:
+                    sent, sent_at = essence, now
+                    self._send(state.model_dump_json())
+            except Exception as error:  # all listeners depend on this loop; the next read may succeed
+                log.error("The overview could not be read", error=reason(error))
+            await asyncio.sleep(READ_INTERVAL)
 
-    def _tell(self, state: str) -> None:
+    def _send(self, state: str) -> None:
         for listener in self._listeners:
             listener.offer(state)
 
@@ -143,13 +141,11 @@ class Board:
             listener.end()
 
 
-def _essence(state: Json) -> str:
-    """Return what must be told at once: not the time, nor what every sign of life changes."""
-    leader, workers = state.get("leader"), state.get("workers")
-    steady = {
-        **state,
-        "server_time": None,
-        "leader": leader and {**leader, "lease_left_seconds": None},
-        "workers": workers and [{**worker, "seen_at": None} for worker in workers],
+def _essence(state: Overview) -> str:
+    """Return what is sent as soon as it changes: not the time, nor what every heartbeat changes."""
+    frequent: dict[str, Any] = {
+        "server_time": True,
+        "leader": {"lease_left_seconds"},
+        "workers": {"__all__": {"seen_at"}},
     }
-    return json.dumps(steady)
+    return state.model_dump_json(exclude=frequent)

@@ -27,8 +27,8 @@ def _with_items(name: Annotated[str, Path()]) -> tuple[System, Callable[[], List
 def _found(name: str, known: Iterable[System]) -> System:
     by_name = {system.name: system for system in known}
     if name not in by_name:
-        said = f"There is no system {name!r} here; the systems are: {', '.join(by_name)}"
-        raise Refused(HTTPStatus.NOT_FOUND, "not found", said, field="name")
+        message = f"There is no system {name!r} here; the systems are: {', '.join(by_name)}"
+        raise Refused(HTTPStatus.NOT_FOUND, "not found", message, field="name")
     return by_name[name]
 
 

@@ -1,4 +1,4 @@
-"""Where a list goes on, as a text that says nothing to a client."""
+"""Opaque pagination cursors: the position at which a list goes on, and the list that it belongs to."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import bson
 from bson import Decimal128, ObjectId, Timestamp, json_util
 from bson.errors import BSONError
 from bson.json_util import CANONICAL_JSON_OPTIONS
+from fastapi import Query
 
 from models.listing import NoPosition
-from queue_manager.web.http.errors import Refused
+from queue_manager.web.http.errors import Refused, invalid
 
-LONGEST = 4_096
-LARGEST = 2**63 - 1
+MAX_LENGTH = 4_096
+MAX_INTEGER = 2**63 - 1
 PLAIN = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp)
+Cursor = Annotated[str | None, Query(description="The `cursor` of an earlier page of the same list.")]
 OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 
 
-def written(position: Sequence[Any], *, of: str) -> str:
+def encode(position: Sequence[Any], *, of: str) -> str:
     """Return the cursor of a position in the list `of`."""
     return base64.urlsafe_b64encode(json_util.dumps([of, *position], json_options=OPTIONS).encode()).decode()
 
 
-def position(text: str | None, *, of: str) -> tuple[Any, ...] | None:
-    """Return the position that a cursor of the list `of` names; `None` of none. Raises `Refused`."""
+def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
+    """Return the position of a cursor of the list `of`; `None` for none. Raises `Refused`."""
     if not text:
         return None
     try:
-        read = json_util.loads(base64.urlsafe_b64decode(text[:LONGEST].encode()), json_options=OPTIONS)
+        read = json_util.loads(base64.urlsafe_b64decode(text[:MAX_LENGTH].encode()), json_options=OPTIONS)
         bson.encode({"position": read})
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, BSONError):
         raise refused() from None
@@ -44,7 +45,7 @@ def position(text: str | None, *, of: str) -> tuple[Any, ...] | None:
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Raise `Refused` when a position turns out to be none of its list's."""
+    """Raise `Refused` when a position does not belong to the list."""
     try:
         yield
     except NoPosition:
@@ -52,12 +53,11 @@ def checked() -> Iterator[None]:
 
 
 def refused() -> Refused:
-    said = "before: accepted is the cursor of an earlier page of the same list"
-    return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", said, field="before")
+    return invalid("cursor", "must be the cursor of an earlier page of the same list")
 
 
 def _is_plain(value: Any) -> bool:
     """Return True for what a date, a number or an id of any type is read as."""
     if isinstance(value, dict):
         return not any(name.startswith("$") for name in value)
-    return value is None or isinstance(value, PLAIN) or (isinstance(value, int) and abs(value) <= LARGEST)
+    return value is None or isinstance(value, PLAIN) or (isinstance(value, int) and abs(value) <= MAX_INTEGER)

@@ -1,0 +1,22 @@
+"""Types that the models of several resources share."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import Field, PlainSerializer, WithJsonSchema
+
+from queue_manager.core.clock import to_iso
+
+Moment = Annotated[datetime, PlainSerializer(to_iso), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""A time, written as `2026-01-31T09:30:00.000Z`."""
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+"""A number that is written as it is: 30, not 30.0."""
+ServerTime = Annotated[Moment, Field(description="The time of the database server when the answer was made.")]
+NextCursor = Annotated[str | None, Field(description="The `cursor` of the next page; null on the last page.")]
+
+
+def optional(description: str) -> Any:
+    """Return a field that an answer leaves out instead of null."""
+    return Field(default=None, exclude_if=lambda value: value is None, description=description)

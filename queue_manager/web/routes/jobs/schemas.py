@@ -1,0 +1,208 @@
+"""Bodies and answers about jobs."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from models.job import State
+from queue_manager.core.clock import parse_utc
+from queue_manager.core.errors import PermanentError
+from queue_manager.web.http.errors import invalid
+from queue_manager.web.http.request_body import Members
+from queue_manager.web.http.schemas import Moment, NextCursor, ServerTime, optional
+from services.job_queues.checks import FARTHEST, HIGHEST_PRIORITY, LARGEST
+from services.job_queues.registry import NAME
+
+MAX_BODY = LARGEST * 11 // 10
+MAX_NAMES = 1_000
+
+SortField = Literal["created", "due", "updated", "priority", "attempts"]
+
+
+def _moment(value: Any) -> datetime | None:
+    try:
+        return parse_utc(value, field="at")
+    except PermanentError:
+        raise ValueError("must be an ISO 8601 time with a zone, such as 2026-01-31T09:30:00Z") from None
+
+
+JobName = Annotated[str, Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"})]
+At = Annotated[datetime | None, BeforeValidator(_moment)]
+Priority = Annotated[int, Field(ge=-HIGHEST_PRIORITY, le=HIGHEST_PRIORITY, description="A higher one is run first.")]
+
+
+class When(Members):
+    """When a job is due, in one of two ways."""
+
+    at: At = Field(default=None, description="An ISO 8601 time with a zone, within ten years.")
+    delay_seconds: float | None = Field(
+        default=None, ge=0, le=FARTHEST.total_seconds(), description="Seconds from now, instead of `at`."
+    )
+
+    def due(self) -> dict[str, Any]:
+        """Return `{at, delay}`. Raises `Refused`: both are given."""
+        if self.at is not None and self.delay_seconds is not None:
+            raise invalid("at", "must not be given together with delay_seconds")
+        return {"at": self.at, "delay": None if self.delay_seconds is None else timedelta(seconds=self.delay_seconds)}
+
+
+class NewJob(When):
+    """A job to be stored; without a time it is due now."""
+
+    name: JobName
+    arguments: list[Any] = Field(default=[], description="At most 1 MiB as BSON, and 64 levels deep.")
+    priority: Priority = 0
+    unique: bool = Field(default=False, description="Only if no job has the same name and arguments, in any state.")
+    singular: bool = Field(default=False, description="Only if none of them is pending, failed or executing.")
+
+
+class Rescheduling(When):
+    """A new time, a new priority, or both."""
+
+    priority: Priority | None = None
+
+
+class Names(Members):
+    """Names of queues."""
+
+    names: list[JobName] = Field(min_length=1, max_length=MAX_NAMES)
+
+
+class JobsToDelete(Members):
+    """Which jobs to delete."""
+
+    states: list[Literal["pending", "success", "failure", "canceled", "cancelled"]] = Field(
+        min_length=1, max_length=MAX_NAMES
+    )
+    name: JobName | None = Field(default=None, description="Jobs of all names without it.")
+
+
+# Answers
+
+
+class JobLease(BaseModel):
+    """The lease of a worker on a job."""
+
+    token: str
+    claimed_until: Moment
+    worker: str | None = optional("Celery's name of the worker.")
+
+
+class HistoryEntry(BaseModel):
+    """Something that happened to a job."""
+
+    model_config = ConfigDict(extra="allow")
+
+    at: Moment
+    state: State
+    attempt: int | None = optional("The attempt that ended, counted from 1.")
+    run: str | None = optional("The task that ran it.")
+    took_ms: int | None = optional("Milliseconds that the attempt took.")
+    error: str | None = optional("Why the attempt failed.")
+
+
+class Progress(BaseModel):
+    """What a job reports about itself while it runs."""
+
+    percent: float = Field(ge=0, le=100)
+    note: str
+
+
+class Job(BaseModel):
+    """A job. What BSON has and JSON has not is written as extended JSON."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str = Field(alias="_id")
+    name: str
+    arguments: list[Any]
+    state: State
+    due: Moment
+    waiting: Moment | None = optional("From when it may be started, while it is pending or failed.")
+    priority: int
+    created: Moment
+    updated: Moment
+    attempts: int = Field(description="How many times it was started.")
+    claim: JobLease | None = optional("While it is executing.")
+    last_error: str | None = optional("Why its last attempt failed.")
+    losses: int | None = optional("How many workers in a row were lost while they executed it.")
+    history: list[HistoryEntry] = Field(description="The last 50 entries, the oldest first.")
+    progress: Progress | None = optional("What it last reported.")
+
+
+class JobAnswer(BaseModel):
+    """One job."""
+
+    job: Job
+
+
+class AnyJob(BaseModel):
+    """One job, or a document that another program stored in the same collection."""
+
+    job: Job | dict[str, Any]
+
+
+class Jobs(BaseModel):
+    """A page of jobs."""
+
+    jobs: list[Job]
+    cursor: NextCursor
+    is_partial: bool = Field(description="Whether a search stopped before the page was full; it goes on at the cursor.")
+    server_time: ServerTime
+
+
+class RunningJob(BaseModel):
+    """The job of a queue that is executing."""
+
+    id: str
+    claimed_until: Moment = Field(description="When its lease ends unless it is renewed.")
+    worker: str | None = optional("Celery's name of the worker.")
+
+
+class QueueState(BaseModel):
+    """The jobs of one name."""
+
+    name: str
+    states: dict[State, int] = Field(description="How many jobs are in each state.")
+    is_paused: bool
+    running: RunningJob | None
+    oldest_due: Moment | None = Field(description="Since when the first job that may be started is due.")
+    next_due: Moment | None = Field(description="When the first of the others falls due.")
+
+
+class JobLeader(BaseModel):
+    """The beat that dispatches jobs."""
+
+    epoch: int
+    heartbeat: Moment
+    since: Moment
+
+
+class JobsStatus(BaseModel):
+    """All queues, and who dispatches them."""
+
+    queues: list[QueueState]
+    leader: JobLeader | None
+    other_documents: int = Field(description="Documents of another form in the collection, which are left alone.")
+    server_time: ServerTime
+
+
+class Paused(BaseModel):
+    """The queues that were paused."""
+
+    paused: list[str]
+
+
+class Resumed(BaseModel):
+    """The queues that were resumed."""
+
+    resumed: list[str]
+
+
+class DeletedJobs(BaseModel):
+    """How many jobs were deleted."""
+
+    deleted: int

@@ -1,0 +1,206 @@
+"""Answers about systems: the overview, scans, the schedule, items."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from queue_manager.health import Idle
+from queue_manager.items import State
+from queue_manager.web.http.request_body import Members
+from queue_manager.web.http.schemas import Moment, NextCursor, Number, ServerTime, optional
+
+MAX_SEARCH_LENGTH = 256
+
+Flag = Annotated[str | None, Field(description="The setting that switches the system on; null if it is always on.")]
+Trigger = Annotated[str | None, Field(description="The path that starts its scan; null while `QM_HOOKS` is off.")]
+Hooks = Annotated[bool, Field(description="Whether `QM_HOOKS` is on, so that scans can be triggered.")]
+
+
+class Servers(BaseModel):
+    """Why a server could not be read; null if it answered."""
+
+    mongodb: str | None
+    redis: str | None
+
+
+class Leader(BaseModel):
+    """The beat that leads."""
+
+    holder: str = Field(description="Its host and process id, `host:pid`.")
+    since: Moment
+    lease_left_seconds: float = Field(description="Seconds until its lease ends unless it is renewed.")
+    epoch: int = Field(description="How many times the lead was taken, this time included.")
+
+
+class OnlineWorker(BaseModel):
+    """A worker that is online."""
+
+    name: str = Field(description="Celery's node name.")
+    pid: int
+    seen_at: Moment = Field(description="Its last heartbeat.")
+    queues: list[str] | None = Field(description="The queues that it consumes; null if unknown.")
+    release: str | None = Field(description="Its release; null before 0.2.")
+
+
+class ScanRun(BaseModel):
+    """One run of a scan."""
+
+    at: Moment = Field(description="When it began.")
+    found: int = Field(description="Items that looked due.")
+    claimed: int = Field(description="Items that were leased.")
+    enqueued: int = Field(description="Items that were dispatched.")
+    errors: int = Field(description="Steps that failed.")
+    duration_ms: Number = Field(description="Its duration in milliseconds.")
+    error: str | None = optional("Why it failed.")
+
+
+class SystemState(BaseModel):
+    """The state of one system; a number that could not be read is null."""
+
+    name: str
+    title: str
+    page: str | None = Field(description="The path of its page.")
+    flag: Flag
+    is_on: bool
+    due: Number | None = Field(description="Items that are due and not in flight.")
+    in_progress: Number | None = Field(description="Items in flight.")
+    stuck: Number | None = Field(description="Items whose lease ended without a result.")
+    failed: Number | None = Field(description="Items whose last attempt failed.")
+    lag_seconds: Number | None = Field(description="Seconds since the oldest due item fell due.")
+    done_per_minute: int | None = Field(description="Items done in the last minute.")
+    failed_per_minute: int | None = Field(description="Attempts that failed in the last minute.")
+    errors: int | None = Field(description="Steps of its scans that failed in the last 24 hours.")
+    last_scan: ScanRun | None
+    next_scan_at: Moment | None = Field(description="When it is scanned next; null while no beat leads.")
+    is_running: bool = Field(description="Whether its scan is running.")
+    is_starting: bool = Field(description="Whether it is too early to expect its first scan.")
+    idle: Idle | None = Field(description="Why it dispatches nothing although it is on.")
+    problems: list[str]
+    pages: dict[str, str] = Field(description="By problem, the page that lists the items it is about.")
+    numbers: dict[str, Number] = Field(description="All numbers of the system, by name.")
+
+
+class Overview(BaseModel):
+    """The state of all servers, processes and systems."""
+
+    server_time: ServerTime
+    servers: Servers
+    leader: Leader | None
+    workers: list[OnlineWorker] | None = Field(description="Null while Redis does not answer.")
+    problems: list[str] = Field(description="Problems of processes; those of a system stand at the system.")
+    counted_to: int = Field(description="A count that has reached this number stands for that many or more.")
+    systems: list[SystemState]
+
+
+class OneSystem(SystemState):
+    """The state of one system, by itself."""
+
+    hooks: Hooks
+    trigger: Trigger
+    servers: Servers
+    server_time: ServerTime
+
+
+class History(BaseModel):
+    """Items by outcome in the last 24 hours, in buckets of equal length, the oldest first."""
+
+    server_time: ServerTime
+    bucket_seconds: int
+    begins_at: Moment = Field(description="The beginning of the first bucket.")
+    systems: dict[str, dict[str, list[int]] | None] = Field(
+        description="By system and outcome, one number per bucket; null for a system that counts nothing."
+    )
+
+
+class Scan(ScanRun):
+    """One run of a scan in a list."""
+
+    id: str
+    noted: dict[str, Any] = Field(description="Other numbers that the system reports of a scan.")
+
+
+class Scans(BaseModel):
+    """A page of the scans of the last 24 hours, the newest first."""
+
+    scans: list[Scan]
+    cursor: NextCursor
+    server_time: ServerTime
+
+
+class ScheduleEntry(BaseModel):
+    """One scan of the schedule."""
+
+    name: str
+    title: str
+    description: str
+    flag: Flag
+    task: str = Field(description="The name of the Celery task.")
+    is_on: bool
+    trigger: Trigger
+    period_seconds: Number
+    cron: str | None = Field(description="Its crontab; null if it runs once per period.")
+    next_run_at: Moment | None = Field(description="Null while no beat leads or the system is off.")
+    is_running: bool
+    last_run: ScanRun | None
+    last_runs: list[ScanRun] = Field(description="The last ten runs, the newest first.")
+
+
+class Schedule(BaseModel):
+    """The schedule of all scans."""
+
+    server_time: ServerTime
+    leader: Leader | None
+    hooks: Hooks
+    entries: list[ScheduleEntry]
+
+
+class ListedItem(BaseModel):
+    """One item of a system; what is unknown is null."""
+
+    id: str = Field(description="Its id; of a type other than ObjectId in extended JSON.")
+    title: str = Field(description="What people know it by, such as the account of a room.")
+    state: State
+    due_at: Moment | None
+    since: Moment | None = Field(description="Since when it is in this state.")
+    reason: str | None = Field(description="Why its last attempt failed.")
+    attempts: int = Field(description="Attempts that failed.")
+    next_at: Moment | None = Field(description="When it is tried again, or when its worker's lease ends.")
+
+
+class Items(BaseModel):
+    """A page of items in one state."""
+
+    items: list[ListedItem]
+    cursor: NextCursor
+    server_time: ServerTime
+
+
+class ItemCount(BaseModel):
+    """How many items match."""
+
+    count: int
+    is_complete: bool = Field(description="False if counting stopped at its limit: there are that many or more.")
+
+
+class Sent(BaseModel):
+    """How many items were sent."""
+
+    sent: int
+    of: int = Field(description="How many items match.")
+
+
+class SentTask(BaseModel):
+    """The task that was sent."""
+
+    task_id: str
+
+
+class RetriedItems(Members):
+    """Which items to retry."""
+
+    state: Literal["due", "stuck", "failed"]
+    search: str | None = Field(
+        default=None, max_length=MAX_SEARCH_LENGTH, description="A text in the id, the title or the reason."
+    )
