@@ -29,9 +29,9 @@ from queue_manager.cli.messages_render import (
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError, reason
 from services import message_queue
-from services.message_queue import Filter, InvalidMessage, Place, Swept
-from services.message_queue.admin import LARGEST_PAGE, PLACES, Outcome
-from services.message_queue.messages import LONGEST_TYPE, checked_text
+from services.message_queue import Filter, InvalidMessage, MessageState, SweepResult
+from services.message_queue.admin import MAX_PAGE_SIZE, MESSAGE_STATES, Outcome
+from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
 
 BATCH = 100  # dead letters replayed by one call
 TRIGGERED_BY = "command line"
@@ -62,16 +62,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; payloads b
 
 @queue.command("list")
 def list_messages(
-    place: Annotated[Place, typer.Argument(help=f"Where to look: {', '.join(PLACES)}.", metavar="PLACE")] = "main",
+    state: Annotated[
+        MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
+    ] = "main",
     type: TypeOption = None,
     priority: PriorityOption = None,
     attempts: AttemptsOption = None,
     search: SearchOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="Messages on the page.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="Messages on the page.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Where an earlier page ended; it says so itself.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the messages in a place, the newest first, and count what is where.
+    """List the messages in a state, newest first, and count the messages by state.
 
     With a filter one page looks for a moment and says where to go on.
 
@@ -81,14 +83,14 @@ def list_messages(
         wanted = _filter(type, priority, attempts, search)
         if cursor is not None and not _CURSOR.fullmatch(cursor):
             raise InvalidMessage("--cursor", "what an earlier page gave")
-        page = message_queue.queue_admin().list(place, limit=limit, cursor=cursor, wanted=wanted)
+        page = message_queue.queue_admin().list(state, limit=limit, cursor=cursor, where=wanted)
         if as_json:
             print_json(page_json(page))
             return
         counts = message_queue.queue_admin().counts()
     screen = console()
     if page.messages:
-        screen.print(table_of(place, page.messages, counts.now))
+        screen.print(table_of(state, page.messages, counts.now))
     else:
         screen.print("no such message on this page" if page.cursor else "no such message")
     if page.cursor:
@@ -166,7 +168,7 @@ def requeue() -> None:
 def _filter(type: str | None, priority: int | None, attempts: int | None, search: str | None) -> Filter:
     for name, text in (("--type", type), ("--search", search)):
         if text is not None:
-            checked_text(text, name, longest=LONGEST_TYPE)
+            checked_text(text, name, max_bytes=MAX_TYPE_BYTES)
     return Filter(type=type, priority=priority, attempts=attempts, search=search)
 
 
@@ -195,7 +197,7 @@ class _Progress:
     def __init__(self) -> None:
         self._said = time.monotonic()
 
-    def __call__(self, swept: Swept) -> None:
+    def __call__(self, swept: SweepResult) -> None:
         if time.monotonic() - self._said >= PROGRESS_INTERVAL:
             self._said = time.monotonic()
             typer.echo(f"{len(swept.requeued) + len(swept.dead_lettered)} messages taken back so far", err=True)

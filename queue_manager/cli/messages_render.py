@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from queue_manager.core.clock import truncate
-from services.message_queue import Counts, Message, Page, Place
-from services.message_queue.admin import PLACES
+from services.message_queue import Counts, Message, MessagePage, MessageState
+from services.message_queue.admin import MESSAGE_STATES
 
 PREVIEW = 60  # characters of an error in a table
 LONGEST_LINE = 200  # characters of a payload in a table
@@ -42,7 +42,7 @@ def console() -> Console:
     return Console(width=None if has_width else WIDE, markup=False, emoji=False, highlight=False)
 
 
-def table_of(place: Place, messages: Sequence[Message], now: float) -> Table:
+def table_of(place: MessageState, messages: Sequence[Message], now: float) -> Table:
     """Return the messages of a place, one a row, with ages at `now`."""
     # What is left of the line is the payload's, so that ids can be copied.
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
@@ -55,12 +55,12 @@ def table_of(place: Place, messages: Sequence[Message], now: float) -> Table:
     return table
 
 
-def _titles(place: Place) -> list[str]:
+def _titles(place: MessageState) -> list[str]:
     own = {"processing": ["deadline", "consumer"], "dead": ["last error"], "acknowledged": ["acknowledged"]}
     return own.get(place, [])
 
 
-def _row(place: Place, message: Message, now: float) -> list[str]:
+def _row(place: MessageState, message: Message, now: float) -> list[str]:
     own = {
         "processing": [_deadline(message, now), str(message.fields.get("consumer_id", ""))],
         "dead": [str(message.fields.get("last_error", ""))[:PREVIEW]],
@@ -88,7 +88,7 @@ def span(seconds: float) -> str:
 
 def counts_line(counts: Counts) -> str:
     """Say in one line how many messages are where."""
-    numbers = {place: str(counts.of(place)) for place in PLACES}
+    numbers = {place: str(counts.of(place)) for place in MESSAGE_STATES}
     if counts.overdue:
         numbers["processing"] += f" ({counts.overdue} overdue)"
     numbers["acknowledged"] += f" of {counts.total_acknowledged}"
@@ -130,7 +130,7 @@ def indented(text: str) -> str:
     return "".join(parts)
 
 
-def page_json(page: Page) -> str:
+def page_json(page: MessagePage) -> str:
     """Return a page as JSON: the messages as the HTTP API shows them, and where to go on."""
     messages = ",".join(message.to_json() for message in page.messages)
     about = {"cursor": page.cursor, "matched": page.matched, "is_partial": page.is_partial}

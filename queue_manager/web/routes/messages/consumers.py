@@ -17,7 +17,7 @@ from queue_manager.web.routes.messages import long_poll, request_body
 from queue_manager.web.routes.messages.query_parameters import Number, Text, whole
 from services.message_queue import Json, message_queue
 from services.message_queue.messages import checked_number
-from services.message_queue.queue import LONGEST_POLL
+from services.message_queue.queue import MAX_POLL_TIMEOUT
 
 ACK = thing("id", id=TEXT, lock_token=TEXT)
 NACK = thing(lock_token=TEXT, errorReason=TEXT)
@@ -42,7 +42,7 @@ async def take(
     It answers after 55 s at the latest: proxies give up after 60, and a message that comes then would be lost to its
     consumer until its deadline.
     """
-    patience = checked_number(timeout or 0, "timeout", least=0, most=LONGEST_POLL)
+    patience = checked_number(timeout or 0, "timeout", minimum=0, maximum=MAX_POLL_TIMEOUT)
     wanted = long_poll.Wanted(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
     message = await run_in_threadpool(partial(wanted.take, message_queue()))
     if message is None and patience:

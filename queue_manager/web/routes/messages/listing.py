@@ -12,14 +12,14 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from queue_manager.web.routes.messages.message_state import named_place
 from queue_manager.web.routes.messages.query_parameters import Text, Whole, moment
-from services.message_queue import Counts, Filter, InvalidMessage, Page, Place, queue_admin
-from services.message_queue.admin import LARGEST_PAGE, SORTABLE
-from services.message_queue.messages import LONGEST_TYPE, checked_text, checked_whole
+from services.message_queue import Counts, Filter, InvalidMessage, MessagePage, MessageState, queue_admin
+from services.message_queue.admin import MAX_PAGE_SIZE, SORTABLE
+from services.message_queue.messages import MAX_TYPE_BYTES, checked_integer, checked_text
 
 USUAL_PAGE = 50
 LONGEST_SEARCH = 1_024
 MOST = 10**9  # of a page's number, a priority, a number of attempts
-NOTHING = Page(messages=[], cursor=None, matched=0, is_partial=False)
+NOTHING = MessagePage(messages=[], cursor=None, matched=0, is_partial=False)
 FIELDS = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORTABLE}
 FIELDS |= {name: name for name in SORTABLE}
 
@@ -60,12 +60,12 @@ def filter_of(
 ) -> Filter:
     """Read a filter, in which `None` says nothing; `names` are those that the client used. Raises `InvalidMessage`."""
     return Filter(
-        type=checked_text(type, names.type, longest=LONGEST_TYPE) if type is not None else None,
-        priority=checked_whole(priority, names.priority, least=0, most=MOST) if priority is not None else None,
-        attempts=checked_whole(attempts, names.attempts, least=0, most=MOST) if attempts is not None else None,
+        type=checked_text(type, names.type, max_bytes=MAX_TYPE_BYTES) if type is not None else None,
+        priority=checked_integer(priority, names.priority, minimum=0, maximum=MOST) if priority is not None else None,
+        attempts=checked_integer(attempts, names.attempts, minimum=0, maximum=MOST) if attempts is not None else None,
         since=moment(start, "startDate"),
         until=moment(end, "endDate"),
-        search=checked_text(search, "search", longest=LONGEST_SEARCH) if search is not None else None,
+        search=checked_text(search, "search", max_bytes=LONGEST_SEARCH) if search is not None else None,
     )
 
 
@@ -93,8 +93,8 @@ def _asked(
     if sort_by is not None and sort_by not in FIELDS:
         raise InvalidMessage("sortBy", ", ".join(FIELDS))
     return Asked(
-        page=checked_whole(page if page is not None else 1, "page", least=1, most=MOST),
-        limit=checked_whole(limit if limit is not None else USUAL_PAGE, "limit", least=1, most=LARGEST_PAGE),
+        page=checked_integer(page if page is not None else 1, "page", minimum=1, maximum=MOST),
+        limit=checked_integer(limit if limit is not None else USUAL_PAGE, "limit", minimum=1, maximum=MAX_PAGE_SIZE),
         cursor=cursor,
         sort_by=FIELDS[sort_by] if sort_by else None,
         ascending=sort_order == "asc",
@@ -103,7 +103,9 @@ def _asked(
 
 
 @router.get("/queue/{queueType}/messages")
-def messages(place: Annotated[Place, Depends(named_place)], asked: Annotated[Asked, Depends(_asked)]) -> Response:
+def messages(
+    place: Annotated[MessageState, Depends(named_place)], asked: Annotated[Asked, Depends(_asked)]
+) -> Response:
     """Give one page, the newest first unless it is asked otherwise; what is processed by deadline, the latest first.
 
     With a filter it looks for about 80 ms; sorted by a field by which entries have no order, it sorts the nearest
@@ -119,13 +121,15 @@ def messages(place: Annotated[Place, Depends(named_place)], asked: Annotated[Ask
 
 
 @router.get("/queue/{queueType}/count")
-def count(place: Annotated[Place, Depends(named_place)], wanted: Annotated[Filter, Depends(_filter)]) -> dict[str, Any]:
+def count(
+    place: Annotated[MessageState, Depends(named_place)], wanted: Annotated[Filter, Depends(_filter)]
+) -> dict[str, Any]:
     """Count what matches: all of it, unless that takes longer than about 2 s; then `is_complete` is false."""
     found = queue_admin().count(place, wanted)
     return {"count": found.count, "is_complete": found.is_complete, "server_time": queue_admin().counts().now}
 
 
-def _read(place: Place, asked: Asked, counts: Counts) -> Page:
+def _read(place: MessageState, asked: Asked, counts: Counts) -> MessagePage:
     if asked.skip > counts.of(place):  # a page behind the end costs nothing
         return NOTHING
     return queue_admin().list(
@@ -133,13 +137,13 @@ def _read(place: Place, asked: Asked, counts: Counts) -> Page:
         limit=asked.limit,
         skip=asked.skip,
         cursor=asked.cursor,
-        wanted=asked.wanted,
+        where=asked.wanted,
         sort_by=asked.sort_by,
         ascending=asked.ascending,
     )
 
 
-def _pagination(place: Place, asked: Asked, found: Page, counts: Counts) -> dict[str, Any]:
+def _pagination(place: MessageState, asked: Asked, found: MessagePage, counts: Counts) -> dict[str, Any]:
     total = found.matched if asked.is_filtered else counts.of(place)
     # Sorting is within what was looked at: its cursor leads behind all of that, so the pages before come first.
     return {
@@ -147,6 +151,6 @@ def _pagination(place: Place, asked: Asked, found: Page, counts: Counts) -> dict
         "limit": asked.limit,
         "total": total,
         "total_pages": math.ceil(total / asked.limit),
-        "cursor": found.cursor if found.is_reached else None,
+        "cursor": found.cursor if found.is_gapless else None,
         "is_partial": found.is_partial or (asked.is_filtered and found.cursor is not None),
     }

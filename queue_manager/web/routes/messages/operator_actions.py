@@ -15,8 +15,8 @@ from queue_manager.web.routes.messages.background import Beside
 from queue_manager.web.routes.messages.listing import FilterNames, filter_of
 from queue_manager.web.routes.messages.message_state import given_place, named_place
 from queue_manager.web.routes.messages.query_parameters import Text
-from services.message_queue import Filter, InvalidMessage, Place, UnknownMessage, queue_admin
-from services.message_queue.admin import MOST_IDS, PLACES
+from services.message_queue import Filter, InvalidMessage, MessageState, UnknownMessage, queue_admin
+from services.message_queue.admin import MAX_BULK_IDS, MESSAGE_STATES
 from services.message_queue.messages import checked_id
 
 FILTER = ("type", "priority", "attempts", "startDate", "endDate", "search")
@@ -30,16 +30,23 @@ log = get_logger("QM/queue")
 FILTER_FORM = thing(type=TEXT, priority=WHOLE, attempts=WHOLE, startDate=MOMENT, endDate=MOMENT, search=TEXT)
 IDS = many(TEXT)
 UPDATE = thing(type=TEXT, payload=ANY, priority=WHOLE, ackTimeout=NUMBER, maxAttempts=WHOLE)
-MOVE = thing("messages", "toQueue", messages=IDS, fromQueue=one_of(*PLACES), toQueue=one_of(*PLACES), errorReason=TEXT)
+MOVE = thing(
+    "messages",
+    "toQueue",
+    messages=IDS,
+    fromQueue=one_of(*MESSAGE_STATES),
+    toQueue=one_of(*MESSAGE_STATES),
+    errorReason=TEXT,
+)
 
 router = APIRouter()
 
 
-def _source(queue_type: Annotated[Text, Query(alias="queueType")] = None) -> Place | None:
+def _source(queue_type: Annotated[Text, Query(alias="queueType")] = None) -> MessageState | None:
     return given_place(queue_type, "queueType")
 
 
-Source = Annotated[Place | None, Depends(_source)]
+Source = Annotated[MessageState | None, Depends(_source)]
 """The place of `?queueType=`, anywhere without it."""
 
 
@@ -110,11 +117,11 @@ def clear(request: Request) -> dict[str, Any]:
 
 
 @router.delete("/queue/{queueType}/clear")
-def clear_one(place: Annotated[Place, Depends(named_place)], request: Request) -> dict[str, Any]:
+def clear_one(place: Annotated[MessageState, Depends(named_place)], request: Request) -> dict[str, Any]:
     return _cleared(place, request)
 
 
-def _cleared(place: Place | None, request: Request) -> dict[str, Any]:
+def _cleared(place: MessageState | None, request: Request) -> dict[str, Any]:
     """Delete in slices, each of which is an event.
 
     What takes longer than 50 s, or is not done when the process is told to end, is left for the next request.
@@ -122,7 +129,7 @@ def _cleared(place: Place | None, request: Request) -> dict[str, Any]:
     beside: Beside = request.app.state.beside
     begun = logged = time.monotonic()
     count, is_complete = 0, True
-    for of_slice in queue_admin().clearing(place):
+    for of_slice in queue_admin().clear_in_batches(place):
         count += of_slice
         now = time.monotonic()
         if now - logged >= PROGRESS_INTERVAL:
@@ -137,8 +144,8 @@ def _cleared(place: Place | None, request: Request) -> dict[str, Any]:
 
 
 def _ids(given: Any, field: str) -> list[str]:
-    if not isinstance(given, list) or len(given) > MOST_IDS:
-        raise InvalidMessage(field, f"a list of at most {MOST_IDS} ids")
+    if not isinstance(given, list) or len(given) > MAX_BULK_IDS:
+        raise InvalidMessage(field, f"a list of at most {MAX_BULK_IDS} ids")
     return [_id(one, f"{field}[{at}]") for at, one in enumerate(given)]
 
 

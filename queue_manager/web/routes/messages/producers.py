@@ -56,7 +56,7 @@ def _enqueue(messages: Sequence[NewMessage]) -> int:
     except InvalidMessage:
         for at, message in enumerate(messages):
             with _naming(at):
-                message.arguments(queue.bounds)
+                message.arguments(queue.limits)
         raise
 
 

@@ -9,18 +9,18 @@ from typing import Annotated, Any, get_args
 from pydantic import BeforeValidator
 
 from services.message_queue import InvalidMessage
-from services.message_queue.admin import PLACES, Place
+from services.message_queue.admin import MESSAGE_STATES, MessageState
 
 _Given = BeforeValidator(lambda value: None if value == "" else value)
 
 Text = Annotated[str | None, _Given]
 Number = Annotated[float | None, _Given]
 Whole = Annotated[int | None, _Given]
-QueueType = Annotated[Place | None, _Given]
+QueueType = Annotated[MessageState | None, _Given]
 
 MILLISECONDS_FROM = 1e11  # a number of seconds would be in the year 5138
 LATEST = 1e15
-assert get_args(Place) == PLACES
+assert get_args(MessageState) == MESSAGE_STATES
 
 
 def moment(value: Any, field: str) -> float | None:

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from queue_manager.core.settings import settings
 from queue_manager.web.http.request_body import malformed, read
 from services.message_queue.errors import InvalidMessage
-from services.message_queue.messages import DEEPEST, Json, elements, members
+from services.message_queue.messages import MAX_PAYLOAD_DEPTH, Json, elements, members
 
 ROOM = 64 * 1024
 """Bytes of a body beside its payload."""
@@ -49,7 +49,7 @@ def object_of(body: bytes) -> dict[str, Json]:
 def list_of(body: bytes) -> list[Json]:
     """Return the elements of the list that a body is, as they are written. Raises like `object_of`."""
     try:
-        return elements(body.decode(), most=MOST_MESSAGES)
+        return elements(body.decode(), maximum=MOST_MESSAGES)
     except RecursionError:
         raise too_deep() from None
     except ValueError as error:
@@ -88,4 +88,4 @@ def reason_of(value: Any, field: str) -> str | None:
 
 
 def too_deep() -> InvalidMessage:
-    return InvalidMessage("payload", f"JSON of at most {DEEPEST} levels")
+    return InvalidMessage("payload", f"JSON of at most {MAX_PAYLOAD_DEPTH} levels")
