@@ -30,7 +30,7 @@ from dev.procfile import Process
 from dev.servers import Mongo, Valkey
 from dev.supervisor import Supervisor, describe
 from queue_manager.core.errors import AppError, ConfigurationError
-from queue_manager.core.settings import masked
+from queue_manager.core.settings import redact_url
 
 MONGO_PORT, REDIS_PORT = 27017, 6379  # preferred: what their clients try by default
 SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Dashboard", "QM_WEB_PORT", 6002)}
@@ -165,8 +165,8 @@ def _print_addresses(children: environment.Environment, sites: Mapping[str, int]
     addresses = Table.grid(padding=(0, 2))
     for title, port in sites.items():
         addresses.add_row(title, f"http://{children['FLOWER_ADDRESS'] if title == 'Flower' else LOOPBACK}:{port}")
-    addresses.add_row("MongoDB", masked(children["MONGO_DB_URL"]))
-    addresses.add_row("Redis", masked(children["REDIS_URL"]))
+    addresses.add_row("MongoDB", redact_url(children["MONGO_DB_URL"]))
+    addresses.add_row("Redis", redact_url(children["REDIS_URL"]))
     console = Console(highlight=False)
     console.print(Panel(addresses, title="Queue Manager", subtitle="Ctrl-C stops everything", expand=False))
 

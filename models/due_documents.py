@@ -99,7 +99,7 @@ class DueCollection:
         after: datetime | None = None,
         fields: Sequence[str] = (),
         limit: int = 0,
-        batch: int = listing.BATCH,
+        batch: int = listing.READ_BATCH_SIZE,
     ) -> Iterator[Document]:
         """Yield documents due in (`after`, `until`], in the order of the index, oldest first: id, date and `fields`.
 

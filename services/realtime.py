@@ -16,7 +16,7 @@ import socketio
 from queue_manager.core.errors import AppError
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import client_options
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 
 
 class EmitFailed(AppError):
@@ -51,7 +51,7 @@ class RedisEvents(socketio.RedisManager):  # type: ignore[misc]  # python-socket
             with self._lock:
                 self._send([(room, data) for room, data in messages], event)
         except redis.RedisError as error:
-            raise EmitFailed(f"Redis at {masked(self.redis_url)} did not take the event: {error}") from error
+            raise EmitFailed(f"Redis at {redact_url(self.redis_url)} did not take the event: {error}") from error
 
     def _send(self, messages: list[tuple[str, dict[str, Any]]], event: str) -> None:
         self._collected: list[str] = []

@@ -9,7 +9,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from queue_manager.core.errors import reason
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.server_calls import REDIS_PATIENCE, Unavailable
 from tasks import app
 
@@ -27,5 +27,5 @@ def broker() -> Iterator[Connection]:
             connection.ensure_connection(max_retries=0)
             yield connection
         except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
-            url = masked(settings().redis_url)
+            url = redact_url(settings().redis_url)
             raise Unavailable(f"The broker at {url} takes no messages ({reason(error)})") from error

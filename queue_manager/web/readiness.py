@@ -22,7 +22,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from services.message_queue import server_url
 
 TIMEOUT = 2.0  # seconds for each server; all are asked at once
@@ -121,7 +121,7 @@ def needed() -> list[Server]:
         urls["The message queue's Redis"] = server_url(chosen)
     mongo = Server(
         name="MongoDB",
-        url=masked(chosen.mongo_db_url),
+        url=redact_url(chosen.mongo_db_url),
         write=lambda: _in_time(readiness.write),
         ping=lambda: _in_time(lambda: database().command("ping")),
         trouble=_trouble_of_mongodb,
@@ -133,7 +133,7 @@ def _redis(name: str, url: str) -> Server:
     client = _broker if name == "Redis" else _queue
     return Server(
         name=name,
-        url=masked(url),
+        url=redact_url(url),
         write=lambda: client().set(KEY, "1", px=KEY_EXPIRES_MS),
         ping=lambda: client().ping(),
         trouble=_trouble_of_redis,

@@ -19,7 +19,7 @@ from beat_schedule import warnings
 from queue_manager.core import log as logging
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import OUTAGES, require_server
-from queue_manager.core.settings import Settings, masked, settings
+from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.web.app import create
 from queue_manager.web.http.boundary import is_loopback
 from services import message_queue
@@ -93,4 +93,4 @@ def _refuse_old_server(url: str) -> None:
         require_server(url)
     except OUTAGES as error:
         # The pages say so, and work again when it is back.
-        log.warning(f"The queue's server at {masked(url)} does not answer yet", error=reason(error))
+        log.warning(f"The queue's server at {redact_url(url)} does not answer yet", error=reason(error))

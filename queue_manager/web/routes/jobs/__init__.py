@@ -14,7 +14,7 @@ from queue_manager.web.auth import operator, viewer
 from queue_manager.web.http.errors import answer
 from queue_manager.web.routes.jobs import commands, events, queries
 from queue_manager.web.routes.jobs.feed import Feed
-from services.job_queues import InvalidJob, NotTheOnly, UnknownJob, WrongState, registry
+from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState, registry
 
 __all__ = ["Feed", "install"]
 
@@ -22,7 +22,7 @@ STATUSES: dict[type[Exception], tuple[HTTPStatus, str]] = {
     InvalidJob: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
     UnknownJob: (HTTPStatus.NOT_FOUND, "not found"),
     WrongState: (HTTPStatus.CONFLICT, "wrong state"),
-    NotTheOnly: (HTTPStatus.CONFLICT, "blocked"),
+    DuplicateJob: (HTTPStatus.CONFLICT, "blocked"),
 }
 
 

@@ -85,7 +85,7 @@ def clear(body: Body) -> JSONResponse:
     deleted, some = 0, AT_ONCE
     while some == AT_ONCE:
         with mongodb(), naming(state="states"):
-            some = jobs.clear(states, given.get("name"), most=AT_ONCE)
+            some = jobs.clear(states, given.get("name"), limit=AT_ONCE)
         deleted += some
     log.info("Jobs deleted by hand", states=", ".join(states), name=given.get("name"), jobs=deleted)
     return JSONResponse({"deleted": deleted})

@@ -12,7 +12,7 @@ from queue_manager.core.clock import to_iso
 from queue_manager.web.http.responses import fresh
 from queue_manager.web.server_calls import mongodb
 from services.job_queues import as_json, jobs
-from services.job_queues.paging import BY_ID
+from services.job_queues.job_page import SORT_BY_ID
 
 USUAL_PAGE, LARGEST_PAGE = 50, 200
 
@@ -41,7 +41,7 @@ def page(
         "name": name or None,
         "state": state or None,
         "search": search or None,
-        "sort": sort or BY_ID,
+        "sort": sort or SORT_BY_ID,
         "is_descending": order != "asc",
     }
     with mongodb():

@@ -17,9 +17,9 @@ from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.request_body import malformed, read
 from services.job_queues import InvalidJob
-from services.job_queues.checks import FARTHEST, LARGEST
+from services.job_queues.checks import MAX_ARGUMENTS_BYTES, MAX_DELAY
 
-LARGEST_BODY = LARGEST * 11 // 10
+LARGEST_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
 LONGEST_FIELD = 64  # characters of a name that is quoted
 MOST_NAMES = 1_000
 
@@ -91,7 +91,7 @@ def delay_of(given: Given) -> timedelta | None:
     value = given.get("delay_seconds")
     if value is None:
         return None
-    most = int(FARTHEST.total_seconds())
+    most = int(MAX_DELAY.total_seconds())
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise InvalidJob("delay_seconds", f"accepted is a number from 0 to {most}")
     return timedelta(seconds=value)
