@@ -43,7 +43,7 @@ def stored(name: str, state: State, count: int, *, created: datetime | None = No
     now = server_now()
     about: Document = {"name": name, "arguments": [], "priority": 0, "due": now, "updated": now, "attempts": 1}
     about |= {"state": state, "created": created or now, "key": "k", "history": []}
-    about |= {"waiting": now} if state in model.WAITING else {}
+    about |= {"waiting": now} if state in model.WAITING_STATES else {}
     return list(model.jobs().insert_many([dict(about) for _ in range(count)]).inserted_ids)
 
 
@@ -53,7 +53,7 @@ def states(name: str) -> list[str]:
 
 def run_once_more(name: str) -> Document:
     """Run the one job of `name`, and make it due again when it fails."""
-    model.take_over(server_now())
+    model.make_failed_due(server_now())
     with suppress(NotYetDue, ContinueLater):
         run_queue(name, None, token=str(ObjectId()))
     (job,) = service.list(name=name)
