@@ -99,7 +99,7 @@ def claim_one_by_one(name: str, work: Callable[[int], object]) -> None:
                 "$set": {"state": State.EXECUTING, "claim": {"token": token, "claimed_until": now + LEASE}},
                 "$unset": {"waiting": ""},
             },
-            sort=job.IN_ORDER,
+            sort=job.EXECUTION_ORDER,
             hint="next_of_a_name",
         )
         if taken is None:

@@ -10,8 +10,8 @@ import random
 from typing import Any
 
 from queue_manager.core.clock import seconds
-from services.message_queue import Filter, MessageQueue, NewMessage, Place, QueueAdmin
-from services.message_queue.admin import LARGEST_PAGE
+from services.message_queue import Filter, MessageQueue, MessageState, NewMessage, QueueAdmin
+from services.message_queue.admin import MAX_PAGE_SIZE
 
 PERIOD = seconds(3)
 AT_START = 10
@@ -61,12 +61,12 @@ def new_message() -> NewMessage:
 
 def clear_up(contents: QueueAdmin) -> None:
     """Delete the demo's dead and archived messages beyond the newest 50."""
-    places: tuple[Place, ...] = ("dead", "archived")
+    places: tuple[MessageState, ...] = ("dead", "archived")
     for place in places:
         contents.delete(demo_ids(contents, place)[KEPT:], source=place)
 
 
-def demo_ids(contents: QueueAdmin, place: Place) -> list[str]:
+def demo_ids(contents: QueueAdmin, place: MessageState) -> list[str]:
     """Return the ids of the demo's messages in a place, the newest first."""
-    page = contents.list(place, limit=LARGEST_PAGE, wanted=Filter(search=PREFIX))
+    page = contents.list(place, limit=MAX_PAGE_SIZE, where=Filter(search=PREFIX))
     return [message.id for message in page.messages if message.type.startswith(PREFIX)]

@@ -29,7 +29,7 @@ from dev.run_status import RunStatus
 from dev.servers import Mongo, Valkey
 from dev.supervisor import Supervisor
 from queue_manager.core.errors import AppError, ConfigurationError
-from queue_manager.core.settings import masked
+from queue_manager.core.settings import redact_url
 
 DATA = ".devstack"
 MONGO_PORT, REDIS_PORT = 27017, 6379  # preferred: what their clients try by default
@@ -178,7 +178,7 @@ def _site_port(process: str, given: Mapping[str, str], display: Display) -> int:
     title, setting, usual = SITES[process]
     wanted = given.get(setting, str(usual))
     if not wanted.isdecimal():
-        raise ConfigurationError(f"{setting}={wanted!r}: accepted is a port number, such as {usual}")
+        raise ConfigurationError(f"{setting}={wanted!r}: must be a port number, such as {usual}")
     return _port(title, int(wanted), display)
 
 
@@ -193,8 +193,8 @@ def _addresses(children: environment.Environment, sites: Mapping[str, int]) -> d
     hosts = {"Dashboard": LOOPBACK, "Flower": children["FLOWER_ADDRESS"]}
     return {
         **{title: f"http://{hosts[title]}:{sites[title]}" for title in hosts if title in sites},
-        "MongoDB": masked(children["MONGO_DB_URL"]),
-        "Redis": masked(children["REDIS_URL"]),
+        "MongoDB": redact_url(children["MONGO_DB_URL"]),
+        "Redis": redact_url(children["REDIS_URL"]),
     }
 
 

@@ -1,1 +1,1 @@
-"""Documents in MongoDB: their fields, their indexes and the verbs that touch them; one module per collection."""
+"""MongoDB documents: fields, indexes and operations; one module per collection."""

@@ -1,4 +1,4 @@
-"""Account ids: an ObjectId and a text of its 24 hexadecimal digits are the same account."""
+"""Account ids, stored as an ObjectId or as a text of its 24 hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from bson import ObjectId
 
 
 def stored(account: Any) -> Any:
-    """Return the form in which an account is written: an ObjectId where it can be one."""
+    """Return the form in which an account id is written: an ObjectId if possible."""
     return ObjectId(account) if isinstance(account, str) and ObjectId.is_valid(account) else account
 
 
 def spellings(account: Any) -> list[Any]:
-    """Return every form in which the account may stand in a document; none of no account."""
+    """Return all stored forms of an account id; empty for `None`."""
     if account is None:
         return []
     return list(dict.fromkeys((stored(account), str(account))))
 
 
 def spellings_of(expression: Any) -> dict[str, Any]:
-    """Return the aggregation expression of `spellings`; for no account a value that no account is.
+    """Return the aggregation expression of `spellings`; for a missing account, a value that matches no account.
 
-    An empty list would not do: `$lookup` takes it for "null or missing".
+    An empty list cannot be used, because `$lookup` treats it as null or missing.
     """
     as_object_id = {"$convert": {"input": expression, "to": "objectId", "onError": expression, "onNull": None}}
     as_text = {"$convert": {"input": expression, "to": "string", "onError": expression, "onNull": None}}

@@ -1,7 +1,7 @@
-"""The one way to MongoDB: a client per process, the server's clock, and the indexes that `migrate` creates.
+"""Access to MongoDB: a client per process, the server's clock, ids, and creation of indexes.
 
-Guarantee: a client is never used across a fork; opening one waits for nothing. Errors of the driver reach the
-caller unchanged: an errored write may have been applied, so every write here is guarded by a condition.
+Guarantee: a client is never used across a fork, and creating one does not connect. Errors of the driver are raised
+unchanged. A write that raised may have been applied, so all writes are conditional.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 from queue_manager.core.clock import ServerClock, milliseconds, seconds
 from queue_manager.core.errors import ConfigurationError, Contended, PermanentError
 from queue_manager.core.per_process import PerProcess
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 
 T = TypeVar("T")
 Document = dict[str, Any]
 Error = PyMongoError
-"""Whatever the driver raises."""
+"""Base of all errors of the driver."""
 OUTAGES = (ConnectionFailure,)
-"""What it raises while the server is away."""
+"""Errors of the driver while the server is away."""
 
-CONFLICT_TIMEOUT = 0.25  # seconds in which a transaction is tried again while another holds a document
+CONFLICT_TIMEOUT = 0.25  # seconds of retries while another transaction has locked a document
 CONFLICT_WAIT = seconds(5)
 _WRITE_CONFLICT = 112
 _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
 _INDEX_DIFFERS = (85, 86)
 _ID_JSON = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, tz_aware=True, tzinfo=UTC)
-# Clamped: one date of the year 300,000 must not make the documents around it unreadable.
+# Clamped, because a date in the year 300,000 must not make a whole batch unreadable.
 _CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_CLAMP
 )
@@ -59,7 +59,7 @@ def _open() -> MongoClient[Document]:
         connectTimeoutMS=5_000,
         socketTimeoutMS=30_000,
         waitQueueTimeoutMS=10_000,
-        # Also where the deployment's own defaults are others: a claim must survive a fail-over, and is read back.
+        # Explicit, whatever the defaults of the deployment are: a write must survive a fail-over and be readable.
         w="majority",
         readPreference="primary",
     )
@@ -71,13 +71,13 @@ _clock = ServerClock(lambda: client().admin.command("hello")["localTime"].replac
 
 @contextmanager
 def within(span: timedelta) -> Iterator[None]:
-    """Wait for the database for `span` at the most, for everything asked inside."""
+    """Limit the total time of the database operations in the block."""
     with timeout(span.total_seconds()):
         yield
 
 
 def close() -> None:
-    """Close this process's client; the next use opens another."""
+    """Close the client of this process; the next use creates another."""
     if (opened := client.take()) is not None:
         opened.close()
 
@@ -92,21 +92,21 @@ def collection(name: str) -> Collection[Document]:
 
 
 def server_now() -> datetime:
-    """Return the database server's time: the clock by which everything is judged due."""
+    """Return the database server's time, the clock for everything that falls due."""
     return _clock.now()
 
 
 def estimated_now() -> datetime:
-    """Return the database server's time by the latest sample, for code that must not wait for the server."""
+    """Return the database server's time by the latest sample, without waiting for the server."""
     return _clock.estimate()
 
 
 def transact(act: Callable[[ClientSession], T]) -> T:
-    """Run `act` in one transaction, again if another writer came first. Raises what `act` and the driver raise.
+    """Run `act` in a transaction; retry on write conflicts. Raises the errors of `act` and of the driver.
 
     Raises:
-        Contended: another transaction holds a document. That of a process that was killed does so for a minute, in
-            which this one must not wait.
+        Contended: another transaction has locked a document. The transaction of a killed process keeps its locks for a
+            minute.
     """
     ends_at = time.monotonic() + CONFLICT_TIMEOUT
 
@@ -133,7 +133,7 @@ def doubled(base: timedelta, times: Any, *, cap: timedelta) -> Document:
 
 
 def value_at(document: Document, path: str) -> Any:
-    """Return the value at a dotted path through documents; `None` where it leads nowhere."""
+    """Return the value at a dotted path through documents; `None` if there is none."""
     value: Any = document
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -141,7 +141,7 @@ def value_at(document: Document, path: str) -> Any:
 
 
 def projection(paths: Iterable[str]) -> Document:
-    """Return the projection of paths. One inside another is left out: it comes with it, and MongoDB refuses both."""
+    """Return the projection of paths; a path inside another is omitted, because MongoDB refuses both together."""
     unique = dict.fromkeys(paths)
     return {path: 1 for path in unique if not path.startswith(tuple(f"{one}." for one in unique))}
 
@@ -153,8 +153,8 @@ def with_value(document: Document, path: str, value: Any) -> Document:
 
 
 def object_id(value: Any, *, field: str) -> ObjectId:
-    """Read an id from its 24 hexadecimal digits. Raises PermanentError, which names `field` and the value."""
-    # ObjectId() would make a new id of None.
+    """Parse an ObjectId of 24 hexadecimal digits. Raises PermanentError, which names `field` and the value."""
+    # ObjectId(None) would create a new id.
     if not isinstance(value, str) or not ObjectId.is_valid(value):
         raise PermanentError(f"{field}: {value!r:.100} is not an ObjectId (24 hexadecimal digits)")
     return ObjectId(value)
@@ -171,32 +171,31 @@ class _DecimalKey(Decimal128):
 
 
 def id_key(id: Any) -> Any:
-    """Return an id as a key of a dictionary, which some types cannot be. MongoDB takes it for the id itself."""
+    """Return an id as a hashable key, which MongoDB accepts as the id itself."""
     if isinstance(id, ObjectId):
         return id
     if isinstance(id, dict):
         return _DocumentKey(id)
     if id != id:
-        return nan  # one object, which a dictionary finds although it equals nothing
+        return nan  # one object, so that a dictionary finds it although NaN != NaN
     return _DecimalKey.from_bid(id.bid) if isinstance(id, Decimal128) else id
 
 
 def is_same_id(one: Any, other: Any) -> bool:
-    """Return True if MongoDB takes two ids for the same; Python also takes `True` and 1 for equal."""
+    """Return True if two ids are equal in MongoDB; in Python `True` and 1 are equal, too."""
     return one == other if isinstance(one, ObjectId) else id_text(one) == id_text(other)
 
 
 def id_text(value: Any) -> str:
-    """Return an id of any type as a text from which `read_id` reads it.
+    """Return an id of any type as a text that `read_id` parses.
 
-    An ObjectId is its 24 hexadecimal digits; anything else is canonical extended JSON, so a text stands in quotation
-    marks.
+    An ObjectId is its 24 hexadecimal digits; other ids are canonical extended JSON, so a text is in quotation marks.
     """
     return str(value) if isinstance(value, ObjectId) else json_util.dumps(value, json_options=_ID_JSON)
 
 
 def read_id(value: Any, *, field: str) -> Any:
-    """Read an id from its text. Raises PermanentError, which names `field` and the value."""
+    """Parse the text of an id. Raises PermanentError, which names `field` and the value."""
     if isinstance(value, str) and ObjectId.is_valid(value):
         return ObjectId(value)
     try:
@@ -206,7 +205,7 @@ def read_id(value: Any, *, field: str) -> Any:
         if isinstance(found, list | Regex | Code) or (isinstance(found, dict) and _is_condition(found)):
             raise TypeError("MongoDB has no such ids")
         bson.encode({"_id": found})
-    except Exception as error:  # bson raises errors of many kinds for values that are not of the type that they name
+    except Exception as error:  # bson raises many types of errors for malformed values
         raise PermanentError(
             f"{field}: {value!r:.100} is not an id: must be the 24 hexadecimal digits of an ObjectId, or extended "
             "JSON, in which a text stands in quotation marks"
@@ -215,7 +214,7 @@ def read_id(value: Any, *, field: str) -> Any:
 
 
 def shown_id(id: Any) -> str:
-    """Return an id as its own application writes it: a text without quotation marks, a number in digits."""
+    """Return an id for display: a text without quotation marks, a number in digits."""
     return str(id) if isinstance(id, str | int | float | Decimal128) else id_text(id)
 
 
@@ -225,17 +224,17 @@ def _is_condition(document: Document) -> bool:
 
 
 def require_replica_set() -> None:
-    """Refuse a standalone server, which loses acknowledged writes when it is killed, and wrong credentials.
+    """Check that the server is a replica set, because a standalone server loses acknowledged writes when killed.
 
     Raises:
-        ConfigurationError: the server is no member of a replica set, does not let us in, or its SRV name is unknown.
+        ConfigurationError: the server is standalone, refuses the credentials, or its SRV name is unknown.
         ConnectionFailure: the server is away.
     """
-    url = masked(settings().mongo_db_url)
+    url = redact_url(settings().mongo_db_url)
     try:
         hello = client().admin.command("hello")
         database().command("ping")
-    except DriverConfigurationError as error:  # the driver looks up a mongodb+srv:// name when it makes the client
+    except DriverConfigurationError as error:  # the driver resolves mongodb+srv:// names when it creates the client
         raise ConfigurationError(f"MongoDB at {url} cannot be used: {error}") from error
     except OperationFailure as error:
         if error.code not in _AUTHENTICATION_FAILED:
@@ -243,32 +242,32 @@ def require_replica_set() -> None:
         raise ConfigurationError(f"MongoDB at {url} refuses our credentials ({error.details or error})") from error
     if "setName" not in hello and hello.get("msg") != "isdbgrid":
         raise ConfigurationError(
-            f"MongoDB at {url} is a standalone server, which loses acknowledged writes in a crash: accepted is a "
+            f"MongoDB at {url} is a standalone server, which loses acknowledged writes in a crash; it must be a "
             "replica set, also of one node (start mongod with --replSet and initiate it)"
         )
 
 
 @contextmanager
 def rights_to_migrate() -> Iterator[None]:
-    """Translate a refusal for lack of rights into a `ConfigurationError`."""
+    """Translate authorization errors into a `ConfigurationError`."""
     try:
         yield
     except OperationFailure as error:
         if error.code != _NOT_AUTHORIZED:
             raise
         raise ConfigurationError(
-            f"MongoDB at {masked(settings().mongo_db_url)} does not let this user create indexes: it needs the role "
-            f"readWrite on the database {database().name!r}"
+            f"MongoDB at {redact_url(settings().mongo_db_url)} does not let this user create indexes: it needs the "
+            f"role readWrite on the database {database().name!r}"
         ) from error
 
 
 def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
-    """Create what is missing, per collection, and build anew what differs; return `collection.index`. Repeatable."""
+    """Create missing indexes and rebuild changed ones; return their names as `collection.index`. Idempotent."""
     return [f"{name}.{_create(name, index)}" for name, indexes in wanted.items() for index in indexes]
 
 
 def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:
-    """Drop indexes of earlier releases, by collection; those that are gone already are left out."""
+    """Drop the indexes of earlier releases that still exist, by collection."""
     for name, indexes in obsolete.items():
         for index in {*collection(name).index_information()} & {*indexes}:
             collection(name).drop_index(index)
@@ -281,7 +280,7 @@ def _create(name: str, index: IndexModel) -> str:
         if error.code not in _INDEX_DIFFERS:
             raise
         if index.document["name"] not in collection(name).index_information():
-            raise  # the same index under another name, which may be another program's
+            raise  # the same index under another name, maybe of another program
         collection(name).drop_index(index.document["name"])
         (created,) = collection(name).create_indexes([index])
     return created

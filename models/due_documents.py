@@ -98,7 +98,7 @@ class DueCollection:
         *,
         fields: Sequence[str] = (),
         limit: int = 0,
-        batch: int = listing.BATCH,
+        batch: int = listing.READ_BATCH_SIZE,
     ) -> Iterator[Document]:
         """Yield documents due until then, in the order of the index, oldest first: id, date and `fields`.
 

@@ -1,8 +1,8 @@
-"""Items whose last attempt failed: `qm_failed_items`, one document each until the item succeeds.
+"""Failed items: collection `qm_failed_items`, one document per item until it succeeds.
 
     {_id: {system, id}, due_at, error, failures, failed_at, retry_at}
 
-`failures` belongs to one due time: a new one starts from none.
+`failures` counts for one due time and restarts with a new one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from queue_manager.core.clock import hours, minutes
 
 NAME = "qm_failed_items"
 BY_TIME, BY_AGE = "failed_by_time", "failed_kept"
-FIRST_PAUSE, MAX_PAUSE = minutes(1), hours(1)
+MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
 ORDER = ("failed_at", "_id")
 RETENTION = hours(24 * 30)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What is known of an item whose last attempt failed."""
+    """An item whose last attempt failed."""
 
     id: Any
     due_at: datetime
@@ -41,22 +41,22 @@ class Failure:
 
 
 def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime) -> Failure:
-    """Record that all attempts at an item failed; the pause before the next ones grows."""
+    """Record that all attempts of an item failed; its cool-down doubles with each failure."""
     same = {"$eq": ["$due_at", due_at]}
     failures = {"$cond": [same, {"$ifNull": ["$failures", 0]}, 0]}
-    pause = doubled(FIRST_PAUSE, "$$failures", cap=MAX_PAUSE)
+    cool_down = doubled(MIN_COOL_DOWN, "$$failures", cap=MAX_COOL_DOWN)
     document: Any = _failed().find_one_and_update(
         {"_id": _key(system, id)},
         [
             {
                 "$set": {
-                    "retry_at": {"$let": {"vars": {"failures": failures}, "in": {"$add": [now, pause]}}},
+                    "retry_at": {"$let": {"vars": {"failures": failures}, "in": {"$add": [now, cool_down]}}},
                     "failures": {"$add": [failures, 1]},
                     "error": {"$literal": error},
                     "failed_at": now,
                 }
             },
-            {"$set": {"due_at": due_at}},  # after the stage that compares it
+            {"$set": {"due_at": due_at}},  # a later stage, because the first one compares it
         ],
         upsert=True,
         return_document=ReturnDocument.AFTER,
@@ -65,13 +65,13 @@ def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime)
 
 
 def delete(system: str, ids: Sequence[Any]) -> None:
-    """Forget failures of items that succeeded."""
-    if _failed().estimated_document_count():  # usually none, which costs less than to look for each
+    """Delete the failures of items that succeeded."""
+    if _failed().estimated_document_count():  # usually empty; cheaper than a delete by ids
         _failed().delete_many({"_id": {"$in": [_key(system, id) for id in ids]}})
 
 
 def page(system: str, *, after: Position | None, is_descending: bool) -> Iterator[Failure]:
-    """Yield the failures of a system by their time, beyond a position."""
+    """Yield the failures of a system by time, after a position."""
     found = listing.walk(
         _failed(), {"_id.system": system}, index=BY_TIME, order=ORDER, after=after, is_descending=is_descending
     )
@@ -92,7 +92,7 @@ def _failed() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`."""
+    """Return the collections of this module with their indexes, for `migrate`."""
     by_time = [("_id.system", ASCENDING), ("failed_at", ASCENDING), ("_id", ASCENDING)]
     kept = IndexModel([("failed_at", ASCENDING)], name=BY_AGE, expireAfterSeconds=int(RETENTION.total_seconds()))
     return {NAME: [IndexModel(by_time, name=BY_TIME), kept]}

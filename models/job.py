@@ -1,15 +1,15 @@
-"""Jobs: `jobs_data`, one document a job, kept after it is done.
+"""Jobs: collection `jobs_data`, one document per job, kept after the job has finished.
 
     {_id, name, arguments, state, due, priority, created, updated, attempts}     every job
-    {waiting, first}                        while it may be started: from when, and whether before all others
-    {claim: {token, claimed_until, worker}} while it is executing
-    {last_error, losses, history, progress} what happened; the last 50 entries
-    {key, unique_key, singular, singular_key}   which jobs are the same, and which of them must be the only one
-    {text}                                  its arguments as a search reads them
+    {waiting, first}                        while it can be started: earliest start, and 1 if it goes before all others
+    {claim: {token, claimed_until, worker}} while executing
+    {last_error, losses, history, progress} results; the history has the last 50 entries
+    {key, unique_key, singular, singular_key}   hash of name and arguments, and its uniqueness constraints
+    {text}                                  arguments as searchable text
 
-Guarantee: of the jobs of one name at most one is `executing`, by a unique index. Every change of state is one
-conditional write: of any number of them at once, one wins, and a late one changes nothing. Documents of another form,
-which another program stored in the same collection, are not listed and never changed.
+Guarantee: at most one job of a name is `executing`, by a unique index. Every change of state is one conditional write:
+of concurrent changes one succeeds, and a late one has no effect. Documents that another program stored in the same
+collection are not listed and never changed.
 """
 
 from __future__ import annotations
@@ -28,59 +28,58 @@ from pymongo.errors import DuplicateKeyError
 from models.database import Document, collection
 
 NAME = "jobs_data"
-HISTORY = 50
+MAX_HISTORY = 50
 
-# The partial indexes hold jobs that may be started, so a query must say that it wants no others. A comparison with a
-# date matches nothing but dates; `$type`, which says the same, would make the server read the documents.
+# The partial indexes contain only jobs that can be started, so queries must repeat this condition. A comparison with a
+# date matches only dates; the equivalent `$type` would make the server fetch the documents.
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MAY_BE_STARTED: Document = {"waiting": {"$gte": EPOCH}}
+STARTABLE: Document = {"waiting": {"$gte": EPOCH}}
 
 _COUNTED_ATTEMPTS: Document = {"attempts": {"$gte": 0}}
-OURS: Document = {"_id": {"$type": "objectId"}, **_COUNTED_ATTEMPTS}
-"""What every job has. Another program, such as the one whose collection this was, may have stored documents of its own
-form here."""
-COUNTED = 10_000
+IS_JOB: Document = {"_id": {"$type": "objectId"}, **_COUNTED_ATTEMPTS}
+"""Condition that every job meets, and documents of other programs in the same collection do not."""
+MAX_FOREIGN_COUNT = 10_000
 
-IN_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
+EXECUTION_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
 
-SORTED_BY = ("due", "updated", "priority", "attempts")
-"""What jobs can be listed by, besides their ids. Every job has them all."""
+SORT_FIELDS = ("due", "updated", "priority", "attempts")
+"""Fields by which jobs can be sorted, in addition to the id. Every job has them all."""
 
 
 class State(StrEnum):
-    """Where a job stands, and who moves it on."""
+    """State of a job; the comments say who moves it to another state."""
 
     PENDING = "pending"  # a worker, when it is due
-    EXECUTING = "executing"  # its worker; or the next dispatch, when its lease ran out
-    SUCCESS = "success"  # nobody; `retry` by a person
-    FAILURE = "failure"  # a worker, after its backoff; a take-over or a person at once
-    CANCELED = "canceled"  # nobody; `retry` by a person
+    EXECUTING = "executing"  # its worker; the next dispatch if its lease expired
+    SUCCESS = "success"  # only `retry` by an operator
+    FAILURE = "failure"  # a worker, after the backoff; a take-over or an operator
+    CANCELED = "canceled"  # only `retry` by an operator
 
 
-WAITING = (State.PENDING, State.FAILURE)
-LIVE = (*WAITING, State.EXECUTING)
+WAITING_STATES = (State.PENDING, State.FAILURE)
+LIVE_STATES = (*WAITING_STATES, State.EXECUTING)
 
 
-class Busy(Exception):
+class NameBusy(Exception):
     """Another job of the same name is executing."""
 
 
-class AlreadyThere(Exception):
-    """A job that must be the only one of its kind is there already."""
+class DuplicateJob(Exception):
+    """A job with the same unique or singular key already exists."""
 
 
-def is_ours(document: Document) -> bool:
-    """Return True if a document is a job, as `OURS` says it."""
+def is_job(document: Document) -> bool:
+    """Return True if a document meets `IS_JOB`."""
     attempts = document.get("attempts")
     return isinstance(document["_id"], ObjectId) and isinstance(attempts, int | float) and attempts >= 0
 
 
 def indexes() -> list[IndexModel]:
-    waiting = {"partialFilterExpression": MAY_BE_STARTED}
+    waiting = {"partialFilterExpression": STARTABLE}
     executing = {"partialFilterExpression": {"state": State.EXECUTING}}
     return [
         IndexModel([("name", ASCENDING), ("waiting", ASCENDING)], name="due_names", **waiting),
-        IndexModel([("name", ASCENDING), *IN_ORDER], name="next_of_a_name", **waiting),
+        IndexModel([("name", ASCENDING), *EXECUTION_ORDER], name="next_of_a_name", **waiting),
         IndexModel(
             [("name", ASCENDING)],
             name="one_executing_job",
@@ -98,16 +97,16 @@ def indexes() -> list[IndexModel]:
 
 
 def _indexes_of_lists() -> Iterator[IndexModel]:
-    """Give what `models/job_pages.py` reads: jobs in a state, and jobs of a name in a state, by each field."""
+    """Yield the indexes for `models/job_pages.py`: by state, and by name and state, for each sort field."""
     yield IndexModel([("state", ASCENDING), ("_id", DESCENDING)], name="jobs_in_a_state")
-    for field in SORTED_BY:
+    for field in SORT_FIELDS:
         by = [("state", ASCENDING), (field, DESCENDING), ("_id", DESCENDING)]
         yield IndexModel(by, name=f"jobs_in_a_state_by_{field}")
         yield IndexModel([("name", ASCENDING), *by], name=f"jobs_of_a_name_by_{field}")
 
 
-OBSOLETE = {NAME: ("one_executes",)}
-"""Indexes of earlier releases. This one counted documents of other programs, too."""
+OBSOLETE_INDEXES = {NAME: ("one_executes",)}
+"""Indexes of earlier releases. This one included documents of other programs."""
 
 
 def jobs() -> Collection[Document]:
@@ -115,7 +114,7 @@ def jobs() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`."""
+    """Return the collections of this module with their indexes, for `migrate`."""
     return {NAME: indexes()}
 
 
@@ -123,25 +122,25 @@ def collections() -> dict[str, list[IndexModel]]:
 
 
 def insert(job: Document, *, unique: bool, singular: bool) -> None:
-    """Store a new job. Raises `AlreadyThere` when it must be the only one and is not."""
-    blocked_in = [*State] if unique else [*LIVE] if singular else []
+    """Store a new job. Raises `DuplicateJob` if a unique or singular job already exists."""
+    blocked_in = [*State] if unique else [*LIVE_STATES] if singular else []
     if blocked_in and jobs().find_one({"key": job["key"], "state": {"$in": blocked_in}}, {"_id": 1}, hint="same_jobs"):
-        raise AlreadyThere
+        raise DuplicateJob
     keys = {"unique_key": job["key"]} if unique else {}
     keys |= {"singular_key": job["key"], "singular": True} if singular else {}
     try:
         jobs().insert_one({**job, **keys})
     except DuplicateKeyError:
-        raise AlreadyThere from None
+        raise DuplicateJob from None
 
 
-# Looking for work
+# Finding due jobs
 
 
 def due_names(until: datetime) -> dict[str, datetime]:
-    """Return the names that have a job to be started by `until`, each with the time of its first one.
+    """Return the names with a job that is due by `until`, each with its earliest time.
 
-    The cost follows the names, not the jobs: in this form the server skips from name to name.
+    The cost grows with the number of names, not of jobs: this pipeline lets the server skip from name to name.
     """
     first_of_each: list[Document] = [
         {"$match": {"name": {"$gt": ""}, "waiting": {"$gte": EPOCH, "$lte": until}}},
@@ -152,8 +151,8 @@ def due_names(until: datetime) -> dict[str, datetime]:
 
 
 def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
-    """Return when the first job of `name` may be started, or the first `after` then; `None` when none waits."""
-    waiting = MAY_BE_STARTED if after is None else {"waiting": {"$gt": after}}
+    """Return the earliest start of the jobs of `name`, or the earliest `after` a time; `None` if there is none."""
+    waiting = STARTABLE if after is None else {"waiting": {"$gt": after}}
     found = jobs().find_one(
         {"name": name, **waiting, **_COUNTED_ATTEMPTS},
         {"_id": 0, "waiting": 1},
@@ -164,14 +163,14 @@ def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
 
 
 def next_jobs(name: str, *, now: datetime, limit: int) -> list[Document]:
-    """Return the jobs of `name` that are due, in their order."""
+    """Return the due jobs of `name` in execution order."""
     query = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}, **_COUNTED_ATTEMPTS}
-    return list(jobs().find(query, sort=IN_ORDER, hint="next_of_a_name", limit=limit))
+    return list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Executing:
-    """A job that is executing, and until when its worker has it."""
+class ExecutingJob:
+    """An executing job and its claim."""
 
     id: ObjectId
     name: str
@@ -181,8 +180,8 @@ class Executing:
     """Host and process, as `host:pid`; `None` for a job that an older release started."""
 
 
-def executing() -> list[Executing]:
-    """Return every job that is executing, those whose lease ends first before the others."""
+def executing() -> list[ExecutingJob]:
+    """Return all executing jobs, ordered by the end of their lease."""
     found = jobs().find(
         {"state": State.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **_COUNTED_ATTEMPTS},
         {"name": 1, "claim.claimed_until": 1, "claim.worker": 1, "updated": 1},
@@ -190,7 +189,7 @@ def executing() -> list[Executing]:
         hint="executing_by_lease",
     )
     return [
-        Executing(
+        ExecutingJob(
             id=job["_id"],
             name=job["name"],
             claimed_until=job["claim"]["claimed_until"],
@@ -201,13 +200,13 @@ def executing() -> list[Executing]:
     ]
 
 
-# Acting for a new leader, or by hand
+# Operations of a new leader and of operators
 
 
-def take_over(now: datetime) -> int:
-    """Make every failed job due now, once before all others of its name; return how many there are."""
-    failed = {"state": State.FAILURE, **OURS}
-    # Release 0.1 also made failed documents of other programs due, which nothing can run.
+def make_failed_due(now: datetime) -> int:
+    """Make every failed job due now, ahead of the other jobs of its name; return their number."""
+    failed = {"state": State.FAILURE, **IS_JOB}
+    # Release 0.1 also made failed documents of other programs due, which cannot be run.
     foreign = {"state": State.FAILURE, "first": 1, "attempts": {"$exists": False}}
     jobs().update_many(foreign, {"$unset": {"waiting": "", "first": ""}}, hint="failed_jobs")
     return (
@@ -218,14 +217,14 @@ def take_over(now: datetime) -> int:
 
 
 def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
-    """Cancel a job that waits; return it as it is then, or `None` when it does not wait."""
+    """Cancel a pending or failed job; return the updated job, or `None` if it is in another state."""
     return _change(
         job_id,
-        WAITING,
+        WAITING_STATES,
         {
             "$set": {"state": State.CANCELED, "updated": now},
             "$unset": {"waiting": "", "first": "", "singular_key": ""},
-            "$push": pushed({"at": now, "state": State.CANCELED}),
+            "$push": push_to_history({"at": now, "state": State.CANCELED}),
         },
     )
 
@@ -233,9 +232,9 @@ def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
 def make_due(
     job_id: ObjectId, states: Iterable[State], *, due: datetime | None, priority: int | None, now: datetime
 ) -> Document | None:
-    """Make a job in one of `states` pending from `due` on (`None`: from the time it has); return it, or `None`.
+    """Set a job in one of `states` to pending with this due time (`None`: unchanged); return the job, or `None`.
 
-    Raises `AlreadyThere` when it is singular and another of its kind is live.
+    Raises `DuplicateJob` if it is singular and another job with its key is live.
     """
     entry = {"at": now, "state": State.PENDING}
     changed: Document = {
@@ -244,18 +243,18 @@ def make_due(
         "waiting": due or "$due",
         "updated": now,
         "singular_key": {"$cond": [{"$eq": ["$singular", True]}, "$key", "$$REMOVE"]},
-        "history": {"$slice": [{"$concatArrays": ["$history", [entry]]}, -HISTORY]},
+        "history": {"$slice": [{"$concatArrays": ["$history", [entry]]}, -MAX_HISTORY]},
     }
     changed |= {} if priority is None else {"priority": priority}
     try:
         return _change(job_id, states, [{"$set": changed}, {"$unset": ["first"]}])
     except DuplicateKeyError:
-        raise AlreadyThere from None
+        raise DuplicateJob from None
 
 
-def pushed(entry: Document) -> Document:
-    """Return what `$push` adds to the history of a job, which keeps the last `HISTORY` entries."""
-    return {"history": {"$each": [entry], "$slice": -HISTORY}}
+def push_to_history(entry: Document) -> Document:
+    """Return the `$push` of a history entry; the history keeps the last `MAX_HISTORY` entries."""
+    return {"history": {"$each": [entry], "$slice": -MAX_HISTORY}}
 
 
 def _change(job_id: ObjectId, states: Iterable[State], change: Any) -> Document | None:
@@ -267,18 +266,18 @@ def _change(job_id: ObjectId, states: Iterable[State], change: Any) -> Document 
     )
 
 
-def clear(states: Sequence[State], name: str | None, *, most: int | None = None) -> int:
-    """Delete the jobs in `states`, of one name or of all, `most` of them; return how many those were."""
-    query: Document = {"state": {"$in": [*states]}, **OURS}
+def clear(states: Sequence[State], name: str | None, *, limit: int | None = None) -> int:
+    """Delete up to `limit` jobs in `states`, of one name or of all names; return their number."""
+    query: Document = {"state": {"$in": [*states]}, **IS_JOB}
     if name is not None:
         query["name"] = name
-    if most is not None:
-        some = [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=most)]
+    if limit is not None:
+        some = [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=limit)]
         query |= {"_id": {"$in": some}}
     return jobs().delete_many(query).deleted_count
 
 
-# Looking
+# Reading
 
 
 def get(job_id: ObjectId) -> Document | None:
@@ -286,18 +285,18 @@ def get(job_id: ObjectId) -> Document | None:
 
 
 def get_any(ids: Sequence[Any]) -> Document | None:
-    """Return the document that has one of these ids, the first that there is; also one of another form."""
+    """Return the document with the first of these ids that exists, also if it is not a job."""
     found = list(jobs().find({"_id": {"$in": [*ids]}}, hint="_id_"))
     return next((document for id in ids for document in found if document["_id"] == id), None)
 
 
 def find(key: str) -> list[Document]:
-    """Return the jobs of one name and arguments, newest first."""
+    """Return the jobs with this key, newest first."""
     return list(jobs().find({"key": key}, sort=[("_id", DESCENDING)], hint="same_jobs"))
 
 
-def failing(limit: int) -> dict[str, int]:
-    """Return how many jobs of each name are in failure; of more than `limit` in all, some are left out."""
+def count_failing(limit: int) -> dict[str, int]:
+    """Count the failed jobs by name, at most `limit` in total."""
     pipeline: list[Document] = [
         {"$match": {"name": {"$gt": ""}, "state": State.FAILURE, **_COUNTED_ATTEMPTS}},
         {"$limit": limit},
@@ -307,8 +306,8 @@ def failing(limit: int) -> dict[str, int]:
     return {row["_id"]: row["jobs"] for row in jobs().aggregate(pipeline, hint="jobs_of_a_name_by_attempts")}
 
 
-def by_state(limit: int) -> dict[str, int]:
-    """Return how many jobs are in each state, each counted up to `limit`."""
+def count_by_state(limit: int) -> dict[str, int]:
+    """Count the jobs by state, each up to `limit`."""
     return {
         state.value: jobs().count_documents(
             {"state": state, **_COUNTED_ATTEMPTS}, hint="jobs_in_a_state_by_attempts", limit=limit
@@ -318,9 +317,9 @@ def by_state(limit: int) -> dict[str, int]:
 
 
 def counts() -> dict[str, dict[str, int]]:
-    """Return how many jobs of each name are in each state."""
+    """Count the jobs by name and state."""
     pipeline: list[Document] = [
-        {"$match": _COUNTED_ATTEMPTS},  # and not `OURS`: the fields of one index must tell
+        {"$match": _COUNTED_ATTEMPTS},  # not `IS_JOB`, so that the index covers the query
         {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}},
         {"$sort": {"_id.name": 1}},
     ]
@@ -331,6 +330,6 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def count_foreign() -> int:
-    """Count the documents of another form, up to `COUNTED`: the cost follows them, not the jobs."""
+    """Count the documents that are not jobs, up to `MAX_FOREIGN_COUNT`. The cost does not depend on the jobs."""
     without = {"attempts": {"$not": _COUNTED_ATTEMPTS["attempts"]}}
-    return jobs().count_documents(without, hint="jobs_in_a_state_by_attempts", limit=COUNTED)
+    return jobs().count_documents(without, hint="jobs_in_a_state_by_attempts", limit=MAX_FOREIGN_COUNT)

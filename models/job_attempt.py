@@ -1,7 +1,7 @@
-"""One attempt of one job: it starts, is renewed, and ends, or is lost with its worker.
+"""Attempts of jobs: start, renewal, finish, and recovery after the loss of the worker.
 
-Guarantee: every step is one conditional write that names the token and the attempt, so that a worker whose lease was
-lost changes nothing, and a step that is repeated does no harm.
+Guarantee: every step is idempotent, and is one conditional write on the token and the attempt, so that a worker that
+lost its lease changes nothing.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models.database import Document
-from models.job import EPOCH, Busy, Executing, State, jobs, pushed
+from models.job import EPOCH, ExecutingJob, NameBusy, State, jobs, push_to_history
 from queue_manager.core.clock import truncate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an attempt ended: the new state, and how long the job must rest before it may be started again, if it may."""
+    """Outcome of an attempt: the new state, and the backoff before a retry; without backoff it is not retried."""
 
     state: State
-    rest: timedelta | None = None
+    backoff: timedelta | None = None
     error: str | None = None
     took_ms: int = 0
 
 
 def start(job: Document, *, token: str, now: datetime, until: datetime, worker: str | None = None) -> bool:
-    """Claim one job for execution; tell whether it was still waiting. Raises `Busy`."""
+    """Claim a job for execution; return False if it was not waiting any more. Raises `NameBusy`."""
     try:
         return jobs().update_one(*_start(job, token, now, until, worker), hint="_id_").modified_count == 1
     except DuplicateKeyError:
-        raise Busy from None
+        raise NameBusy from None
 
 
 def finish(job: Document, outcome: Outcome, *, token: str, now: datetime) -> bool:
-    """Write how the attempt ended; tell whether it is written. Harmless when repeated.
+    """Write the outcome of an attempt; return True if it is stored. Idempotent.
 
-    It is not when `token` does not hold the job any more: then nothing is written.
+    Returns False and writes nothing if `token` has lost the claim.
     """
     written = jobs().update_one(*_finish(job, outcome, token, now), hint="_id_").modified_count == 1
     return written or _has_ended(job, token)
@@ -48,29 +48,29 @@ def finish(job: Document, outcome: Outcome, *, token: str, now: datetime) -> boo
 def finish_and_start(
     job: Document,
     outcome: Outcome,
-    following: Document,
+    next_job: Document,
     *,
     token: str,
     now: datetime,
     until: datetime,
     worker: str | None = None,
 ) -> tuple[bool, bool]:
-    """Do both in one round trip, in this order; tell of each whether it was done."""
+    """Finish a job and start the next in one round trip; return whether each of them succeeded."""
     writes = [
         UpdateOne(*_finish(job, outcome, token, now), hint="_id_"),
-        UpdateOne(*_start(following, token, now, until, worker), hint="_id_"),
+        UpdateOne(*_start(next_job, token, now, until, worker), hint="_id_"),
     ]
     try:
         if jobs().bulk_write(writes).modified_count == len(writes):
             return True, True
     except BulkWriteError:
-        pass  # another executes, because our lease was lost: what was written is looked up
-    return _has_ended(job, token), is_held(following, token)
+        pass  # the lease was lost and another job executes: read what was written
+    return _has_ended(job, token), has_claim(next_job, token)
 
 
-def is_held(job: Document, token: str) -> bool:
-    """Tell whether `token` holds the job."""
-    return jobs().find_one(_held(job, token), {"_id": 1}) is not None
+def has_claim(job: Document, token: str) -> bool:
+    """Return True if `token` has the claim of the job."""
+    return jobs().find_one(_claim_condition(job, token), {"_id": 1}) is not None
 
 
 def _has_ended(job: Document, token: str) -> bool:
@@ -96,49 +96,49 @@ def _finish(job: Document, outcome: Outcome, token: str, now: datetime) -> tuple
     removed: Document = {"claim": "", "losses": ""}
     if outcome.error is not None:
         entry["error"] = changed["last_error"] = outcome.error
-    if outcome.rest is not None:
-        waiting = truncate(now + outcome.rest)
+    if outcome.backoff is not None:
+        waiting = truncate(now + outcome.backoff)
         changed |= {"waiting": waiting, "due": waiting}
     if outcome.state is State.SUCCESS:
         removed["singular_key"] = ""
-    return _held(job, token), {"$set": changed, "$unset": removed, "$push": pushed(entry)}
+    return _claim_condition(job, token), {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
 
 
-def _held(job: Document, token: str) -> Document:
-    """Return the condition that this very attempt is still ours: a run has one token for all that it starts."""
+def _claim_condition(job: Document, token: str) -> Document:
+    """Return the condition that `token` has the claim of this attempt; a run uses one token for all its jobs."""
     return {"_id": job["_id"], "claim.token": token, "attempts": job["attempts"] + 1}
 
 
 def renew(job_id: ObjectId, *, token: str, until: datetime) -> bool:
-    """Prolong the lease of an executing job; tell whether `token` still holds it."""
+    """Extend the lease of an executing job; return False if `token` has lost the claim."""
     held = {"_id": job_id, "claim.token": token}
     return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
 
 
 def expire(*, token: str, now: datetime) -> None:
-    """End the lease of the job that `token` executes, whose process died: the next dispatch makes it due again."""
+    """End the lease of the job that `token` executes, because its process died; the next dispatch requeues it."""
     held = {"state": State.EXECUTING, "claim.token": token}
     jobs().update_one(held, {"$set": {"claim.claimed_until": now}}, hint="executing_by_lease")
 
 
-def note_progress(job_id: ObjectId, progress: Document, *, token: str) -> None:
-    """Show how far an executing job is. Does nothing when `token` does not hold it any more."""
+def set_progress(job_id: ObjectId, progress: Document, *, token: str) -> None:
+    """Store the progress of an executing job. Does nothing if `token` has lost the claim."""
     jobs().update_one({"_id": job_id, "claim.token": token}, {"$set": {"progress": progress}}, hint="_id_")
 
 
-def reap(lost: Executing, *, waiting: datetime, now: datetime, error: str) -> bool:
-    """Make a job due again whose lease ran out; tell whether it still had run out. The attempt stays counted."""
+def reap(lost: ExecutingJob, *, waiting: datetime, now: datetime, error: str) -> bool:
+    """Requeue a job whose lease has expired; return False if it was renewed meanwhile. The attempt counts."""
     entry = {"at": now, "state": State.FAILURE, "error": error}
     change = {
         "$set": {"state": State.FAILURE, "updated": now, "waiting": waiting, "due": waiting, "last_error": error},
         "$unset": {"claim": ""},
         "$inc": {"losses": 1},
-        "$push": pushed(entry),
+        "$push": push_to_history(entry),
     }
     is_lost = {"_id": lost.id, "state": State.EXECUTING, "claim.claimed_until": {"$lte": now}}
     return jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
 
 
 def losses(job_id: ObjectId) -> int:
-    """Return how many workers in a row were lost with this job."""
+    """Return the number of consecutive workers lost while executing this job."""
     return int((jobs().find_one({"_id": job_id}, {"losses": 1}) or {}).get("losses", 0))

@@ -1,8 +1,8 @@
-"""Pages of jobs: of a name, in a state, with a text in them, in any order, each from where the last one ended.
+"""Pages of jobs: filtered by name, state and text, in any sort order, each starting after a position.
 
-Guarantee: a page without a search reads its own jobs and a few keys besides, however many jobs there are: whatever is
-asked for is a range of one index, or of its parts for the five states, which the server merges in order. A search
-reads on in the same order until its page is full, or it has looked at `MOST_LOOKED_AT` jobs or for `LONGEST_LOOK`.
+Guarantee: the cost of a page without a search does not depend on the number of jobs: every query is a range of one
+index, or five ranges, one per state, that the server merges in order. A search continues in the same order until its
+page is full, or until it has scanned `MAX_SEARCHED_JOBS` jobs or reached `SEARCH_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -17,151 +17,153 @@ from bson import ObjectId
 from pymongo import ASCENDING, DESCENDING
 
 from models.database import Document
-from models.job import OURS, State, jobs
+from models.job import IS_JOB, State, jobs
 
-AT_ONCE = 500  # jobs that a search looks at in one question, so that it can stop in time
-MOST_LOOKED_AT = 20_000
-LONGEST_LOOK = 0.1  # seconds
-NOT_SHOWN = {"text": 0}
+SEARCH_BATCH_SIZE = 500  # jobs that a search scans per query, so that it can stop in time
+MAX_SEARCHED_JOBS = 20_000
+SEARCH_TIMEOUT = 0.1  # seconds
+HIDDEN_FIELDS = {"text": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """A job's place in a list: after it the next page begins."""
+class JobPosition:
+    """Position of a job in a list; the next page begins after it."""
 
     id: ObjectId
     value: Any = None
-    """Of the field that the list is sorted by, unless that is the id."""
+    """Value of the sort field; unused if jobs are sorted by id."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Which jobs, in which order. Jobs that are equal in `by` are in the order of their ids."""
+class JobQuery:
+    """Filter and sort order of a list of jobs; ties in `sort_by` are ordered by id."""
 
     name: str | None = None
     state: State | None = None
     text: str | None = None
-    """A regular expression for what is searched."""
-    by: str = "_id"
-    """`_id`, which is the order in which they were made, or one of `job.SORTED_BY`."""
+    """Regular expression to search for."""
+    sort_by: str = "_id"
+    """`_id`, which is the order of creation, or one of `job.SORT_FIELDS`."""
     is_descending: bool = True
-    after: Place | None = None
+    after: JobPosition | None = None
 
     @property
-    def query(self) -> Document:
+    def condition(self) -> Document:
         if self._is_of_all:
-            return OURS
+            return IS_JOB
         states = [*State] if self.state is None else [self.state]
-        return {"state": {"$in": states}, **OURS} | ({} if self.name is None else {"name": self.name})
+        return {"state": {"$in": states}, **IS_JOB} | ({} if self.name is None else {"name": self.name})
 
     @property
     def index(self) -> str:
         if self._is_of_all:
             return "_id_"
         of = "jobs_in_a_state" if self.name is None else "jobs_of_a_name"
-        return of if self.by == "_id" else f"{of}_by_{self.by}"
+        return of if self.sort_by == "_id" else f"{of}_by_{self.sort_by}"
 
     @property
     def _is_of_all(self) -> bool:
-        return self.name is None and self.state is None and self.by == "_id"
+        return self.name is None and self.state is None and self.sort_by == "_id"
 
     def ranges(self) -> Iterator[tuple[Document, dict[str, int]]]:
-        """Give the queries, each with its order, whose results one after another are all that comes after the place."""
+        """Yield conditions, each with its sort order, whose concatenated results are the jobs after the position."""
         way, beyond = (DESCENDING, "$lt") if self.is_descending else (ASCENDING, "$gt")
-        order = dict.fromkeys((self.by, "_id"), way)
+        order = dict.fromkeys((self.sort_by, "_id"), way)
         if self.after is None:
-            yield self.query, order
-        elif self.by == "_id":
-            yield {**self.query, "_id": {beyond: self.after.id}}, order
+            yield self.condition, order
+        elif self.sort_by == "_id":
+            yield {**self.condition, "_id": {beyond: self.after.id}}, order
         else:
-            # Ordered by the value too, which is one, the server would sort in memory instead of merging.
-            yield {**self.query, self.by: self.after.value, "_id": {beyond: self.after.id}}, {"_id": way}
-            yield {**self.query, self.by: {beyond: self.after.value}}, order
+            # The value is constant here; sorting by it too would make the server sort in memory instead of merging.
+            yield {**self.condition, self.sort_by: self.after.value, "_id": {beyond: self.after.id}}, {"_id": way}
+            yield {**self.condition, self.sort_by: {beyond: self.after.value}}, order
 
-    def place(self, job: Document) -> Place:
-        return Place(id=job["_id"], value=None if self.by == "_id" else job[self.by])
+    def position(self, job: Document) -> JobPosition:
+        return JobPosition(id=job["_id"], value=None if self.sort_by == "_id" else job[self.sort_by])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
-    """Some jobs. `end`: the place after which the next page begins; `None` on the last."""
+class JobSlice:
+    """Part of a list of jobs. `end` is the position after which the next page begins, `None` at the end."""
 
     jobs: list[Document]
-    end: Place | None
+    end: JobPosition | None
     is_partial: bool = False
-    """Whether a search stopped before the page was full."""
+    """True if a search stopped before the page was full."""
 
 
-def page(asked: Asked, *, limit: int) -> Page:
-    """Return `limit` jobs, or fewer on the last page or when a search took too long."""
-    return _listed(asked, limit) if asked.text is None else _searched(asked, asked.text, limit)
+def page(query: JobQuery, *, limit: int) -> JobSlice:
+    """Return `limit` jobs; fewer on the last page or if a search reached its limits."""
+    return _listed(query, limit) if query.text is None else _searched(query, query.text, limit)
 
 
-def _listed(asked: Asked, limit: int) -> Page:
+def _listed(query: JobQuery, limit: int) -> JobSlice:
     found: list[Document] = []
-    for query, order in asked.ranges():
+    for condition, order in query.ranges():
         if left := limit + 1 - len(found):
-            found += jobs().find(query, NOT_SHOWN, sort=[*order.items()], hint=asked.index, limit=left)
-    return _cut(asked, found, limit)
+            found += jobs().find(condition, HIDDEN_FIELDS, sort=[*order.items()], hint=query.index, limit=left)
+    return _slice_of(query, found, limit)
 
 
-def _searched(asked: Asked, text: str, limit: int) -> Page:
-    places: list[Document] = []
-    until = time.monotonic() + LONGEST_LOOK
-    for looked_at in count(AT_ONCE, AT_ONCE):
-        slice = _look(asked, text, limit + 1 - len(places))
-        places += slice.jobs
-        if slice.end is None or len(places) > limit:
+def _searched(query: JobQuery, text: str, limit: int) -> JobSlice:
+    found_ids: list[Document] = []
+    until = time.monotonic() + SEARCH_TIMEOUT
+    for scanned in count(SEARCH_BATCH_SIZE, SEARCH_BATCH_SIZE):
+        batch = _search_batch(query, text, limit + 1 - len(found_ids))
+        found_ids += batch.jobs
+        if batch.end is None or len(found_ids) > limit:
             break
-        if looked_at >= MOST_LOOKED_AT or time.monotonic() > until:
-            return Page(jobs=_whole(places), end=slice.end, is_partial=True)
-        asked = replace(asked, after=slice.end)
-    found = _cut(asked, places, limit)
-    return Page(jobs=_whole(found.jobs), end=found.end)
+        if scanned >= MAX_SEARCHED_JOBS or time.monotonic() > until:
+            return JobSlice(jobs=_load(found_ids), end=batch.end, is_partial=True)
+        query = replace(query, after=batch.end)
+    found = _slice_of(query, found_ids, limit)
+    return JobSlice(jobs=_load(found.jobs), end=found.end)
 
 
-def _look(asked: Asked, text: str, limit: int) -> Page:
-    """Search the next `AT_ONCE` jobs; `end` is the last of them, and `jobs` have their places alone."""
-    place = {"_id": 1, asked.by: 1}
+def _search_batch(query: JobQuery, text: str, limit: int) -> JobSlice:
+    """Search the next `SEARCH_BATCH_SIZE` jobs; `end` is the last of them; `jobs` have only id and sort field."""
+    projection = {"_id": 1, query.sort_by: 1}
     seen = {"_id": None, "jobs": {"$sum": 1}, "last": {"$last": "$$ROOT"}}
     found: list[Document] = []
-    left, last = AT_ONCE, None
-    for query, order in asked.ranges():
+    left, last = SEARCH_BATCH_SIZE, None
+    for condition, order in query.ranges():
         pipeline: list[Document] = [
-            {"$match": query},
+            {"$match": condition},
             {"$sort": order},
             {"$limit": left},
             {
                 "$facet": {
-                    "found": [{"$match": _with(text)}, {"$limit": limit}, {"$project": place}],
-                    "seen": [{"$project": place}, {"$group": seen}],
+                    "found": [{"$match": _text_condition(text)}, {"$limit": limit}, {"$project": projection}],
+                    "seen": [{"$project": projection}, {"$group": seen}],
                 }
             },
         ]
-        (answer,) = jobs().aggregate(pipeline, hint=asked.index)
+        (answer,) = jobs().aggregate(pipeline, hint=query.index)
         found += answer["found"]
-        for some in answer["seen"]:  # none, when there are no jobs in the range
+        for some in answer["seen"]:  # empty if the range has no jobs
             left, last = left - some["jobs"], some["last"]
         if not left:
             break
-    return Page(jobs=found, end=None if left or last is None else asked.place(last))
+    return JobSlice(jobs=found, end=None if left or last is None else query.position(last))
 
 
-def _with(text: str) -> Document:
-    """Return the condition that a job has the text in its arguments, its name or its last error."""
+def _text_condition(text: str) -> Document:
+    """Return the condition that arguments, name or last error contain the text."""
     matches = {"$regex": text}
-    # Jobs that were stored without their text are known by the texts among their arguments.
+    # Jobs stored without `text` are searched in those arguments that are texts.
     without = {"text": {"$exists": False}, "arguments": matches}
     return {"$or": [{"text": matches}, {"name": matches}, {"last_error": matches}, without]}
 
 
-def _whole(places: list[Document]) -> list[Document]:
-    """Return the jobs at these places as they are now, those that are still there."""
-    whole = {job["_id"]: job for job in jobs().find({"_id": {"$in": [place["_id"] for place in places]}}, NOT_SHOWN)}
-    return [whole[place["_id"]] for place in places if place["_id"] in whole]
+def _load(found_ids: list[Document]) -> list[Document]:
+    """Return the current documents of these jobs; deleted ones are omitted."""
+    loaded = {
+        job["_id"]: job for job in jobs().find({"_id": {"$in": [job["_id"] for job in found_ids]}}, HIDDEN_FIELDS)
+    }
+    return [loaded[job["_id"]] for job in found_ids if job["_id"] in loaded]
 
 
-def _cut(asked: Asked, found: list[Document], limit: int) -> Page:
-    """Return a page of what was found, which is one more when there is another page."""
+def _slice_of(query: JobQuery, found: list[Document], limit: int) -> JobSlice:
+    """Return a page of the jobs found, which are `limit` + 1 if there is another page."""
     shown = found[:limit]
-    return Page(jobs=shown, end=asked.place(shown[-1]) if len(found) > limit else None)
+    return JobSlice(jobs=shown, end=query.position(shown[-1]) if len(found) > limit else None)

@@ -1,4 +1,4 @@
-"""The queues of jobs that are paused: `job_queues`, one document a name: `{_id: the name, paused}`."""
+"""Paused job queues: collection `job_queues`, one document per name: `{_id: name, paused}`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def queues() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`."""
+    """Return the collections of this module with their indexes, for `migrate`."""
     return {NAME: [IndexModel([("paused", 1)], name="paused_queues", sparse=True)]}
 
 
 def pause(names: Iterable[str], *, is_paused: bool) -> None:
-    """Pause queues, or let them go on; also such as have no jobs yet."""
+    """Pause or resume queues, also those without jobs."""
     change = {"$set": {"paused": True}} if is_paused else {"$unset": {"paused": ""}}
     writes = [UpdateOne({"_id": name}, change, upsert=is_paused) for name in names]
     if writes:
@@ -30,7 +30,7 @@ def pause(names: Iterable[str], *, is_paused: bool) -> None:
 
 
 def paused() -> set[str]:
-    """Return the names that are paused."""
+    """Return the names of the paused queues."""
     return {queue["_id"] for queue in queues().find({"paused": True}, {"_id": 1}, hint="paused_queues")}
 
 

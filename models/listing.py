@@ -1,4 +1,4 @@
-"""Lists in the order of an index, from any position on: a page costs what it shows, wherever it begins."""
+"""Keyset pagination in the order of an index: the cost of a page does not depend on its position."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.items import Position as Position
 
 Order = Sequence[str]
-"""Fields by which an index sorts, after those that a condition fixes. The last one is `_id`, so that none are equal."""
-BATCH = 250  # documents of one answer of the server: a page costs one, a search few
+"""Sort fields of an index, after the fields with a fixed value. The last is `_id`, which makes the order total."""
+READ_BATCH_SIZE = 250  # documents per reply of the server
 
 
 class NoPosition(PermanentError):
-    """It names no place in the list that it is meant for."""
+    """Invalid cursor."""
 
 
 def walk(
@@ -29,15 +29,15 @@ def walk(
     fields: Sequence[str] = (),
     after: Position | None = None,
     is_descending: bool = False,
-    batch: int = BATCH,
+    batch: int = READ_BATCH_SIZE,
 ) -> Iterator[Document]:
-    """Yield the documents of `where` beyond the position `after`; all their fields unless some are named.
+    """Yield the documents that match `where` after the position `after`; all fields unless `fields` is given.
 
     Raises:
-        NoPosition: `after` is none of this order.
+        NoPosition: `after` does not fit the sort order.
     """
     if after is not None and len(after) != len(order):
-        raise NoPosition(f"{after!r:.100} is no place in a list by {', '.join(order)}")
+        raise NoPosition(f"{after!r:.100} is not a position in a list by {', '.join(order)}")
     sort = [(field, DESCENDING if is_descending else ASCENDING) for field in order]
     wanted = projection((*fields, *order))
     for beyond in _beyond(after, order, is_descending=is_descending) if after else [{}]:
@@ -51,12 +51,12 @@ def position(document: Document, order: Order) -> Position:
 
 
 def _beyond(after: Position, order: Order, *, is_descending: bool) -> Iterator[Document]:
-    """Yield the conditions of what lies beyond a position, in order: each is one range of the index."""
+    """Yield the conditions of the documents after a position, in order; each is one range of the index."""
     further = "$lt" if is_descending else "$gt"
     for same in reversed(range(len(order))):
         equal = {field: {"$eq": value} for field, value in zip(order[:same], after, strict=False)}
         field, value = order[same], after[same]
-        # Outside an expression, values of the same type alone are compared, and ids may be of several.
+        # Outside an expression, only values of the same type are compared, but ids may have several types.
         is_id = field == "_id"
         yield {
             **equal,

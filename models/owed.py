@@ -1,9 +1,9 @@
-"""Calls that are owed after a write: `qm_owed`, one record for each batch of a system that has an `after`.
+"""Pending calls of `after`: collection `qm_owed`, one record per batch of a system with an `after`.
 
     {_id: the batch, system, at, items: [{id, due_at}]}
 
-Guarantee: a record is inserted in the transaction that wrote its documents, and deleted after the call returned. What a
-crash leaves is called again, so each document is called for at least once.
+Guarantee: a record is inserted in the transaction that writes the documents, and deleted after the call returned. After
+a crash the call is repeated, so `after` is called at least once for each document.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def delete(id: str) -> None:
 
 
 def get(id: str) -> tuple[datetime, dict[Any, datetime]] | None:
-    """Return when a batch wrote and, by id, the due times of its documents; `None`: nothing is owed any more."""
+    """Return the time of a batch and the due times of its documents by id; `None` if the call is done."""
     record = _records().find_one({"_id": id})
     return None if record is None else (record["at"], {id_key(one["id"]): one["due_at"] for one in record["items"]})
 
 
 def left(system: str, until: datetime) -> Iterator[tuple[str, datetime]]:
-    """Yield the records that are left from before `until`, the oldest first: id and time."""
+    """Yield id and time of the records from before `until`, oldest first."""
     found = _records().find(
         {"system": system, "at": {"$lte": until}}, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)]
     )
@@ -59,5 +59,5 @@ def _records() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`."""
+    """Return the collections of this module with their indexes, for `migrate`."""
     return {NAME: [IndexModel([("system", ASCENDING), ("at", ASCENDING), ("_id", ASCENDING)], name=BY_AGE)]}

@@ -1,9 +1,9 @@
-"""Pulses: what an agency is asked for; here only those of type `review_request`.
+"""Pulses, the requests to agencies; this module handles only the type `review_request`.
 
     {account_id, type, status: pending | in_progress | completed | dismissed …, created_at, updated_at, completed_at?,
      metadata: {subscription_ids, parent_account, oldest_subscription, request_reason}}
 
-Guarantee: of one account, and of one parent, at most one review request is open: unique indexes see to it.
+Guarantee: at most one review request is open per account and per parent account, by unique indexes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from queue_manager.core.settings import settings
 REVIEW_REQUEST = "review_request"
 OPEN = ["pending", "in_progress"]
 _KEYS = ("account_id", "metadata.parent_account")
-NAMED = 20
+MAX_NAMED_GROUPS = 20
 _DUPLICATE = 11000  # MongoDB's code for a document that a unique index refuses
 
 
@@ -34,7 +34,7 @@ def pulses() -> Collection[Document]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewRequest:
-    """What a pulse says of an agency. Ids as the database has them."""
+    """The agency fields of a pulse. Ids are as stored in the database."""
 
     account_id: Any
     parent_account: Any
@@ -43,9 +43,9 @@ class ReviewRequest:
 
 
 def blocking(since: datetime) -> Document:
-    """Return the condition on a pulse that keeps its account from being asked again.
+    """Return the condition on a pulse that blocks another request.
 
-    It is open, or it was created or completed after `since`, whatever its status is.
+    It is open, or it was created or completed after `since`, regardless of its status.
     """
     recently = {"$gt": since}
     return {
@@ -55,10 +55,10 @@ def blocking(since: datetime) -> Document:
 
 
 def create(request: ReviewRequest, *, since: datetime, now: datetime) -> str | None:
-    """Create a pulse unless one blocks the account or its parent: one statement.
+    """Create a pulse in one statement unless another blocks the account or its parent.
 
     Returns:
-        `None` when it was created, else the status of the one that blocks.
+        `None` if it was created, else the status of the blocking pulse.
     """
     try:
         blocks = pulses().find_one_and_update(
@@ -69,15 +69,15 @@ def create(request: ReviewRequest, *, since: datetime, now: datetime) -> str | N
             return_document=ReturnDocument.BEFORE,
         )
     except DuplicateKeyError:
-        return OPEN[0]  # another worker came between the look and the insert; the index decided
+        return OPEN[0]  # another worker inserted concurrently; the unique index refused this one
     return None if blocks is None else str(blocks.get("status"))
 
 
 def create_many(requests: Sequence[ReviewRequest], *, since: datetime, now: datetime) -> list[str | None]:
-    """Create a pulse for each as `create` does, in their order: one write, and one read if some are blocked.
+    """Create a pulse for each request like `create`: one write, and one read if some are blocked.
 
     Returns:
-        For each what `create` returns; of several that block an open one tells.
+        The results of `create`, in order; of several blocking pulses, the status of an open one.
     """
     if not requests:
         return []
@@ -100,7 +100,7 @@ def create_many(requests: Sequence[ReviewRequest], *, since: datetime, now: date
 
 
 def _statuses(requests: Sequence[ReviewRequest], since: datetime) -> list[str]:
-    """Return the status of what blocks each, as found now: it may have changed or gone since."""
+    """Return the current status of the blocking pulse of each request; it may have changed or been deleted."""
     if not requests:
         return []
     found = list(pulses().find(_blocking(requests, since), {"status": 1, **dict.fromkeys(_KEYS, 1)}))
@@ -117,7 +117,7 @@ def _statuses(requests: Sequence[ReviewRequest], since: datetime) -> list[str]:
 
 
 def _blocking(requests: Sequence[ReviewRequest], since: datetime) -> Document:
-    """Return the condition on a pulse that blocks one of these."""
+    """Return the condition on a pulse that blocks one of the requests."""
     block = blocking(since)
     same = [
         {"account_id": {"$in": [one for of in requests for one in account.spellings(of.account_id)]}},
@@ -127,7 +127,7 @@ def _blocking(requests: Sequence[ReviewRequest], since: datetime) -> Document:
 
 
 def _new(request: ReviewRequest, now: datetime) -> Document:
-    """Return the update that makes a pulse where none blocks."""
+    """Return the upsert that creates the pulse."""
     pulse = {
         "account_id": account.stored(request.account_id),
         "status": "pending",
@@ -173,9 +173,9 @@ def indexes() -> list[IndexModel]:
 
 
 def obstacles() -> list[str]:
-    """Return what keeps the unique indexes from being built: accounts with more than one open review request.
+    """Return the accounts with several open review requests, which prevent the unique indexes.
 
-    Of each kind the first `NAMED`, and how many there are besides.
+    Names the first `MAX_NAMED_GROUPS` per index, and the number of the others.
     """
     found = []
     for key in _KEYS:
@@ -185,7 +185,7 @@ def obstacles() -> list[str]:
                 {"$match": open_ones},
                 {"$group": {"_id": f"${key}", "ids": {"$push": "$_id"}}},
                 {"$match": {"ids.1": {"$exists": True}}},
-                {"$facet": {"some": [{"$limit": NAMED}], "all": [{"$count": "groups"}]}},
+                {"$facet": {"some": [{"$limit": MAX_NAMED_GROUPS}], "all": [{"$count": "groups"}]}},
             ]
         )
         (counted,) = groups
@@ -195,11 +195,11 @@ def obstacles() -> list[str]:
             for group in counted["some"]
         ]
         count = sum(one["groups"] for one in counted["all"])
-        if count > NAMED:
-            found.append(f"{pulses().name}: {key}: {count - NAMED} more, {count} in total")
+        if count > MAX_NAMED_GROUPS:
+            found.append(f"{pulses().name}: {key}: {count - MAX_NAMED_GROUPS} more, {count} in total")
     return found
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`."""
+    """Return the collections of this module with their indexes, for `migrate`."""
     return {pulses().name: indexes()}

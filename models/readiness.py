@@ -1,4 +1,4 @@
-"""Proof that the database takes writes: `qm_readiness`, one document that is written again and again.
+"""Write probe of the database: collection `qm_readiness`, one document that is written repeatedly.
 
 {_id: "web", at}
 """
@@ -14,6 +14,6 @@ MAJORITY = WriteConcern("majority")
 
 
 def write() -> None:
-    """Write the document and wait until a majority of the members has it. Raises what the driver raises."""
+    """Write the document with majority write concern. Raises the errors of the driver."""
     durable = collection(NAME).with_options(write_concern=MAJORITY)
     durable.update_one({"_id": "web"}, {"$currentDate": {"at": True}}, upsert=True)

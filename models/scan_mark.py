@@ -1,9 +1,9 @@
-"""Which scans run at this moment: `scan_marks`, so that a scan started by hand does not join one that runs.
+"""Marks of running scans: collection `scan_marks`, so that a manual trigger does not start a second run.
 
     {_id: the scan's task name, runs: [{token, until}]}
 
-Guarantee: a mark ends by itself at `until`, so that a crash blocks nobody for longer; of any number of `try_begin`
-at the same time, one succeeds. Marks only inform: a scan that runs twice does no harm, and beat asks nobody.
+Guarantee: a mark expires at `until`, which limits the effect of a crash. Of concurrent calls of `try_begin` one
+succeeds. Marks are advisory: a scan that runs twice is harmless, and the beat ignores them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from queue_manager.core.clock import minutes
 
 NAME = "scan_marks"
 LEASE = minutes(5)
-"""Longer than scans take; what the mark of a crashed one costs."""
+"""Longer than any scan; the time for which a crashed scan blocks manual triggers."""
 
 
 def begin(scan: str, token: str, *, now: datetime, lease: timedelta = LEASE) -> None:
-    """Mark that the run `token` of `scan` works from `now` on, beside any other. Repeating it renews its lease."""
+    """Mark the run `token` of `scan` as running, alongside other runs. Repeated calls renew the lease."""
     is_another: Document = {"$and": [{"$gt": ["$$this.until", now]}, {"$ne": ["$$this.token", {"$literal": token}]}]}
     others = {"$filter": {"input": {"$ifNull": ["$runs", []]}, "cond": is_another}}
     mine = {"token": {"$literal": token}, "until": now + lease}
@@ -31,27 +31,27 @@ def begin(scan: str, token: str, *, now: datetime, lease: timedelta = LEASE) -> 
 
 
 def try_begin(scan: str, token: str, *, now: datetime, lease: timedelta = LEASE) -> bool:
-    """Mark the run `token` if no run of `scan` is marked; tell whether it did. Look and write are one."""
+    """Mark the run `token` if no run of `scan` is marked, atomically; return True if it was marked."""
     idle = {"_id": scan, "runs": {"$not": _running(now)}}
     try:
         _marks().update_one(idle, {"$set": {"runs": [{"token": token, "until": now + lease}]}}, upsert=True)
     except DuplicateKeyError:
-        return False  # the document is there and did not match: something runs
+        return False  # the document exists and did not match: a run is marked
     return True
 
 
 def end(scan: str, token: str) -> None:
-    """Take the mark of the run `token` away. Does nothing when there is none."""
+    """Remove the mark of the run `token`, if there is one."""
     _marks().update_one({"_id": scan}, {"$pull": {"runs": {"token": token}}})
 
 
 def is_running(scan: str, *, now: datetime) -> bool:
-    """Tell whether any run of `scan` is marked."""
+    """Return True if a run of `scan` is marked."""
     return _marks().find_one({"_id": scan, "runs": _running(now)}, {"_id": 1}) is not None
 
 
 def running(*, now: datetime) -> set[str]:
-    """Return the scans of which any run is marked."""
+    """Return the scans with a marked run."""
     return {mark["_id"] for mark in _marks().find({"runs": _running(now)}, {"_id": 1})}
 
 

@@ -1,4 +1,4 @@
-"""What each scan found and did: `scan_runs`, kept for 24 hours.
+"""Results of scans: collection `scan_runs`, retained for 24 hours.
 
 {scan, found, claimed, enqueued, errors, duration_ms, at, error?}
 """
@@ -18,7 +18,7 @@ from models.listing import Position
 from queue_manager.core.clock import hours
 
 NAME = "scan_runs"
-KEPT = hours(24)
+RETENTION = hours(24)
 ORDER = ("at", "_id")
 BY_SCAN, WITH_ERRORS = "last_runs_of_a_scan", "runs_with_errors"
 HAS_ERRORS: Document = {"errors": {"$gt": 0}}
@@ -27,24 +27,24 @@ HAS_ERRORS: Document = {"errors": {"$gt": 0}}
 def indexes() -> list[IndexModel]:
     return [
         IndexModel([("scan", ASCENDING), *((field, DESCENDING) for field in ORDER)], name=BY_SCAN),
-        # Of every run that met errors, and of no other: enough to add them up without reading one.
+        # Covers the sum of errors; contains only runs with errors.
         IndexModel(
             [("scan", ASCENDING), ("at", ASCENDING), ("errors", ASCENDING)],
             name=WITH_ERRORS,
             partialFilterExpression=HAS_ERRORS,
         ),
-        IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(KEPT.total_seconds())),
+        IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(RETENTION.total_seconds())),
     ]
 
 
-def record(scan: str, figures: Mapping[str, int], *, error: str | None, now: datetime) -> None:
-    """Keep what one run of `scan` did."""
-    said = {} if error is None else {"error": error}
-    collection(NAME).insert_one({"scan": scan, **figures, **said, "at": now})
+def record(scan: str, stats: Mapping[str, int], *, error: str | None, now: datetime) -> None:
+    """Store the result of a run of `scan`."""
+    error_field = {} if error is None else {"error": error}
+    collection(NAME).insert_one({"scan": scan, **stats, **error_field, "at": now})
 
 
 def last(scan: str) -> Document | None:
-    """Return the latest run of `scan`, or `None` when there was none in the last 24 hours."""
+    """Return the latest run of `scan`, or `None` if there was none in the last 24 hours."""
     return collection(NAME).find_one({"scan": scan}, {"_id": 0}, sort=[("at", DESCENDING)])
 
 
@@ -54,7 +54,7 @@ def latest(scan: str, *, limit: int) -> list[Document]:
 
 
 def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
-    """Return runs of `scan` with their ids, newest first, from a position on."""
+    """Return runs of `scan` with their ids, newest first, after a position."""
     found = listing.walk(
         collection(NAME), {"scan": scan}, index=BY_SCAN, order=ORDER, after=after, is_descending=True, batch=limit
     )
@@ -62,7 +62,7 @@ def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
 
 
 def errors(since: datetime) -> dict[str, int]:
-    """Add up the errors that runs since then have met, by scan; a scan that met none is left out."""
+    """Return the number of errors by scan since a time; scans without errors are omitted."""
     groups: Any = collection(NAME).aggregate(
         [
             {"$match": {**HAS_ERRORS, "at": {"$gte": since}}},
@@ -74,5 +74,5 @@ def errors(since: datetime) -> dict[str, int]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`."""
+    """Return the collections of this module with their indexes, for `migrate`."""
     return {NAME: indexes()}

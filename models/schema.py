@@ -1,4 +1,4 @@
-"""Every index of every collection: what `queue-manager migrate` creates, and what its `--finish` removes."""
+"""Migration: creation of all indexes, and removal of those of earlier releases."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _DUPLICATE_KEY = 11000
 
 
 class Obstructed(ConfigurationError):
-    """Documents that are already there contradict unique indexes of some systems; `indexes` of the others exist."""
+    """Existing documents violate unique indexes of some systems; the `indexes` of the others were created."""
 
     def __init__(self, obstacles: dict[str, list[str]], indexes: list[str]) -> None:
         lines = [line for some in obstacles.values() for line in some]
         super().__init__(
-            f"{', '.join(obstacles)} could not be migrated, everything else is done. Put these documents in order and "
+            f"{', '.join(obstacles)} could not be migrated, everything else is done. Fix these documents and "
             "run it again\n" + "\n".join(lines)
         )
         self.indexes = indexes
 
 
 def migrate(systems: Iterable[System]) -> list[str]:
-    """Create the missing indexes of these systems and those that all share; return the names. Safe to repeat.
+    """Create the missing indexes of these systems and the shared ones; return their names. Idempotent.
 
     Raises:
-        Obstructed: some systems could not be migrated; all others were.
+        Obstructed: some systems could not be migrated; the others were.
     """
     created = database.create_indexes(scan_run.collections())
     obstacles: dict[str, list[str]] = {}
@@ -49,7 +49,7 @@ def migrate(systems: Iterable[System]) -> list[str]:
 
 
 def finish(systems: Iterable[System]) -> int:
-    """Remove what earlier releases needed and this one does not; return how many claims there were. Safe to repeat."""
+    """Remove obsolete indexes and claims of earlier releases; return the number of claims. Idempotent."""
     claims = 0
     for system in systems:
         for name, indexes in system.obsolete_indexes.items():

@@ -1,10 +1,10 @@
-"""Sites whose thumbnails are built: `agency_websites` and `instasites`, written by the product and its builder.
+"""Sites with thumbnail builds: collections `agency_websites` and `instasites`, written by the product.
 
     {status, details: {thumbnails: {desktop}}, thumbnail_build_in_progress, thumbnail_process_started_at,
      thumbnail_build_id?}                                                               the product's fields
     {thumbnail_reset_count}                                                             ours
 
-A build is stale when it is in progress since before a cutoff. Each reset is kept for a day in `thumbnail_resets`:
+A build is stale if it has been in progress since before a cutoff. Resets are retained for a day in `thumbnail_resets`:
 
     {_id: the item's token, run, collection, site_id, outcome: reset | skipped | failed, at, error?}
 """
@@ -29,26 +29,26 @@ from queue_manager.core.clock import hours
 RESETS = "thumbnail_resets"
 STARTED = "thumbnail_process_started_at"
 DESKTOP = "details.thumbnails.desktop"
-NO_LIST: Document = {f"{STARTED}.0": None}  # a list of dates would pass for one
+NO_LIST: Document = {f"{STARTED}.0": None}  # excludes lists of dates, which match like a date
 IN_PROGRESS: Document = {"thumbnail_build_in_progress": True}
 RESET_COUNT = "thumbnail_reset_count"
 FAILED: Document = {"outcome": "failed"}
-KEPT = hours(25)  # "in the last day", asked a little late
-OFTEN = 5  # resets in a row from which on somebody should look
+RETENTION = hours(25)  # a little more than the last day that is queried
+MANY_RESETS = 5  # consecutive resets that are reported as a problem
 
 Outcome = Literal["reset", "skipped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A site whose build hangs."""
+    """A site with a stale build."""
 
     id: Any
     started_at: datetime
     is_finished: bool
-    """Its thumbnail is there: only the flag was forgotten."""
+    """The thumbnail exists; only the flag was not cleared."""
     resets: int = 0
-    """How often in a row it was reset before."""
+    """Number of consecutive resets before."""
 
     @classmethod
     def of(cls, document: Document) -> Site:
@@ -62,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Sites:
-    """One collection of sites; `only` narrows it to those that count."""
+    """A collection of sites; `only` is an additional filter."""
 
     name: str
     only: Document = field(default_factory=dict)
@@ -71,9 +71,9 @@ class Sites:
         return collection(self.name)
 
     def stale(self, before: datetime) -> Iterator[Site]:
-        """Yield the sites whose build started before, and is still said to run; the longest first.
+        """Yield the sites whose build has been in progress since before this time, oldest first.
 
-        One whose thumbnail is already there is among them: its builder died after the last upload.
+        Includes sites whose thumbnail exists, because the builder died after the last upload.
         """
         found = self.collection().find(
             self._stale(before), {STARTED: 1, DESKTOP: 1}, hint="builds_in_progress", sort=[(STARTED, ASCENDING)]
@@ -81,7 +81,7 @@ class Sites:
         yield from map(Site.of, found)
 
     def list_stale(self, before: datetime, *, after: Position | None, is_descending: bool) -> Iterator[Site]:
-        """Yield what `stale` yields by the start of the build, beyond the position `after` (start, id)."""
+        """Yield the stale sites by the start of the build, after the position `after` (start, id)."""
         found = listing.walk(
             self.collection(),
             self._stale(before),
@@ -94,11 +94,11 @@ class Sites:
         return map(Site.of, found)
 
     def list_reset_often(self, *, after: Position | None, is_descending: bool) -> Iterator[tuple[Any, int]]:
-        """Yield the sites that were reset `OFTEN` times or more in a row, with how often; by that and their id."""
+        """Yield ids and counts of the sites with at least `MANY_RESETS` consecutive resets, by count and id."""
         order = (RESET_COUNT, "_id")
         found = listing.walk(
             self.collection(),
-            {RESET_COUNT: {"$gte": OFTEN}},
+            {RESET_COUNT: {"$gte": MANY_RESETS}},
             index="reset_in_a_row",
             order=order,
             fields=order,
@@ -146,7 +146,7 @@ class Sites:
         return None if site is None else site.get(RESET_COUNT, 0)
 
     def forget_resets(self) -> None:
-        """Clear the count of every site that has its thumbnail by now."""
+        """Clear the reset count of every site that has a thumbnail."""
         self.collection().update_many(
             {RESET_COUNT: {"$gt": 0}, DESKTOP: {"$ne": None}},
             {"$unset": {RESET_COUNT: ""}},
@@ -157,19 +157,19 @@ class Sites:
         return self.collection().find_one({"_id": site_id}, {"_id": 1}) is not None
 
     def count_reset_often(self) -> int:
-        return self.collection().count_documents({RESET_COUNT: {"$gte": OFTEN}}, hint="reset_in_a_row")
+        return self.collection().count_documents({RESET_COUNT: {"$gte": MANY_RESETS}}, hint="reset_in_a_row")
 
     def stuck(self, before: datetime) -> int:
-        """Count the sites that hang, with the scan's own filter, and have no thumbnail yet."""
+        """Count the stale sites without a thumbnail, with the filter of the scan."""
         return self._count({**self._stale(before), DESKTOP: None})
 
     def finished(self, before: datetime) -> int:
-        """Count the sites that are said to be built although their thumbnail is there."""
+        """Count the stale sites with a thumbnail."""
         return self._count({**self._stale(before), DESKTOP: {"$ne": None}})
 
     def reset_often(self) -> list[Document]:
-        """Return `{_id, thumbnail_reset_count}` of the sites that were reset `OFTEN` times or more in a row."""
-        often = {RESET_COUNT: {"$gte": OFTEN}}
+        """Return `{_id, thumbnail_reset_count}` of the sites that were reset `MANY_RESETS` times or more in a row."""
+        often = {RESET_COUNT: {"$gte": MANY_RESETS}}
         found = self.collection().find(often, {RESET_COUNT: 1}, hint="reset_in_a_row", limit=20)
         return list(found)
 
@@ -202,7 +202,7 @@ ALL = {sites.name: sites for sites in (AGENCY_WEBSITES, INSTASITES)}
 def record_outcome(
     token: str, sites: str, site_id: str, outcome: Outcome, *, now: datetime, error: str | None = None
 ) -> None:
-    """Keep what became of one item. A second delivery changes nothing: the first one did it."""
+    """Store the outcome of an item. A second delivery changes nothing."""
     run = token.partition("-")[0]
     fields = {"run": run, "collection": sites, "site_id": site_id, "outcome": outcome, "at": now}
     if error is not None:
@@ -211,7 +211,7 @@ def record_outcome(
 
 
 def outcomes(run: str) -> Counter[tuple[str, str]]:
-    """Count the items of one run that have reported, by collection and outcome."""
+    """Count the finished items of a run by collection and outcome."""
     groups: Any = collection(RESETS).aggregate(
         [
             {"$match": {"run": run}},
@@ -240,10 +240,10 @@ def reset_indexes() -> list[IndexModel]:
     return [
         IndexModel([("at", ASCENDING), ("_id", ASCENDING)], name="failed", partialFilterExpression=FAILED),
         IndexModel([("run", ASCENDING)], name="items_of_a_run"),
-        IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(KEPT.total_seconds())),
+        IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(RETENTION.total_seconds())),
     ]
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`."""
+    """Return the collections of this module with their indexes, for `migrate`."""
     return {**{name: sites.indexes() for name, sites in ALL.items()}, RESETS: reset_indexes()}

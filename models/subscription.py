@@ -3,7 +3,7 @@
     {account, status, created_at, plan: {metadata: {product_type}}, metadata: {account_id}}
 
 `account` is the parent, `metadata.account_id` the agency itself. `created_at` is Unix seconds or a date; a number
-above 1e11 would be milliseconds: such a subscription, like one without a start, is left out.
+above 1e11 would be milliseconds; such subscriptions, and those without a start, are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IS_A_DATE: Document = {"$eq": [{"$type": "$created_at"}, "date"]}
 _WITHIN_REASON: Document = {"$and": [{"$gte": ["$created_at", 0]}, {"$lte": ["$created_at", MILLISECONDS_FROM]}]}
 _READABLE: Document = {
     "$or": [{"created_at": A_DATE}, {"created_at": {"$gte": 0, "$lte": MILLISECONDS_FROM}}],
-    "created_at.0": None,  # no list
+    "created_at.0": None,  # not a list
 }
 _STARTED: Document = {
     "$switch": {
@@ -47,9 +47,9 @@ _STARTED: Document = {
         "default": None,
     }
 }
-"""The start as a date, worked out from the index alone; null where `_READABLE` is not met."""
-AT_ONCE = 500  # subscriptions whose accounts a list looks at together
-LONGEST_SCAN = 120.0  # seconds; grouping a million subscriptions takes a tenth of it
+"""The start as a date, computed from the index alone; null if `_READABLE` is not met."""
+ACCOUNT_BATCH_SIZE = 500  # subscriptions per query of accounts
+AGGREGATION_TIMEOUT = 120.0  # seconds; grouping a million subscriptions takes a tenth of it
 
 
 def subscriptions() -> Collection[Document]:
@@ -58,7 +58,7 @@ def subscriptions() -> Collection[Document]:
 
 @dataclass(frozen=True, kw_only=True)
 class Agency:
-    """An agency that is due for a review request; `account_id` is `None` when its oldest subscription names none."""
+    """An agency that is due for a review request; `account_id` is `None` if its oldest subscription has none."""
 
     account_id: Any
     parent_account: Any
@@ -69,11 +69,11 @@ class Agency:
 def eligible(
     product_types: Sequence[str], *, until: datetime, asked_since: datetime, accounts: Sequence[Any] | None = None
 ) -> Iterator[Agency]:
-    """Yield the agencies whose oldest subscription began by `until` and that no pulse blocks: one aggregation.
+    """Yield the agencies whose oldest subscription began by `until` and that no pulse blocks, in one aggregation.
 
     Args:
-        product_types: what counts as managed.
-        asked_since: a request created or completed after that still blocks, see `pulse.blocking`.
+        product_types: types of managed subscriptions.
+        asked_since: requests created or completed after this time block, see `pulse.blocking`.
         accounts: only the agencies of these parent accounts; `None`: all.
     """
     stages = [
@@ -92,7 +92,7 @@ def eligible(
         *_without_pulse("account_id", "$oldest.account_id", asked_since),
         *_without_pulse("metadata.parent_account", "$_id", asked_since),
     ]
-    with pymongo.timeout(LONGEST_SCAN):  # all groups are made before the first one comes
+    with pymongo.timeout(AGGREGATION_TIMEOUT):  # all groups are computed before the first is returned
         groups: Any = subscriptions().aggregate(stages, allowDiskUse=True, hint="managed_by_account")
     for group in groups:
         yield Agency(
@@ -104,18 +104,18 @@ def eligible(
 
 
 def accounts(product_types: Sequence[str], *, after: Any, is_descending: bool) -> Iterator[list[Any]]:
-    """Yield the parent accounts with managed subscriptions, in their order beyond `after`, some at a time.
+    """Yield the parent accounts with managed subscriptions, in order after `after`, in batches.
 
-    Only those that are a text or an ObjectId: texts come first, or last when `is_descending`.
+    Only texts and ObjectIds: texts come first, or last if `is_descending`.
 
     Raises:
-        NoPosition: `after` is neither.
+        NoPosition: `after` is neither of them.
     """
     direction, further = (DESCENDING, "$lt") if is_descending else (ASCENDING, "$gt")
     kinds = {str: "string", ObjectId: "objectId"}
     in_order = list(kinds)[::direction]
     if after is not None and type(after) not in kinds:
-        raise NoPosition(f"{after!r:.100} is no account")
+        raise NoPosition(f"{after!r:.100} is not an account")
     for kind in in_order[in_order.index(type(after)) :] if after is not None else in_order:
         beyond = {further: after} if isinstance(after, kind) else {}
         while some := _some_accounts(product_types, {"$type": kinds[kind], **beyond}, direction):
@@ -124,25 +124,25 @@ def accounts(product_types: Sequence[str], *, after: Any, is_descending: bool) -
 
 
 def _some_accounts(product_types: Sequence[str], account: Document, direction: int) -> list[Any]:
-    """Return the first accounts that meet a condition, in their order."""
+    """Return the first accounts that meet a condition, in order."""
     found = subscriptions().find(
         _managed(product_types) | {"account": account},
         {"account": 1, "_id": 0},
         hint="managed_by_account",
         sort=[("account", direction)],
-        limit=AT_ONCE,
+        limit=ACCOUNT_BATCH_SIZE,
     )
     return list(dict.fromkeys(one["account"] for one in found))
 
 
 def has_managed(product_types: Sequence[str], accounts: Sequence[Any]) -> bool:
-    """Tell whether one of these parent accounts has a managed subscription."""
+    """Return True if one of these parent accounts has a managed subscription."""
     where = _managed(product_types) | {"account": {"$in": list(accounts)}}
     return subscriptions().find_one(where, {"_id": 1}, hint="managed_by_account") is not None
 
 
 def unreadable(product_types: Sequence[str], *, limit: int) -> tuple[int, list[Any]]:
-    """Return how many managed subscriptions have a `created_at` that is none, and the first of their ids."""
+    """Return the number of managed subscriptions with an invalid `created_at`, and the first of their ids."""
     where = {**_managed(product_types), "$nor": [_READABLE]}
     found = subscriptions().find(where, {"_id": 1}, hint="managed_by_account", limit=limit)
     ids = [subscription["_id"] for subscription in found]
@@ -159,8 +159,8 @@ def _managed(product_types: Sequence[str]) -> Document:
 
 
 def _without_pulse(field: str, account_of: str, asked_since: datetime) -> list[Document]:
-    """Return the stages that drop an agency one of whose spellings of an account a pulse blocks."""
-    look = {
+    """Return the stages that drop agencies for which a pulse blocks a form of the account id."""
+    lookup = {
         "from": settings().pulses_collection,
         "localField": "spellings",
         "foreignField": field,
@@ -169,11 +169,11 @@ def _without_pulse(field: str, account_of: str, asked_since: datetime) -> list[D
     }
     return [
         {"$set": {"spellings": account.spellings_of(account_of)}},
-        {"$lookup": look},
+        {"$lookup": lookup},
         {"$match": {"blocks": {"$size": 0}}},
     ]
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return what this module keeps, for `migrate`."""
+    """Return the collections of this module with their indexes, for `migrate`."""
     return {subscriptions().name: indexes()}

@@ -1,10 +1,10 @@
-"""Support rooms: `support_rooms`, written by the product; here only their snooze is touched.
+"""Support rooms: collection `support_rooms`, written by the product; this module handles only their snooze.
 
     {account_id, status: open | snoozed | closed, assigned_to, snooze_time: {time, set_by, set_at},
      snooze_queue_in_progress, unsnooze_error}                                          the product's fields
     {unsnoozed_at, unsnoozed_by_task, unsnooze_failures, unsnooze_retry_at}             ours
 
-A room is due when `snooze_time.time` has come. Everything of ours belongs to one `snooze_time.time`.
+A room is due when `snooze_time.time` has come. Our fields apply to one `snooze_time.time`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MALFORMED: Document = {
         {DUE: {"$type": "date", "$lt": A_DATE["$gte"]}},
     ]
 }
-"""A snooze that is not a document, or whose `time` is not a date, or one before the epoch: it can never fall due."""
+"""A snooze that can never fall due: not a document, or its `time` is not a date since the epoch."""
 
 
 def rooms() -> Collection[Document]:
@@ -49,7 +49,7 @@ def indexes() -> list[IndexModel]:
 
 @dataclass(frozen=True, kw_only=True)
 class Malformed:
-    """How many rooms have a malformed snooze, and the first of their ids."""
+    """The number of rooms with a malformed snooze, and the first of their ids."""
 
     count: int
     ids: list[Any]

@@ -19,7 +19,7 @@ from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.redis_client import connect, require_server
-from queue_manager.core.settings import Settings, masked, settings
+from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.leases import Leases
 from queue_manager.system import SCANS_QUEUE, System, SystemStats, item_queues
 from queue_manager.telemetry import worker_heartbeats
@@ -97,7 +97,9 @@ def _count_dead_letters(client: redis.Redis) -> int:
 def health() -> Health:
     """Look at everything once. A server that is away is a problem in the answer, never an exception."""
     chosen = settings()
-    state = Health(mongodb=masked(chosen.mongo_db_url), redis=masked(chosen.redis_url), broker=masked(chosen.broker))
+    state = Health(
+        mongodb=redact_url(chosen.mongo_db_url), redis=redact_url(chosen.redis_url), broker=redact_url(chosen.broker)
+    )
     processes = _look_at_redis(state, chosen)
     if chosen.broker != chosen.redis_url:
         _look_at_broker(state, chosen)

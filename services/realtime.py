@@ -16,7 +16,7 @@ import redis
 from queue_manager.core.errors import AppError
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 
 
 class EmitFailed(AppError):
@@ -49,7 +49,7 @@ class RedisEvents:
                     pipe.publish(self._channel, self._message(event, data, room))
                 pipe.execute()
         except redis.RedisError as error:
-            raise EmitFailed(f"Redis at {masked(self._url)} did not take the event: {error}") from error
+            raise EmitFailed(f"Redis at {redact_url(self._url)} did not take the event: {error}") from error
 
     def _message(self, event: str, data: dict[str, Any], room: str) -> str:
         message = {

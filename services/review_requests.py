@@ -51,7 +51,7 @@ class ReviewRequests(DueWork):
     def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         if not self.product_types:
             raise ConfigurationError(
-                "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: accepted is a list "
+                "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: it must be a list "
                 f"such as seo,ads, of which {', '.join(sorted(NEVER_MANAGED))} do not count"
             )
         yield self._left_out()

@@ -102,7 +102,7 @@ class StaleThumbnails(DueWork):
             site.record_outcome(token, collection, site_id, "skipped", now=self.clock())
             return {"skipped": True, "reason": "Build changed" if sites.exists(key) else "Site not found"}
         site.record_outcome(token, collection, site_id, "reset", now=self.clock())
-        if in_a_row >= site.OFTEN:
+        if in_a_row >= site.MANY_RESETS:
             log.warning("Site was reset many times in a row", collection=collection, site_id=site_id, times=in_a_row)
         self._hand_over(collection, database.shown_id(key))
         return {"reset": True, "collection": collection, "site_id": site_id, "resets_in_a_row": in_a_row}
@@ -284,8 +284,8 @@ def _add_problems(stats: SystemStats, before: datetime) -> None:
             for often in sites.reset_often()
         ]
         stats.add_problem(
-            f"{counted(stuck, 'stuck site')}: reset {site.OFTEN} times in a row or more and hanging again each time; "
-            f"look at the builder of thumbnails ({ids(shown, stuck)})",
+            f"{counted(stuck, 'stuck site')}: reset {site.MANY_RESETS} times in a row or more and hanging again each "
+            f"time; look at the builder of thumbnails ({ids(shown, stuck)})",
             state="stuck",
         )
     if failed := _failed_and_hanging(before):

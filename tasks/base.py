@@ -32,7 +32,15 @@ from queue_manager.beat import scan_ticks
 from queue_manager.broker.keys import FOREIGN_DEFAULT_QUEUE
 from queue_manager.broker.unacked import LOST
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import AppError, HandOn, NotYetDue, PermanentError, ScanFailed, reason, typed_reason
+from queue_manager.core.errors import (
+    AppError,
+    ContinueLater,
+    NotYetDue,
+    PermanentError,
+    ScanFailed,
+    reason,
+    typed_reason,
+)
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
@@ -332,7 +340,7 @@ class ItemTask(GroupedTask):
                 if early.remaining > WAIT_IN_PLACE:
                     self._send_again(item, early.remaining)
                 time.sleep(early.remaining.total_seconds())
-            except HandOn:
+            except ContinueLater:
                 self._send_again(item, timedelta(0))
 
     def _outcome(self, item: DueItem) -> Any:

@@ -69,7 +69,7 @@ beat_scheduler = "queue_manager.beat.scheduler:LeaderScheduler"
 beat_max_loop_interval = 1
 beat_enable_remote_control = True
 beat_remote_control_max_tick_age = 30
-# Without the credentials, which are in the options: there `password` is masked.
+# Without the credentials, which are in the options: there `password` is redact_url.
 redbeat_redis_url = _redis._replace(netloc=_redis.netloc.rpartition("@")[2]).geturl()
 redbeat_redis_options = {**_client_options(_settings.redis_url), **_credentials}
 redbeat_key_prefix = _SCHEDULE_PREFIX

@@ -68,26 +68,26 @@ def check_beat(**_: Any) -> None:
 
 @signals.worker_process_init.connect
 def settle(**_: Any) -> None:
-    memory.collect_seldom()
+    memory.reduce_garbage_collection()
 
 
 @signals.worker_ready.connect
 def start_heartbeat(sender: Any, **_: Any) -> None:
-    memory.collect_seldom()
+    memory.reduce_garbage_collection()
     _heartbeat.start()
-    worker_heartbeats.show(sender.hostname, sender.app.amqp.queues.consume_from)
+    worker_heartbeats.record(sender.hostname, sender.app.amqp.queues.consume_from)
 
 
 @signals.heartbeat_sent.connect
 def show_presence(sender: Any, **_: Any) -> None:
     """Show that this worker is there: from its main loop, so that one that hangs is not. It comes also without -E."""
-    worker_heartbeats.show(sender.eventer.hostname, sender.eventer.app.amqp.queues.consume_from)
+    worker_heartbeats.record(sender.eventer.hostname, sender.eventer.app.amqp.queues.consume_from)
 
 
 @signals.worker_shutdown.connect
 def stop_heartbeat(sender: Any, **_: Any) -> None:
     _heartbeat.stop()
-    worker_heartbeats.leave(sender.hostname)
+    worker_heartbeats.remove(sender.hostname)
 
 
 @contextmanager

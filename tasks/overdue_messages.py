@@ -13,7 +13,7 @@ from collections import Counter
 from datetime import timedelta
 
 from queue_manager.core.log import get_logger
-from services.message_queue import Swept, sweeper
+from services.message_queue import SweepResult, sweeper
 from tasks.app import app
 from tasks.base import ScanReport, scan_task
 
@@ -44,14 +44,14 @@ def requeue_at_deadline() -> None:
         log.info(requeue_overdue_messages.sent, requeued=len(swept.requeued), dead_lettered=len(swept.dead_lettered))
 
 
-def sweep() -> Swept:
+def sweep() -> SweepResult:
     """Take back what is overdue, and see to the next deadline."""
-    swept = sweeper().sweep(can_plan=True)
-    if swept.plan_in is not None:
-        plan_sweep(swept.plan_in)
+    swept = sweeper().sweep(can_schedule=True)
+    if swept.next_sweep_in is not None:
+        schedule_sweep(swept.next_sweep_in)
     return swept
 
 
-def plan_sweep(wait: timedelta) -> None:
-    """Have a worker sweep in `wait`: for `message_queue(plan_sweep=…)`."""
+def schedule_sweep(wait: timedelta) -> None:
+    """Have a worker sweep in `wait`: for `message_queue(schedule_sweep=…)`."""
     requeue_at_deadline.apply_async(countdown=wait.total_seconds(), retry=False)

@@ -43,4 +43,4 @@ def add_foreign_jobs(name: str, now: datetime) -> list[Document]:
 
 def foreign_jobs() -> list[Document]:
     """Return what is stored that is not a job."""
-    return [one for one in job.jobs().find() if not job.is_ours(one)]
+    return [one for one in job.jobs().find() if not job.is_job(one)]

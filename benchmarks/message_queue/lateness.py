@@ -61,8 +61,8 @@ class _Trial:
         """Sweep as the product does: when the last sweep said so, else after a period."""
 
         def sweep() -> tuple[int, float]:
-            swept = self._queue.sweeper.sweep(can_plan=True)
-            return len(swept.requeued), (swept.plan_in or PERIOD).total_seconds()
+            swept = self._queue.sweeper.sweep(can_schedule=True)
+            return len(swept.requeued), (swept.next_sweep_in or PERIOD).total_seconds()
 
         return self._watch(sweep)
 

@@ -16,8 +16,8 @@ from benchmarks.harness import Bench, Figure, Result, Way, expect, percentile
 from benchmarks.message_queue.queues import LEVELS, Queue, connect, server_clock
 from benchmarks.web import Client, web
 from queue_manager.core.settings import settings
-from services.message_queue import NewMessage, Place, QueueAdmin, server_url
-from services.message_queue.messages import Bounds
+from services.message_queue import MessageState, NewMessage, QueueAdmin, server_url
+from services.message_queue.messages import QueueLimits
 from services.message_queue.scripts import Scripts
 
 MESSAGES = 100_000
@@ -65,7 +65,7 @@ def dead(bench: Bench) -> Result:
     return _run(bench, "dead")
 
 
-def _run(bench: Bench, place: Place) -> Result:
+def _run(bench: Bench, place: MessageState) -> Result:
     count = bench.sized(MESSAGES)
     queue = Queue(settings().queue_name, connect())
     queue.client.flushall()
@@ -98,7 +98,7 @@ def _run(bench: Bench, place: Place) -> Result:
         )
 
 
-def _looks(place: Place, count: int) -> Iterator[Look]:
+def _looks(place: MessageState, count: int) -> Iterator[Look]:
     now = time.time()
     held = 1 if place == "processing" else 0
     yield Look("list", "")
@@ -121,7 +121,7 @@ def _looks(place: Place, count: int) -> Iterator[Look]:
             yield Look(f"sort by {field}, {order}", query, sorted_by=field, ascending=order == "asc")
 
 
-def _own_fields(place: Place) -> Sequence[str]:
+def _own_fields(place: MessageState) -> Sequence[str]:
     own = {"processing": ["processing_started_at", "deadline_at"], "dead": ["failed_at"]}
     return own.get(place, [])
 
@@ -138,7 +138,7 @@ def _check(look: Look, asked: Asked) -> None:
 class _Browser:
     """Asks a web process for pages, one after the other."""
 
-    def __init__(self, web: Client, place: Place, client: redis.Redis) -> None:
+    def __init__(self, web: Client, place: MessageState, client: redis.Redis) -> None:
         self._path, self._web, self._client = f"/api/queue/{place}/messages", web, client
 
     def ask(self, look: Look) -> Asked:
@@ -153,11 +153,11 @@ class _Browser:
         return Asked(pages=pages, seconds=seconds, longest_script=longest / 1e3)
 
 
-def _fill(queue: Queue, place: Place, count: int) -> None:
+def _fill(queue: Queue, place: MessageState, count: int) -> None:
     rest = _messages(count)
     people = QueueAdmin(
         Scripts(queue.client, queue=queue.name),
-        bounds=Bounds(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
+        limits=QueueLimits(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
     )
     while batch := list(islice(rest, AT_ONCE)):
         added = queue.messages.enqueue_batch(batch)

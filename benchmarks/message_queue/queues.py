@@ -19,8 +19,8 @@ from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.redis_client import CLIENT_OPTIONS
 from queue_manager.core.settings import settings
 from services.message_queue import MessageQueue, NewMessage, Sweeper, server_url
-from services.message_queue.arrivals import Arrivals
-from services.message_queue.messages import Bounds
+from services.message_queue.arrivals import ArrivalNotifier
+from services.message_queue.messages import QueueLimits
 from services.message_queue.queue import Defaults
 from services.message_queue.requeue import streams
 from services.message_queue.scripts import Scripts
@@ -46,10 +46,10 @@ class Queue:
     def messages(self) -> MessageQueue:
         return MessageQueue(
             self._scripts,
-            Arrivals(lambda: self.client, self.streams),
-            bounds=Bounds(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
+            ArrivalNotifier(lambda: self.client, self.streams),
+            limits=QueueLimits(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
             defaults=Defaults(ack_timeout=seconds(30), max_attempts=3),
-            sweep_within=PERIOD,
+            sweep_period=PERIOD,
         )
 
     @cached_property

@@ -38,7 +38,7 @@ def main(name: str) -> None:
 def _ours(sent: dict[str, float]) -> tuple[Any, Any]:
     from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 
-    memory.collect_seldom()  # as our workers do
+    memory.reduce_garbage_collection()  # as our workers do
     base: Any = import_module("tasks.base")
     publish = base.publish
 

@@ -45,7 +45,7 @@ class Dispatcher(EventDispatcher):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"buffer_limit": AT_ONCE, **kwargs})
         if self.serializer != "json":
-            raise ConfigurationError(f"event_serializer: accepted is json, not {self.serializer!r}")
+            raise ConfigurationError(f"event_serializer: must be json, not {self.serializer!r}")
 
     def send(
         self,

@@ -87,7 +87,7 @@ class GroupedTask(Task):
         """
         items = [self._named(*given) for given in group]
         named = [item for item in items if item is not None]
-        with counters.together(), self.work().attempts(named) as attempts:
+        with counters.batched(), self.work().attempts(named) as attempts:
             self._group = Group(attempts=attempts)
             try:
                 outcomes = self._do_together(named, attempts.suspects, self._group)

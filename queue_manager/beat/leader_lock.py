@@ -1,9 +1,8 @@
-"""The leader's lock in Redis: held for a bounded time, renewed by its holder, and counted.
+"""Leader lock in Redis: a renewable lease with an epoch that increases with each take-over.
 
-Guarantee: of any number of beats, at most one holds the lock by Redis's clock, and each take-over has a
-higher epoch than the one before. Redis that lost its data starts again at epoch 1, until `raise_epoch` tells it
-which epoch others have seen; the holder then takes the next one. Every script may be repeated without harm, so a
-lost reply changes nothing.
+Guarantee: at most one beat holds the lock by the clock of Redis, and each take-over has a higher epoch than the
+previous one. If Redis lost its data, it restarts at epoch 1, until `raise_epoch` reports the known epoch; the holder
+then takes the next one. All scripts are idempotent, so a lost reply is harmless.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import milliseconds, seconds
 
 LEADER_LOCK = f"{SCHEDULE_PREFIX}:lock"
-"""The key by which one beat leads."""
+"""Key of the leader lock."""
 
-# Take the lock if it is free and count the take-over; keep it if this token holds it already.
+# Acquires the lock if it is free and increments the epoch; keeps it if this token holds it.
 #
 # KEYS[1]  lock: hash {token, host, pid, since_ms, epoch} that expires
 # KEYS[2]  number of take-overs so far
 # ARGV     token, host, pid, lease in ms
-# Returns  {epoch, holder}: the epoch is 0 when another holds it; the holder is "host:pid"
+# Returns  {epoch, holder}: the epoch is 0 if another token holds it; the holder is "host:pid"
 #
-# Atomic because between a look and the write another may take the lock, and because a lock without its epoch
-# would let two leaders share one. Harmless when repeated: the token then holds the lock, nothing is counted.
+# Atomic, so that no other beat acquires the lock between check and write, and no two leaders share an epoch.
+# Idempotent.
 ACQUIRE = """
 local holder = redis.call('HGET', KEYS[1], 'token')
 if not holder then
@@ -43,22 +42,22 @@ if not holder then
                'since_ms', since_ms, 'epoch', epoch)
 end
 local lock = redis.call('HMGET', KEYS[1], 'token', 'host', 'pid', 'epoch')
-local described = lock[2] .. ':' .. lock[3]
+local owner = lock[2] .. ':' .. lock[3]
 if lock[1] ~= ARGV[1] then
-    return {0, described}
+    return {0, owner}
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-return {tonumber(lock[4]), described}
+return {tonumber(lock[4]), owner}
 """
 
-# Prolong the lock if this token still holds it, with the next epoch if the number of take-overs was raised.
+# Extends the lock if this token holds it; takes the next epoch if the number of take-overs was raised.
 #
 # KEYS[1]  lock
 # KEYS[2]  number of take-overs so far
 # ARGV     token, lease in ms
-# Returns  the epoch when it is held, 0 when it ended or another holds it
+# Returns  the epoch, or 0 if the lock expired or another token holds it
 #
-# Atomic because between a look and the write the lock may end and be another's, and because an epoch has one holder.
+# Atomic, so that the lock does not expire between check and write, and an epoch has one holder.
 EXTEND = """
 local lock = redis.call('HMGET', KEYS[1], 'token', 'epoch')
 if lock[1] ~= ARGV[1] then
@@ -73,15 +72,15 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return epoch
 """
 
-# Raise the number of take-overs to an epoch that others have seen, if Redis forgot it.
+# Raises the number of take-overs to a known epoch, if Redis lost it.
 #
 # KEYS[1]  lock
 # KEYS[2]  number of take-overs so far
-# ARGV     epoch that others have seen, ms for which they have known it
-# Returns  1 when it was raised, 0 when it was not
+# ARGV     known epoch, ms since it became known
+# Returns  1 if it was raised, else 0
 #
-# A holder that has had the lock for longer than others have known the epoch is an older leader: it stays one.
-# Atomic because the lock may change hands meanwhile. Harmless when repeated: the number is that high then.
+# A holder that acquired the lock before the epoch became known is an older leader, whose epoch is not raised.
+# Atomic, because the holder may change meanwhile. Idempotent.
 RAISE = """
 local since = redis.call('HGET', KEYS[1], 'since_ms')
 local now = redis.call('TIME')
@@ -95,13 +94,13 @@ redis.call('SET', KEYS[2], ARGV[1])
 return 1
 """
 
-# Give the lock back if this token still holds it.
+# Releases the lock if this token holds it.
 #
 # KEYS[1]  lock
 # ARGV     token
-# Returns  1 when it was held, 0 when it was not
+# Returns  1 if it was released, else 0
 #
-# Atomic for the reason of EXTEND.
+# Atomic, so that a lock that another beat has acquired meanwhile is not deleted.
 RELEASE = """
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
     return 0
@@ -111,9 +110,9 @@ return redis.call('DEL', KEYS[1])
 
 
 class LeaderLock:
-    """The lock as one process sees it.
+    """The leader lock in one process.
 
-    `epoch` is the number of the take-over while the lock is held, 0 otherwise.
+    `epoch` is the number of the take-over while this process holds the lock, else 0.
     """
 
     def __init__(self, client: Redis, key: str, *, lease: timedelta) -> None:
@@ -121,47 +120,47 @@ class LeaderLock:
         self._client = client
         self._key = key
         self._lease = lease
-        # A tenth is kept back: Redis starts its count later than we do, but its clock may run faster.
+        # Trusted for 90% of the lease only, because the clock of Redis may run faster than ours.
         self._trusted = lease.total_seconds() * 0.9
         self._token = uuid4().hex
         self._renewed_at = 0.0
 
     def acquire(self) -> str:
-        """Take the lock if it is free, and set `epoch`; return who holds it now, as `host:pid`."""
-        asked_at = time.monotonic()
+        """Acquire the lock if it is free, and set `epoch`; return the holder as `host:pid`."""
+        sent_at = time.monotonic()
         owner = (self._token, socket.gethostname(), os.getpid())
         keys = (self._key, epoch_key(self._key))
         epoch, holder = self._run(ACQUIRE, keys, *owner, milliseconds(self._lease))
-        self.epoch, self._renewed_at = int(epoch), asked_at
+        self.epoch, self._renewed_at = int(epoch), sent_at
         return _text(holder)
 
     def extend(self) -> bool:
-        """Prolong the lock to its full time, and follow its epoch; tell whether it is still ours."""
-        # Counted from before the command was sent: the lease ends in Redis later than that, never earlier.
-        asked_at = time.monotonic()
+        """Extend the lock to its full lease and update the epoch; return False if it was lost."""
+        # Measured before the command is sent, so that the lease never ends earlier in Redis than here.
+        sent_at = time.monotonic()
         self.epoch = int(self._run(EXTEND, (self._key, epoch_key(self._key)), self._token, milliseconds(self._lease)))
-        self._renewed_at = asked_at
+        self._renewed_at = sent_at
         return self.is_trusted()
 
     def keep(self) -> bool:
-        """Tell whether the lock is ours at this moment; prolong it first if a quarter of its time has passed.
+        """Return True if this process holds the lock; extend it first after a quarter of the lease.
 
-        A process that was stopped past its lease finds out here before it acts: the monotonic clock ran on.
+        A process that was suspended past its lease notices it here, because the monotonic clock continued.
         """
         if self.epoch and self._age() > self._lease.total_seconds() / 4:
             return self.extend()
         return self.is_trusted()
 
     def is_trusted(self) -> bool:
-        """Tell, without asking Redis, whether the lock cannot have ended yet."""
+        """Return True if the lock cannot have expired, without a request to Redis."""
         return self.epoch > 0 and self._age() < self._trusted
 
     def forget(self) -> None:
-        """Act no longer as the holder. In Redis the lock runs out by itself; `acquire` takes it back."""
+        """Stop acting as the holder. In Redis the lock expires, unless `acquire` takes it again."""
         self.epoch = 0
 
     def release(self) -> None:
-        """Give the lock back, so that another may have it at once. Does nothing when it is not ours."""
+        """Release the lock, so that another beat can acquire it. Does nothing if this process does not hold it."""
         self.forget()
         self._run(RELEASE, (self._key,), self._token)
 
@@ -174,7 +173,7 @@ class LeaderLock:
 
 @dataclass(frozen=True, kw_only=True)
 class Leadership:
-    """Who leads, and for how long yet unless they renew."""
+    """The leader and the remaining time of its lease."""
 
     host: str
     pid: int
@@ -184,7 +183,7 @@ class Leadership:
 
 
 def leadership(client: Redis, lock_key: str) -> Leadership | None:
-    """Return who holds the lock `lock_key`, or None when nobody does."""
+    """Return the holder of the lock `lock_key`, or `None` if it is free."""
     with client.pipeline(transaction=True) as pipe:
         pipe.hgetall(lock_key)
         pipe.pttl(lock_key)
@@ -202,9 +201,9 @@ def leadership(client: Redis, lock_key: str) -> Leadership | None:
 
 
 def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> bool:
-    """Tell Redis of the epoch `known`, seen `age` ago, in case it lost its data since; return True if it had.
+    """Raise the epoch in Redis to `known`, which is `age` old, in case Redis lost its data; return True if raised.
 
-    The holder of the lock takes a higher epoch when it next prolongs the lock. Raises what redis-py raises.
+    The holder takes a higher epoch when it next extends the lock. Raises the errors of redis-py.
     """
     keys = (lock_key, epoch_key(lock_key))
     return bool(client.eval(RAISE, len(keys), *keys, known, milliseconds(age)))
@@ -212,10 +211,10 @@ def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> 
 
 def epoch_key(lock_key: str) -> str:
     """Return the key of the number of take-overs of the lock `lock_key`."""
-    # Beats of release 0.1 count under this key: one number for both keeps the epochs of all in order.
+    # Beats of release 0.1 use this key; sharing it keeps the epochs of both releases in order.
     return "redbeat::lock:epoch" if lock_key == LEADER_LOCK else f"{lock_key}:epoch"
 
 
 def _text(value: str | bytes) -> str:
-    # A client decodes replies or not, as whoever made it chose.
+    # The client may decode replies or not.
     return value.decode() if isinstance(value, bytes) else value

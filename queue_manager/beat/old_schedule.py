@@ -1,7 +1,7 @@
-"""Moves our entries out of the keys that release 0.1 shared with every application that uses RedBeat.
+"""Migration of schedule entries from the keys that release 0.1 shared with all applications that use RedBeat.
 
-An entry is ours if our app has its task; the others stay where they are. Beats of both releases may run at the same
-time: while an older one leads, ours stand by. One release later this module can go.
+An entry is moved if our app has its task. Beats of both releases may run at the same time: while an older one leads,
+new ones stand by. To be removed after one release.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ PREFIX = b"redbeat:"
 SCHEDULE = "redbeat::schedule"
 STATICS = "redbeat::statics"
 LOCK = "redbeat::lock"
-PAGE = 500  # entries read at once
+READ_BATCH_SIZE = 500  # entries
 
-# Move an entry, and its place among those of the configuration.
+# Moves an entry, and its membership in the set of configured entries.
 #
-# KEYS     entry, schedule and statics before; the same three after
+# KEYS     old entry, schedule and statics; new entry, schedule and statics
 # ARGV     name of the entry
-# Returns  1 when it was moved, 0 when it is gone
+# Returns  1 if it was moved, 0 if it does not exist
 #
-# Atomic because its program may save or delete it meanwhile. One that is there under both keys was saved last under
-# the old one.
+# Atomic, because a program may save or delete the entry meanwhile. An entry under both keys was saved last under the
+# old one.
 MOVE = """
 local at = redis.call('ZSCORE', KEYS[2], KEYS[1])
 if not at or redis.call('EXISTS', KEYS[1]) == 0 then
@@ -44,7 +44,7 @@ return 1
 
 
 def leader(client: Redis) -> str | None:
-    """Return the beat of release 0.1 that leads, as `host:pid`. RedBeat's own lock is no hash."""
+    """Return the leading beat of release 0.1 as `host:pid`. RedBeat's own lock, which is not a hash, is ignored."""
     if client.type(LOCK) not in ("hash", b"hash"):
         return None
     holder = leadership(client, LOCK)
@@ -52,13 +52,13 @@ def leader(client: Redis) -> str | None:
 
 
 def move_entries(client: Any, app: Any) -> int:
-    """Move our entries to the keys of `app`; return how many. Raises what redis-py raises."""
+    """Move our entries to the keys of `app`; return their number. Raises the errors of redis-py."""
     conf = app.redbeat_conf
-    as_bytes: dict[str, Any] = {NEVER_DECODE: True}  # what another application wrote need not be UTF-8
+    as_bytes: dict[str, Any] = {NEVER_DECODE: True}  # keys of other applications need not be UTF-8
     keys = client.execute_command("ZRANGE", SCHEDULE, 0, -1, **as_bytes)
     moved = 0
-    for start in range(0, len(keys), PAGE):
-        page = keys[start : start + PAGE]
+    for start in range(0, len(keys), READ_BATCH_SIZE):
+        page = keys[start : start + READ_BATCH_SIZE]
         with client.pipeline(transaction=False) as pipe:
             for key in page:
                 pipe.execute_command("HGET", key, "definition", **as_bytes)
@@ -73,7 +73,7 @@ def move_entries(client: Any, app: Any) -> int:
 
 
 def _is_ours(definition: Any, app: Any) -> bool:
-    """Return True if our app has the task of an entry. Celery's own tasks are every application's."""
+    """Return True if our app has the task of an entry. Celery's own tasks exist in every application."""
     try:
         task = json.loads(definition)["task"]
         return task in app.tasks and not task.startswith("celery.")

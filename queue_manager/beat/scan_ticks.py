@@ -1,7 +1,7 @@
-"""Numbers of the beat's ticks, by which a backlog of ticks collapses into one run of the scan.
+"""Numbered ticks of the beat, so that a backlog of ticks results in one run of the scan.
 
 Guarantee: a tick is skipped only if a run of the same entry began after the tick was sent. No clock is involved: Redis
-numbers the ticks, and each run notes the number of the last one sent before it began.
+numbers the ticks, and each run records the number of the last tick sent before it began.
 
 Keys: `qm:scan-ticks:<entry>`, a hash {sent, covered} that expires a week after the last tick.
 """
@@ -20,14 +20,14 @@ from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 
 HEADER = "qm_tick"
-"""Header of a tick's message: {entry, number}."""
+"""Message header of a tick: {entry, number}."""
 RETENTION = hours(24 * 7)
-REDIS_TIMEOUT = 0.5  # seconds that a scan waits for a Redis that hangs
+REDIS_TIMEOUT = 0.5  # seconds that a scan waits for Redis
 
-# Number a tick.
+# Numbers a tick.
 #
 # KEYS[1]  ticks of the entry: hash {sent, covered}
-# ARGV     seconds after which the numbers are forgotten
+# ARGV     retention of the numbers in seconds
 # Returns  the number
 #
 # Atomic so that no number is left without an expiry. A repeated call leaves a gap, which is harmless.
@@ -37,13 +37,13 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 return number
 """
 
-# Begin a run for a tick, unless a run began after the tick was sent. It then covers every tick sent so far.
+# Begins a run for a tick, unless a run began after the tick was sent. The run covers all ticks sent so far.
 #
 # KEYS[1]  ticks of the entry: hash {sent, covered}
-# ARGV     number of the tick, seconds after which the numbers are forgotten
-# Returns  1 when the scan must run, 0 when the tick is to be skipped
+# ARGV     number of the tick, retention of the numbers in seconds
+# Returns  1 if the scan must run, 0 if the tick must be skipped
 #
-# Atomic because of two workers with two ticks of one backlog, one runs.
+# Atomic, so that of two workers with ticks of the same backlog only one runs.
 BEGIN = """
 local ticks = redis.call('HMGET', KEYS[1], 'sent', 'covered')
 if tonumber(ARGV[1]) <= tonumber(ticks[2] or 0) then
@@ -61,7 +61,7 @@ _client = PerProcess(
 
 
 def issue(client: redis.Redis, entry: str) -> dict[str, Any]:
-    """Number a tick of `entry`; return the value of its header. Raises what redis-py raises."""
+    """Number a tick of `entry`; return the value of its header. Raises the errors of redis-py."""
     number: Any = client.eval(ISSUE, 1, _key(entry), _RETENTION_SECONDS)
     return {"entry": entry, "number": int(number)}
 
@@ -69,17 +69,17 @@ def issue(client: redis.Redis, entry: str) -> dict[str, Any]:
 def begin(tick: Any) -> bool:
     """Return True if the run that `tick` asks for must be done; `tick` is the header's value, None without one.
 
-    In doubt the scan runs: it finds what is due now, so one run too many changes nothing.
+    If Redis does not answer, the scan runs, because an additional run is harmless.
     """
     match tick:
         case {"entry": str(entry), "number": int(number)}:
             pass
         case _:
-            return True  # sent by hand, or by another program
+            return True  # a manual run, or one of another program
     try:
         return bool(_client().eval(BEGIN, 1, _key(entry), number, _RETENTION_SECONDS))
     except redis.RedisError as error:
-        log.warning("Ticks could not be compared, so the scan runs", entry=entry, error=reason(error))
+        log.warning("The tick could not be checked, so the scan runs", entry=entry, error=reason(error))
         return True
 
 

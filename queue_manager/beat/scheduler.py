@@ -1,23 +1,22 @@
-"""A beat that stands by: run as many as you like, one of them fires the schedule.
+"""Celery beat with leader election: of any number of beats, one publishes the schedule.
 
 Guarantee:
-- One leads. A dead leader is followed after at most its lock's time plus one loop; one that ended in order,
-  after one loop.
-- Nothing ends the beat: without Redis or without the lock it stands by, and comes back by itself. An entry that has
-  ended stays in the schedule and runs no more; one that cannot be loaded or evaluated is skipped and logged once.
-- A tick is published at least once. An entry counts as run only after its message was sent, so a failed
-  publish is repeated in the next loop, however long the broker is away.
-- A leader that was stopped past its lock finds out before it publishes anything.
-- Entries fall due by the clock of Redis, whatever this machine's clock says.
+- One beat leads. A dead leader is replaced after at most the lock timeout plus one loop, a leader that shut down after
+  one loop.
+- The beat never exits on errors: without Redis or without the lock it stands by and recovers. An entry that has ended
+  stays in the schedule and does not run; an entry that cannot be loaded or evaluated is skipped and logged once.
+- A tick is published at least once. An entry is recorded as run only after its message was sent, so a failed publish is
+  repeated in the next loop.
+- A leader that was suspended past its lock timeout notices it before it publishes.
+- Entries fall due by the clock of Redis, regardless of the clock of this machine.
 
-A tick is sent twice when the leader crashes between sending and noting it, when a reply of the broker is lost,
-and when the leader is stopped in the instant between its last look at the lock and sending: what ticks start
-must bear that.
+A tick is sent twice if the leader crashes between sending and recording it, if a reply of the broker is lost, or if the
+leader is suspended between the last check of the lock and sending. Scans must therefore be idempotent.
 
 Options: `beat_max_loop_interval` (seconds, 1), `redbeat_lock_timeout` (seconds, 6), `redbeat_redis_url` and
-`redbeat_redis_options` with a `socket_timeout` below the lock's time and a `retry` that does not repeat.
+`redbeat_redis_options` with a `socket_timeout` below the lock timeout and a `retry` without retries.
 
-The schedule itself is RedBeat's, in its own keys; its lock, which exits when it is lost, is not used.
+The schedule is RedBeat's. RedBeat's lock is not used, because the beat exits when it is lost.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ CLOCK_TOLERANCE = seconds(1)  # two samples of one clock may differ by a round t
 
 
 class LeadershipLost(Exception):
-    """The lock ended or is another's: nothing more may be published."""
+    """The lock expired or another beat holds it, so nothing may be published."""
 
 
 class BrokerAway(Exception):
-    """The message could not be sent now; it stays due."""
+    """The broker is unavailable; the entry stays due."""
 
 
 def _is_wrong_type(error: RedisError) -> bool:
@@ -62,13 +61,13 @@ def _is_wrong_type(error: RedisError) -> bool:
 
 
 class StoredEntry(RedBeatSchedulerEntry):
-    """One line of the schedule, as Redis remembers it."""
+    """A schedule entry stored in Redis."""
 
     @classmethod
     def from_key(cls, key: str, app: Any = None) -> Self:
-        """Load the entry. One that claims to have run later than its next run would be is due now.
+        """Load the entry. An entry whose last run is in the future beyond its next run is due now.
 
-        It was written while the clock of Redis, or of a beat of an older version, ran ahead; waiting for that time
+        It was written while the clock of Redis, or of a beat of an older release, ran ahead; waiting for that time
         could take hours.
         """
         entry: Self = super().from_key(key, app=app)
@@ -81,41 +80,41 @@ class StoredEntry(RedBeatSchedulerEntry):
 
 
 class LeaderScheduler(RedBeatScheduler):
-    """RedBeat's scheduler for one of several beats."""
+    """RedBeat's scheduler with leader election."""
 
     Entry = StoredEntry
 
     def __init__(self, app: Any, **options: Any) -> None:
-        # lazy: the schedule in Redis is the leader's to write, and we do not lead yet.
+        # lazy, because only the leader writes the schedule.
         super().__init__(app, **{**options, "lazy": True})
         self._client = get_redis(app)
         self._shares_no_keys = app.redbeat_conf.lock_key != old_schedule.LOCK
         self._lock = LeaderLock(self._client, app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
         self._clock = ServerClock(self._redis_time)
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
-        # Celery and RedBeat ask the app for the time wherever they judge or note when an entry runs.
+        # Celery and RedBeat use the time of the app for due times and last runs.
         app.now = lambda: self._clock.now().astimezone(app.timezone)
         self._redis = f"Redis at {maybe_sanitize_url(app.redbeat_conf.redis_url)}"
         self._state = ""
-        self._skipped: dict[str, str] = {}  # why, by the entry's key
-        # RedBeat's own lock blocks in the signal `beat_init` until it is free; without a key it is left out.
+        self._skipped: dict[str, str] = {}  # reason by entry key
+        # RedBeat's lock blocks in the signal `beat_init` until it is free; without a key it is disabled.
         self.lock_key: str | None = None
 
     @property
     def epoch(self) -> int:
-        """Number of the take-over by which this beat leads, 0 while it stands by."""
+        """Epoch of this leader; 0 while it stands by."""
         return self._lock.epoch
 
     def tick(self, **_: Any) -> float:
-        """Lead for one loop, or stand by; return the seconds until the next."""
+        """Run one loop as leader or standby; return the seconds until the next loop."""
         waits = []
         try:
             if self._leads():
                 self._follow_clock()
                 waits = [self.maybe_due(entry) for entry in self.schedule.values()]
-                self._say(f"leading (epoch {self.epoch})")
+                self._log_state(f"leading (epoch {self.epoch})")
         except BrokerAway as error:
-            self._say(f"leading (epoch {self.epoch}), but the broker takes no messages", error)
+            self._log_state(f"leading (epoch {self.epoch}), but the broker takes no messages", error)
         except LeadershipLost:
             self._stand_by("the lock was lost")
         except (RedisConnectionError, RedisTimeoutError) as error:
@@ -125,13 +124,13 @@ class LeaderScheduler(RedBeatScheduler):
         return min([wait for wait in waits if wait] + [self.max_interval])
 
     def close(self) -> None:
-        """Give the lock back, so that another beat leads after its next loop, and close the connections."""
+        """Release the lock, so that another beat leads after its next loop, and close the connections."""
         with suppress(RedisError):
             self._lock.release()
         super().close()
 
     def _leads(self) -> bool:
-        """Keep the lock or try for it; whoever takes it writes the schedule."""
+        """Extend or try to acquire the lock; write the schedule after a take-over. Return True if this beat leads."""
         if self._shares_no_keys and (older := old_schedule.leader(self._client)):
             if self.epoch:
                 self._lock.release()
@@ -146,11 +145,11 @@ class LeaderScheduler(RedBeatScheduler):
         if self._shares_no_keys and (moved := old_schedule.move_entries(self._client, self.app)):
             logger.info("moved %d schedule entries of release 0.1 to our own keys", moved)
         self.setup_schedule()
-        self._say(f"leading (epoch {self.epoch})")
+        self._log_state(f"leading (epoch {self.epoch})")
         return True
 
     def _follow_clock(self) -> None:
-        """Write the schedule anew when the clock of Redis was set back: its entries wait for the old time."""
+        """Rewrite the schedule if the clock of Redis was set back, because its entries wait for the old time."""
         now, before = self._clock.now(), self._last_loop_at
         self._last_loop_at = now
         if now + CLOCK_TOLERANCE < before:
@@ -163,10 +162,10 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _stand_by(self, reason: str, error: Exception | None = None) -> None:
         self._lock.forget()
-        self._say(f"standing by: {reason}", error)
+        self._log_state(f"standing by: {reason}", error)
 
-    def _say(self, state: str, error: Exception | None = None) -> None:
-        """Log a change of state, with the error that made it; say nothing while the state lasts."""
+    def _log_state(self, state: str, error: Exception | None = None) -> None:
+        """Log a change of state with its error; log nothing while the state is unchanged."""
         if state == self._state:
             return
         self._state = state
@@ -189,7 +188,7 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _keys_due(self, *bounds: Any) -> list[str]:
         command = ("ZRANGEBYSCORE", self.app.redbeat_conf.schedule_key, *bounds)
-        # As bytes: one key that is not UTF-8 must not fail the command.
+        # As bytes, because a key that is not UTF-8 must not fail the command.
         keys = get_redis(self.app).execute_command(*command, **{NEVER_DECODE: True})
         return [key.decode(errors="backslashreplace") for key in keys]
 
@@ -203,7 +202,7 @@ class LeaderScheduler(RedBeatScheduler):
                 return None
             entry = self.Entry.from_key(key, app=self.app)
             if entry.key != key:
-                # Its runs would be recorded under the other key, so that it would be due in every loop.
+                # Its runs would be recorded under the other key, so it would be due in every loop.
                 raise ValueError(f"its name {entry.name!r} belongs to the key {entry.key}")
             return entry
         except RedisError as error:
@@ -215,14 +214,14 @@ class LeaderScheduler(RedBeatScheduler):
         return None
 
     def _skip(self, key: str, error: Exception) -> None:
-        """Log that an entry is skipped, once for each reason."""
+        """Log that an entry is skipped, once per reason."""
         reason = f"{type(error).__name__}: {error}"
         if self._skipped.get(key) != reason:
             self._skipped[key] = reason
             logger.error("skipping the schedule entry %s, which cannot be used (%s)", key, reason)
 
     def update_from_dict(self, dict_: dict[str, Any]) -> None:
-        """Store the entries of the configuration. What is stored of one and cannot be loaded is replaced."""
+        """Store the entries of the configuration. Stored entries that cannot be loaded are replaced."""
         client = get_redis(self.app)
         for name in dict_:
             key = self.Entry.generate_key(self.app, name)
@@ -241,7 +240,7 @@ class LeaderScheduler(RedBeatScheduler):
     # Publishing
 
     def maybe_due(self, entry: StoredEntry, **_: Any) -> float | None:
-        """Publish `entry` if it is due, and only then move it on.
+        """Publish `entry` if it is due, then record its run.
 
         Returns the seconds until its next run; `None` if there is none or the entry cannot be evaluated.
         """
@@ -258,15 +257,15 @@ class LeaderScheduler(RedBeatScheduler):
             return None
 
     def _publish(self, entry: StoredEntry) -> None:
-        """Send the entry's message, without waiting for a broker that is away.
+        """Send the entry's message without waiting for an unavailable broker.
 
-        A message that no broker would take is logged and left out, so that it does not hold up the others.
+        A message that cannot be serialized or routed is logged and skipped, so that it does not block other entries.
 
         Raises:
             BrokerAway: it was not sent, or the reply was lost.
-            LeadershipLost: it was not sent, because another beat may lead by now.
+            LeadershipLost: it was not sent, because another beat may lead.
         """
-        # Our next loop is the retry; Celery's would go on after the lock has ended.
+        # The next loop is the retry; Celery's retry could continue after the lock expired.
         entry.options = {**entry.options, "retry": False}
         if "epoch" in entry.kwargs:
             entry.kwargs = {**entry.kwargs, "epoch": self.epoch}
@@ -274,7 +273,7 @@ class LeaderScheduler(RedBeatScheduler):
         entry.options["headers"] = {**(entry.options.get("headers") or {}), scan_ticks.HEADER: tick}
         try:
             producer = self.producer
-            # Connecting took its time: look at the lock last.
+            # Connecting may take time, so the lock is checked last.
             if not self._lock.keep():
                 raise LeadershipLost
             self.apply_async(entry, producer=producer, advance=False)
@@ -299,7 +298,7 @@ class LeaderScheduler(RedBeatScheduler):
         return self.app.connection_for_write(transport_options=options)
 
     def _ensure_connected(self) -> Any:
-        # One attempt: with `broker_connection_max_retries` unset, Celery's way waits for ever.
+        # One attempt, because Celery retries forever if `broker_connection_max_retries` is unset.
         return self.connection.ensure_connection(max_retries=0)
 
     def _disconnect(self) -> None:

@@ -31,10 +31,10 @@ def read(raw: bytes) -> dict[str, Any]:
         raise NotAMessage("It is no object")
     for name, kind in (*((name, str) for name in TEXTS), *((name, dict) for name in OBJECTS)):
         if not isinstance(message.get(name), kind):
-            raise NotAMessage(f"{name}: accepted is {'a text' if kind is str else 'an object'}")
+            raise NotAMessage(f"{name}: must be {'a text' if kind is str else 'an object'}")
     about = message["properties"].get("delivery_info")
     if not isinstance(about, dict) or not all(isinstance(about.get(one), str) for one in ("exchange", "routing_key")):
-        raise NotAMessage("properties.delivery_info: accepted is an object with the texts exchange and routing_key")
+        raise NotAMessage("properties.delivery_info: must be an object with the texts exchange and routing_key")
     if raw.count(b"[") + raw.count(b"{") > DEEPEST and _depth(message) > DEEPEST:
         raise NotAMessage(f"It is deeper than {DEEPEST} levels")
     return message

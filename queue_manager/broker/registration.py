@@ -28,7 +28,9 @@ def install(broker_url: str) -> str:
     """
     scheme = urlsplit(broker_url).scheme
     if scheme not in _TRANSPORTS:
-        raise ConfigurationError(f"{scheme}:// is no broker that we know: accepted are {', '.join(_TRANSPORTS)}")
+        raise ConfigurationError(
+            f"{scheme}:// is not supported as a broker; it must be one of {', '.join(_TRANSPORTS)}"
+        )
     for name, transport in _TRANSPORTS.items():
         kombu.transport.TRANSPORT_ALIASES[f"batched-{name}"] = transport
         kombu.connection.resolve_aliases[f"batched-{name}"] = name

@@ -10,7 +10,7 @@ from kombu.transport import redis
 
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import refuse_unsuitable
-from queue_manager.core.settings import masked
+from queue_manager.core.settings import redact_url
 
 AWAY = (OperationalError,)
 
@@ -29,7 +29,8 @@ def require_broker(app: Celery, url: str) -> None:
         except OperationalError:
             raise
         except (*connection.connection_errors, *connection.channel_errors) as error:  # such as a refused login
-            raise ConfigurationError(f"The broker at {masked(url)} refuses the connection ({reason(error)})") from error
+            refused = f"The broker at {redact_url(url)} refuses the connection ({reason(error)})"
+            raise ConfigurationError(refused) from error
     if info is not None:
         refuse_unsuitable(url, info)
 

@@ -1,4 +1,4 @@
-"""The `queue-manager` command: migrate, scan by hand, serve, check the health."""
+"""The `queue-manager` command: migrate, scan, web, health, and the command groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from queue_manager.core import log as logging
 from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.redis_client import connect
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.health import Health, health
 from queue_manager.telemetry import worker_heartbeats
 
@@ -47,14 +47,14 @@ def migrate(
         bool,
         typer.Option(
             "--finish",
-            help="Then remove what only earlier releases needed, once no worker of such a release is online.",
+            help="Also remove indexes and fields of earlier releases, unless a worker of such a release is online.",
         ),
     ] = False,
 ) -> None:
     """Create the missing indexes of the systems that are switched on.
 
-    Safe to repeat; waits for MongoDB while it is away. Exit code 2 when documents contradict an index: it names them
-    and the systems that could not be migrated, and the others are done.
+    Idempotent; waits until MongoDB is reachable. Exit code 2 if documents violate an index: lists them and the systems
+    that were not migrated; the others are.
     """
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
@@ -66,7 +66,7 @@ def migrate(
         with rights_to_migrate():
             _log_indexes(schema.migrate(on))
             if finish:
-                log.info("What earlier releases needed is removed", claims=schema.finish(on))
+                log.info("Indexes and claims of earlier releases are removed", claims=schema.finish(on))
     except schema.Obstructed as error:
         _log_indexes(error.indexes)
         raise
@@ -79,7 +79,8 @@ def _refuse_old_workers() -> None:
             old = [worker.name for worker in worker_heartbeats.online(client) if worker.release is None]
     except redis.RedisError as error:
         _fail(
-            f"Redis at {masked(settings().redis_url)} does not tell which workers are online ({reason(error)})", code=1
+            f"Redis at {redact_url(settings().redis_url)} does not answer: no list of workers ({reason(error)})",
+            code=1,
         )
     if old:
         raise ConfigurationError(
@@ -94,11 +95,11 @@ def _log_indexes(names: Sequence[str]) -> None:
 
 @cli.command()
 def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.")]) -> None:
-    """Run one scan now, in this process, and print what it did; workers do the items."""
+    """Run one scan now, in this process, and print its result as JSON; workers execute the items."""
     scans = {system.name: system.scan_task for system in systems()}
     if name not in scans:
         _fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
-    from tasks import app  # only this command needs Celery, which takes a second to import
+    from tasks import app  # imported here, because it takes a second
 
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     app.loader.import_default_modules()
@@ -116,7 +117,7 @@ def web(
     port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535)] = 6002,
 ) -> None:
     """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C."""
-    from queue_manager.web.serve import serve  # only this command needs the web framework
+    from queue_manager.web.serve import serve  # imported here, because only this command needs it
 
     serve(host=host, port=port)
 
@@ -125,7 +126,7 @@ def web(
 def show_health(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Show servers, leader, last scans and what is due. Exit code 1 when there is a problem."""
+    """Show servers, leader, last scans and systems. Exit code 1 if there is a problem."""
     state = health()
     if as_json:
         typer.echo(json.dumps(state.as_dict(), indent=2))
@@ -157,8 +158,8 @@ def _print_health(console: Console, state: Health) -> None:
         console.print("[green]all is well[/]")
 
 
-def _line(figures: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items() if name != "scan")
+def _line(stats: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in stats.items() if name != "scan")
 
 
 def _fail(message: str, *, code: int) -> NoReturn:

@@ -1,6 +1,6 @@
-"""`queue-manager dead-letters`: the broker messages that no worker could make anything of, with the reason.
+"""`queue-manager dead-letters`: list, replay and delete malformed or failing broker messages.
 
-Guarantee: nothing that a message says reaches a terminal as a control character or as markup.
+Guarantee: message texts reach a terminal without control characters or markup.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import reason
 from queue_manager.core.redis_client import connect
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 
-LONGEST_SHOWN = 200  # characters of a message in the table
+MAX_SHOWN_LENGTH = 200  # characters of a message in the table
 
 dead_letters_cli = typer.Typer(
-    help="Look at the broker messages that no worker could read or use, and put them back. Those of the message queue "
-    "are under `queue-manager queue list dead`.",
+    help="List, replay and delete broker messages that no worker could decode or dispatch. For the message queue, see "
+    "`queue-manager queue list dead`.",
     invoke_without_command=True,
 )
 
@@ -38,10 +38,12 @@ dead_letters_cli = typer.Typer(
 @dead_letters_cli.callback()
 def list_dead_letters(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=dead_letters.KEPT, help="The newest so many.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; messages in full.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, max=dead_letters.KEPT, help="Maximum number of dead letters, newest first.")
+    ] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with full messages.")] = False,
 ) -> None:
-    """List them, the newest first."""
+    """List dead letters, newest first."""
     if context.invoked_subcommand is not None:
         return
     with _redis() as client:
@@ -57,8 +59,8 @@ def list_dead_letters(
 
 
 @dead_letters_cli.command()
-def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False) -> None:
-    """Delete all of them. Says how many there are and asks first."""
+def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False) -> None:
+    """Delete all dead letters, after confirmation."""
     with _redis() as client:
         count = dead_letters.count(client)
         if count and not yes:
@@ -68,12 +70,12 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask firs
 
 @dead_letters_cli.command()
 def replay(
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids, from the list.", metavar="[ID]...")] = None,
-    all_letters: Annotated[bool, typer.Option("--all", help="Replay all of them.")] = False,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="[ID]...")] = None,
+    all_letters: Annotated[bool, typer.Option("--all", help="Replay all dead letters.")] = False,
 ) -> None:
-    """Put messages back into their queues. One that no worker could read is refused, with the reason.
+    """Put messages back into their queues. Undecodable messages are refused, with the reason.
 
-    The exit code is 1 if something was not replayed.
+    Exit code 1 if a message was not replayed.
     """
     if bool(ids) == all_letters:
         raise typer.BadParameter("give the ids of dead letters, or --all")
@@ -101,7 +103,7 @@ def _table(letters: Sequence[DeadLetter]) -> Table:
         table.add_column(title, overflow="fold")
     table.add_column("message", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
     for letter in letters:
-        cells = (_at(letter), letter.id, letter.queue, letter.reason, letter.message[:LONGEST_SHOWN])
+        cells = (_at(letter), letter.id, letter.queue, letter.reason, letter.message[:MAX_SHOWN_LENGTH])
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
@@ -115,11 +117,11 @@ def _redis() -> Iterator[redis.Redis]:
     """Open the broker's server; one line and exit code 1 when it does not answer or keeps none."""
     url = settings().broker_redis_url
     if url is None:
-        typer.echo(f"queue-manager: the broker at {masked(settings().broker)} keeps no dead letters", err=True)
+        typer.echo(f"queue-manager: the broker at {redact_url(settings().broker)} keeps no dead letters", err=True)
         sys.exit(1)
     try:
         with connect(url) as client:
             yield client
     except redis.RedisError as error:
-        typer.echo(f"queue-manager: Redis at {masked(url)} does not answer ({reason(error)})", err=True)
+        typer.echo(f"queue-manager: Redis at {redact_url(url)} does not answer ({reason(error)})", err=True)
         sys.exit(1)

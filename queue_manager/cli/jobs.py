@@ -1,6 +1,6 @@
-"""`queue-manager jobs`: run, cancel and retry jobs, pause queues, and look at both.
+"""`queue-manager jobs`: run, cancel, retry and list jobs; pause and resume queues.
 
-Guarantee: what is said of many jobs is said of each; exit code 1 when something was not done.
+Guarantee: commands on several jobs report an outcome for each; exit code 1 if one failed.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from queue_manager.cli.jobs_render import print_job, print_status, table_of
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, PermanentError, reason
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from services import job_queues
 from services.job_queues import InvalidJob, as_json
-from services.job_queues.checks import FARTHEST
+from services.job_queues.checks import MAX_DELAY
 
-LARGEST_PAGE = 1_000
+MAX_PAGE_SIZE = 1_000
 
 jobs = typer.Typer(
-    help="Run, cancel and retry jobs, pause queues, and look at both.\n\n"
-    "Jobs of one name run one after another. A job is `pending`, `executing`, and ends in `success`; a `failure` is "
-    "tried again until it succeeds or is `canceled`.",
+    help="Run, cancel, retry and list jobs; pause and resume queues.\n\n"
+    "Jobs of one name run one after another. A job is `pending`, then `executing`, then `success`; a `failure` is "
+    "retried until it succeeds or is `canceled`.",
     no_args_is_help=True,
 )
 
 Ids = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...")]
 Names = Annotated[list[str], typer.Argument(help="Names of jobs.", metavar="NAME...")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as the HTTP API does.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON as in the HTTP API.")]
 
 
 @jobs.command("list")
 def list_jobs(
     name: Annotated[str | None, typer.Option(help="Only jobs of this name.")] = None,
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="Jobs on the page.")] = 20,
-    before: Annotated[str | None, typer.Option(help="Where an earlier page ended; it says so itself.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="Maximum number of jobs.")] = 20,
+    before: Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs, the newest first.
+    """List jobs, newest first.
 
     Example: `queue-manager jobs list --name send_invoice --state failure`
     """
-    with _clear_errors():
+    with _report_errors():
         found = job_queues.jobs.list(name=name, state=state, before=before, limit=limit + 1)
         now = server_now()
     shown = found[:limit]
@@ -68,8 +68,8 @@ def list_jobs(
 
 @jobs.command()
 def show(id: Annotated[str, typer.Argument(help="The job's id.", metavar="ID")], as_json: JsonOption = False) -> None:
-    """Show everything of one job, and what happened to it. Times are UTC."""
-    with _clear_errors():
+    """Show all fields of one job and its history. Times are UTC."""
+    with _report_errors():
         job = job_queues.jobs.get(id)
     if as_json:
         _print(job_queues.as_json(job))
@@ -81,23 +81,25 @@ def show(id: Annotated[str, typer.Argument(help="The job's id.", metavar="ID")],
 def run(
     name: Annotated[str, typer.Argument(help="The job's name.", metavar="NAME")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="JSON where it is JSON, else a text.", metavar="[ARG...]")
+        list[str] | None, typer.Argument(help="JSON if it parses as JSON, else a text.", metavar="[ARG...]")
     ] = None,
-    at: Annotated[str | None, typer.Option(help="When it is due, such as 2026-01-31T09:30:00Z.")] = None,
-    delay: Annotated[float | None, typer.Option(help="In how many seconds it is due.", metavar="SECONDS")] = None,
+    at: Annotated[str | None, typer.Option(help="Due time, such as 2026-01-31T09:30:00Z.")] = None,
+    delay: Annotated[float | None, typer.Option(help="Seconds until it is due.", metavar="SECONDS")] = None,
     priority: Annotated[int, typer.Option(help="-100 to 100, higher first.")] = 0,
-    unique: Annotated[bool, typer.Option("--unique", help="Only if there is no such job, in any state.")] = False,
+    unique: Annotated[
+        bool, typer.Option("--unique", help="Only if no job with this name and arguments exists, in any state.")
+    ] = False,
     singular: Annotated[
-        bool, typer.Option("--singular", help="Only if there is no such job still to be done.")
+        bool, typer.Option("--singular", help="Only if no such job is pending, failed or executing.")
     ] = False,
 ) -> None:
-    """Store a job and print it as JSON; exit code 1 when it must be the only one and is not.
+    """Store a job and print it as JSON; exit code 1 if a unique or singular job already exists.
 
-    Workers run it: this command only orders it. Negative numbers come after `--`.
+    Workers run the job. Put negative numbers after `--`.
 
     Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
     """
-    with _clear_errors():
+    with _report_errors():
         job = job_queues.jobs.run(
             name,
             *map(_value, arguments or []),
@@ -114,35 +116,35 @@ def run(
 
 @jobs.command()
 def cancel(ids: Ids) -> None:
-    """Cancel jobs that are pending or failed; say of each what became of it."""
+    """Cancel pending or failed jobs; print an outcome for each."""
     _each(ids, job_queues.jobs.cancel, "canceled")
 
 
 @jobs.command()
 def retry(ids: Ids) -> None:
-    """Make jobs due now, whatever became of them before; say of each what became of it."""
+    """Make jobs due now unless they are executing; print an outcome for each."""
     _each(ids, job_queues.jobs.retry, "due now")
 
 
 @jobs.command()
 def pause(names: Names) -> None:
-    """Start no more jobs of these names, in the whole system; one that runs ends."""
+    """Pause queues in the whole system: no job of these names is started; an executing one finishes."""
     _switch(names, job_queues.jobs.pause, "paused")
 
 
 @jobs.command()
 def resume(names: Names) -> None:
-    """Let paused queues go on."""
+    """Resume paused queues."""
     _switch(names, job_queues.jobs.resume, "resumed")
 
 
 @jobs.command()
 def status(as_json: JsonOption = False) -> None:
-    """Show of each name how many jobs are in which state, what runs, what is due, and who hands out.
+    """Show the leader, and the jobs of each name by state, executing and due.
 
-    Also names without jobs, when they are registered by JOBS_IMPORTS.
+    Includes names without jobs that are registered by JOBS_IMPORTS.
     """
-    with _clear_errors():
+    with _report_errors():
         found = job_queues.jobs.status()
         now = server_now()
     if as_json:
@@ -151,7 +153,7 @@ def status(as_json: JsonOption = False) -> None:
         print_status(console(), found, now)
 
 
-# What is asked for
+# Arguments
 
 
 def _value(text: str) -> Any:
@@ -162,7 +164,7 @@ def _value(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)  # NaN is a text
+    raise ValueError(name)  # so that NaN is a text
 
 
 def _moment(text: str | None) -> datetime | None:
@@ -175,31 +177,31 @@ def _moment(text: str | None) -> datetime | None:
 def _delay(amount: float | None) -> timedelta | None:
     if amount is None:
         return None
-    most = int(FARTHEST.total_seconds())
-    if not 0 <= amount <= most:
-        _fail(f"--delay: accepted are 0 to {most} seconds", code=2)
+    maximum = int(MAX_DELAY.total_seconds())
+    if not 0 <= amount <= maximum:
+        _fail(f"--delay: must be 0 to {maximum} seconds", code=2)
     return timedelta(seconds=amount)
 
 
-# What is done
+# Actions
 
 
-def _each(ids: Sequence[str], change: Callable[[str], Any], what: str) -> None:
-    """Change one job after another, and say at once what became of it, because the server may go away."""
+def _each(ids: Sequence[str], change: Callable[[str], Any], outcome: str) -> None:
+    """Change jobs one by one and print each outcome immediately, because the next change may fail."""
     is_done = True
     for id in ids:
-        with _clear_errors():
+        with _report_errors():
             try:
                 change(id)
-                said = what
-            except (job_queues.UnknownJob, job_queues.WrongState, job_queues.NotTheOnly) as error:
-                said, is_done = str(error), False
-        typer.echo(f"{printable(id)}  {printable(said)}")
+                text = outcome
+            except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
+                text, is_done = str(error), False
+        typer.echo(f"{printable(id)}  {printable(text)}")
     sys.exit(0 if is_done else 1)
 
 
 def _switch(names: Sequence[str], change: Callable[[Sequence[str]], None], what: str) -> None:
-    with _clear_errors():
+    with _report_errors():
         change(names)
     for name in names:
         typer.echo(f"{name}  {what}")
@@ -209,12 +211,12 @@ def _print(content: dict[str, Any]) -> None:
     print_json(json.dumps(content, ensure_ascii=False))
 
 
-# What can go wrong
+# Errors
 
 
 @contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turn what can go wrong into one line and an exit code: 2 for what was asked for, 1 for all else."""
+def _report_errors() -> Iterator[None]:
+    """Report errors in one line; exit code 2 for invalid arguments, 1 for other errors."""
     try:
         yield
     except ConfigurationError:
@@ -224,7 +226,7 @@ def _clear_errors() -> Iterator[None]:
     except AppError as error:
         _fail(str(error), code=1)
     except database.Error as error:
-        _fail(f"MongoDB at {masked(settings().mongo_db_url)} does not answer ({reason(error)})", code=1)
+        _fail(f"MongoDB at {redact_url(settings().mongo_db_url)} does not answer ({reason(error)})", code=1)
 
 
 def _fail(message: str, *, code: int) -> NoReturn:

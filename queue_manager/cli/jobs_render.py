@@ -1,4 +1,4 @@
-"""How jobs look on a terminal. Nothing that an application wrote reaches it as a control character or as markup."""
+"""Rendering of jobs on a terminal, without control characters or markup of applications."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from rich.table import Table
 from rich.text import Text
 
 from models.job import State
-from queue_manager.cli.messages_render import LONGEST_LINE, PREVIEW, printable, span
+from queue_manager.cli.messages_render import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, printable, span
 from services.job_queues import as_json
 
 Job = dict[str, Any]
-WAITING = (State.PENDING, State.FAILURE)
+WAITING_STATES = (State.PENDING, State.FAILURE)
 
 
 def table_of(jobs: Sequence[Job], now: datetime) -> Table:
-    """Return jobs, one a row, with times from `now`."""
+    """Return a table of jobs, with times relative to `now`."""
     table = _table("id", "name", "state", *(numbers := ("priority", "attempts", "due")), "last error", numbers=numbers)
     table.add_column("arguments", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
     for job in jobs:
         known = [str(job["_id"]), job["name"], job["state"], str(job["priority"]), str(job["attempts"])]
-        due = _from(job["due"], now) if job["state"] in WAITING else ""
-        error = str(job.get("last_error", ""))[:PREVIEW] if job["state"] == State.FAILURE else ""
-        _add(table, *known, due, error, _text(as_json(job)["arguments"])[:LONGEST_LINE])
+        due = _from(job["due"], now) if job["state"] in WAITING_STATES else ""
+        error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if job["state"] == State.FAILURE else ""
+        _add(table, *known, due, error, _text(as_json(job)["arguments"])[:MAX_PAYLOAD_LENGTH])
     return table
 
 
 def print_job(console: Console, job: Job) -> None:
-    """Print everything of one job, a field a line, and what happened to it."""
+    """Print a job with one field per line, and its history."""
     shown = as_json(job)
     history = shown.pop("history") if _has_entries(shown.get("history")) else []
     for name, value in shown.items():
-        said = value if isinstance(value, str) else _text(value)
-        console.print(Text.assemble((f"{printable(name):<12}", "bold"), printable(said)), soft_wrap=True)
+        text = value if isinstance(value, str) else _text(value)
+        console.print(Text.assemble((f"{printable(name):<12}", "bold"), printable(text)), soft_wrap=True)
     console.print(Text("history", "bold"))
     for entry in history:
-        said = "  ".join(f"{name} {value}" for name, value in entry.items() if name not in ("at", "state"))
-        line = f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {said}"
+        text = "  ".join(f"{name} {value}" for name, value in entry.items() if name not in ("at", "state"))
+        line = f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {text}"
         console.print(Text(printable(line.rstrip())), soft_wrap=True)
 
 
@@ -51,16 +51,16 @@ def _has_entries(history: Any) -> bool:
 
 
 def print_status(console: Console, status: dict[str, Any], now: datetime) -> None:
-    """Print the leader, and each queue in a row."""
+    """Print the leader, and a table of the queues."""
     leader = status["leader"]
     if leader is None:
-        said = "no leader has handed out jobs yet: they need `celery beat` and workers with QM_JOBS=true"
+        text = "no leader has dispatched jobs yet: start `celery beat` and workers with QM_JOBS=true"
     else:
-        heard, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
-        said = f"leader of epoch {leader['epoch']}, last heartbeat {heard}, took over {since}"
-    console.print(Text(said), soft_wrap=True)
+        heartbeat, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
+        text = f"leader of epoch {leader['epoch']}, last heartbeat {heartbeat}, took over {since}"
+    console.print(Text(text), soft_wrap=True)
     if others := status["other_documents"]:
-        console.print(f"{others} documents of another form, which are left alone")
+        console.print(f"{others} documents that are not jobs, which are ignored")
     if not status["queues"]:
         console.print("no queue")
         return

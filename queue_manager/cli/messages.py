@@ -1,6 +1,6 @@
-"""`queue-manager queue`: look into the message queue, replay what died, take back what is overdue.
+"""`queue-manager queue`: list messages, replay dead letters, requeue overdue messages.
 
-Guarantee: what is said of many messages is said of each; exit code 1 when something was not done.
+Guarantee: commands on several messages report an outcome for each; exit code 1 if one failed.
 """
 
 from __future__ import annotations
@@ -29,66 +29,68 @@ from queue_manager.cli.messages_render import (
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError, reason
 from services import message_queue
-from services.message_queue import Filter, InvalidMessage, Place, Swept
-from services.message_queue.admin import LARGEST_PAGE, PLACES, Outcome
-from services.message_queue.messages import LONGEST_TYPE, checked_text
+from services.message_queue import Filter, InvalidMessage, MessageState, SweepResult
+from services.message_queue.admin import MAX_PAGE_SIZE, MESSAGE_STATES, Outcome
+from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
 
-BATCH = 100  # dead letters replayed by one call
+REPLAY_BATCH_SIZE = 100  # dead letters per call
 TRIGGERED_BY = "command line"
 SWEEP_BUDGET = minutes(5)
-PROGRESS_INTERVAL = 2.0  # seconds between two lines about a long sweep
+PROGRESS_INTERVAL = 2.0  # seconds between two progress lines of a long sweep
 _CURSOR = re.compile(r"\d{1,20}(-\d{1,20}/\d{1,3})?")
-SAID: dict[Outcome, str] = {
+OUTCOME_TEXTS: dict[Outcome, str] = {
     "MOVED": "replayed",
-    "NOT_FOUND": "is not among the dead letters",
-    "UNDECODABLE": "no consumer could read it; it stays",
+    "NOT_FOUND": "is not a dead letter",
+    "UNDECODABLE": "cannot be decoded, so it is not replayed",
 }
 
 queue = typer.Typer(
-    help="Look into the message queue, replay its dead letters, take back what is overdue.\n\n"
-    "A message waits in `main`, is held by a consumer in `processing`, and ends in `acknowledged` (the last 100) or, "
-    "out of attempts, in `dead`; `archived` is where people put it. A `replay` gives it all its attempts again.",
+    help="List messages, replay dead letters, requeue overdue messages.\n\n"
+    "A message waits in `main`, is locked by a consumer in `processing`, and ends in `acknowledged` (the last 100) or, "
+    "after its last attempt, in `dead`. Operators move messages to `archived`. A `replay` resets the attempts.",
     no_args_is_help=True,
 )
 
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only messages of this type.")]
 PriorityOption = Annotated[int | None, typer.Option(min=0, help="Only messages of this priority; 0 is the lowest.")]
-AttemptsOption = Annotated[int | None, typer.Option(min=0, help="Only those delivered so many times.")]
+AttemptsOption = Annotated[int | None, typer.Option(min=0, help="Only messages with this number of deliveries.")]
 SearchOption = Annotated[
-    str | None, typer.Option(help="Only those with this text in payload, id, type or last error, in any case.")
+    str | None, typer.Option(help="Only messages with this text in payload, id, type or last error; case-insensitive.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; payloads byte for byte.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, with payloads byte for byte.")]
 
 
 @queue.command("list")
 def list_messages(
-    place: Annotated[Place, typer.Argument(help=f"Where to look: {', '.join(PLACES)}.", metavar="PLACE")] = "main",
+    state: Annotated[
+        MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
+    ] = "main",
     type: TypeOption = None,
     priority: PriorityOption = None,
     attempts: AttemptsOption = None,
     search: SearchOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="Messages on the page.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Where an earlier page ended; it says so itself.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="Maximum number of messages.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the messages in a place, the newest first, and count what is where.
+    """List the messages in a state, newest first, and count the messages by state.
 
-    With a filter one page looks for a moment and says where to go on.
+    A filtered search stops after a short time and prints the cursor to continue.
 
     Examples: `queue-manager queue list dead --type send_mail`, `queue-manager queue list processing --json`
     """
-    with _clear_errors():
+    with _report_errors():
         wanted = _filter(type, priority, attempts, search)
         if cursor is not None and not _CURSOR.fullmatch(cursor):
-            raise InvalidMessage("--cursor", "what an earlier page gave")
-        page = message_queue.queue_admin().list(place, limit=limit, cursor=cursor, wanted=wanted)
+            raise InvalidMessage("--cursor", "the cursor of an earlier page")
+        page = message_queue.queue_admin().list(state, limit=limit, cursor=cursor, where=wanted)
         if as_json:
             print_json(page_json(page))
             return
         counts = message_queue.queue_admin().counts()
     screen = console()
     if page.messages:
-        screen.print(table_of(place, page.messages, counts.now))
+        screen.print(table_of(state, page.messages, counts.now))
     else:
         screen.print("no such message on this page" if page.cursor else "no such message")
     if page.cursor:
@@ -101,11 +103,11 @@ def list_messages(
 def show(
     id: Annotated[str, typer.Argument(help="The message's id.", metavar="ID")], as_json: JsonOption = False
 ) -> None:
-    """Show everything of one message, wherever it is.
+    """Show all fields of one message, in any state.
 
-    Times are UTC. `--json` prints it as the HTTP API does, with the payload as its producer wrote it.
+    Times are UTC. `--json` prints it as in the HTTP API, with the payload unchanged.
     """
-    with _clear_errors():
+    with _report_errors():
         message = message_queue.queue_admin().find(id)
     if message is None:
         _fail(f"there is no message {printable(id)}", code=1)
@@ -118,23 +120,25 @@ def show(
 @queue.command()
 def replay(
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="ID")] = None,
-    is_all: Annotated[bool, typer.Option("--all", help="All dead letters, or all that the options choose.")] = False,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Replay all dead letters, or all that match the options.")
+    ] = False,
     type: TypeOption = None,
     priority: PriorityOption = None,
     attempts: AttemptsOption = None,
     search: SearchOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Send dead letters to the main queue again, with all their attempts; their history is kept.
+    """Move dead letters back to the main queue; their attempts are reset and their history is kept.
 
-    Says how many there are and asks first. Prints what became of each; exit code 1 when one was not replayed.
+    Asks for confirmation with the number of messages. Prints an outcome for each; exit code 1 if one was not replayed.
 
     Examples: `queue-manager queue replay 3f2a…`, `queue-manager queue replay --all --type send_mail --yes`
     """
     is_filtered = any(value is not None for value in (type, priority, attempts, search))
     if bool(ids) == is_all or (is_filtered and not is_all):
-        _fail("name the dead letters by their ids, or say --all, which the other options narrow", code=2)
-    with _clear_errors():
+        _fail("give ids of dead letters, or --all, optionally with filters", code=2)
+    with _report_errors():
         chosen = list(ids or _dead_letters(_filter(type, priority, attempts, search)))
         if not chosen:
             typer.echo("no dead letter to replay")
@@ -149,64 +153,66 @@ def replay(
 
 @queue.command()
 def requeue() -> None:
-    """Take back every message whose deadline has passed, now, and print what was done.
+    """Requeue every message whose deadline has passed, and print the result as JSON.
 
-    They go back to their queue or, out of attempts, to the dead letters. Workers and `web` do this by themselves.
+    Messages without attempts left are dead-lettered. Workers and `web` do this automatically.
     """
-    with _clear_errors():
+    with _report_errors():
         swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
     if swept.is_locked:
-        _fail("another sweeper is at work and holds the lock, for 30 s at most", code=1)
+        _fail("another sweeper holds the lock, for at most 30 s", code=1)
     typer.echo(json.dumps(swept.as_dict()))
 
 
-# What is asked for
+# Arguments
 
 
 def _filter(type: str | None, priority: int | None, attempts: int | None, search: str | None) -> Filter:
     for name, text in (("--type", type), ("--search", search)):
         if text is not None:
-            checked_text(text, name, longest=LONGEST_TYPE)
+            checked_text(text, name, max_bytes=MAX_TYPE_BYTES)
     return Filter(type=type, priority=priority, attempts=attempts, search=search)
 
 
 def _dead_letters(wanted: Filter) -> list[str]:
-    """Return the ids of those that match, the oldest first: in the order in which they are to be delivered again."""
+    """Return the ids of the matching dead letters, oldest first, which is the order of their redelivery."""
     return list(dict.fromkeys(id for some in message_queue.queue_admin().dead_letters(wanted) for id in some))
 
 
 def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
-    rest = iter(ids)
-    while batch := list(islice(rest, BATCH)):
+    remaining = iter(ids)
+    while batch := list(islice(remaining, REPLAY_BATCH_SIZE)):
         yield batch
 
 
 def _replay(ids: Sequence[str]) -> list[Outcome]:
-    """Replay and say at once what became of each, because the server may go away before the next batch."""
+    """Replay a batch and print its outcomes immediately, because the next batch may fail."""
     outcomes = message_queue.queue_admin().replay(ids)
     for id, outcome in outcomes.items():
-        typer.echo(f"{printable(id)}  {SAID.get(outcome, outcome)}")
+        typer.echo(f"{printable(id)}  {OUTCOME_TEXTS.get(outcome, outcome)}")
     return list(outcomes.values())
 
 
 class _Progress:
-    """Says on the error output, every few seconds, how many messages a long sweep has taken back."""
+    """Prints the progress of a long sweep to stderr every few seconds."""
 
     def __init__(self) -> None:
-        self._said = time.monotonic()
+        self._logged_at = time.monotonic()
 
-    def __call__(self, swept: Swept) -> None:
-        if time.monotonic() - self._said >= PROGRESS_INTERVAL:
-            self._said = time.monotonic()
-            typer.echo(f"{len(swept.requeued) + len(swept.dead_lettered)} messages taken back so far", err=True)
+    def __call__(self, swept: SweepResult) -> None:
+        if time.monotonic() - self._logged_at >= PROGRESS_INTERVAL:
+            self._logged_at = time.monotonic()
+            typer.echo(
+                f"{len(swept.requeued) + len(swept.dead_lettered)} messages requeued or dead-lettered so far", err=True
+            )
 
 
-# What can go wrong
+# Errors
 
 
 @contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turn what the queue raises into one line and an exit code: 2 for what was asked for, 1 for all else."""
+def _report_errors() -> Iterator[None]:
+    """Report errors of the queue in one line; exit code 2 for invalid arguments, 1 for other errors."""
     try:
         yield
     except InvalidMessage as error:

@@ -24,12 +24,12 @@ from queue_manager import leases
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
 
 SAMPLE = 10  # documents
-COUNT_TIMEOUT = seconds(10)  # without its index, MongoDB reads the whole collection
+COUNT_TIMEOUT = seconds(10)  # without the index, MongoDB scans the whole collection
 JSON_OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED)
 
 systems_cli = typer.Typer(
@@ -46,7 +46,7 @@ Target = Annotated[str, typer.Argument(help="A module that declares systems, or 
 @systems_cli.command("list")
 def list_systems() -> None:
     """Show each system: whether its scans dispatch items, their period, the Celery queue of its items, its page."""
-    with _clear_errors():
+    with _report_errors():
         paused = leases.paused()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("name", "state", "period", "queue", "page"):
@@ -62,15 +62,15 @@ def check(target: Target) -> None:
     """Check a declaration; show what its scan would find and its items would write. Writes nothing.
 
     Calls the function of the system for up to ten due documents, so side effects inside it do happen; `after` is not
-    called. Each update is tried in a transaction that is taken back. Exit code 1 if the function fails or its update is
-    refused for one of them, 2 if the declaration is wrong.
+    called. Each update is tried in a transaction that is rolled back. Exit code 1 if the function fails or an update is
+    refused, 2 if the declaration is invalid.
 
     Example: `queue-manager systems check billing.trial_end`, also before QM_SYSTEMS names the module
     """
     screen, errors = console(), 0
-    for system in _meant(target):
+    for system in _selected(target):
         screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"), soft_wrap=True)
-        with _clear_errors():
+        with _report_errors():
             if isinstance(system, DueDocuments):
                 errors += _check_documents(screen, system)
             else:
@@ -82,17 +82,17 @@ def check(target: Target) -> None:
 def pause(name: Name) -> None:
     """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight end as usual.
 
-    Retries by hand and `function.delay(id)` still run.
+    Manual retries and `function.delay(id)` still run.
     """
-    with _clear_errors():
+    with _report_errors():
         leases.pause(named(name, systems()).name)
     typer.echo(f"{name}  paused")
 
 
 @systems_cli.command()
 def resume(name: Name) -> None:
-    """Dispatch the items of a paused system again, from its next scan on."""
-    with _clear_errors():
+    """Dispatch the items of a paused system again, starting with its next scan."""
+    with _report_errors():
         leases.resume(named(name, systems()).name)
     typer.echo(f"{name}  resumed")
 
@@ -116,7 +116,7 @@ def _check_indexes(screen: Console, system: System) -> None:
 
 
 def _check_documents(screen: Console, system: DueDocuments) -> int:
-    """Return for how many documents the function failed."""
+    """Return the number of documents for which the function failed."""
     work = work_of(system)
     has_index = work.documents.has_index()
     _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
@@ -145,7 +145,7 @@ def _count(documents: DueCollection, now: datetime, *, has_index: bool) -> str:
 
 
 def _has_dates(documents: DueCollection) -> bool:
-    """Return False if no document has a date where the declaration says; True if MongoDB takes too long to tell."""
+    """Return False if no document has a date in the declared field; True if the check times out."""
     try:
         with database.within(COUNT_TIMEOUT):
             return documents.has_dates()
@@ -180,7 +180,7 @@ def _print_line(screen: Console, title: str, content: str | Text) -> None:
 # Input and errors
 
 
-def _meant(target: str) -> list[System]:
+def _selected(target: str) -> list[System]:
     """Return the systems of a module, or the one of this name. Raises ConfigurationError."""
     known = {system.name: system for system in systems()}
     if target in known:
@@ -193,8 +193,8 @@ def _meant(target: str) -> list[System]:
 
 
 @contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turn errors of the servers into one line and exit code 1."""
+def _report_errors() -> Iterator[None]:
+    """Report errors of the servers in one line, with exit code 1."""
     try:
         yield
     except ConfigurationError:
@@ -202,7 +202,7 @@ def _clear_errors() -> Iterator[None]:
     except AppError as error:
         _fail(str(error))
     except database.Error as error:
-        _fail(f"MongoDB at {masked(settings().mongo_db_url)} does not answer ({reason(error)})")
+        _fail(f"MongoDB at {redact_url(settings().mongo_db_url)} does not answer ({reason(error)})")
 
 
 def _fail(message: str) -> NoReturn:

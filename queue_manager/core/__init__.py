@@ -1,1 +1,1 @@
-"""What every layer may import: settings, clock, errors, retry policy, schedule entries, structured log."""
+"""Basics that every layer imports: settings, clock, errors, retry policy, Redis clients, structured log."""

@@ -1,7 +1,7 @@
-"""UTC moments as MongoDB keeps them, and the one clock: the database server's.
+"""UTC times as MongoDB stores them, and the clock of the database server.
 
 Guarantee: every `datetime` made here is aware, UTC and truncated to whole milliseconds, so that it equals its
-stored self. `ServerClock` never runs ahead of the server, whatever the machine's own clock does.
+stored value. `ServerClock` never runs ahead of the server, regardless of the clock of this machine.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def milliseconds(span: timedelta) -> int:
 
 
 def truncate(moment: datetime) -> datetime:
-    """Cut `moment` to whole milliseconds: what MongoDB stores."""
+    """Truncate a time to whole milliseconds, as MongoDB stores it."""
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
 def to_iso(moment: datetime) -> str:
-    """Write a moment as `2026-01-31T09:30:00.000Z`, the form of JavaScript's `Date`."""
+    """Format a time as `2026-01-31T09:30:00.000Z`, the form of JavaScript's `Date`."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_utc(text: str | None, *, field: str) -> datetime | None:
-    """Read an ISO 8601 moment with a zone; `None` stays `None`.
+    """Parse an ISO 8601 time with a time zone; return `None` for `None`.
 
     Raises:
-        PermanentError: not such a moment; names `field` and the value.
+        PermanentError: the text is not valid; names `field` and the value.
     """
     if text is None:
         return None
@@ -55,33 +55,33 @@ def parse_utc(text: str | None, *, field: str) -> datetime | None:
         if moment.tzinfo is not None:
             return truncate(moment.astimezone(UTC))
     except (TypeError, ValueError, OverflowError):
-        pass  # said below, as for a moment without a zone
+        pass  # raised below, as for a time without a time zone
     raise PermanentError(
-        f"{field}: {text!r:.100} is not an ISO 8601 moment with a zone, such as 2026-01-31T09:30:00.000Z"
+        f"{field}: {text!r:.100} must be an ISO 8601 time with a time zone, such as 2026-01-31T09:30:00.000Z"
     )
 
 
 class ServerClock:
-    """The database server's time, asked every few seconds and carried on by the monotonic clock.
+    """The database server's time, sampled every few seconds and extrapolated by the monotonic clock.
 
-    A sample is anchored at the moment its answer arrived. The server read its clock before that, so the result
-    lags by at most one round trip and is never early: nothing is judged due before it is. A forked child goes on
-    with the sample of its parent.
+    A sample is anchored at the arrival of its reply. The server read its clock before that, so the result lags by at
+    most one round trip and is never early: nothing becomes due too soon. A forked child continues with the sample of
+    its parent.
     """
 
     def __init__(self, sample: Callable[[], datetime]) -> None:
         self._sample = sample
-        self._anchor: tuple[datetime, float] | None = None  # replaced as a whole: threads need no lock
+        self._anchor: tuple[datetime, float] | None = None  # replaced atomically, so that threads need no lock
 
     def now(self) -> datetime:
-        """Return the server's time. Raises what `sample` raises when the server has to be asked and is away."""
+        """Return the server's time. Raises the errors of `sample`."""
         if self._anchor is None or time.monotonic() - self._anchor[1] > RESAMPLE_AFTER:
             server_time = self._sample()
             self._anchor = (server_time.astimezone(UTC), time.monotonic())
         return self.estimate()
 
     def estimate(self) -> datetime:
-        """Return the server's time by the latest sample, without asking; before the first, this machine's time."""
+        """Return the server's time by the latest sample; before the first one, the time of this machine."""
         if self._anchor is None:
             return truncate(datetime.now(UTC))
         server_time, sampled_at = self._anchor

@@ -1,4 +1,4 @@
-"""Waiting for a server that is away: said once clearly, then now and then, until it is back."""
+"""Waiting until a server is reachable, with a log line at first and then every 30 seconds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeVar
 import structlog
 
 from queue_manager.core.errors import reason
-from queue_manager.core.settings import masked
+from queue_manager.core.settings import redact_url
 
 T = TypeVar("T")
-PAUSE = 2.0  # seconds between two tries
-SAY_AGAIN_AFTER = 30.0  # seconds
+RETRY_DELAY = 2.0  # seconds
+LOG_INTERVAL = 30.0  # seconds
 
 
 def until_reachable(
@@ -24,17 +24,19 @@ def until_reachable(
     errors: tuple[type[Exception], ...],
     log: structlog.stdlib.BoundLogger,
 ) -> T:
-    """Return what `check` returns, calling it until it no longer raises one of `errors`."""
-    said_at: float | None = None
+    """Call `check` until it raises none of `errors`; return its result."""
+    logged_at: float | None = None
     while True:
         try:
             result = check()
         except errors as error:
-            if said_at is None or time.monotonic() - said_at > SAY_AGAIN_AFTER:
-                log.warning(f"{server} at {masked(url)} is unreachable ({reason(error)}); trying until it is back")
-                said_at = time.monotonic()
-            time.sleep(PAUSE)
+            if logged_at is None or time.monotonic() - logged_at > LOG_INTERVAL:
+                log.warning(
+                    f"{server} at {redact_url(url)} is unreachable ({reason(error)}); retrying until it is back"
+                )
+                logged_at = time.monotonic()
+            time.sleep(RETRY_DELAY)
         else:
-            if said_at is not None:
-                log.info(f"{server} at {masked(url)} is back")
+            if logged_at is not None:
+                log.info(f"{server} at {redact_url(url)} is back")
             return result

@@ -1,4 +1,4 @@
-"""The errors that mean something here. Everything else is retried by the policy of its task."""
+"""Errors with a defined handling. All other errors are retried by the policy of their task."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ class AppError(Exception):
 
 
 class Unavailable(AppError):
-    """A server did not answer in time: names it."""
+    """A server, which the message names, did not answer in time."""
 
 
 class ConfigurationError(AppError):
-    """A setting is wrong: names it, its value (secrets masked) and what is accepted."""
+    """A setting is invalid; names it, its value (secrets redacted) and what it must be."""
 
 
 class PermanentError(AppError):
-    """It will fail the same way every time: recorded at once, never retried."""
+    """The operation will always fail, so it is not retried."""
 
 
 class ScanFailed(AppError):
-    """A scan did what it could and met errors on the way: they are in its report and in the log."""
+    """A scan finished with errors, which are in its report and in the log."""
 
 
 class NotYetDue(AppError):
-    """An item was started before its time by the server's clock: it comes back, and no attempt is used up."""
+    """An item was started before its due time by the server's clock; it is rescheduled without using an attempt."""
 
     def __init__(self, remaining: timedelta) -> None:
         super().__init__(f"due in {remaining.total_seconds():.3f} s by the server's clock")
@@ -35,32 +35,32 @@ class NotYetDue(AppError):
 
 
 class Contended(NotYetDue):
-    """Another transaction holds a document: the item comes back after `remaining`, and no attempt is used up."""
+    """Another transaction has locked a document; the item is rescheduled without using an attempt."""
 
     def __init__(self, remaining: timedelta) -> None:
         super().__init__(remaining)
         self.args = ("another transaction holds the document",)
 
 
-class HandOn(AppError):
-    """An item did a part of its work and comes back for the rest; no attempt is used up."""
+class ContinueLater(AppError):
+    """An item did part of its work and is rescheduled for the rest without using an attempt."""
 
 
 _MISSING_INDEX = re.compile(r"ns=(\S+?)\W.*hint provided does not correspond", re.DOTALL)
 
 
 def typed_reason(error: BaseException) -> str:
-    """Return what an error says, with its type if that is one of Python's own: `KeyError: 'code'`."""
+    """Return the text of an error, prefixed by its type if that is a built-in one: `KeyError: 'code'`."""
     kind = type(error)
     return f"{kind.__name__}: {reason(error)}" if kind.__module__ == "builtins" else reason(error)
 
 
 def reason(error: BaseException) -> str:
-    """Return what a driver's error says, without the view of the whole topology that PyMongo adds.
+    """Return the text of a driver's error, without the topology description that PyMongo appends.
 
-    Of a query that needs an index that is missing, MongoDB says all but that.
+    The error for a missing index is replaced, because MongoDB does not name the cause.
     """
-    said = str(error)
-    if missing := _MISSING_INDEX.search(said):
+    text = str(error)
+    if missing := _MISSING_INDEX.search(text):
         return f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
-    return said.split(", Timeout:")[0] or type(error).__name__
+    return text.split(", Timeout:")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Modules of other people that a setting names."""
+"""Import of modules that a setting names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def import_named(module: str, *, setting: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return import_module(module)
-    except Exception as error:  # a module may raise anything while it is run
+    except Exception as error:  # importing a module may raise any error
         raise ConfigurationError(
             f"{setting}: {module!r} cannot be imported ({type(error).__name__}: {error})"
         ) from error

@@ -1,8 +1,8 @@
 """Structured log lines on top of the standard `logging`: `INFO  Processed snooze rooms.  initiator=… enqueued=12`.
 
-Guarantee: nothing here writes a secret; addresses go through `settings.masked`. Colours only on a terminal. An entry is
-one line, and a traceback's lines are indented: text from a request cannot look like an entry of its own.
-Importing this configures nothing: a program that only calls our tasks keeps its own logging.
+Guarantee: URLs are logged through `settings.redact_url`, without secrets. An entry is one line and the lines of a
+traceback are indented, which prevents log injection. Colours are used only on a terminal. Importing this module does
+not configure logging: a program that only sends tasks keeps its own configuration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_CONTROL_IN_TRACEBACK = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # which keeps tabs and lines
+_CONTROL_IN_TRACEBACK = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # keeps tabs and newlines
 
 _SHARED: list[Processor] = [
     structlog.stdlib.add_log_level,
@@ -30,7 +30,7 @@ _JSON: list[Processor] = [
 
 
 def get_logger(initiator: str) -> structlog.stdlib.BoundLogger:
-    """Return the logger of one part; every line of it carries `initiator`."""
+    """Return a logger whose entries have the field `initiator`."""
     logger = structlog.wrap_logger(
         logging.getLogger(f"queue_manager.{initiator}"),
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -48,7 +48,7 @@ def level_number(name: str) -> int:
 
 
 def configure(*, level: str | int = "INFO", form: str = "console") -> None:
-    """Send every log line of this process to stderr, as `console` text or one `json` object a line."""
+    """Send every log line of this process to stderr, as `console` text or as one `json` object per line."""
     renderer: Processor
     if form == "json":
         shared, renderer = _JSON, structlog.processors.JSONRenderer(sort_keys=True)
@@ -70,7 +70,7 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # One line per message received says nothing that "succeeded" does not say again.
+    # A line per received message is redundant to the one that it succeeded.
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
 
 

@@ -1,4 +1,4 @@
-"""One thing per process: made at its first use, and never used by a child that was forked meanwhile."""
+"""One instance per process, created on first use and never shared with a forked child."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """Makes its thing once in every process, also when several threads ask at once."""
+    """Creates one instance per process. Thread-safe."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: list[T] = []
         self._lock = Lock()
-        # A child forked while another thread made the thing would wait for a lock that nobody holds.
+        # A child forked while another thread holds the lock would wait for it forever.
         os.register_at_fork(after_in_child=self._forget)
 
     def __call__(self) -> T:
@@ -27,7 +27,7 @@ class PerProcess(Generic[T]):
             return self._made[0]
 
     def take(self) -> T | None:
-        """Return the thing, if there is one, and forget it: the next use makes another."""
+        """Return the instance, if there is one, and remove it; the next use creates another."""
         with self._lock:
             return self._made.pop() if self._made else None
 

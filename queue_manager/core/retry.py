@@ -1,4 +1,4 @@
-"""Retry as a value: how often, and how long to wait between two attempts."""
+"""Retry policies: the number of attempts, and the backoff between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from queue_manager.core.clock import minutes
 
-LONGEST_WAIT = minutes(10)
+MAX_BACKOFF = minutes(10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +16,14 @@ class RetryPolicy:
     """Exponential backoff: `base` before attempt 2, doubled before each further one, never above `cap`."""
 
     max_attempts: int | None
-    """Attempts in all, the first included; `None`: for ever."""
+    """Total number of attempts including the first; `None` means unlimited."""
     base: timedelta
-    cap: timedelta = LONGEST_WAIT
+    cap: timedelta = MAX_BACKOFF
     jitter: bool = False
-    """Spread the wait evenly over its upper half, so that what failed together does not return together."""
+    """Randomize the wait between 50% and 100%, so that items that failed together are not retried together."""
 
     def allows(self, attempt: int) -> bool:
-        """Tell whether attempt number `attempt` (from 1) may be made."""
+        """Return True if attempt number `attempt`, counted from 1, is allowed."""
         return self.max_attempts is None or attempt <= self.max_attempts
 
     def wait_before(self, attempt: int) -> timedelta:
@@ -39,5 +39,5 @@ ONCE = RetryPolicy(max_attempts=1, base=timedelta(0))
 
 def doubling(base: timedelta, times: int, *, cap: timedelta) -> timedelta:
     """Return `base` doubled `times` times, at most `cap`."""
-    # 2**64 of anything is above every cap: the bound keeps a long history from overflowing timedelta.
+    # The bound prevents an overflow of timedelta.
     return min(base * 2.0 ** min(max(times, 0), 32), cap)

@@ -1,4 +1,4 @@
-"""Every setting, read from the environment and `.env`: one class, one place, typed at the edge.
+"""Settings, read from the environment and `.env`.
 
 Guarantee: a wrong value raises `ConfigurationError`: one line with the name, the value (never a secret) and what it
 must be. Reading the settings opens no connection.
@@ -33,16 +33,16 @@ from queue_manager.core import api_keys
 from queue_manager.core.api_keys import ApiKey
 from queue_manager.core.errors import ConfigurationError
 
-_NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # where a port should be: a password whose @ was forgotten
+_NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # not a port: probably a password without its @
 _COLLECTION = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,118}[A-Za-z0-9_-])?")
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}|\{[A-Za-z0-9_.-]{1,64}\}")
 _TEXT = "text in UTF-8 without control characters"
-_LONGEST_SHOWN = 100  # characters of a wrong value in its error
-_HARMLESS = {
+_MAX_SHOWN_LENGTH = 100  # characters of a wrong value in its error
+_PUBLIC_OPTIONS = {
     *("replicaSet", "authSource", "directConnection", "tls", "ssl", "retryWrites"),
     *("w", "journal", "readPreference", "readConcernLevel"),
 }
-# Options of MONGO_DB_URL, in lower case, and the values under which an acknowledged write is kept and is read back.
+# Options of MONGO_DB_URL in lower case, with the values under which acknowledged writes are durable and readable.
 _STRONG_OPTIONS = {
     "w": ("majority",),
     "journal": ("true",),
@@ -52,16 +52,16 @@ _STRONG_OPTIONS = {
 }
 
 
-def masked(url: str) -> str:
-    """Return `url` fit for a log line: no credentials, and of its options only those known to be harmless."""
+def redact_url(url: str) -> str:
+    """Return `url` without credentials, and with the values of options redacted unless they are public."""
     scheme, is_url, rest = url.partition("://")
     if not is_url:
-        return "***"  # whatever it is, it may begin with a password
-    credentials, at, place = rest.rpartition("@")  # the last: a password may hold an unquoted one
+        return "***"  # it may start with a password
+    credentials, at, place = rest.rpartition("@")  # the last one, because a password may contain an unquoted @
     address, has_options, query = place.partition("?")
     address = _NO_PORT.sub(":***", address)
     options = [option.partition("=") for option in query.split("&")]
-    shown = "&".join(name + equals + (value if name in _HARMLESS else "***") for name, equals, value in options)
+    shown = "&".join(name + equals + (value if name in _PUBLIC_OPTIONS else "***") for name, equals, value in options)
     return f"{scheme}://{'***' if credentials else ''}{at}{address}{has_options}{shown if has_options else ''}"
 
 
@@ -76,7 +76,7 @@ def _flag(value: Any) -> bool:
 
 
 def _names(value: Any) -> list[str]:
-    """Read a list of texts from JSON, or from a text with commas."""
+    """Parse a list of texts from JSON or from a comma-separated text."""
     accepted = 'texts separated by commas, such as a,b, or a JSON list of texts, such as ["a", "b"]'
     names = value
     if isinstance(value, str):
@@ -126,7 +126,7 @@ def _file(path: Path) -> Path:
 def _mongo_url(url: str) -> str:
     accepted = "a mongodb:// URL whose path names the database, such as mongodb://db:27017/product"
     try:
-        # The driver's own reading; a mongodb+srv:// URL is completed by the name server, so only its form is looked at.
+        # Parsed by the driver; a mongodb+srv:// URL needs a DNS lookup, so only its form is checked.
         database = (
             urlsplit(url).path.strip("/") if url.startswith("mongodb+srv://") else parse_mongo_uri(url)["database"]
         )
@@ -139,7 +139,7 @@ def _mongo_url(url: str) -> str:
 
 
 def _refuse_weak_options(url: str) -> None:
-    """Refuse options under which a fail-over loses acknowledged writes, or a read misses the write before it."""
+    """Refuse options under which a fail-over loses acknowledged writes, or reads are stale."""
     # Names of options are case-insensitive, and MongoDB's drivers also separate them by semicolons.
     options = parse_qsl(url.partition("?")[2].replace(";", "&"))
     for name, value in options:
@@ -185,20 +185,22 @@ def _broker_url(url: str) -> str:
 def _transport_for_broker_url(transport: str, info: ValidationInfo) -> str:
     url = info.data.get("broker_url") or ""
     if transport == "batched" and url.startswith(STOCK_SCHEMES):
-        raise ValueError(f"stock, or unset, with BROKER_URL={masked(url)}: batches are for redis:// and rediss:// only")
+        raise ValueError(
+            f"stock, or unset, with BROKER_URL={redact_url(url)}: batches are for redis:// and rediss:// only"
+        )
     return transport
 
 
 def _long_secret(secret: SecretStr) -> SecretStr:
-    if len(secret.get_secret_value()) < SHORTEST_SECRET:
-        raise ValueError(f"a secret of at least {SHORTEST_SECRET} characters")
+    if len(secret.get_secret_value()) < MIN_SECRET_LENGTH:
+        raise ValueError(f"a secret of at least {MIN_SECRET_LENGTH} characters")
     return secret
 
 
 REDIS_SCHEMES = ("redis", "rediss")
 STOCK_SCHEMES = ("sentinel", "amqp", "amqps")
 """Schemes of brokers that only kombu's own transports serve."""
-SHORTEST_SECRET = 32  # characters: what an HS256 signature is worth
+MIN_SECRET_LENGTH = 32  # characters, the strength of an HS256 signature
 Secret = Annotated[SecretStr, AfterValidator(_long_secret)]
 Keys = Annotated[list[ApiKey], NoDecode, BeforeValidator(api_keys.parse)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
@@ -210,14 +212,14 @@ Days = Annotated[float, Field(ge=0, le=36_500)]
 
 
 class Settings(BaseSettings):
-    """The settings by the names that the environment uses, in lower case."""
+    """The settings, by the lower-case names of their environment variables."""
 
     model_config = SettingsConfigDict(env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True)
 
     mongo_db_url: Annotated[str, AfterValidator(_text), AfterValidator(_mongo_url)] = (
         "mongodb://127.0.0.1:27017/queue_manager"
     )
-    """Where the record is kept; the path names the database."""
+    """URL of MongoDB; the path names the database."""
     redis_url: Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)] = "redis://127.0.0.1:6379/0"
     """Leases, the beat's schedule and lock, statistics, the channel of Socket.IO; without `broker_url` the broker."""
     broker_url: Annotated[str, AfterValidator(_text), AfterValidator(_broker_url)] | None = None
@@ -244,7 +246,7 @@ class Settings(BaseSettings):
     qm_jobs: Flag = False
     """Switches the job queues on."""
     qm_systems: Modules = []
-    """Modules that declare further systems; naming one switches its systems on."""
+    """Modules that declare additional systems; their systems are switched on."""
     qm_dry_run: Names = []
     """Names of systems whose scans count what is due and dispatch nothing."""
 
@@ -255,73 +257,73 @@ class Settings(BaseSettings):
     qm_lease_seconds: Annotated[float, Field(ge=2, le=3600)] = 60
     """Seconds that a lease lasts before a scan may take the item again."""
     qm_claim_batch: Annotated[int, Field(ge=1, le=10_000)] = 500
-    """Items that a scan claims and publishes at a time."""
+    """Items that a scan leases and publishes per batch."""
     qm_ahead_limit: Annotated[int, Field(ge=0, le=10_000)] = 200
-    """Items not due yet that one scan sends with their exact time; 0 switches it off."""
+    """Items that one scan dispatches ahead of their due time; 0 disables it."""
     qm_max_queue: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
-    """Messages that may wait in one item queue before scans stop claiming more."""
+    """Messages in one item queue above which scans dispatch no more."""
     qm_item_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 120
-    """Seconds after which a process that hangs in an item, or in a batch of items, is replaced; jobs have no limit."""
+    """Seconds after which a process that hangs in an item or a batch is replaced; does not apply to jobs."""
     qm_worker_concurrency: Annotated[int, Field(ge=1, le=1_000)] = 4
     """Items that one worker process runs at a time."""
     qm_shutdown_seconds: Annotated[float, Field(ge=0, le=86_400)] = 20
-    """Seconds that tasks have to finish after SIGTERM before they are put back; 0: any time."""
+    """Seconds that tasks have to finish after SIGTERM before they are requeued; 0 means unlimited."""
 
     managed_subscriptions: Names = []
-    """Product types whose agencies are asked for a review; sites and listings never are."""
+    """Product types whose agencies get review requests; sites and listings never do."""
     subscriptions_collection: CollectionName = "store-subscription"
     pulses_collection: CollectionName = "projects.pulse"
     review_after_days: Days = 30
-    """Days of active subscription after which an agency is asked."""
+    """Days of active subscription after which an agency gets a review request."""
     review_window_days: Days = 30
-    """Days after a request before the next one, to which the buffer is added."""
+    """Days between two requests, in addition to the buffer."""
     review_buffer_days: Days = 1
 
     thumbnail_stale_seconds: Annotated[float | None, Field(gt=0, le=31_536_000)] = None
-    """Seconds after which a thumbnail build counts as hung; unset: 2 h, 15 min in development."""
+    """Seconds after which a thumbnail build is stale; default: 2 h, in development 15 min."""
     thumbnail_build_task: Text | None = None
-    """Name of another application's Celery task that is sent each site that was reset."""
+    """Celery task of another application that is called for each site that was reset."""
 
     qm_queue_redis_url: Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)] | None = None
-    """The message queue's own server; unset: `redis_url`."""
+    """URL of the message queue's server; default: `redis_url`."""
     queue_name: Annotated[str, AfterValidator(_queue_name)] = "queue"
-    """Begins every key of the message queue; `{in braces}` for Redis Cluster."""
+    """Prefix of all keys of the message queue; `{in braces}` for Redis Cluster."""
     max_priority_levels: Annotated[int, Field(ge=1, le=100)] = 10
-    """Priorities of messages: 0, the lowest, up to one less than this."""
+    """Number of message priorities; 0 is the lowest."""
     ack_timeout_seconds: Annotated[float, Field(ge=0.1, le=604_800)] = 30
-    """Seconds in which a message must be acknowledged, unless it says otherwise."""
+    """Default seconds in which a message must be acknowledged."""
     max_attempts: Annotated[int, Field(ge=1, le=10_000)] = 3
-    """Deliveries of a message before it is a dead letter, unless it says otherwise."""
+    """Default number of deliveries before a message is dead-lettered."""
     requeue_batch_size: Annotated[int, Field(ge=1, le=10_000)] = 100
-    """Overdue messages that one call of a script takes back."""
+    """Overdue messages that one script call requeues."""
     overdue_check_interval_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 5_000
-    """Milliseconds between two looks for overdue messages; they are also looked for at each deadline."""
+    """Milliseconds between two periodic sweeps; additional sweeps run at earlier deadlines."""
     queue_require_lock_token: Flag = True
-    """Whether ack, nack and touch need the lock token; off for clients of an older service."""
+    """Whether ack, nack and touch require the lock token; switch it off for clients of an older service."""
     queue_max_payload_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
-    """Bytes of one message's payload, as JSON."""
+    """Maximum bytes of a message's payload as JSON."""
 
     jobs_imports: Modules = []
     """Modules that register jobs, imported by workers."""
     jobs_production_only: Flag = False
-    """Runs no jobs unless `app_env` is set to `production`."""
+    """Runs jobs only if `app_env` is set to `production`."""
     jobs_timer_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 5_000
-    """Milliseconds between two looks for jobs that are due."""
+    """Milliseconds between two dispatches of due jobs."""
     jobs_lease_seconds: Annotated[float, Field(ge=1, le=3_600)] = 30
-    """Seconds after which a job whose worker gives no sign of life is due again."""
+    """Seconds without heartbeat after which a job is requeued."""
     jobs_takeover_seconds: Annotated[int, Field(ge=6, le=600)] = 6
-    """Seconds after which another beat takes over from a leader that gives no sign of life."""
+    """Seconds without heartbeat after which another beat becomes the leader."""
 
     socketio_channel: Text = "socketio"
     """Redis channel on which python-socketio's servers listen."""
     socketio_token_secret: Secret | None = None
     """Signs the tokens of Socket.IO clients (HS256)."""
     qm_api_keys: Keys = []
-    """Who may use the web process; without keys it serves this machine alone."""
+    """API keys of the web process; without keys it accepts only local requests."""
     qm_api_keys_file: Annotated[Path, AfterValidator(_file)] | None = None
-    """A file with the keys instead, read again when it changes."""
+    """File with the API keys, read again when it changes."""
     qm_hooks: Flag = False
-    """Opens the manual triggers of the web process."""
+    """Enables the manual triggers of the web process."""
 
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"
@@ -342,28 +344,28 @@ class Settings(BaseSettings):
 
     @property
     def runs_jobs(self) -> bool:
-        """Whether jobs are switched on, and allowed in this environment."""
+        """Whether jobs are switched on and allowed in this environment."""
         return self.qm_jobs and self.allows_jobs
 
     @property
     def allows_jobs(self) -> bool:
-        """Whether jobs may run in this environment. JOBS_PRODUCTION_ONLY protects: APP_ENV's default is no consent."""
+        """Whether jobs may run in this environment. The default of APP_ENV does not count as production."""
         is_production = self.app_env == "production" and "app_env" in self.model_fields_set
         return is_production or not self.jobs_production_only
 
     @property
-    def why_no_jobs(self) -> str:
-        """What to say where `allows_jobs` is false."""
+    def jobs_disabled_reason(self) -> str:
+        """Reason why `allows_jobs` is false."""
         environment = f"APP_ENV={self.app_env!r}" if "app_env" in self.model_fields_set else "APP_ENV is not set"
         return f"JOBS_PRODUCTION_ONLY=true and {environment}: no jobs run here"
 
     @property
     def has_credentials(self) -> bool:
-        """Whether the web process asks who somebody is. A file counts although it has no key (any more)."""
+        """Whether the web process requires authentication. A file counts even if it has no keys."""
         return bool(self.qm_api_keys) or self.qm_api_keys_file is not None
 
     def warnings(self) -> list[str]:
-        """Return what an operator should know of the environment: misspelt names, jobs that may not run."""
+        """Return warnings for operators: misspelt settings, and jobs that may not run."""
         fields = [name.upper() for name in type(self).model_fields]
         given = {name for name in _environment() if name.startswith("QM_")}
         warnings = []
@@ -371,17 +373,17 @@ class Settings(BaseSettings):
             near = difflib.get_close_matches(name, fields, n=1)
             warnings.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
         if self.qm_jobs and not self.runs_jobs:
-            warnings.append(self.why_no_jobs)
+            warnings.append(self.jobs_disabled_reason)
         return warnings
 
 
 def _environment() -> dict[str, str]:
-    """Return what the settings were read from: the file, and the environment, which wins."""
+    """Return the variables of `.env` and of the environment, which takes precedence."""
     return {**{name: value or "" for name, value in dotenv_values(".env").items()}, **os.environ}
 
 
-# Names that begin with QM_ and are read elsewhere: where the embedded servers are, which must be found before
-# settings are read, and the default of `queue-manager web --port`.
+# Names with the prefix QM_ that are read elsewhere: paths of embedded servers, needed before the settings are read, and
+# the default of `queue-manager web --port`.
 _READ_ELSEWHERE = {"QM_MONGOD_BIN", "QM_REDIS_SERVER_BIN", "QM_WEB_PORT"}
 
 
@@ -390,7 +392,7 @@ def settings() -> Settings:
     """Return the settings of this process, read once.
 
     Raises:
-        ConfigurationError: lists every wrong setting, one a line.
+        ConfigurationError: lists every invalid setting, one per line.
     """
     try:
         return Settings()
@@ -405,13 +407,13 @@ def _explain(detail: Any) -> str:
     accepted = _accepted(name, detail)
     if name.endswith(("_SECRET", "_KEYS", "_KEYS_FILE")):
         return f"{name}: must be {accepted}"
-    value = masked(str(detail["input"])) if name.endswith("_URL") else str(detail["input"])
-    shown = value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}…"
+    value = redact_url(str(detail["input"])) if name.endswith("_URL") else str(detail["input"])
+    shown = value if len(value) <= _MAX_SHOWN_LENGTH else f"{value[:_MAX_SHOWN_LENGTH]}…"
     return f"{name}={shown!r}: must be {accepted}"
 
 
 def _accepted(name: str, detail: Any) -> str:
-    """Return what the value must be, in our own words: pydantic's do not name the bounds, and quote the value."""
+    """Return what the value must be; pydantic's messages omit the bounds and quote the value."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     if detail["type"] == "literal_error":

@@ -36,7 +36,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.retry import doubling
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.leases.scripts import (
     DISPATCHED,
     END,
@@ -374,7 +374,7 @@ def _redis() -> Iterator[redis.Redis]:
         yield _client()
     except redis.RedisError as error:
         did = "refused a command" if isinstance(error, redis.ResponseError) else "does not answer"
-        raise Unavailable(f"Redis at {masked(settings().redis_url)} {did} ({reason(error)})") from error
+        raise Unavailable(f"Redis at {redact_url(settings().redis_url)} {did} ({reason(error)})") from error
 
 
 class _Recorder:

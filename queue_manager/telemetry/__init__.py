@@ -1,1 +1,1 @@
-"""What processes report about themselves through Redis: counters, history, heartbeats of workers."""
+"""Telemetry of all processes in Redis: counters, history, worker heartbeats."""

@@ -1,9 +1,10 @@
-"""Totals that only grow, kept in Redis for all processes together: what `/metrics` shows.
+"""Monotonic counters in Redis, shared by all processes, for `/metrics`.
 
-How items end is also counted by the minute, by the clock of Redis, for a day: see `transport.history`.
+Outcomes of items are also counted per minute for a day, see `telemetry.history`.
 
-Guarantee: counting never fails and hardly waits. While Redis is away nothing is counted, which is logged once, and
-asked again every few seconds. A Redis that lost its data starts from zero, which Prometheus understands.
+Guarantee: counting never raises and waits at most `REDIS_TIMEOUT`. While Redis is away nothing is counted, which is
+logged once; every `RETRY_DELAY` it is tried again. If Redis lost its data, counters restart at zero, as Prometheus
+expects.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.telemetry import history
 
 Totals = dict[str, int]
 
 BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
-"""Upper bounds of a scan's duration; one more bucket takes what is longer."""
-PATIENCE = 0.5  # seconds that one caller waits for a Redis that hangs
-PAUSE = 5.0  # seconds after a failure in which nobody waits again
+"""Upper bounds of the histogram of scan durations; one more bucket has longer ones."""
+REDIS_TIMEOUT = 0.5  # seconds that a caller waits for Redis
+RETRY_DELAY = 5.0  # seconds after a failure before Redis is tried again
 
 log = get_logger("QM/counters")
 
@@ -40,14 +41,14 @@ def add(name: str, amounts: Mapping[str, int]) -> None:
 
 
 def items(name: str, outcomes: Mapping[str, int]) -> None:
-    """Count how items ended, `{done, failed, retried}`: in the totals of `name` and in its history. Like `add`."""
+    """Count outcomes of items, `{done, failed, retried}`, in the totals and the history of `name`. Like `add`."""
     _counters().items(name, outcomes)
 
 
 @contextmanager
-def together() -> Iterator[None]:
-    """Count the items of within at its end: one round trip for each name."""
-    with _counters().together():
+def batched() -> Iterator[None]:
+    """Collect the item counts of the block and write them at its end: one round trip per name."""
+    with _counters().batched():
         yield
 
 
@@ -57,9 +58,9 @@ def scan(name: str, run: Mapping[str, int]) -> None:
 
 
 def read(client: redis.Redis, names: Iterable[str]) -> dict[str, Totals]:
-    """Return the totals of each of `names`, empty for one that counted nothing; `client` decodes its replies.
+    """Return the totals of each of `names`, empty if nothing was counted; `client` must decode its replies.
 
-    Raises what redis-py raises.
+    Raises the errors of redis-py.
     """
     wanted = list(names)
     with client.pipeline(transaction=False) as pipe:
@@ -72,17 +73,17 @@ def read(client: redis.Redis, names: Iterable[str]) -> dict[str, Totals]:
 
 
 def durations(totals: Totals) -> list[tuple[str, int]]:
-    """Return the histogram of a scan's durations, as Prometheus wants it: (upper bound in s, runs up to it)."""
+    """Return the cumulative histogram of scan durations for Prometheus: (upper bound in s, number of runs)."""
     counts = accumulate(totals.get(field, 0) for field in (*map(_field, BUCKETS_MS), _LONGER))
     bounds = (*(str(bound / 1000) for bound in BUCKETS_MS), "+Inf")
     return list(zip(bounds, counts, strict=True))
 
 
 class _Counters:
-    """This process's way to the totals, and whether it is worth trying."""
+    """The counters of this process, with a circuit breaker for Redis."""
 
     def __init__(self, url: str) -> None:
-        self._client = make_client(url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+        self._client = make_client(url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT)
         self._count_items = self._client.register_script(history.COUNT)
         self._url = url
         self._is_away = False
@@ -100,7 +101,7 @@ class _Counters:
         self._try(count)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def batched(self) -> Iterator[None]:
         collected: dict[str, Counter[str]] = defaultdict(Counter)
         self._collected = collected
         try:
@@ -116,7 +117,7 @@ class _Counters:
             return
         keys = (_key(name), history.key(name))
         pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
-        self._try(lambda: self._count_items(keys=keys, args=[history.KEPT_SECONDS, *pairs]))
+        self._try(lambda: self._count_items(keys=keys, args=[history.RETENTION_SECONDS, *pairs]))
 
     def _try(self, count: Callable[[], object]) -> None:
         if time.monotonic() < self._try_again_at:
@@ -124,19 +125,19 @@ class _Counters:
         try:
             count()
         except redis.RedisError as error:
-            self._try_again_at = time.monotonic() + PAUSE
-            self._say(is_away=True, error=error)
+            self._try_again_at = time.monotonic() + RETRY_DELAY
+            self._log_change(is_away=True, error=error)
         else:
-            self._say(is_away=False)
+            self._log_change(is_away=False)
 
-    def _say(self, *, is_away: bool, error: Exception | None = None) -> None:
-        """Log a change once, whichever thread saw it first."""
+    def _log_change(self, *, is_away: bool, error: Exception | None = None) -> None:
+        """Log a change of availability once."""
         with self._lock:
             has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
-            log.warning(f"Nothing is counted: Redis at {masked(self._url)} does not answer ({reason(error)})")
+            log.warning(f"Nothing is counted: Redis at {redact_url(self._url)} does not answer ({reason(error)})")
         elif has_changed:
-            log.info(f"Counting again: Redis at {masked(self._url)} is back")
+            log.info(f"Counting again: Redis at {redact_url(self._url)} is back")
 
 
 _counters = PerProcess(lambda: _Counters(settings().redis_url))

@@ -1,7 +1,7 @@
-"""How many items ended how, by the minute, for the last 24 hours: counted by `transport.counters`, read here.
+"""Outcomes of items per minute for the last 24 hours: written by `telemetry.counters`, read here.
 
-A key holds ten minutes of one name, each minute a field of its own, and expires a little after a day. The clock is that
-of Redis, for those who count and those who read.
+A key has ten minutes of one name, with one field per minute and outcome, and expires soon after a day. Writers and
+readers use the clock of Redis.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import redis
 OUTCOMES = ("done", "failed", "retried")
 BUCKET_SECONDS = 600
 BUCKETS = 144
-KEPT_SECONDS = (BUCKETS + 2) * BUCKET_SECONDS
+RETENTION_SECONDS = (BUCKETS + 2) * BUCKET_SECONDS
 
-# Count outcomes in totals and in the minute that it is.
+# Counts outcomes in the totals and in the current minute.
 #
 # KEYS[1]  totals: hash {outcome: count}
-# KEYS[2]  beginning of the history's keys; the number of the ten minutes is added here
-# ARGV     seconds that ten minutes are kept, then outcome and amount, any number of times
+# KEYS[2]  prefix of the history's keys; the script appends the number of the ten minutes
+# ARGV     retention in seconds, then any number of outcomes and amounts
 # Returns  nothing
 #
-# A script for its clock: those who count may disagree about the time. A reply that was lost is not asked for again.
+# A script, because it needs the clock of Redis. Atomic, so that totals and history agree. Never retried.
 COUNT = """
 local minute = math.floor(redis.call('TIME')[1] / 60)
 local ten = KEYS[2] .. math.floor(minute / 10)
@@ -35,32 +35,32 @@ end
 redis.call('EXPIRE', ten, ARGV[1])
 """
 
-Counted = dict[str, dict[str, list[int]]]
+Counts = dict[str, dict[str, list[int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Day:
-    """The last 24 hours in buckets of ten minutes, oldest first; the last one still fills."""
+    """The last 24 hours in buckets of ten minutes, oldest first; the last one is incomplete."""
 
     begins_at: datetime
-    counts: Counted
+    counts: Counts
     """By name and outcome."""
 
 
 def key(name: str) -> str:
-    """Return what the keys of a name's history begin with."""
+    """Return the prefix of the history keys of a name."""
     return f"qm:minutes:{name}:"
 
 
 def day(client: redis.Redis, names: Iterable[str]) -> Day:
-    """Return the last 24 hours of `names`; `client` decodes its replies. Raises what redis-py raises."""
+    """Return the last 24 hours of `names`; `client` must decode its replies. Raises the errors of redis-py."""
     wanted, first = list(names), _now(client) // BUCKET_SECONDS - BUCKETS + 1
     with client.pipeline(transaction=False) as pipe:
         for name in wanted:
             for number in range(first, first + BUCKETS):
                 pipe.hgetall(f"{key(name)}{number}")
         buckets = iter(pipe.execute())
-    counts: Counted = {}
+    counts: Counts = {}
     for name in wanted:
         of_name = [_sums(next(buckets)) for _ in range(BUCKETS)]
         counts[name] = {outcome: [sums[outcome] for sums in of_name] for outcome in OUTCOMES}
@@ -68,7 +68,7 @@ def day(client: redis.Redis, names: Iterable[str]) -> Day:
 
 
 def last_minute(client: redis.Redis, names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return how many items of each of `names` ended how in the last full minute. Raises like `day`."""
+    """Return the number of items by name and outcome in the last full minute. Raises like `day`."""
     wanted, minute = list(names), _now(client) // 60 - 1
     with client.pipeline(transaction=False) as pipe:
         for name in wanted:

@@ -1,8 +1,7 @@
-"""Which workers are online, of which release, and which queues they consume: each shows itself every two seconds, and
-leaves when it ends in order.
+"""Heartbeats of workers: name, release and consumed queues, every two seconds until shutdown.
 
-Guarantee: a worker that was killed, or that the broker lost, is gone after `GONE_AFTER`, by the clock of Redis. Showing
-oneself never fails and hardly waits.
+Guarantee: a worker that was killed or lost its connection is offline after `OFFLINE_AFTER`, by the clock of Redis.
+Recording a heartbeat never raises and waits at most `REDIS_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ KEY = "qm:workers"
 QUEUES_KEY = "qm:workers:queues"
 RELEASES_KEY = "qm:workers:releases"
 RELEASE = version("queue-manager")
-GONE_AFTER = seconds(10)
-PATIENCE = 0.5  # seconds that a worker waits for a Redis that hangs
+OFFLINE_AFTER = seconds(10)
+REDIS_TIMEOUT = 0.5  # seconds that a worker waits for Redis
 
-# Show that a worker is there now, and forget those that are gone.
+# Records the heartbeat of a worker, and deletes workers that are offline.
 #
-# KEYS[1]  workers: sorted set of names by the time, in ms, at which each showed itself last
-# KEYS[2]  hash of the queues of each, as JSON; one that does not say what it consumes is not in it
-# KEYS[3]  hash of the release of each
-# ARGV     name, ms after which a worker is gone, its queues or nothing, its release
+# KEYS[1]  workers: sorted set of names by the time of their last heartbeat in ms
+# KEYS[2]  hash of the queues as JSON, by name; without workers that do not report their queues
+# KEYS[3]  hash of the release, by name
+# ARGV     name, ms after which a worker is offline, its queues or '', its release
 # Returns  nothing
 #
-# A script for its clock. Harmless when repeated.
-SHOW = """
+# A script, because it needs the clock of Redis. Atomic, so that the three keys agree. Idempotent.
+RECORD = """
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 redis.call('ZADD', KEYS[1], ms, ARGV[1])
@@ -62,28 +61,26 @@ class Worker:
     pid: int
     seen_at: datetime
     queues: tuple[str, ...] | None = None
-    """What it consumes; `None`: it does not say, as a worker of an older release."""
+    """Consumed queues; `None` if unknown, as for a worker of an older release."""
     release: str | None = None
-    """`None`: one before 0.2."""
+    """`None` for releases before 0.2."""
 
 
 _client = PerProcess(
-    lambda: make_client(settings().redis_url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+    lambda: make_client(settings().redis_url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT)
 )
 
 
-def show(name: str, queues: Iterable[str] | None = None) -> None:
-    """Show that the worker `name` of this process is there and consumes `queues`. Best effort: the next time comes
-    soon.
-    """
+def record(name: str, queues: Iterable[str] | None = None) -> None:
+    """Record a heartbeat of the worker `name` of this process, which consumes `queues`. Best effort."""
     consumed = "" if queues is None else json.dumps(sorted(queues))
     with suppress(redis.RedisError):
         keys = KEY, QUEUES_KEY, RELEASES_KEY
-        _client().eval(SHOW, len(keys), *keys, _member(name), milliseconds(GONE_AFTER), consumed, RELEASE)
+        _client().eval(RECORD, len(keys), *keys, _member(name), milliseconds(OFFLINE_AFTER), consumed, RELEASE)
 
 
-def leave(name: str) -> None:
-    """Say that it ends. Best effort: it is gone a little later by itself."""
+def remove(name: str) -> None:
+    """Remove a worker on shutdown. Best effort: otherwise it expires after `OFFLINE_AFTER`."""
     with suppress(redis.RedisError):
         with _client().pipeline() as pipe:
             pipe.zrem(KEY, _member(name))
@@ -93,20 +90,20 @@ def leave(name: str) -> None:
 
 
 def online(client: redis.Redis) -> list[Worker]:
-    """Return the workers that are there, by name; `client` decodes its replies. Raises what redis-py raises."""
+    """Return the online workers by name; `client` must decode its replies. Raises the errors of redis-py."""
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.zrange(KEY, 0, -1, withscores=True)
         pipe.hgetall(QUEUES_KEY)
         pipe.hgetall(RELEASES_KEY)
         (now, micros), found, queues, releases = pipe.execute()
-    since = now * 1000 + micros // 1000 - milliseconds(GONE_AFTER)
+    since = now * 1000 + micros // 1000 - milliseconds(OFFLINE_AFTER)
     workers = (_worker(member, ms, queues.get(member), releases.get(member)) for member, ms in found if ms > since)
     return sorted(workers, key=lambda worker: worker.name)
 
 
 def unconsumed(workers: Iterable[Worker], queues: Iterable[str]) -> list[str]:
-    """Return those of `queues` that no worker consumes; none while a worker does not say what it consumes."""
+    """Return those of `queues` that no worker consumes; empty if the queues of a worker are unknown."""
     consumed: set[str] = set()
     for worker in workers:
         if worker.queues is None:
@@ -116,7 +113,7 @@ def unconsumed(workers: Iterable[Worker], queues: Iterable[str]) -> list[str]:
 
 
 def _member(name: str) -> str:
-    return f"{name} {os.getpid()}"  # two workers of one name, which Celery allows, are two
+    return f"{name} {os.getpid()}"  # Celery allows two workers with the same name
 
 
 def _worker(member: str, ms: float, queues: str | None, release: str | None) -> Worker:

@@ -10,7 +10,7 @@ from kombu.exceptions import OperationalError
 
 from queue_manager.broker.options import timeouts
 from queue_manager.core.errors import reason
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.server_calls import REDIS_PATIENCE, Unavailable
 from tasks import app
 
@@ -28,4 +28,4 @@ def broker() -> Iterator[Connection]:
             connection.ensure_connection(max_retries=0)
             yield connection
         except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
-            raise Unavailable(f"The broker at {masked(url)} takes no messages ({reason(error)})") from error
+            raise Unavailable(f"The broker at {redact_url(url)} takes no messages ({reason(error)})") from error

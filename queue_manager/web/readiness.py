@@ -22,7 +22,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.publishing import broker
 from services.message_queue import server_url
 
@@ -124,7 +124,7 @@ def needed() -> list[Server]:
         servers.append(_broker(chosen.broker))
     mongo = Server(
         name="MongoDB",
-        url=masked(chosen.mongo_db_url),
+        url=redact_url(chosen.mongo_db_url),
         write=lambda: _in_time(readiness.write),
         ping=lambda: _in_time(lambda: database().command("ping")),
         trouble=_trouble_of_mongodb,
@@ -135,7 +135,7 @@ def needed() -> list[Server]:
 def _redis(name: str, url: str, client: Callable[[], redis.Redis]) -> Server:
     return Server(
         name=name,
-        url=masked(url),
+        url=redact_url(url),
         write=lambda: client().set(KEY, "1", px=KEY_EXPIRES_MS),
         ping=lambda: client().ping(),
         trouble=_trouble_of_redis,
@@ -143,7 +143,7 @@ def _redis(name: str, url: str, client: Callable[[], redis.Redis]) -> Server:
 
 
 def _broker(url: str) -> Server:
-    return Server(name="The broker", url=masked(url), write=_connect, ping=_connect, trouble=lambda _: NO_ANSWER)
+    return Server(name="The broker", url=redact_url(url), write=_connect, ping=_connect, trouble=lambda _: NO_ANSWER)
 
 
 def _connect() -> None:

@@ -19,7 +19,7 @@ from beat_schedule import warnings
 from queue_manager.core import log as logging
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import OUTAGES, require_server
-from queue_manager.core.settings import Settings, masked, settings
+from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.web.app import create
 from queue_manager.web.http.boundary import is_loopback
 from services import message_queue
@@ -83,7 +83,7 @@ def _without_query(record: stdlib_logging.LogRecord) -> bool:
 def _refuse_open_house(host: str, chosen: Settings) -> None:
     if not is_loopback(host) and not chosen.has_credentials:
         raise ConfigurationError(
-            f"--host {host}: without QM_API_KEYS anybody could use it, so accepted is a loopback address, such as "
+            f"--host {host}: without QM_API_KEYS anybody could use it, so it must be a loopback address, such as "
             "127.0.0.1; or set QM_API_KEYS, or QM_API_KEYS_FILE"
         )
 
@@ -93,4 +93,4 @@ def _refuse_old_server(url: str) -> None:
         require_server(url)
     except OUTAGES as error:
         # The pages say so, and work again when it is back.
-        log.warning(f"The queue's server at {masked(url)} does not answer yet", error=reason(error))
+        log.warning(f"The queue's server at {redact_url(url)} does not answer yet", error=reason(error))

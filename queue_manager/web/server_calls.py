@@ -14,7 +14,7 @@ from queue_manager.core.errors import Unavailable as Unavailable
 from queue_manager.core.errors import reason
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 
 MONGO_PATIENCE = 2.5  # seconds for everything asked in one `mongodb()`
 REDIS_PATIENCE = 2.0  # seconds for each command
@@ -31,7 +31,7 @@ def mongodb() -> Iterator[None]:
     except OperationFailure as error:
         raise Unavailable(_refused(error)) from error
     except database.Error as error:
-        url = masked(settings().mongo_db_url)
+        url = redact_url(settings().mongo_db_url)
         raise Unavailable(f"MongoDB at {url} does not answer ({reason(error)})") from error
 
 
@@ -47,7 +47,7 @@ def redis_server() -> Iterator[redis.Redis]:
     try:
         yield _client()
     except redis.RedisError as error:
-        url = masked(settings().redis_url)
+        url = redact_url(settings().redis_url)
         raise Unavailable(f"Redis at {url} does not answer ({reason(error)})") from error
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a job, each with one sentence."""
+"""Errors of the job queues."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from queue_manager.core.errors import AppError
 
 
 class InvalidJob(AppError):
-    """A job, or an argument about one, has not the accepted form: names the `field` and what is accepted."""
+    """A job or an argument is invalid; names the `field` and what it must be."""
 
-    def __init__(self, field: str, accepted: str) -> None:
-        super().__init__(f"{field}: {accepted}")
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
         self.field = field
 
 
 class UnknownJob(AppError):
-    """There is no such job, or no function registered for its name."""
+    """There is no such job, or no function is registered for its name."""
 
 
 class WrongState(AppError):
-    """The job is in a state in which this cannot be done."""
+    """The state of the job does not allow the operation."""
 
 
-class NotTheOnly(AppError):
-    """A job that must be the only live one of its kind is not."""
+class DuplicateJob(AppError):
+    """A singular job with the same name and arguments already exists."""

@@ -1,4 +1,4 @@
-"""Jobs for those who need them done: run, cancel, reschedule, retry, pause, look."""
+"""Operations on jobs: run, cancel, reschedule, retry, delete, list, and pause queues."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bson import ObjectId
 
 from models import job, job_leader, job_pages, job_queue
 from models.database import Document
-from models.job import AlreadyThere, State
-from models.job_pages import Asked
+from models.job import State
+from models.job_pages import JobQuery
 from services.job_queues.checks import (
     checked_arguments,
     checked_due,
@@ -21,34 +21,34 @@ from services.job_queues.checks import (
     checked_priority,
     checked_state,
     is_id,
-    key_of,
-    other_ids,
+    job_key,
+    possible_ids,
 )
-from services.job_queues.errors import InvalidJob, NotTheOnly, UnknownJob, WrongState
-from services.job_queues.paging import JobPage, cursor_of, field_of, place_of
+from services.job_queues.errors import DuplicateJob, InvalidJob, UnknownJob, WrongState
+from services.job_queues.job_page import JobPage, format_cursor, parse_cursor, sort_field
 from services.job_queues.registry import Registry
-from services.job_queues.searching import pattern_of, text_of
+from services.job_queues.search import search_pattern, search_text
 
-RETRIED = (State.PENDING, State.FAILURE, State.CANCELED, State.SUCCESS)
-RESCHEDULED = (State.PENDING, State.FAILURE, State.CANCELED)
+RETRYABLE_STATES = (State.PENDING, State.FAILURE, State.CANCELED, State.SUCCESS)
+RESCHEDULABLE_STATES = (State.PENDING, State.FAILURE, State.CANCELED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueStatus:
-    """One name: how many jobs are in each state, and what comes next."""
+    """Status of one queue: the number of jobs by state, and the next due times."""
 
     name: str
     states: dict[str, int]
     is_paused: bool
     running: Document | None
     oldest_due: datetime | None
-    """Since when the first job that may be started waits."""
+    """Due time of the oldest job that is due."""
     next_due: datetime | None
-    """When the first of the others falls due."""
+    """Due time of the next job that is not due yet."""
 
 
 class Jobs:
-    """The jobs in the database. `clock` is the server's."""
+    """The jobs in the database. `clock` returns the time of the database server."""
 
     def __init__(self, registry: Registry, *, clock: Callable[[], datetime]) -> None:
         self._registry, self._clock = registry, clock
@@ -63,19 +63,19 @@ class Jobs:
         unique: bool = False,
         singular: bool = False,
     ) -> Document | None:
-        """Store a job and return it; `None` when it must be the only one and is not.
+        """Store a job and return it; `None` if a unique or singular job already exists.
 
         Args:
-            at, delay: when it is due; now unless one of them is given.
+            at, delay: due time, or delay until then; the default is now.
             priority: -100 to 100, higher first.
             unique: only if there is no job of the same name and arguments, in any state.
-            singular: only if there is none that is pending, failed or executing.
+            singular: only if no such job is pending, failed or executing.
 
         Raises:
             UnknownJob: no function is registered for the name.
-            InvalidJob: names the argument; nothing was stored.
+            InvalidJob: names the argument. Nothing is stored.
         """
-        self._registry.work_of(checked_name(name))
+        self._registry.function_for(checked_name(name))
         now = self._clock()
         document = {
             "_id": ObjectId(),
@@ -88,44 +88,44 @@ class Jobs:
             "created": now,
             "updated": now,
             "attempts": 0,
-            "key": key_of(name, arguments),
-            "text": text_of(arguments),
+            "key": job_key(name, arguments),
+            "text": search_text(arguments),
             "history": [{"at": now, "state": State.PENDING}],
         }
         try:
             job.insert(document, unique=unique, singular=singular)
-        except AlreadyThere:
+        except job.DuplicateJob:
             return None
         return document
 
     def cancel(self, id: str) -> Document:
-        """Cancel a job that is pending or failed. Raises `WrongState`: it runs or is over; `UnknownJob`."""
+        """Cancel a pending or failed job. Raises `WrongState` for other states, `UnknownJob`."""
         canceled = job.cancel(self._own_id(id), now=self._clock())
         return canceled or self._refuse(id, "be canceled")
 
     def reschedule(
         self, id: str, *, at: datetime | None = None, delay: timedelta | None = None, priority: int | None = None
     ) -> Document:
-        """Make a job that waits, or was canceled, due at another time; a priority alone leaves the time as it is.
+        """Change the due time of a pending, failed or canceled job. With `priority` only, the due time is kept.
 
         Raises:
-            WrongState: it runs or is done.
-            NotTheOnly: it is singular, and another of its kind is live.
+            WrongState: the job is executing or successful.
+            DuplicateJob: the job is singular, and another with its name and arguments is live.
             InvalidJob, UnknownJob.
         """
         now = self._clock()
         if at is None and delay is None and priority is None:
-            raise InvalidJob("at", "accepted is a new time, `at` or `delay`, or a new priority")
+            raise InvalidJob("at", "one of `at`, `delay` and `priority` must be given")
         checked = None if priority is None else checked_priority(priority)
         due = None if at is None and delay is None else checked_due(at, delay, now)
-        return self._make_due(id, RESCHEDULED, due, checked, "be rescheduled")
+        return self._make_due(id, RESCHEDULABLE_STATES, due, checked, "be rescheduled")
 
     def retry(self, id: str) -> Document:
-        """Make a job due now, unless it runs. Raises like `reschedule`."""
-        return self._make_due(id, RETRIED, self._clock(), None, "be tried again")
+        """Make a job due now unless it is executing. Raises like `reschedule`."""
+        return self._make_due(id, RETRYABLE_STATES, self._clock(), None, "be retried")
 
     def get(self, id: str) -> Document:
-        """Return a job, or what another program stored under this id. Raises `UnknownJob`."""
+        """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
         found = job.get_any([ObjectId(id), str(id)]) if is_id(id) else self._foreign(id)
         if found is None:
             checked_id(id)
@@ -134,12 +134,12 @@ class Jobs:
 
     def find(self, name: str, *arguments: Any) -> list[Document]:
         """Return the jobs with this name and these arguments, newest first."""
-        return job.find(key_of(name, checked_arguments(arguments)))
+        return job.find(job_key(name, checked_arguments(arguments)))
 
     def list(
         self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
     ) -> list[Document]:
-        """Return jobs, newest first, from behind the job `before`."""
+        """Return jobs, newest first, after the job `before`."""
         return self.page(name=name, state=state, before=before, limit=limit).jobs
 
     def page(
@@ -153,50 +153,50 @@ class Jobs:
         before: str | None = None,
         limit: int = 50,
     ) -> JobPage:
-        """Return the jobs after `before`, the cursor of an earlier page that was asked for in the same words.
+        """Return the jobs after `before`, the cursor of the previous page of the same query.
 
         Args:
-            search: a text that they have in their arguments, name or last error; A to Z are the same as a to z.
-            sort: `created`, `due`, `updated`, `priority` or `attempts`; what is equal comes in the order of the ids.
+            search: substring of the arguments, name or last error; ASCII letters match case-insensitively.
+            sort: `created`, `due`, `updated`, `priority` or `attempts`; ties are ordered by id.
 
         Raises:
             InvalidJob: names the argument.
         """
-        asked = Asked(
+        query = JobQuery(
             name=None if name is None else checked_name(name),
             state=None if state is None else checked_state(state),
-            text=pattern_of(search) if search else None,
-            by=field_of(sort),
+            text=search_pattern(search) if search else None,
+            sort_by=sort_field(sort),
             is_descending=is_descending,
-            after=None if before is None else place_of(before, sort),
+            after=None if before is None else parse_cursor(before, sort),
         )
-        found = job_pages.page(asked, limit=limit)
-        cursor = None if found.end is None else cursor_of(found.end, sort)
+        found = job_pages.page(query, limit=limit)
+        cursor = None if found.end is None else format_cursor(found.end, sort)
         return JobPage(jobs=found.jobs, cursor=cursor, is_partial=found.is_partial)
 
-    def clear(self, states: Iterable[str], name: str | None = None, *, most: int | None = None) -> int:
-        """Delete jobs in these states, of one name or of all, no more than `most`; return how many.
+    def clear(self, states: Iterable[str], name: str | None = None, *, limit: int | None = None) -> int:
+        """Delete up to `limit` jobs in these states, of one name or of all names; return their number.
 
-        Raises `InvalidJob`: a job that runs cannot be deleted.
+        Raises `InvalidJob`: executing jobs cannot be deleted.
         """
         wanted = [checked_state(state) for state in states]
         if State.EXECUTING in wanted:
-            raise InvalidJob("states", "a job that is executing cannot be deleted; accepted are the other states")
-        return job.clear(wanted, None if name is None else checked_name(name), most=most)
+            raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
+        return job.clear(wanted, None if name is None else checked_name(name), limit=limit)
 
     def pause(self, names: Sequence[str]) -> None:
-        """Start no more jobs of these names, in the whole system; one that runs ends."""
+        """Pause queues in the whole system: no job of these names is started; an executing one finishes."""
         job_queue.pause([checked_name(name) for name in names], is_paused=True)
 
     def resume(self, names: Sequence[str]) -> None:
-        """Let queues go on."""
+        """Resume paused queues."""
         job_queue.pause([checked_name(name) for name in names], is_paused=False)
 
     def status(self) -> dict[str, Any]:
         """Return `{queues, leader, other_documents}`.
 
-        The queues are every name that has jobs, a function or a pause; the leader: who hands out, since when; and how
-        many documents are of another form, up to `job.COUNTED`.
+        `queues` has every name that has jobs, a registered function or a pause. `leader` is the dispatching leader.
+        `other_documents` is the number of documents that are not jobs, up to `job.MAX_FOREIGN_COUNT`.
         """
         now, counts, paused = self._clock(), job.counts(), job_queue.paused()
         running = {executing.name: executing for executing in job.executing()}
@@ -218,36 +218,36 @@ class Jobs:
         }
 
     def _make_due(
-        self, id: str, states: Sequence[State], due: datetime | None, priority: int | None, what: str
+        self, id: str, states: Sequence[State], due: datetime | None, priority: int | None, action: str
     ) -> Document:
         try:
             changed = job.make_due(self._own_id(id), states, due=due, priority=priority, now=self._clock())
-        except AlreadyThere:
-            raise NotTheOnly(f"The job {id} is singular, and another with its name and arguments is live") from None
-        return changed or self._refuse(id, what)
+        except job.DuplicateJob:
+            raise DuplicateJob(f"The job {id} is singular, and another with its name and arguments is live") from None
+        return changed or self._refuse(id, action)
 
-    def _refuse(self, id: str, what: str) -> Document:
+    def _refuse(self, id: str, action: str) -> Document:
         found = self.get(id)
-        if not job.is_ours(found):
-            raise _is_foreign(id)
-        raise WrongState(f"The job {id} is {found['state']} and cannot {what}")
+        if not job.is_job(found):
+            raise _foreign_document_error(id)
+        raise WrongState(f"The job {id} is {found['state']} and cannot {action}")
 
     def _own_id(self, id: str) -> ObjectId:
-        """Return the id of a job. Raises `InvalidJob`; `WrongState`: it is that of a document of another form."""
+        """Return the id of a job. Raises `InvalidJob`, or `WrongState` if it is that of another program's document."""
         if not is_id(id) and self._foreign(id) is not None:
-            raise _is_foreign(id)
+            raise _foreign_document_error(id)
         return checked_id(id)
 
     def _foreign(self, id: Any) -> Document | None:
-        """Return the document that has this id of another type, as a text or in extended JSON."""
-        return job.get_any(other_ids(id))
+        """Return the document whose id is this text, or its value as extended JSON."""
+        return job.get_any(possible_ids(id))
 
 
-def _is_foreign(id: str) -> WrongState:
-    return WrongState(f"The document {id} was stored by another program, in another form, and is left alone")
+def _foreign_document_error(id: str) -> WrongState:
+    return WrongState(f"The document {id} was stored by another program and is not a job")
 
 
-def _shown(executing: job.Executing | None) -> Document | None:
+def _shown(executing: job.ExecutingJob | None) -> Document | None:
     if executing is None:
         return None
     shown: Document = {"id": executing.id, "claimed_until": executing.claimed_until}

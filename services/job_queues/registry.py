@@ -1,4 +1,4 @@
-"""Which function runs the jobs of which name: `@job("send_invoice")`, in modules that `JOBS_IMPORTS` lists."""
+"""Registry of job functions by name: `@job("send_invoice")`, in modules listed in `JOBS_IMPORTS`."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
 from services.job_queues.errors import InvalidJob, UnknownJob
 
-Work = Callable[..., Any]
-Registered = TypeVar("Registered", bound=Work)
+JobFunction = Callable[..., Any]
+Registered = TypeVar("Registered", bound=JobFunction)
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-ACCEPTED_NAME = "accepted are 1 to 128 letters, digits or any of _ . : -"
+NAME_RULE = "must be 1 to 128 letters, digits or any of _ . : -"
 
 
 class Registry:
-    """The functions by the names of their jobs."""
+    """Job functions by name."""
 
     def __init__(self) -> None:
-        self._work: dict[str, Work] = {}
+        self._functions: dict[str, JobFunction] = {}
         self._is_loaded = False
 
-    def register(self, name: str, work: Registered) -> Registered:
-        """Let `work` run the jobs of `name`.
+    def register(self, name: str, function: Registered) -> Registered:
+        """Register `function` for the jobs of `name`.
 
         Raises:
-            InvalidJob: the name is malformed or another function's, or `work` cannot be called.
+            InvalidJob: the name is invalid or taken, or `function` is not a plain function.
         """
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidJob("name", f"{name!r:.80} names no job; {ACCEPTED_NAME}")
-        if not callable(work):
-            raise InvalidJob("work", f"the job {name} needs a function; {work!r:.80} cannot be called")
-        if iscoroutinefunction(work) or isgeneratorfunction(work) or isasyncgenfunction(work):
-            raise InvalidJob("work", f"the job {name} needs a plain function: calling {_place(work)} would run nothing")
-        known = self._work.get(name)
-        if known is not None and not _is_same(known, work):
-            raise InvalidJob("name", f"the job {name} is {_place(known)} already")
-        self._work[name] = work
-        return work
+            raise InvalidJob("name", f"{name!r:.80} is not a valid name; {NAME_RULE}")
+        if not callable(function):
+            raise InvalidJob("function", f"the job {name} needs a function; {function!r:.80} is not callable")
+        if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
+            found = _qualified_name(function)
+            raise InvalidJob(
+                "function", f"the job {name} needs a plain function; {found} is a coroutine or a generator"
+            )
+        known = self._functions.get(name)
+        if known is not None and not _is_same(known, function):
+            raise InvalidJob("name", f"the job {name} is already registered for {_qualified_name(known)}")
+        self._functions[name] = function
+        return function
 
     def load(self) -> None:
-        """Import the modules that `JOBS_IMPORTS` lists, once.
+        """Import the modules listed in `JOBS_IMPORTS`, once.
 
         Raises:
             ConfigurationError: one of them cannot be imported.
@@ -55,38 +58,38 @@ class Registry:
             import_named(module, setting="JOBS_IMPORTS")
         self._is_loaded = True
 
-    def work_of(self, name: str) -> Work:
+    def function_for(self, name: str) -> JobFunction:
         """Return the function for the jobs of `name`. Raises `UnknownJob`, which lists the known names."""
         self.load()
-        work = self._work.get(name)
-        if work is None:
-            known = ", ".join(sorted(self._work)) or "none; set JOBS_IMPORTS"
+        function = self._functions.get(name)
+        if function is None:
+            known = ", ".join(sorted(self._functions)) or "none; set JOBS_IMPORTS"
             raise UnknownJob(f"There is no job {name!r:.140}; the jobs are: {known}")
-        return work
+        return function
 
     def names(self) -> list[str]:
         self.load()
-        return sorted(self._work)
+        return sorted(self._functions)
 
 
-def wants_run(work: Work) -> bool:
-    """Tell whether the function has a keyword parameter `run`, for which it gets its `Run`."""
+def accepts_run(function: JobFunction) -> bool:
+    """Return True if the function has a keyword parameter `run`, which receives its `Run`."""
     try:
-        wanted = signature(work).parameters.get("run")
-    except ValueError:  # some that are written in C do not tell
+        parameter = signature(function).parameters.get("run")
+    except ValueError:  # some functions written in C have no signature
         return False
-    return wanted is not None and wanted.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return parameter is not None and parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _is_same(known: Work, work: Work) -> bool:
-    """Tell whether both are one function, also when its module is imported and is the program that was started."""
-    is_program = "__main__" in (getattr(known, "__module__", ""), getattr(work, "__module__", ""))
-    is_same_code = getattr(known, "__code__", known) == getattr(work, "__code__", work)
-    return _place(known) == _place(work) or (is_program and is_same_code)
+def _is_same(known: JobFunction, function: JobFunction) -> bool:
+    """Return True if both are one function, also if its module is imported and run as `__main__`."""
+    is_program = "__main__" in (getattr(known, "__module__", ""), getattr(function, "__module__", ""))
+    is_same_code = getattr(known, "__code__", known) == getattr(function, "__code__", function)
+    return _qualified_name(known) == _qualified_name(function) or (is_program and is_same_code)
 
 
-def _place(work: Work) -> str:
-    return f"{getattr(work, '__module__', '?')}.{getattr(work, '__qualname__', repr(work))}"
+def _qualified_name(function: JobFunction) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
 
 
 registry = Registry()
@@ -95,8 +98,8 @@ registry = Registry()
 def job(name: str) -> Callable[[Registered], Registered]:
     """Register a function for the jobs of `name`.
 
-    It is called with the job's arguments and, if it has a keyword parameter `run`, with its `Run`. When it returns, the
-    job is done; what it raises is a failure, which is tried again for ever, a `PermanentError` only by a person or a
-    take-over. It may be called again after it ran: what it does must be harmless when repeated.
+    It is called with the job's arguments and, if it has a keyword parameter `run`, with its `Run`. The job succeeds
+    when the function returns, and fails when it raises. A failed job is retried without limit; after a `PermanentError`
+    only by an operator or a leader take-over. The function may run more than once for a job, so it must be idempotent.
     """
-    return lambda work: registry.register(name, work)
+    return lambda function: registry.register(name, function)

@@ -1,14 +1,14 @@
-"""A message queue on Redis Streams: a message that was taken must be acknowledged before its deadline, or comes back.
+"""Message queue on Redis Streams: a message that is not acknowledged before its deadline is delivered again.
 
     queue = message_queue()
     queue.enqueue("send_mail", {"to": "ada@example.org"}, priority=5)
     with queue.receive(timeout=30) as message:
-        ...  # acknowledged at the end of the block, given back when it raises
+        ...  # acknowledged when the block ends, requeued when it raises
 
-`queue_admin()` lists, moves, replays, changes and deletes messages; `requeue_overdue()` is what the schedule does.
+`queue_admin()` lists, moves, replays, changes and deletes messages. `requeue_overdue()` is the scheduled sweep.
 
-Guarantee: a message is in one place, and is delivered until it is acknowledged or out of attempts; what is out of
-attempts is kept as a dead letter. Producers and consumers of other kinds may use the same streams.
+Guarantee: a message is in exactly one state. It is delivered until it is acknowledged or has used all its attempts;
+then it is kept as a dead letter. Other programs may produce to and consume from the same streams.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, SystemStats
-from services.message_queue.admin import Counts, Filter, Page, Place, QueueAdmin
-from services.message_queue.arrivals import BLOCK, Arrivals
+from services.message_queue.admin import Counts, Filter, MessagePage, MessageState, QueueAdmin
+from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
 from services.message_queue.errors import (
     InvalidMessage,
     LockLost,
-    MessageHeld,
+    MessageInProgress,
     MessageTooLarge,
     QueueFull,
     QueueUnavailable,
     UnknownMessage,
 )
-from services.message_queue.messages import Bounds, Json, Message, NewMessage
-from services.message_queue.queue import Defaults, Enqueued, MessageQueue, Touched
-from services.message_queue.requeue import Sweeper, Swept, streams
+from services.message_queue.messages import Json, Message, NewMessage, QueueLimits
+from services.message_queue.queue import Defaults, EnqueueResult, MessageQueue, TouchResult
+from services.message_queue.requeue import Sweeper, SweepResult, streams
 from services.message_queue.scripts import Scripts
 from services.problems import MAX_IDS, counted, ids
 
 __all__ = [
     "Counts",
-    "Enqueued",
+    "EnqueueResult",
     "Filter",
     "InvalidMessage",
     "Json",
     "LockLost",
     "Message",
-    "MessageHeld",
+    "MessageInProgress",
+    "MessagePage",
     "MessageQueue",
+    "MessageState",
     "MessageTooLarge",
     "NewMessage",
-    "Page",
-    "Place",
     "QueueAdmin",
     "QueueFull",
     "QueueUnavailable",
+    "SweepResult",
     "Sweeper",
-    "Swept",
-    "Touched",
+    "TouchResult",
     "UnknownMessage",
     "message_queue",
     "queue_admin",
@@ -73,47 +73,47 @@ __all__ = [
 
 
 def server_url(chosen: Settings | None = None) -> str:
-    """Return the address of the queue's server."""
+    """Return the URL of the queue's Redis server."""
     chosen = chosen or settings()
     return chosen.qm_queue_redis_url or chosen.redis_url
 
 
-def _waiting_client() -> redis.Redis:
-    return make_client(server_url(), socket_timeout=BLOCK + 3)
+def _blocking_client() -> redis.Redis:
+    return make_client(server_url(), socket_timeout=READ_BLOCK_TIMEOUT + 3)
 
 
 _scripts = PerProcess(lambda: Scripts(make_client(server_url()), queue=settings().queue_name))
 _arrivals = PerProcess(
-    lambda: Arrivals(_waiting_client, streams(settings().queue_name, settings().max_priority_levels))
+    lambda: ArrivalNotifier(_blocking_client, streams(settings().queue_name, settings().max_priority_levels))
 )
 
 
-def message_queue(*, plan_sweep: Callable[[timedelta], object] | None = None) -> MessageQueue:
+def message_queue(*, schedule_sweep: Callable[[timedelta], object] | None = None) -> MessageQueue:
     """Return the queue for producers and consumers. Opens nothing until it is used.
 
     Args:
-        plan_sweep: is told in how long a sweep is needed for a deadline before the next periodic one. Without it such
-            a message may be requeued late, by up to one period.
+        schedule_sweep: called with the delay after which a sweep is needed, when a deadline comes before the next
+            periodic sweep. Without it, such a message may be requeued up to one period late.
     """
     chosen = settings()
     return MessageQueue(
         _scripts(),
         _arrivals(),
-        bounds=_bounds(chosen),
+        limits=_limits(chosen),
         defaults=Defaults(ack_timeout=seconds(chosen.ack_timeout_seconds), max_attempts=chosen.max_attempts),
-        needs_token=chosen.queue_require_lock_token,
-        sweep_within=system.period(chosen),
-        plan_sweep=plan_sweep,
+        is_token_required=chosen.queue_require_lock_token,
+        sweep_period=system.period(chosen),
+        schedule_sweep=schedule_sweep,
     )
 
 
 def queue_admin() -> QueueAdmin:
-    """Return the queue for people."""
-    return QueueAdmin(_scripts(), bounds=_bounds(settings()))
+    """Return the operations for operators."""
+    return QueueAdmin(_scripts(), limits=_limits(settings()))
 
 
 def sweeper() -> Sweeper:
-    """Return what takes overdue messages back."""
+    """Return the sweeper of overdue messages."""
     chosen = settings()
     return Sweeper(
         _scripts(),
@@ -126,12 +126,12 @@ def sweeper() -> Sweeper:
 
 
 def requeue_overdue() -> dict[str, Any]:
-    """Take back every overdue message, once. Returns `{requeued, dead_lettered, ids, dlq_ids}`."""
+    """Requeue or dead-letter every overdue message once. Returns `{requeued, dead_lettered, ids, dlq_ids}`."""
     return sweeper().sweep().as_dict()
 
 
 def stats() -> SystemStats:
-    """Return what waits, is held, overdue and dead, and the age of the oldest deadline that has passed, in seconds."""
+    """Return the number of messages by state, and the age of the oldest passed deadline in seconds."""
     counts = queue_admin().counts()
     first = counts.first_deadline_at
     stats = SystemStats(
@@ -152,21 +152,21 @@ def stats() -> SystemStats:
     if counts.dead:
         newest = queue_admin().list("dead", limit=MAX_IDS).messages
         stats.add_problem(
-            f"{counted(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be read; see "
+            f"{counted(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be decoded; see "
             f"`queue-manager queue list dead`, then replay or delete ({ids((one.id for one in newest), counts.dead)})",
             state="dead",
         )
     return stats
 
 
-def _bounds(chosen: Settings) -> Bounds:
-    return Bounds(levels=chosen.max_priority_levels, max_payload_bytes=chosen.queue_max_payload_bytes)
+def _limits(chosen: Settings) -> QueueLimits:
+    return QueueLimits(levels=chosen.max_priority_levels, max_payload_bytes=chosen.queue_max_payload_bytes)
 
 
 system = System(
     name="overdue-messages",
     title="Messages",
-    description="Messages whose consumer did not acknowledge them in time, taken back.",
+    description="Messages whose consumer did not acknowledge them in time, requeued.",
     every=lambda chosen: timedelta(milliseconds=chosen.overdue_check_interval_ms),
     flag="QM_MESSAGE_QUEUE",
     scan_task="tasks.overdue_messages.requeue_overdue_messages",

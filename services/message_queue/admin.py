@@ -1,6 +1,6 @@
-"""The queue for people: what is where, and moving, replaying, changing and deleting it by hand.
+"""Operations on the message queue for operators: list, count, move, replay, change and delete messages.
 
-Guarantee: each answer is per message; one that has gone meanwhile is reported, never made again.
+Guarantee: every operation reports an outcome per message. A message that is gone is reported and never recreated.
 """
 
 from __future__ import annotations
@@ -13,54 +13,62 @@ from datetime import timedelta
 from typing import Any, Literal, cast
 
 from queue_manager.core.clock import seconds
-from services.message_queue.browser import Looking
-from services.message_queue.errors import InvalidMessage, MessageHeld, UnknownMessage
-from services.message_queue.message_state import EVERYTHING, PLACES, SORTABLE, Counted, Filter, Page, Place
+from services.message_queue.browser import MessageBrowser
+from services.message_queue.errors import InvalidMessage, MessageInProgress, UnknownMessage
+from services.message_queue.message_state import (
+    MATCH_ALL,
+    MESSAGE_STATES,
+    SORTABLE,
+    Filter,
+    MatchCount,
+    MessagePage,
+    MessageState,
+)
 from services.message_queue.messages import (
-    ALIASES,
-    LONGEST_TYPE,
-    Bounds,
+    FIELD_ALIASES,
+    MAX_TYPE_BYTES,
     Message,
+    QueueLimits,
     as_json,
     checked_id,
     checked_options,
     checked_text,
-    cut,
+    truncate_reason,
 )
 from services.message_queue.scripts import Scripts
 
 __all__ = [
-    "LARGEST_PAGE",
-    "MOST_IDS",
-    "PLACES",
+    "MAX_BULK_IDS",
+    "MAX_PAGE_SIZE",
+    "MESSAGE_STATES",
     "SORTABLE",
-    "Counted",
     "Counts",
     "Filter",
+    "MatchCount",
+    "MessagePage",
+    "MessageState",
     "Outcome",
-    "Page",
-    "Place",
     "QueueAdmin",
-    "Replayed",
+    "ReplayResult",
     "checked_ids",
 ]
 
-LARGEST_PAGE = 1_000
-MOST_IDS = 1_000
-"""Messages that one call moves, deletes or replays."""
-AT_ONCE = 100
-"""Messages that one call of the server moves, deletes or finds, unless their payloads are large: less than 10 ms."""
-COUNT_FOR = seconds(2)
-REPLAY_FOR = seconds(10)
-BY_HAND = "Moved by hand"
+MAX_PAGE_SIZE = 1_000
+MAX_BULK_IDS = 1_000
+"""Maximum number of messages that one call moves, deletes or replays."""
+BULK_BATCH_SIZE = 100
+"""Maximum number of messages per script call, so that it takes less than 10 ms; fewer if payloads are large."""
+COUNT_BUDGET = seconds(2)
+REPLAY_BUDGET = seconds(10)
+DEFAULT_MOVE_REASON = "Moved by hand"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many messages are where, at `now` (seconds, by the server's clock)."""
+    """The number of messages in each state at `now` (Unix seconds, server clock)."""
 
     waiting: list[int]
-    """By priority, from 0 up."""
+    """By priority, starting at 0."""
     processing: int
     dead: int
     acknowledged: int
@@ -70,46 +78,46 @@ class Counts:
     now: float
     first_deadline_at: float | None
     total_requeued: int
-    """By sweeps, as the next."""
+    """By sweeps, like `total_dead_lettered`."""
     total_dead_lettered: int
 
     @property
     def main(self) -> int:
         return sum(self.waiting)
 
-    def of(self, place: Place) -> int:
-        return int(getattr(self, place))
+    def of(self, state: MessageState) -> int:
+        return int(getattr(self, state))
 
 
 Outcome = Literal["MOVED", "DELETED", "NOT_FOUND", "UNDECODABLE"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed:
-    """What became of dead letters. `outcomes` has each of them, and is `None` when they are more than 1,000."""
+class ReplayResult:
+    """Result of a replay of dead letters. `outcomes` is by id, and `None` if there are more than 1,000."""
 
     moved: int = 0
     failed: int = 0
     is_complete: bool = True
     outcomes: Mapping[str, Outcome] | None = field(default_factory=dict)
 
-    def with_more(self, outcomes: Mapping[str, Outcome]) -> Replayed:
+    def with_more(self, outcomes: Mapping[str, Outcome]) -> ReplayResult:
         done = sum(outcome == "MOVED" for outcome in outcomes.values())
         moved, failed = self.moved + done, self.failed + len(outcomes) - done
-        told = {**(self.outcomes or {}), **outcomes} if moved + failed <= MOST_IDS else None
-        return replace(self, moved=moved, failed=failed, outcomes=told)
+        outcomes_so_far = {**(self.outcomes or {}), **outcomes} if moved + failed <= MAX_BULK_IDS else None
+        return replace(self, moved=moved, failed=failed, outcomes=outcomes_so_far)
 
 
 class QueueAdmin:
-    """What is in one queue. Any number of threads may use it. Every method raises QueueUnavailable."""
+    """The messages of one queue. Thread-safe. Every method raises QueueUnavailable."""
 
-    def __init__(self, scripts: Scripts, *, bounds: Bounds) -> None:
-        self._scripts, self._bounds = scripts, bounds
-        self._looking = Looking(scripts, levels=bounds.levels)
+    def __init__(self, scripts: Scripts, *, limits: QueueLimits) -> None:
+        self._scripts, self._limits = scripts, limits
+        self._browser = MessageBrowser(scripts, levels=limits.levels)
 
     def counts(self) -> Counts:
-        """Count what is where."""
-        answer = self._scripts.run("counts", self._bounds.levels)
+        """Count the messages by state."""
+        answer = self._scripts.run("counts", self._limits.levels)
         waiting, processing, dead, acknowledged, archived, total, overdue, now, first, requeued, given_up = answer
         return Counts(
             waiting=waiting,
@@ -127,106 +135,106 @@ class QueueAdmin:
 
     def list(
         self,
-        place: Place,
+        state: MessageState,
         *,
         limit: int = 50,
         skip: int = 0,
         cursor: str | None = None,
-        wanted: Filter | None = None,
+        where: Filter | None = None,
         sort_by: str | None = None,
         ascending: bool = False,
-    ) -> Page:
-        """Read a page, the newest first unless it says otherwise.
+    ) -> MessagePage:
+        """Return a page of messages, newest first unless sorted otherwise.
 
-        What is processed is listed by deadline, the latest first. With a filter it looks for about 80 ms; sorted by a
-        field by which entries have no order (`has_order`), it looks at 5,000 entries: `is_partial` says that there
-        are more, and `cursor` goes on behind what was looked at. A page has 16 MiB at most.
+        Messages in `processing` are listed by deadline, latest first. A filtered search stops after about 80 ms. A sort
+        by a field without `has_natural_order` sorts at most 5,000 entries. In both cases `is_partial` is True if there
+        are more, and `cursor` continues after the last entry scanned. A page has at most 16 MiB.
 
         Raises `InvalidMessage`, which names the argument.
         """
-        return self._looking.page(
-            place,
+        return self._browser.page(
+            state,
             limit=limit,
             skip=skip,
             cursor=cursor,
-            wanted=wanted or EVERYTHING,
+            where=where or MATCH_ALL,
             sort_by=sort_by,
             ascending=ascending,
         )
 
-    def count(self, place: Place, wanted: Filter = EVERYTHING, *, within: timedelta = COUNT_FOR) -> Counted:
-        """Count the messages in a place that match: all of them, or as many as `within` is enough for."""
-        if wanted == EVERYTHING:
-            return Counted(count=self.counts().of(place), is_complete=True)
-        return self._looking.count(place, wanted, within=within)
+    def count(self, state: MessageState, where: Filter = MATCH_ALL, *, within: timedelta = COUNT_BUDGET) -> MatchCount:
+        """Count the messages in `state` that match; stop after `within`."""
+        if where == MATCH_ALL:
+            return MatchCount(count=self.counts().of(state), is_complete=True)
+        return self._browser.count(state, where, within=within)
 
-    def dead_letters(self, wanted: Filter = EVERYTHING) -> Iterator[Sequence[str]]:
-        """Yield the ids of the dead letters that match and are there by now, in parts, the oldest failure first."""
-        return self._looking.dead_letters(wanted)
+    def dead_letters(self, where: Filter = MATCH_ALL) -> Iterator[Sequence[str]]:
+        """Yield batches of ids of the dead letters that match now, oldest failure first."""
+        return self._browser.dead_letters(where)
 
     def find(self, id: str) -> Message | None:
-        """Return the message wherever it is, or `None`."""
+        """Return the message in any state, or `None`."""
         return next((message for _, message in self.locate([checked_id(id)])), None)
 
-    def locate(self, ids: Sequence[str]) -> Iterator[tuple[Place, Message]]:
-        """Yield those of the messages that are anywhere, with where they are; read in slices."""
+    def locate(self, ids: Sequence[str]) -> Iterator[tuple[MessageState, Message]]:
+        """Yield the state and content of each message that exists; read in batches."""
         done = 0
         while done < len(ids):
-            rows, looked = self._scripts.run("locate", *ids[done : done + AT_ONCE])
-            yield from ((place.decode(), Message.read(id, data, record)) for id, data, record, place in rows)
-            done += looked
+            rows, scanned = self._scripts.run("locate", *ids[done : done + BULK_BATCH_SIZE])
+            yield from ((state.decode(), Message.read(id, data, record)) for id, data, record, state in rows)
+            done += scanned
 
     def move(
-        self, ids: Sequence[str], *, to: Place, source: Place | None = None, reason: str | None = None
+        self, ids: Sequence[str], *, to: MessageState, source: MessageState | None = None, reason: str | None = None
     ) -> dict[str, Outcome]:
-        """Move messages to `to`, from `source` or wherever they are. Moved to `main` they begin anew."""
+        """Move messages to state `to`, from `source` or from any state. Moving to `main` resets the attempts."""
         if to == "processing":
             raise InvalidMessage("toQueue", "main, dead, acknowledged or archived")
-        return self._each("move", ids, source or "", to, cut(reason or BY_HAND))
+        return self._each("move", ids, source or "", to, truncate_reason(reason or DEFAULT_MOVE_REASON))
 
     def replay(self, ids: Sequence[str]) -> dict[str, Outcome]:
-        """Send dead letters to the main queue again: with all their attempts, and their history kept."""
+        """Move dead letters back to the main queue; their attempts are reset and their history is kept."""
         return self.move(ids, to="main", source="dead")
 
-    def replay_matching(self, wanted: Filter, *, within: timedelta = REPLAY_FOR) -> Replayed:
-        """Replay the dead letters that match and are there by now, the oldest failure first; stop after `within`."""
+    def replay_matching(self, where: Filter, *, within: timedelta = REPLAY_BUDGET) -> ReplayResult:
+        """Replay the dead letters that match now, oldest failure first; stop after `within`."""
         ends = time.monotonic() + within.total_seconds()
-        replayed = Replayed()
-        for ids in self.dead_letters(wanted):
-            for begin in range(0, len(ids), AT_ONCE):
+        replayed = ReplayResult()
+        for ids in self.dead_letters(where):
+            for begin in range(0, len(ids), BULK_BATCH_SIZE):
                 if time.monotonic() >= ends:
                     return replace(replayed, is_complete=False)
-                replayed = replayed.with_more(self.replay(ids[begin : begin + AT_ONCE]))
+                replayed = replayed.with_more(self.replay(ids[begin : begin + BULK_BATCH_SIZE]))
         return replayed
 
-    def delete(self, ids: Sequence[str], *, source: Place | None = None) -> dict[str, Outcome]:
-        """Delete messages from `source` or wherever they are, whoever holds them."""
+    def delete(self, ids: Sequence[str], *, source: MessageState | None = None) -> dict[str, Outcome]:
+        """Delete messages from `source` or from any state, even while a consumer holds the lock."""
         return self._each("delete", ids, source or "")
 
     def _each(self, script: str, ids: Sequence[str], *arguments: str | bytes) -> dict[str, Outcome]:
-        """Run a script for messages in slices. Raises QueueUnavailable; then earlier slices may be done."""
+        """Run a script on messages in batches. Raises QueueUnavailable; earlier batches may then be applied."""
         checked = checked_ids(ids)
         answers: list[bytes] = []
         while (done := len(answers)) < len(checked):
-            answers += self._scripts.run(script, *arguments, *checked[done : done + AT_ONCE])
+            answers += self._scripts.run(script, *arguments, *checked[done : done + BULK_BATCH_SIZE])
         return {id: cast(Outcome, answer.decode()) for id, answer in zip(checked, answers, strict=True)}
 
-    def update(self, id: str, changes: Mapping[str, Any], *, source: Place | None = None) -> None:
-        """Change type, payload, priority, ack timeout or attempts of a message that nobody works on.
+    def update(self, id: str, changes: Mapping[str, Any], *, source: MessageState | None = None) -> None:
+        """Change type, payload, priority, ack timeout or max attempts of a message that is not being processed.
 
         Raises:
             InvalidMessage: names the field.
-            UnknownMessage: it is not there.
-            MessageHeld: a consumer works on it.
+            UnknownMessage: there is no such message.
+            MessageInProgress: a consumer is processing it.
         """
-        known = {ALIASES.get(name, name): value for name, value in changes.items()}
+        known = {FIELD_ALIASES.get(name, name): value for name, value in changes.items()}
         for name in changes:
-            if ALIASES.get(name, name) not in ("type", "payload", "priority", "ack_timeout", "max_attempts"):
-                raise InvalidMessage(
-                    name[:64], "no such field; type, payload, priority, ackTimeout, maxAttempts can change"
-                )
+            if FIELD_ALIASES.get(name, name) not in ("type", "payload", "priority", "ack_timeout", "max_attempts"):
+                raise InvalidMessage(name[:64], "one of the fields type, payload, priority, ackTimeout, maxAttempts")
         if not known:
-            raise InvalidMessage("body", "at least one of type, payload, priority, ackTimeout, maxAttempts")
+            raise InvalidMessage(
+                "body", "an object with at least one of type, payload, priority, ackTimeout, maxAttempts"
+            )
         record: dict[str, Any] = checked_options(
             ack_timeout=known.get("ack_timeout"), max_attempts=known.get("max_attempts")
         )
@@ -234,38 +242,38 @@ class QueueAdmin:
             f"custom_{name}": None for name in ("ack_timeout", "max_attempts") if name in known and known[name] is None
         }
         if "type" in known:
-            record["type"] = checked_text(known["type"], "type", longest=LONGEST_TYPE)
+            record["type"] = checked_text(known["type"], "type", max_bytes=MAX_TYPE_BYTES)
         if "priority" in known:
-            record["priority"] = self._bounds.checked_priority(known["priority"])
-        payload = self._bounds.checked_payload(known["payload"]) if "payload" in known else ""
+            record["priority"] = self._limits.checked_priority(known["priority"])
+        payload = self._limits.checked_payload(known["payload"]) if "payload" in known else ""
         kind = as_json(record["type"]) if "type" in record else ""
         answer = self._scripts.run("update", checked_id(id), source or "", json.dumps(record), kind, payload)
         if answer == b"NOT_FOUND":
             raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
         if answer == b"HELD":
-            raise MessageHeld(f"A consumer is working on the message {id}: it can be changed when it is back")
+            raise MessageInProgress(f"A consumer is processing the message {id}; it can be changed once it is requeued")
         if answer == b"UNDECODABLE":
-            raise InvalidMessage("id", f"the id of a message; {id} cannot be decoded, only deleted or archived")
+            raise InvalidMessage("id", f"the id of a decodable message; {id} can only be deleted or archived")
 
-    def clear(self, place: Place | None = None) -> int:
-        """Delete everything in `place`, or everywhere; return how many messages that were. See `clearing`."""
-        return sum(self.clearing(place))
+    def clear(self, state: MessageState | None = None) -> int:
+        """Delete all messages in `state`, or in all states; return their number. See `clear_in_batches`."""
+        return sum(self.clear_in_batches(state))
 
-    def clearing(self, place: Place | None = None) -> Iterator[int]:
-        """Delete everything in `place`, or everywhere, slice by slice; yield how many messages each slice had.
+    def clear_in_batches(self, state: MessageState | None = None) -> Iterator[int]:
+        """Delete all messages in `state`, or in all states, in batches; yield the number deleted by each.
 
-        What is enqueued after the first slice stays, and so may a message that moves meanwhile.
+        Messages enqueued after the first batch are kept. A message that changes its state meanwhile may be kept.
         """
-        state: bytes | str = ""
+        progress: bytes | str = ""
         while True:
-            cleared, state = self._scripts.run("clear", place or "", self._bounds.levels, state)
+            cleared, progress = self._scripts.run("clear", state or "", self._limits.levels, progress)
             yield cleared
-            if not state:
+            if not progress:
                 return
 
 
 def checked_ids(ids: Sequence[str]) -> list[str]:
-    """Return ids, each once. Raises `InvalidMessage`."""
-    if len(ids) > MOST_IDS:
-        raise InvalidMessage("messageIds", f"at most {MOST_IDS} ids")
+    """Return the ids without duplicates. Raises `InvalidMessage`."""
+    if len(ids) > MAX_BULK_IDS:
+        raise InvalidMessage("messageIds", f"a list of at most {MAX_BULK_IDS} ids")
     return list(dict.fromkeys(checked_id(id, "messageIds") for id in ids))

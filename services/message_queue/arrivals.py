@@ -1,7 +1,7 @@
-"""Waiting for messages: one connection of its own for a whole process, however many consumers wait.
+"""Notification of waiting consumers about new messages, over one connection per process.
 
-A script cannot block, so a consumer that found nothing waits here until a message arrived, and asks again. Nothing is
-taken while it waits.
+A script cannot block, so a consumer that finds no message subscribes here and tries again when notified. No message is
+delivered by a notification.
 """
 
 from __future__ import annotations
@@ -17,74 +17,76 @@ import redis
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 
-BLOCK = 2.0  # seconds that one XREAD waits; its connection's own timeout must be longer
-PAUSE = 0.5  # seconds after a failure
-MOST_AT_ONCE = 100  # entries told of by one XREAD
+READ_BLOCK_TIMEOUT = 2.0  # seconds that one XREAD blocks; the socket timeout must be longer
+READ_RETRY_DELAY = 0.5  # seconds
+READ_BATCH_SIZE = 100  # entries per XREAD
 
 log = get_logger("QM/message-queue")
 
 
-class Arrivals:
-    """Tells those who wait that a message has arrived, as many of them as messages; the longest waiting first.
+class ArrivalNotifier:
+    """Notifies one waiting consumer per new message, longest waiting first.
 
     Args:
-        connect: makes a client whose commands may take longer than `BLOCK`.
-        streams: the streams that are read, those of all priorities.
+        connect: returns a client whose socket timeout is longer than `READ_BLOCK_TIMEOUT`.
+        streams: the streams of all priorities.
     """
 
     def __init__(self, connect: Callable[[], redis.Redis], streams: Sequence[str]) -> None:
         self._connect, self._streams = connect, streams
-        self._waiting: list[tuple[str | None, Future[None]]] = []
-        self._change = Condition()
+        self._subscribers: list[tuple[str | None, Future[None]]] = []
+        self._changed = Condition()
         self._thread: Thread | None = None
         self._is_reading = False
 
-    def expect(self, type: str | None = None) -> Future[None]:
-        """Return what is done when a message has arrived after this moment. `release` it unless it was looked at.
+    def subscribe(self, type: str | None = None) -> Future[None]:
+        """Return a future that completes when a message arrives after this call. `unsubscribe` it if it is not used.
 
-        A message for a consumer of a type wakes every consumer of a type, since the entry does not tell it.
+        Every message wakes all consumers that wait for a type, because the entry's type is not read.
         """
         arrival: Future[None] = Future()
-        with self._change:
-            self._waiting.append((type, arrival))
+        with self._changed:
+            self._subscribers.append((type, arrival))
             if self._thread is None or not self._thread.is_alive():
                 self._is_reading = False
                 self._thread = Thread(target=self._run, name="arrivals", daemon=True)
                 self._thread.start()
-            self._change.notify_all()
-            # From here on the reader knows where the streams ended, so that nothing which comes now is missed.
-            # It may have come, and the reader stopped again, before this thread ran.
-            self._change.wait_for(lambda: self._is_reading or arrival.done(), timeout=BLOCK)
+            self._changed.notify_all()
+            # Once reading, the reader knows the end of each stream, so no later message is missed. The reader may
+            # already have notified this consumer and stopped before this thread resumes.
+            self._changed.wait_for(lambda: self._is_reading or arrival.done(), timeout=READ_BLOCK_TIMEOUT)
         return arrival
 
     def _run(self) -> None:
         while True:
-            with self._change:
-                while not self._live():
+            with self._changed:
+                while not self._has_subscribers():
                     self._is_reading = False
-                    self._change.wait()
+                    self._changed.wait()
             try:
                 with self._connect() as client:
                     self._read(client)
             except redis.RedisError as error:
-                log.warning("Waiting consumers look again: the queue's server does not answer", error=reason(error))
-                time.sleep(PAUSE)
-                with self._change:
+                log.warning("The queue's server does not answer; waiting consumers try again", error=reason(error))
+                time.sleep(READ_RETRY_DELAY)
+                with self._changed:
                     self._is_reading = False
                     self._wake_all()
 
     def _read(self, client: redis.Redis) -> None:
         ends: dict[Any, Any] = {stream.encode(): self._end_of(client, stream) for stream in self._streams}
-        with self._change:
+        with self._changed:
             self._is_reading = True
-            self._change.notify_all()
+            self._changed.notify_all()
         while True:
-            with self._change:
-                if not self._live():
-                    self._is_reading = False  # who comes from here on waits for the next reading
+            with self._changed:
+                if not self._has_subscribers():
+                    self._is_reading = False  # later subscribers wait for the next read loop
                     return
             arrived = 0
-            for stream, entries in _answer(client.xread(ends, count=MOST_AT_ONCE, block=int(BLOCK * 1000))):
+            for stream, entries in _entries_by_stream(
+                client.xread(ends, count=READ_BATCH_SIZE, block=int(READ_BLOCK_TIMEOUT * 1000))
+            ):
                 ends[stream], arrived = entries[-1][0], arrived + len(entries)
             self.wake(arrived)
 
@@ -95,33 +97,33 @@ class Arrivals:
         except redis.ResponseError:
             return "0-0"  # no such stream yet
 
-    def _live(self) -> bool:
-        self._waiting = [(type, arrival) for type, arrival in self._waiting if not arrival.done()]
-        return bool(self._waiting)
+    def _has_subscribers(self) -> bool:
+        self._subscribers = [(type, arrival) for type, arrival in self._subscribers if not arrival.done()]
+        return bool(self._subscribers)
 
     def wake(self, count: int) -> None:
-        """Tell `count` of those who wait for any type, and all who wait for a certain one, to look again."""
-        with self._change:
+        """Notify `count` consumers of any type, and all consumers of a specific type."""
+        with self._changed:
             rest: list[tuple[str | None, Future[None]]] = []
-            for type, arrival in self._waiting:
+            for type, arrival in self._subscribers:
                 if count <= 0:
                     rest.append((type, arrival))
                 elif arrival.set_running_or_notify_cancel():
                     arrival.set_result(None)
                     count -= type is None
-            self._waiting = rest
-            self._change.notify_all()
+            self._subscribers = rest
+            self._changed.notify_all()
 
-    def release(self, arrival: Future[None]) -> None:
-        """Stop waiting. What arrived for one who does not look any more is passed on to the next."""
+    def unsubscribe(self, arrival: Future[None]) -> None:
+        """Stop waiting. A notification that was not used is passed to the next consumer."""
         if not arrival.cancel():
             self.wake(1)
 
     def _wake_all(self) -> None:
-        self.wake(len(self._waiting) + 1)
+        self.wake(len(self._subscribers) + 1)
 
 
-def _answer(read: Any) -> list[tuple[bytes, list[Any]]]:
-    """Return the streams and entries of an XREAD, which are a list or, by the newer protocol, a mapping."""
+def _entries_by_stream(read: Any) -> list[tuple[bytes, list[Any]]]:
+    """Return the entries of an XREAD reply by stream: a list in RESP2, a mapping in RESP3."""
     pairs = read.items() if isinstance(read, dict) else read or []
     return [(stream, entries) for stream, entries in pairs if entries]

@@ -1,4 +1,4 @@
-"""A message in a `with`: acknowledged at its end, given back when the block fails, kept by heartbeat meanwhile."""
+"""A delivered message as a context manager: acks on success, nacks on error, extends the deadline by heartbeat."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from services.message_queue.messages import Message
 if TYPE_CHECKING:
     from services.message_queue.queue import MessageQueue
 
-BEATS = 3  # touches in the time of one deadline, so that one may fail
+HEARTBEATS_PER_DEADLINE = 3  # touches per ack timeout, so that one may fail
 
 log = get_logger("QM/message-queue")
 
 
 class Delivery(AbstractContextManager["Message | None"]):
-    """What `MessageQueue.receive` returns.
+    """Context manager returned by `MessageQueue.receive`.
 
-    A lock that is lost while the block works (the process slept, or an operator moved the message) is logged: the
-    message goes to another consumer, so what the block does must be harmless when repeated.
+    A lock lost while the block runs (the process was suspended, or an operator moved the message) is logged. The
+    message is then delivered to another consumer, so the block must be idempotent.
     """
 
     def __init__(self, queue: MessageQueue, message: Message | None, *, extension: float | None) -> None:
         self._queue, self._message, self._extension = queue, message, extension
         self._is_over = Event()
-        self._heart: Thread | None = None
+        self._heartbeat: Thread | None = None
 
     def __enter__(self) -> Message | None:
         if self._message is not None:
-            self._heart = Thread(target=self._beat, args=[self._message], name="heartbeat", daemon=True)
-            self._heart.start()
+            self._heartbeat = Thread(target=self._beat, args=[self._message], name="heartbeat", daemon=True)
+            self._heartbeat.start()
         return self._message
 
     def __exit__(
@@ -44,25 +44,25 @@ class Delivery(AbstractContextManager["Message | None"]):
         if self._message is None:
             return
         self._is_over.set()
-        if self._heart is not None:
-            self._heart.join()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
         if error is None:
             self._queue.ack(self._message.id, self._message.lock_token)
             return
         try:
             self._queue.nack(self._message.id, self._message.lock_token, f"{type(error).__name__}: {error}")
-        except (LockLost, UnknownMessage, QueueUnavailable) as refusal:
-            # The block's own error is what its caller must see.
-            log.warning(f"A message could not be given back: {refusal}", message_id=self._message.id)
+        except (LockLost, UnknownMessage, QueueUnavailable) as error_of_nack:
+            # The caller must see the error of the block, not this one.
+            log.warning(f"A message could not be nacked: {error_of_nack}", message_id=self._message.id)
 
     def _beat(self, message: Message) -> None:
-        """Touch the message until the block is over or the lock is lost."""
+        """Extend the deadline until the block ends or the lock is lost."""
         span = message.deadline_at - message.fields["dequeued_at"] if message.deadline_at else 1.0
-        while not self._is_over.wait(span / BEATS):
+        while not self._is_over.wait(span / HEARTBEATS_PER_DEADLINE):
             try:
                 self._queue.touch(message.id, message.lock_token, self._extension)
-            except (LockLost, UnknownMessage) as refusal:
-                log.warning(f"The lock was lost while the message was worked on: {refusal}", message_id=message.id)
+            except (LockLost, UnknownMessage) as error:
+                log.warning(f"The lock was lost while the message was processed: {error}", message_id=message.id)
                 return
             except QueueUnavailable as error:
-                log.warning("A touch failed and is tried again", message_id=message.id, error=reason(error))
+                log.warning("A touch failed and will be retried", message_id=message.id, error=reason(error))

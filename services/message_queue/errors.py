@@ -1,4 +1,4 @@
-"""What can go wrong with a message, each with one sentence."""
+"""Errors of the message queue."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from queue_manager.core.errors import AppError
 
 
 class InvalidMessage(AppError):
-    """A message, or an argument about one, has not the accepted form: names the `field` and what is accepted."""
+    """A message or an argument is invalid; names the `field` and what it must be."""
 
-    def __init__(self, field: str, accepted: str) -> None:
-        super().__init__(f"{field}: accepted is {accepted}")
+    def __init__(self, field: str, requirement: str) -> None:
+        super().__init__(f"{field}: must be {requirement}")
         self.field = field
 
 
 class MessageTooLarge(InvalidMessage):
-    """A payload has more bytes than are accepted."""
+    """A payload exceeds the maximum size."""
 
 
 class LockLost(AppError):
-    """The caller does not hold the message any more, or never did: nothing was written."""
+    """The caller does not hold the lock of the message; nothing was written."""
 
 
 class UnknownMessage(AppError):
-    """There is no message with this id anywhere."""
+    """There is no message with this id in any state."""
 
 
-class MessageHeld(AppError):
-    """A consumer is working on the message, so it cannot be changed."""
+class MessageInProgress(AppError):
+    """A consumer is processing the message, so it cannot be changed."""
 
 
-class SearchUnfinished(AppError):
-    """The search for a message took its time among those of other producers; searching again goes on from there."""
+class SearchIncomplete(AppError):
+    """The search for a message reached its time limit; the next search continues from there."""
 
 
 class QueueFull(AppError):
-    """The server's memory is full, so it takes no new message; what is there can still be taken and acknowledged."""
+    """The server's memory is full: messages cannot be enqueued, but can be dequeued and acknowledged."""
 
 
 class QueueUnavailable(AppError):
-    """The server of the queue did not answer; whether it did what was asked is not known."""
+    """The queue's server did not answer; the outcome of the operation is unknown."""

@@ -1,4 +1,4 @@
-"""Where messages are, which of them are meant, and a page of them."""
+"""Message states, filters, and pages of messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import Message
 
-Place = Literal["main", "processing", "dead", "acknowledged", "archived"]
-PLACES: tuple[Place, ...] = get_args(Place)
+MessageState = Literal["main", "processing", "dead", "acknowledged", "archived"]
+MESSAGE_STATES: tuple[MessageState, ...] = get_args(MessageState)
 SORTABLE = (
     "id",
     "type",
@@ -27,7 +27,7 @@ SORTABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which messages are meant; what is `None` says nothing. Times are seconds."""
+    """Conditions on messages; `None` matches everything. `since` and `until` are Unix seconds of `created_at`."""
 
     type: str | None = None
     priority: int | None = None
@@ -35,11 +35,11 @@ class Filter:
     since: float | None = None
     until: float | None = None
     search: str | None = None
-    """Somewhere in the payload, the id, the type or the last error, whatever the case of its letters from A to Z."""
+    """Substring of the payload, id, type or last error; ASCII letters match case-insensitively."""
 
     def to_json(self) -> str:
-        """Return it as the scripts take it. Raises `InvalidMessage` for a text that cannot be anywhere."""
-        wanted = {
+        """Return the JSON form that the scripts expect. Raises `InvalidMessage` for unpaired surrogates."""
+        conditions = {
             "type": self.type,
             "priority": self.priority,
             "attempts": self.attempts,
@@ -47,35 +47,36 @@ class Filter:
             "until": self.until,
             "search": self.search or None,
         }
-        text = json.dumps({name: value for name, value in wanted.items() if value is not None}, ensure_ascii=False)
+        text = json.dumps({name: value for name, value in conditions.items() if value is not None}, ensure_ascii=False)
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidMessage("search", "a text without halves of characters") from None
+            raise InvalidMessage("search", "a text without unpaired surrogates") from None
         return text
 
 
-EVERYTHING = Filter()
+MATCH_ALL = Filter()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
-    """`cursor` is where the next page begins; `None` at the end.
+class MessagePage:
+    """A page of messages.
 
-    `matched` counts what was found on the way; `is_partial` says that the search stopped at its limit before the end.
-    `is_reached` says that all messages before the cursor were shown, on this page or earlier ones.
+    `cursor` is where the next page begins, `None` on the last page. `matched` is the number of matches found so far.
+    `is_partial` is True if the search stopped at its limit before the end. `is_gapless` is True if every match before
+    the cursor is on this page or an earlier one.
     """
 
     messages: list[Message]
     cursor: str | None
     matched: int
     is_partial: bool
-    is_reached: bool = True
+    is_gapless: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
-    """How many messages match; at least so many unless `is_complete`."""
+class MatchCount:
+    """The number of matching messages; a lower bound unless `is_complete`."""
 
     count: int
     is_complete: bool

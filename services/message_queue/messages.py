@@ -1,7 +1,7 @@
-"""Messages, as producers give them and as consumers get them; payloads are kept byte for byte.
+"""Messages as producers enqueue them and as consumers receive them.
 
-A payload is any JSON value. It travels as the text that its producer wrote (`Json`), and is read only by who wants to
-look inside.
+Guarantee: a payload is any JSON value and is kept byte for byte as its producer wrote it (`Json`). It is decoded only
+on access.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from uuid import uuid4
 
 from services.message_queue.errors import InvalidMessage, MessageTooLarge
 
-DEEPEST = 64
-"""Levels of lists and objects in a payload."""
-LONGEST_TYPE = LONGEST_CONSUMER = 256
-LONGEST_ID = 256
-LONGEST_TIMEOUT = 7 * 24 * 3600
-"""Seconds that a message may be held without a touch."""
-MOST_ATTEMPTS = 10_000
-REASON_BYTES = 4_096  # of why a message failed; the rest is cut
+MAX_PAYLOAD_DEPTH = 64
+"""Levels of nested lists and objects in a payload."""
+MAX_TYPE_BYTES = MAX_CONSUMER_ID_BYTES = 256
+MAX_ID_BYTES = 256
+MAX_ACK_TIMEOUT = 7 * 24 * 3600
+"""Seconds."""
+MAX_ATTEMPTS = 10_000
+MAX_REASON_BYTES = 4_096  # longer failure reasons are truncated
 
 _NEW_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
@@ -38,17 +38,17 @@ class Json(str):
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
-# Numbers stay as they are written: Python itself refuses to read an integer of more than 4,300 digits.
+# Numbers stay as text: Python refuses to parse an integer of more than 4,300 digits.
 _strict = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str)
 
 
 def members(text: str) -> dict[str, Json]:
-    """Return the members of a JSON object as they are written. Raises ValueError for anything else.
+    """Return the members of a JSON object without decoding them. Raises ValueError for anything else.
 
-    Raises RecursionError for what is nested too deeply to be read at all.
+    Raises RecursionError if the nesting is too deep to parse.
     """
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
@@ -59,19 +59,22 @@ def members(text: str) -> dict[str, Json]:
         if found:
             at = _expect(text, at, ",")
         if text[at : at + 1] != '"':
-            raise ValueError(f"no name of a member at {at}")
+            raise ValueError(f"expected a member name at {at}")
         name, at = _strict.raw_decode(text, at)
         at = _expect(text, _skip(text, at), ":")
         _, end = _strict.raw_decode(text, at)
         found[name] = Json(text[at:end])
         at = _skip(text, end)
     if _skip(text, at + 1) != len(text):
-        raise ValueError(f"more than one value: it ends at {at + 1}")
+        raise ValueError(f"unexpected data after the value at {at + 1}")
     return found
 
 
-def elements(text: str, *, most: int | None = None) -> list[Json]:
-    """Return the elements of a JSON list as they are written. Raises like `members`, and when there are too many."""
+def elements(text: str, *, maximum: int | None = None) -> list[Json]:
+    """Return the elements of a JSON list without decoding them. Raises like `members`.
+
+    Raises InvalidMessage if there are more than `maximum`.
+    """
     at = _skip(text, 0)
     if text[at : at + 1] != "[":
         raise ValueError("not a JSON list")
@@ -80,13 +83,13 @@ def elements(text: str, *, most: int | None = None) -> list[Json]:
     while text[at : at + 1] != "]":
         if found:
             at = _expect(text, at, ",")
-        if len(found) == most:
-            raise InvalidMessage("body", f"a list of at most {most} messages")
+        if len(found) == maximum:
+            raise InvalidMessage("body", f"a list of at most {maximum} messages")
         _, end = _strict.raw_decode(text, at)
         found.append(Json(text[at:end]))
         at = _skip(text, end)
     if _skip(text, at + 1) != len(text):
-        raise ValueError(f"more than one value: it ends at {at + 1}")
+        raise ValueError(f"unexpected data after the value at {at + 1}")
     return found
 
 
@@ -97,87 +100,87 @@ def _skip(text: str, at: int) -> int:
 
 def _expect(text: str, at: int, sign: str) -> int:
     if text[at : at + 1] != sign:
-        raise ValueError(f"no {sign} at {at}")
+        raise ValueError(f"expected {sign} at {at}")
     return _skip(text, at + 1)
 
 
-def depth(text: str) -> int:
-    """Return how many lists and objects are around the innermost value of a JSON text."""
-    deepest = level = 0
+def nesting_depth(text: str) -> int:
+    """Return the maximum nesting depth of lists and objects in a JSON text."""
+    max_depth = level = 0
     for sign in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text):
         if sign[0] in "[{":
             level += 1
-            deepest = max(deepest, level)
+            max_depth = max(max_depth, level)
         elif sign[0] in "]}":
             level -= 1
-    return deepest
+    return max_depth
 
 
 def as_json(value: Any, *, field: str = "payload") -> Json:
-    """Write a value as JSON; a `Json` stays as it is. Raises `InvalidMessage` for what JSON cannot say."""
+    """Encode a value as JSON; return a `Json` unchanged. Raises `InvalidMessage` if it is not JSON serializable."""
     if isinstance(value, Json):
         return value
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
-    except UnicodeEncodeError:  # half of a pair: JSON can only say it escaped
+    except UnicodeEncodeError:  # an unpaired surrogate can only be written escaped
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidMessage(field, f"a value that JSON can say ({error})") from None
+        raise InvalidMessage(field, f"a JSON value ({error})") from None
     return Json(text)
 
 
-# Checks, each in one place
+# Validation
 
 
-def checked_text(value: Any, field: str, *, longest: int) -> str:
-    """Return `value` if it is a text of printable characters. Raises `InvalidMessage`."""
-    if not isinstance(value, str) or not _is_printable(value, longest):
-        raise InvalidMessage(field, f"a text of 1 to {longest} bytes without control characters")
+def checked_text(value: Any, field: str, *, max_bytes: int) -> str:
+    """Return `value` if it is a non-empty text without control characters. Raises `InvalidMessage`."""
+    if not isinstance(value, str) or not _is_printable(value, max_bytes):
+        raise InvalidMessage(field, f"a text of 1 to {max_bytes} bytes without control characters")
     return value
 
 
 def checked_id(value: Any, field: str = "id") -> str:
-    """Return the id of a message that may exist. Raises `InvalidMessage`."""
-    return checked_text(value, field, longest=LONGEST_ID)
+    """Return `value` if it is a valid message id. Raises `InvalidMessage`."""
+    return checked_text(value, field, max_bytes=MAX_ID_BYTES)
 
 
 def is_id(text: str) -> bool:
-    """Tell whether it is an id that a message may have and people can name."""
-    return _is_printable(text, LONGEST_ID)
+    """Return True if `text` is a valid message id."""
+    return _is_printable(text, MAX_ID_BYTES)
 
 
-def _is_printable(text: str, longest: int) -> bool:
-    return _PRINTABLE.fullmatch(text) is not None and len(text.encode()) <= longest
+def _is_printable(text: str, max_bytes: int) -> bool:
+    return _PRINTABLE.fullmatch(text) is not None and len(text.encode()) <= max_bytes
 
 
-def checked_number(value: Any, field: str, *, least: float, most: float) -> float:
-    """Return `value` if it is a number in the range, bounds included. Raises `InvalidMessage`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise InvalidMessage(field, f"a number from {least:g} to {most:g}")
+def checked_number(value: Any, field: str, *, minimum: float, maximum: float) -> float:
+    """Return `value` if it is a number from `minimum` to `maximum`. Raises `InvalidMessage`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+        raise InvalidMessage(field, f"a number from {minimum:g} to {maximum:g}")
     return value
 
 
-def checked_whole(value: Any, field: str, *, least: int, most: int) -> int:
-    """Return `value` if it is a whole number in the range, bounds included. Raises `InvalidMessage`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidMessage(field, f"a whole number from {least} to {most}")
+def checked_integer(value: Any, field: str, *, minimum: int, maximum: int) -> int:
+    """Return `value` if it is an integer from `minimum` to `maximum`. Raises `InvalidMessage`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise InvalidMessage(field, f"a whole number from {minimum} to {maximum}")
     return value
 
 
 def checked_timeout(value: Any, field: str) -> float:
-    """Return seconds that a message may be held. Raises `InvalidMessage`."""
-    return checked_number(value, field, least=0.001, most=LONGEST_TIMEOUT)
+    """Return `value` if it is a valid ack timeout in seconds. Raises `InvalidMessage`."""
+    return checked_number(value, field, minimum=0.001, maximum=MAX_ACK_TIMEOUT)
 
 
-def cut(reason: str) -> bytes:
-    """Return the beginning of a reason, as what can be kept of it."""
-    return reason.encode("utf-8", "replace")[:REASON_BYTES].decode("utf-8", "ignore").encode()
+def truncate_reason(reason: str) -> bytes:
+    """Return a failure reason as UTF-8, truncated to `MAX_REASON_BYTES`."""
+    return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What this queue accepts."""
+class QueueLimits:
+    """Limits of the queue for its messages."""
 
     levels: int
     max_payload_bytes: int
@@ -187,18 +190,18 @@ class Bounds:
         text = as_json(value)
         if len(text) > self.max_payload_bytes or len(text.encode()) > self.max_payload_bytes:
             raise MessageTooLarge("payload", f"JSON of at most {self.max_payload_bytes} bytes")
-        if depth(text) > DEEPEST:
-            raise InvalidMessage("payload", f"JSON of at most {DEEPEST} levels")
+        if nesting_depth(text) > MAX_PAYLOAD_DEPTH:
+            raise InvalidMessage("payload", f"JSON of at most {MAX_PAYLOAD_DEPTH} levels")
         return text
 
     def checked_priority(self, value: Any) -> int:
-        return checked_whole(value, "priority", least=0, most=self.levels - 1)
+        return checked_integer(value, "priority", minimum=0, maximum=self.levels - 1)
 
 
-# What producers give
+# For producers
 
-ALIASES = {"ackTimeout": "ack_timeout", "maxAttempts": "max_attempts"}
-ALIASES |= {"custom_ack_timeout": "ack_timeout", "custom_max_attempts": "max_attempts"}
+FIELD_ALIASES = {"ackTimeout": "ack_timeout", "maxAttempts": "max_attempts"}
+FIELD_ALIASES |= {"custom_ack_timeout": "ack_timeout", "custom_max_attempts": "max_attempts"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,33 +215,33 @@ class NewMessage:
     """Seconds."""
     max_attempts: int | None = None
     id: str | None = None
-    """Makes repeated enqueueing harmless."""
+    """Idempotency key: a message whose id exists is not enqueued again."""
 
     @classmethod
     def from_members(cls, given: Mapping[str, Any]) -> NewMessage:
-        """Read what a client sent by the names of the HTTP API. Raises `InvalidMessage` for a name it does not know."""
+        """Read the members of a request by their names in the HTTP API. Raises `InvalidMessage` for an unknown name."""
         known: dict[str, Any] = {}
         for name, value in given.items():
-            field = ALIASES.get(name, name)
+            field = FIELD_ALIASES.get(name, name)
             if field not in cls.__dataclass_fields__:
                 names = "type, payload, priority, ackTimeout, maxAttempts, id"
-                raise InvalidMessage(name[:64], f"no such field; the fields are {names}")
+                raise InvalidMessage(name[:64], f"one of the fields {names}")
             if field != name and value is None:
                 continue
             known[field] = value
         if "type" not in known:
-            raise InvalidMessage("type", f"a text of 1 to {LONGEST_TYPE} bytes; it is missing")
+            raise InvalidMessage("type", f"a text of 1 to {MAX_TYPE_BYTES} bytes; it is missing")
         return cls(**known)
 
-    def arguments(self, bounds: Bounds) -> tuple[str, list[str | int]]:
-        """Return the id, and the arguments that `enqueue.lua` takes. Raises `InvalidMessage`."""
+    def arguments(self, limits: QueueLimits) -> tuple[str, list[str | int]]:
+        """Return the id, and the arguments of `enqueue.lua`. Raises `InvalidMessage`."""
         id = uuid4().hex if self.id is None else self.id
         if not isinstance(id, str) or not _NEW_ID.fullmatch(id):
             raise InvalidMessage("id", "1 to 128 letters, digits or any of _ . : @ -")
-        type = checked_text(self.type, "type", longest=LONGEST_TYPE)
-        priority = bounds.checked_priority(self.priority)
+        type = checked_text(self.type, "type", max_bytes=MAX_TYPE_BYTES)
+        priority = limits.checked_priority(self.priority)
         options = "".join(f'"{name}":{json.dumps(value)},' for name, value in self._options().items())
-        payload = bounds.checked_payload(self.payload)
+        payload = limits.checked_payload(self.payload)
         return id, [id, type, as_json(type), priority, options, payload]
 
     def _options(self) -> dict[str, float]:
@@ -246,21 +249,21 @@ class NewMessage:
 
 
 def checked_options(*, ack_timeout: Any, max_attempts: Any) -> dict[str, float]:
-    """Return what a message says of itself, by the names of its record. Raises `InvalidMessage`."""
+    """Return the options of a message by their names in its record. Raises `InvalidMessage`."""
     options: dict[str, float] = {}
     if ack_timeout is not None:
         options["custom_ack_timeout"] = checked_timeout(ack_timeout, "ackTimeout")
     if max_attempts is not None:
-        options["custom_max_attempts"] = checked_whole(max_attempts, "maxAttempts", least=1, most=MOST_ATTEMPTS)
+        options["custom_max_attempts"] = checked_integer(max_attempts, "maxAttempts", minimum=1, maximum=MAX_ATTEMPTS)
     return options
 
 
-# What consumers get
+# For consumers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """A message of the queue. `fields` has all but the payload, by the names of the HTTP API; times are seconds."""
+    """A message. `fields` has everything but the payload, by the names of the HTTP API; times are Unix seconds."""
 
     fields: Mapping[str, Any]
     payload_json: Json
@@ -268,7 +271,7 @@ class Message:
 
     @classmethod
     def read(cls, id: bytes, data: bytes, record: bytes) -> Message:
-        """Put an entry and its record together. Never raises: what cannot be read is shown as it is."""
+        """Build a message from its entry and its record. Never raises: an undecodable entry becomes the payload."""
         about: dict[str, Any] = json.loads(record.decode("utf-8", "replace"))
         payload, is_message = _payload_of(data)
         if about.pop("undecodable", False):
@@ -309,7 +312,7 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """How many times it was delivered, this time included."""
+        """Number of deliveries, including this one."""
         return int(self.fields["attempt_count"])
 
     @property
@@ -318,7 +321,7 @@ class Message:
 
     @property
     def deadline_at(self) -> float | None:
-        """When it must be acknowledged, in seconds by the server's clock."""
+        """Ack deadline in Unix seconds, by the server's clock."""
         return self.fields.get("deadline_at")
 
     @property
@@ -326,14 +329,14 @@ class Message:
         return "undecodable" not in self.fields
 
     def to_json(self) -> Json:
-        """Return it as the HTTP API shows it, with the payload as it was written."""
+        """Return the message as in the HTTP API, with the payload unchanged."""
         about = json.dumps(dict(self.fields), ensure_ascii=False, separators=(",", ":"))
         return Json(f'{about[:-1]},"payload":{self.payload_json}}}')
 
 
 def _payload_of(data: bytes) -> tuple[Json, bool]:
-    """Return the payload inside an entry, and whether the entry is a message at all."""
+    """Return the payload of an entry, and whether the entry is a valid message."""
     try:
         return members(data.decode()).get("payload", Json("null")), True
-    except (ValueError, RecursionError):  # of bytes that are no UTF-8, too
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return as_json(data.decode("utf-8", "replace")), False

@@ -1,8 +1,9 @@
-"""The sweep: messages whose consumer went silent go back to their queue, or to the dead letters.
+"""Sweep of overdue messages: requeues or dead-letters messages whose ack deadline has passed.
 
 What is due: a message whose deadline has passed, by the clock of the queue's server.
-Guarantee: of any number of sweepers one takes a message, and it is in one place whatever dies. What a sweep costs
-follows what is overdue, not what is pending. Entries that other consumers took get a deadline within a minute.
+Guarantee: exactly one of any number of sweepers handles a message, and a crash leaves it in one state. The cost grows
+with the number of overdue messages, not of pending ones. Entries taken by other consumers get a deadline within a
+minute.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from typing import Any
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from services.message_queue.scripts import Scripts
 
-HEAL_EVERY, HEAL_BUDGET = minutes(1), seconds(1)
-PENDING_PAGE = 100  # entries of a pending list that one call looks at
-SCHEDULER = "scheduler"
+HEAL_INTERVAL, HEAL_BUDGET = minutes(1), seconds(1)
+PENDING_PAGE_SIZE = 100  # entries of a pending list per script call
+TRIGGERED_BY_SCHEDULER = "scheduler"
 
 
 @dataclass(kw_only=True)
-class Swept:
-    """What a sweep did, by the ids of the messages; and when the next deadline is, from now."""
+class SweepResult:
+    """Result of a sweep: ids of the messages, and the time until the next deadline."""
 
     requeued: list[str] = field(default_factory=list)
     dead_lettered: list[str] = field(default_factory=list)
     next_deadline_in: timedelta | None = None
-    plan_in: timedelta | None = None
-    """In how long the caller is to sweep again, when no other sweep is planned early enough."""
+    next_sweep_in: timedelta | None = None
+    """Delay after which the caller must sweep again; `None` if another sweep is scheduled early enough."""
     is_locked: bool = False
-    """Whether another sweeper held the lock, so that nothing was done."""
+    """True if another sweeper held the lock, so that nothing was done."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return `{requeued, dead_lettered, ids, dlq_ids}`: how many, and which."""
+        """Return `{requeued, dead_lettered, ids, dlq_ids}`: counts and ids."""
         return {
             "requeued": len(self.requeued),
             "dead_lettered": len(self.dead_lettered),
@@ -44,13 +45,13 @@ class Swept:
 
 
 class Sweeper:
-    """Takes back what is overdue in one queue.
+    """Requeues or dead-letters the overdue messages of one queue.
 
     Args:
-        batch: messages that one call of the script takes back.
-        max_attempts: for messages that do not say otherwise.
-        ack_timeout: of entries that were taken by others, for messages that do not say otherwise.
-        within: the time between two periodic sweeps.
+        batch: maximum number of messages per script call.
+        max_attempts: default for messages without their own.
+        ack_timeout: default for entries that other consumers took.
+        within: time between two periodic sweeps.
     """
 
     def __init__(
@@ -63,51 +64,53 @@ class Sweeper:
     def sweep(
         self,
         *,
-        triggered_by: str = SCHEDULER,
-        can_plan: bool = False,
+        triggered_by: str = TRIGGERED_BY_SCHEDULER,
+        can_schedule: bool = False,
         budget: timedelta | None = None,
-        progress: Callable[[Swept], object] | None = None,
-    ) -> Swept:
-        """Take back everything that is overdue, for as long as `budget`, by default most of a period.
+        progress: Callable[[SweepResult], object] | None = None,
+    ) -> SweepResult:
+        """Requeue or dead-letter all overdue messages within `budget`, by default 80% of a period.
 
-        `progress` is called after each slice, with what was done so far.
+        `progress` is called after each batch with the result so far.
 
         Raises: QueueUnavailable.
         """
         end = time.monotonic() + (budget or self._within * 0.8).total_seconds()
-        within = milliseconds(self._within) if can_plan else 0
-        swept = Swept()
+        within = milliseconds(self._within) if can_schedule else 0
+        swept = SweepResult()
         while True:
             answer = self._scripts.run("requeue", self._batch, self._max_attempts, triggered_by, within)
             if answer is None:
                 swept.is_locked = True
                 return swept
-            requeued, dead, looked_at, deadline, now, planned = answer
+            requeued, dead, scanned, deadline, now, next_sweep_ms = answer
             swept.requeued += [id.decode("utf-8", "replace") for id in requeued]
             swept.dead_lettered += [id.decode("utf-8", "replace") for id in dead]
             if progress is not None:
                 progress(swept)
-            is_over = looked_at < self._batch and not 0 < deadline <= now
-            if is_over or time.monotonic() > end:
+            is_complete = scanned < self._batch and not 0 < deadline <= now
+            if is_complete or time.monotonic() > end:
                 swept.next_deadline_in = timedelta(milliseconds=max(deadline - now, 0)) if deadline else None
-                swept.plan_in = timedelta(milliseconds=planned) if planned else None
+                swept.next_sweep_in = timedelta(milliseconds=next_sweep_ms) if next_sweep_ms else None
                 return swept
 
     def heal(self, *, budget: timedelta = HEAL_BUDGET) -> int:
-        """Give a deadline to what other consumers took, and forget what they deleted; once a minute, in pages.
+        """Set a deadline for entries that other consumers took, and delete records of entries that they deleted.
 
-        Returns the number of entries that got a deadline. Does nothing while the last time is less than a minute ago.
+        Returns the number of entries that got a deadline. Does nothing if the last call was less than a minute ago.
         Raises: QueueUnavailable.
         """
-        if not self._scripts.take_turn("healed", every=HEAL_EVERY):
+        if not self._scripts.take_turn("healed", every=HEAL_INTERVAL):
             return 0
         end = time.monotonic() + budget.total_seconds()
         healed = 0
         for stream in self._streams():
             after = "-"
             while after and time.monotonic() < end:
-                of_page, after = self._scripts.run("heal", stream, after, PENDING_PAGE, milliseconds(self._ack_timeout))
-                healed += of_page
+                healed_on_page, after = self._scripts.run(
+                    "heal", stream, after, PENDING_PAGE_SIZE, milliseconds(self._ack_timeout)
+                )
+                healed += healed_on_page
         self._forget_lost(end)
         return healed
 
@@ -121,5 +124,5 @@ class Sweeper:
 
 
 def streams(queue: str, levels: int) -> list[str]:
-    """Return the streams of all priorities, from 0 up."""
+    """Return the streams of all priorities, starting at 0."""
     return [queue, *(f"{queue}_p{priority}" for priority in range(1, levels))]

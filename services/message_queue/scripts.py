@@ -1,6 +1,6 @@
-"""The queue's scripts: each is one file in `lua/`, one round trip, and atomic.
+"""Lua scripts of the queue: each is one file in `lua/`, atomic, and one round trip.
 
-Guarantee: a script that was sent is never sent again behind the caller's back, so a lost reply means "perhaps".
+Guarantee: a script is never retried implicitly, so after a lost reply its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READERS = ("list", "survey", "read")
 
 
 def source(name: str) -> str:
-    """Return the whole text of a script: its first line, what all share, what those that read share, and its own."""
+    """Return the full source of a script: its first line, the shared parts, and its own code."""
     first, _, own = _text(name).partition("\n")
     shared = [_SHARED, _READING] if name in _READERS else [_SHARED]
     return "\n".join([first, *(_text(part) for part in shared), own])
@@ -36,34 +36,34 @@ def _text(name: str) -> str:
 
 
 class Scripts:
-    """The scripts on one server, for the queue of one name. Any number of threads may use it."""
+    """The scripts of one queue on one server. Thread-safe."""
 
     def __init__(self, client: redis.Redis, *, queue: str) -> None:
         self.client, self.queue = client, queue
         self._loaded: dict[str, Any] = {}
 
     def run(self, name: str, *arguments: str | bytes | int | float) -> Any:
-        """Run a script and return its answer, texts as bytes.
+        """Run a script and return its reply; strings are bytes.
 
         Raises:
-            QueueFull: the server's memory is full and the script would add to it.
+            QueueFull: the server's memory is full and the script would use more.
             QueueUnavailable: the server did not answer.
         """
         if name not in self._loaded:
             self._loaded[name] = self.client.register_script(source(name))
-        with _translated():
+        with _translate_errors():
             return self._loaded[name](keys=[self.queue], args=arguments)
 
-    def take_turn(self, what: str, *, every: timedelta) -> bool:
-        """Tell whether it is time for `what` again, for one of all who ask. Raises like `run`."""
-        return bool(self.run("take_turn", what, milliseconds(every)))
+    def take_turn(self, name: str, *, every: timedelta) -> bool:
+        """Return True for one caller per period `every`. Raises like `run`."""
+        return bool(self.run("take_turn", name, milliseconds(every)))
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except redis.exceptions.OutOfMemoryError as error:
-        raise QueueFull("The queue's server has no memory left, so it takes no new message") from error
+        raise QueueFull("The queue's server has no memory left, so it accepts no new message") from error
     except (*OUTAGES, redis.exceptions.BusyLoadingError) as error:
         raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error

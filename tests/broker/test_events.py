@@ -92,7 +92,7 @@ def test_what_celery_takes_and_what_looks_like_json_changes_nothing() -> None:
 
 
 def test_other_serializers_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="event_serializer: accepted is json, not 'yaml'"):
+    with pytest.raises(ConfigurationError, match="event_serializer: must be json, not 'yaml'"):
         dispatcher(Dispatcher, serializer="yaml")
 
 

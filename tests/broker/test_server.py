@@ -60,7 +60,7 @@ def test_a_server_that_evicts_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_older_server_is_refused_with_its_version() -> None:
-    with old_redis() as url, pytest.raises(ConfigurationError, match=r"is version 6\.2\.14.*accepted.*Redis 7\.0"):
+    with old_redis() as url, pytest.raises(ConfigurationError, match=r"is version 6\.2\.14.*must be.*Redis 7\.0"):
         require_server(url)
 
 

@@ -94,7 +94,7 @@ def make_job(queue: Queue, name: str = INVOICE, *arguments: Any, state: State = 
         now = max(server_now(), document["due"])  # two processes know the server's clock to within a round trip
         assert job_attempt.start(document, token="worker", now=now, until=now + seconds(900))
         if state is not State.EXECUTING:
-            outcome = Outcome(state=state, rest=hours(1) if state is State.FAILURE else None, error=REASON)
+            outcome = Outcome(state=state, backoff=hours(1) if state is State.FAILURE else None, error=REASON)
             assert job_attempt.finish(document, outcome, token="worker", now=now)
     return id
 

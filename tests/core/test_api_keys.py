@@ -55,11 +55,11 @@ def test_no_repr_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**GOOD, "role": "s3cret"}, "[0].role: viewer or operator"),
         ({**GOOD, "role": ["viewer"]}, "[0].role"),
         ({**GOOD, "name": "s3cret s3cret"}, "[0].name: 1 to 64"),
-        ({**GOOD, "expires": "s3cret"}, "[0].expires: an ISO 8601 moment with a zone"),
-        ({**GOOD, "expires": "2027-01-31"}, "[0].expires: an ISO 8601 moment with a zone"),
-        ({**GOOD, "expire": "2027-01-31T00:00:00Z"}, "[0] has a member of another name"),
-        ({**GOOD, SECRET: 1}, "[0] has a member of another name"),
-        (SECRET, "[0] is no object"),
+        ({**GOOD, "expires": "s3cret"}, "[0].expires: an ISO 8601 time with a time zone"),
+        ({**GOOD, "expires": "2027-01-31"}, "[0].expires: an ISO 8601 time with a time zone"),
+        ({**GOOD, "expire": "2027-01-31T00:00:00Z"}, "[0] has an unknown member"),
+        ({**GOOD, SECRET: 1}, "[0] has an unknown member"),
+        (SECRET, "[0] must be an object"),
     ],
 )
 def test_a_wrong_key_is_refused_at_its_place_without_being_shown(
@@ -83,4 +83,4 @@ def test_what_is_no_list_is_refused_without_being_shown(value: str, monkeypatch:
 def test_names_and_keys_are_unique(member: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal(json.dumps([GOOD, {**GOOD, member: value}]), monkeypatch)
     other = "key" if member == "name" else "name"
-    assert message.endswith(f"; [1].{other}: one that no other has")
+    assert message.endswith(f"; [1].{other}: must be unique")

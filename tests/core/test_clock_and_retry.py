@@ -82,7 +82,7 @@ def test_no_moment_stays_none() -> None:
 
 
 def test_naive_moment_is_refused_with_the_accepted_form() -> None:
-    with pytest.raises(PermanentError, match="at: '2026-01-31T09:30:00' is not an ISO 8601 moment with a zone"):
+    with pytest.raises(PermanentError, match="at: '2026-01-31T09:30:00' must be an ISO 8601 time with a time zone"):
         parse_utc("2026-01-31T09:30:00", field="at")
 
 

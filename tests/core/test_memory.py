@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 
-from queue_manager.core.memory import OBJECTS
+from queue_manager.core.memory import GC_THRESHOLD
 
 PROGRAM = """
 import gc, json
-from queue_manager.core.memory import collect_seldom
+from queue_manager.core.memory import reduce_garbage_collection
 there = [[] for _ in range(1000)]
-collect_seldom()
+reduce_garbage_collection()
 ring = []
 ring.append(ring)
 del ring
@@ -23,5 +23,5 @@ print(json.dumps({"frozen": gc.get_freeze_count(), "threshold": gc.get_threshold
 def test_what_is_there_is_left_out_and_what_comes_later_is_collected() -> None:
     said = json.loads(subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True).stdout)
     assert said["frozen"] > 1000
-    assert said["threshold"] == OBJECTS
+    assert said["threshold"] == GC_THRESHOLD
     assert said["found"] >= 1

@@ -10,7 +10,7 @@ from typing import Literal, get_origin
 import pytest
 
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.settings import Settings, masked, settings
+from queue_manager.core.settings import Settings, redact_url, settings
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [name.upper() for name, field in Settings.model_fields.items() if field.annotation is bool]
@@ -138,7 +138,7 @@ def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_nothing_secret_of_a_url_is_shown(url: str, shown: str) -> None:
-    assert masked(url) == shown
+    assert redact_url(url) == shown
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from models import job_attempt
 from models.database import Document, server_now
 from models.job import State
 from queue_manager.core.clock import minutes, seconds
-from queue_manager.core.errors import HandOn, NotYetDue
+from queue_manager.core.errors import ContinueLater, NotYetDue
 from queue_manager.core.settings import Settings
 from services.job_queues import Jobs, run_queue
 from services.job_queues import jobs as service
@@ -42,7 +42,7 @@ def stored(name: str, state: State, count: int, *, created: datetime | None = No
     now = server_now()
     about: Document = {"name": name, "arguments": [], "priority": 0, "due": now, "updated": now, "attempts": 1}
     about |= {"state": state, "created": created or now, "key": "k", "history": []}
-    about |= {"waiting": now} if state in model.WAITING else {}
+    about |= {"waiting": now} if state in model.WAITING_STATES else {}
     return list(model.jobs().insert_many([dict(about) for _ in range(count)]).inserted_ids)
 
 
@@ -52,8 +52,8 @@ def states(name: str) -> list[str]:
 
 def run_once_more(name: str) -> Document:
     """Run the one job of `name`, and make it due again when it fails."""
-    model.take_over(server_now())
-    with suppress(NotYetDue, HandOn):
+    model.make_failed_due(server_now())
+    with suppress(NotYetDue, ContinueLater):
         run_queue(name, None, token=str(ObjectId()))
     (job,) = service.list(name=name)
     return job
@@ -72,7 +72,7 @@ class TestJobs:
 
     def test_a_report_shows_how_far_it_is(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         shown: list[float] = []
-        monkeypatch.setattr(job_attempt, "note_progress", lambda _, progress, **__: shown.append(progress["percent"]))
+        monkeypatch.setattr(job_attempt, "set_progress", lambda _, progress, **__: shown.append(progress["percent"]))
         jobs.run(REPORT, 2026)
         assert run_once_more(REPORT)["state"] == "success"
         assert shown[0] == 0

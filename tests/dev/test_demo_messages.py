@@ -72,7 +72,7 @@ class TestProducer:
         assert people.counts().main == demo_messages.MOST_WAITING
 
     @pytest.mark.parametrize("place", ["dead", "archived"])
-    def test_only_the_demos_oldest_are_deleted(self, place: service.Place, queue: MessageQueue) -> None:
+    def test_only_the_demos_oldest_are_deleted(self, place: service.MessageState, queue: MessageQueue) -> None:
         people = queue_admin()
         somebodys = bury(queue, people, NewMessage(type="demonstration", payload={"type": "demo.send_mail"}))
         made = bury(queue, people, *(demo_messages.new_message() for _ in range(demo_messages.KEPT + 2)))

@@ -87,7 +87,7 @@ def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str,
 def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(clean: Servers, tmp_path: Path) -> None:
     claim = {"token": "t", "held": True, "claimed_until": server_now(), "due_at": server_now(), "losses": 0}
     room = make_room(claim=claim)
-    worker_heartbeats.show("newer@here")
+    worker_heartbeats.record("newer@here")
     with connect(clean.valkey.url) as client:
         second, _ = client.time()
         client.zadd(worker_heartbeats.KEY, {"older@there 1": 1000 * (second + 60)})
@@ -270,7 +270,7 @@ def test_redis_that_evicts_is_refused(command: str, evicting: Valkey, clean: Ser
     eventually(lambda: not process.is_alive(), within=20)
     assert process.exit_code() == 1
     assert "maxmemory-policy 'allkeys-lru'" in process.log
-    assert "accepted is 'noeviction'" in process.log
+    assert "must be 'noeviction'" in process.log
 
 
 def test_process_waits_for_a_server_that_is_away_and_goes_on_by_itself(clean: Servers, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_process_waits_for_a_server_that_is_away_and_goes_on_by_itself(clean: Se
     env = {"REDIS_URL": valkey.url.replace("redis://", "redis://:s3cret@")}
     with worker(tmp_path / "log", env=env).start(ready=False) as process:
         eventually(lambda: f"Redis at redis://***@127.0.0.1:{valkey.port}/0 is unreachable" in process.log, within=20)
-        assert "trying until it is back" in process.log
+        assert "retrying until it is back" in process.log
         with Valkey(valkey.directory, valkey.port, config={"requirepass": "s3cret"}):
             eventually(lambda: " ready." in process.log, within=20)
             assert "is back" in process.log
@@ -318,7 +318,7 @@ def test_standalone_mongodb_is_refused(clean: Servers, tmp_path: Path) -> None:
         eventually(lambda: not process.is_alive(), within=30)
         assert process.exit_code() == 1
         assert "is a standalone server" in process.log
-        assert "accepted is a replica set" in process.log
+        assert "must be a replica set" in process.log
     finally:
         standalone.kill()
 

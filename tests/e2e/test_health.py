@@ -106,7 +106,7 @@ def run_scans() -> None:
 
 
 def show_worker() -> None:
-    worker_heartbeats.show("worker@here", QUEUES)
+    worker_heartbeats.record("worker@here", QUEUES)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def well(scanned: Servers) -> Iterator[Servers]:
     """There is a worker on every queue, too."""
     with repeated(show_worker):
         yield scanned
-    worker_heartbeats.leave("worker@here")
+    worker_heartbeats.remove("worker@here")
 
 
 def taken_room(*, due_ago: float) -> DueItem:
@@ -322,7 +322,7 @@ def test_no_worker_at_all_is_one_problem(scanned: Servers, tmp_path: Path) -> No
 
 
 def test_a_worker_that_does_not_say_what_it_consumes_raises_no_alarm(scanned: Servers, tmp_path: Path) -> None:
-    with repeated(lambda: worker_heartbeats.show("older@here")):
+    with repeated(lambda: worker_heartbeats.record("older@here")):
         answer = health(tmp_path)
     assert (answer.exit_code, answer.problems) == (0, [])
 

@@ -33,4 +33,4 @@ def test_jobs_run_soon_after_redis_was_emptied(clean: Servers, tmp_path: Path) -
 
             leads = eventually(lambda: leadership(client, LEADER_LOCK))
             assert leads.epoch == job_leader.current_epoch() == 43
-            assert worker.log.count("Redis had lost the number of leaders") == 1
+            assert worker.log.count("Redis had lost the epoch") == 1

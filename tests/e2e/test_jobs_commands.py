@@ -156,7 +156,7 @@ class TestShow:
         assert printed("show", str(job["_id"]), "--json")["state"] == "canceled"
 
     def test_an_unknown_id_is_one_line(self, clean: Servers) -> None:
-        for id, code, said in ((GONE, 1, f"There is no job {GONE}"), ("x", 2, "id: 'x' is no id of a job; accepted")):
+        for id, code, said in ((GONE, 1, f"There is no job {GONE}"), ("x", 2, "id: 'x' is not a job id; must be")):
             result = run("show", id)
             assert (result.returncode, result.stdout) == (code, "")
             assert result.stderr.startswith(f"queue-manager: {said}")
@@ -227,7 +227,7 @@ class TestStatus:
 
     def test_nobody_leads_yet(self, clean: Servers) -> None:
         said = run("status", JOBS_IMPORTS="[]").stdout
-        assert said.startswith("no leader has handed out jobs yet")
+        assert said.startswith("no leader has dispatched jobs yet")
         assert said.endswith("no queue\n")
 
 
@@ -287,7 +287,7 @@ def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Serve
 
     assert [job["_id"] for page in (first, rest) for job in page["jobs"]] == ids[::-1]
     assert run("list").returncode == 0
-    assert f"{len(others)} documents of another form" in run("status").stdout
+    assert f"{len(others)} documents that are not jobs" in run("status").stdout
     assert others[0]["serverId"] in run("show", TEXT_ID).stdout
     refused = run("cancel", TEXT_ID)
     assert (refused.returncode, "was stored by another program" in refused.stdout) == (1, True)

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from services.message_queue import message_queue, queue_admin
-from tasks.overdue_messages import plan_sweep
+from tasks.overdue_messages import schedule_sweep
 from tests.e2e.celery_processes import QUICK_START, CeleryProcess
 from tests.eventually import eventually
 from tests.pace import paced
@@ -33,7 +33,7 @@ def test_messages_are_taken_back_at_their_deadlines(
     clean: Servers, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     env = {"QM_MESSAGE_QUEUE": "true"}
-    queue = message_queue(plan_sweep=plan_sweep)
+    queue = message_queue(schedule_sweep=schedule_sweep)
     with (
         CeleryProcess(tmp_path / "worker.log", "worker", "--queues", "scans", *QUICK_START, env=env),
         CeleryProcess(tmp_path / "beat.log", "beat", env=env),

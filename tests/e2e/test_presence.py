@@ -31,7 +31,7 @@ def test_a_worker_without_events_is_online_until_it_ends(clean: Servers, tmp_pat
     with worker(tmp_path / "worker.log", "--hostname", "one@here") as process:
         with promptly(3):
             eventually(lambda: online(clean) == ["one@here"], within=30)
-        time.sleep(worker_heartbeats.GONE_AFTER.total_seconds() + 1)
+        time.sleep(worker_heartbeats.OFFLINE_AFTER.total_seconds() + 1)
         assert online(clean) == ["one@here"]
         process.stop()
         assert online(clean) == []

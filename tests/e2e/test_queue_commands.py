@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from dev.ports import free_port
-from queue_manager.cli.messages_render import indented, printable
+from queue_manager.cli.messages_render import indent_json, printable
 from queue_manager.core.clock import seconds
 from services.message_queue import Json, MessageQueue, NewMessage, message_queue, queue_admin
 from tests.e2e.commands import environment, said_on_a_terminal
@@ -156,7 +156,7 @@ class TestReplay:
         assert result.returncode == 1
         assert result.stdout.splitlines() == [
             f"{id}  replayed",
-            "gone  is not among the dead letters",
+            "gone  is not a dead letter",
             "1 replayed, 1 not",
         ]
 
@@ -164,7 +164,7 @@ class TestReplay:
     def test_it_must_be_clear_which(self, arguments: list[str]) -> None:
         result = run("replay", *arguments)
         assert result.returncode == 2
-        assert result.stderr.startswith("queue-manager: name the dead letters by their ids, or say --all")
+        assert result.stderr.startswith("queue-manager: give ids of dead letters, or --all")
 
     def test_nothing_to_replay_is_no_failure(self, clean: Servers) -> None:
         result = run("replay", "--all")
@@ -187,7 +187,7 @@ class TestRequeue:
             client.set("queue:overdue_requeue_lock", 1, px=seconds(30))
         result = run("requeue")
         assert result.returncode == 1
-        assert result.stderr.startswith("queue-manager: another sweeper is at work")
+        assert result.stderr.startswith("queue-manager: another sweeper holds the lock")
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["replay", "x", "--yes"], ["requeue"]])
@@ -200,7 +200,7 @@ def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
 
 
 def test_indented_json_is_as_it_was_written() -> None:
-    assert indented('{"a":1.50,"b":[],"c":[{"d":"x, {y}"} ,2]}') == (
+    assert indent_json('{"a":1.50,"b":[],"c":[{"d":"x, {y}"} ,2]}') == (
         '{\n  "a": 1.50,\n  "b": [],\n  "c": [\n    {\n      "d": "x, {y}"\n    },\n    2\n  ]\n}'
     )
 

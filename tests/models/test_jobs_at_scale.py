@@ -17,7 +17,7 @@ from models import database, job, job_attempt, job_pages
 from models.database import Document
 from models.job import State
 from models.job_attempt import Outcome
-from models.job_pages import Asked
+from models.job_pages import JobQuery
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.per_process import PerProcess
 from tests.job_lab import LEASE, Lab
@@ -164,13 +164,13 @@ def test_a_page_reads_itself_whatever_is_asked_for(servers: Servers, monkeypatch
     documents = fill(60_000)
     while some := list(islice(documents, 20_000)):
         job.jobs().insert_many(some, ordered=False)
-    middle = job_pages.Place(id=ObjectId(), value=None)
+    middle = job_pages.JobPosition(id=ObjectId(), value=None)
     with recorded(servers, monkeypatch) as recorder:
-        for by in ("_id", *job.SORTED_BY):
+        for by in ("_id", *job.SORT_FIELDS):
             value = {"_id": None, "due": T0 + hours(1), "updated": T0}.get(by, 1)
             for name, state in product((None, "n03"), (None, State.SUCCESS, State.EXECUTING)):
                 for after, is_descending in product((None, replace(middle, value=value)), (True, False)):
-                    asked = Asked(name=name, state=state, by=by, is_descending=is_descending, after=after)
+                    asked = JobQuery(name=name, state=state, sort_by=by, is_descending=is_descending, after=after)
                     job_pages.page(asked, limit=PAGE)
                     while recorder.sent:
                         stages, keys, read, _ = explained(recorder.sent.pop()[1])

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.scale
 ROOMS, SITES, SUBSCRIPTIONS, RUNS = 200_000, 100_000, 50_000, 20_000
 DUE, IN_FLIGHT, RESTING, HUNG = 300, 200, 100, 250
 PAGE = 50
-PAGE_READ = subscription.AT_ONCE
+PAGE_READ = subscription.ACCOUNT_BATCH_SIZE
 
 
 @pytest.fixture(scope="module")

@@ -90,12 +90,12 @@ def test_queue_comes_back_for_what_falls_due_soon(lab: Lab, broker: str) -> None
 
 
 def test_queue_whose_time_is_over_hands_on_to_itself(lab: Lab, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_queues, "BUDGET", seconds(0))
+    monkeypatch.setattr(job_queues, "RUN_BUDGET", seconds(0))
     lab.run("mail")
     dispatch_due_jobs(epoch=1)
     first = take(broker, QUEUE)
     assert isinstance(run(first), Ignore)
-    monkeypatch.setattr(job_queues, "BUDGET", seconds(30))
+    monkeypatch.setattr(job_queues, "RUN_BUDGET", seconds(30))
     again = take(broker, QUEUE)
     assert (again.id, again.args, again.retries) == (first.id, first.args, first.retries)
     assert run(again)["succeeded"] == 1

@@ -14,7 +14,7 @@ from dev.ports import free_port
 from models import database
 from queue_manager.core.clock import ServerClock, seconds
 from services.message_queue import MessageQueue, message_queue, queue_admin
-from tasks.overdue_messages import plan_sweep, requeue_at_deadline, requeue_overdue_messages
+from tasks.overdue_messages import requeue_at_deadline, requeue_overdue_messages, schedule_sweep
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.tasks.hand_worker import Message, run, waiting_messages
@@ -69,7 +69,7 @@ def test_a_deadline_after_the_next_tick_is_left_to_it(queue: MessageQueue, clean
 
 
 def test_a_dequeue_with_an_earlier_deadline_pulls_the_sweep_forward(clean: Servers) -> None:
-    queue = message_queue(plan_sweep=plan_sweep)
+    queue = message_queue(schedule_sweep=schedule_sweep)
     late = hold(queue, timeout=3)
     early = hold(queue, timeout=1)
     hold(queue, timeout=2)

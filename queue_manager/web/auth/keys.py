@@ -46,12 +46,12 @@ class Keys:
         for digest, known in self._current():  # all of them: how long it takes says nothing
             if compare_digest(digest, shown):
                 found = known
-        return (found, shown) if found is not None and not found.is_over(now()) else None
+        return (found, shown) if found is not None and not found.is_expired(now()) else None
 
     def named(self, name: str) -> tuple[ApiKey, bytes] | None:
         """Return the key of this name and its digest, unless it is over."""
         for digest, known in self._current():
-            if known.name == name and not known.is_over(now()):
+            if known.name == name and not known.is_expired(now()):
                 return known, digest
         return None
 

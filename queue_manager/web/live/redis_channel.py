@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.settings import masked
+from queue_manager.core.settings import redact_url
 
 PAUSE = 1.0  # seconds between two tries
 OPTIONS: dict[str, Any] = {
@@ -59,7 +59,7 @@ class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-
     def _say(self, *, is_away: bool, error: Exception | None = None) -> None:
         has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
-            url = masked(self.redis_url)
+            url = redact_url(self.redis_url)
             log.warning(f"No live events: Redis at {url} does not answer ({reason(error)}); trying until it is back")
         elif has_changed:
             log.info("Live events flow again")

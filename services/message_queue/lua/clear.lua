@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
--- Deletes the messages of one place, or of all of them, in slices. What comes to a place after the first slice stays.
+-- Deletes the messages of one state, or of all states, in slices. Messages added after the first slice are kept.
 --
--- ARGV     place ('' for all), priority levels, state that an earlier slice returned ('' to begin)
--- Returns  {messages deleted by this slice, state for the next one or '' at the end}
+-- KEYS[1]  queue name
+-- ARGV     state ('' for all), priority levels, progress returned by the previous slice ('' for the first)
+-- Returns  {number of messages deleted by this slice, progress for the next slice or '' at the end}
 --
--- Atomic, so that a message which moves meanwhile is deleted or kept as a whole, and counted once. With allow-oom: it
--- makes room.
+-- Atomic, so that a message that changes its state meanwhile is deleted or kept as a whole, and counted once.
+-- allow-oom, because it frees memory.
 
-local place, levels, state = unpack(ARGV)
-local is_first = state == ''
+local state, levels, progress = unpack(ARGV)
+local is_first = progress == ''
 local cleared = 0
 
 local function last_added(stream)
@@ -21,24 +22,24 @@ local function last_added(stream)
   return '0-0'
 end
 
--- Of each stream the last entry that is to be deleted.
+-- Records the last entry to delete of each stream.
 local function begin()
   local steps, last = {}, {}
   for priority = 0, levels - 1 do
     local stream = stream_of(priority)
-    if place == '' or place == 'main' then
+    if state == '' or state == 'main' then
       last[stream] = last_added(stream)
       steps[#steps + 1] = { 'waiting', stream }
-    elseif place == 'processing' then
+    elseif state == 'processing' then
       last[stream] = (last_delivered(stream))
     end
   end
-  if place == '' or place == 'processing' then
+  if state == '' or state == 'processing' then
     last[TYPED] = last_added(TYPED)
-    steps[#steps + 1] = { 'held', '0' }
+    steps[#steps + 1] = { 'processing', '0' }
   end
-  for stream, name in pairs(PLACES) do
-    if place == '' or place == name then
+  for stream, name in pairs(STATES_BY_STREAM) do
+    if state == '' or state == name then
       last[stream] = last_added(stream)
       steps[#steps + 1] = { 'kept', stream }
     end
@@ -46,24 +47,24 @@ local function begin()
   return { steps = steps, last = last }
 end
 
-local function is_behind(sid, last)
+local function is_after(sid, last)
   return sortable(sid) > sortable(last)
 end
 
--- Deletes entries of a stream that are read, whatever they are, and the records of those that are messages of ours.
-local function delete(stream, entries, is_waiting_place)
+-- Deletes the given entries of a stream, and the records that belong to them.
+local function delete(stream, entries, is_main)
   local sids, ids = {}, {}
   for i, entry in ipairs(entries) do
     local data, id = data_of(entry[2])
     sids[i], ids[i] = entry[1], identity(data, id) or ''
   end
   local mine = {}
-  for i, said in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
-    local record = said and decoded(said)
-    record = record and normal(record)
+  for i, text in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
+    local record = text and decoded(text)
+    record = record and validated(record)
     if record and record.sid == sids[i] and record.stream == stream then
       mine[#mine + 1] = ids[i]
-      if is_waiting_place then
+      if is_main then
         unindex(ids[i], record)
       end
     end
@@ -77,14 +78,14 @@ local function delete(stream, entries, is_waiting_place)
   handled, cleared = handled + #entries, cleared + #entries
 end
 
--- Each returns whether nothing is left to do.
+-- Each of the following functions returns true when nothing is left to do.
 
-local function clear_stream(stream, last, is_waiting_place)
-  local after = is_waiting_place and '(' .. last_delivered(stream) or '-'
+local function clear_stream(stream, last, is_main)
+  local after = is_main and '(' .. last_delivered(stream) or '-'
   repeat
     local entries, is_end = read_entries_of(stream, after, last)
     if #entries > 0 then
-      delete(stream, entries, is_waiting_place)
+      delete(stream, entries, is_main)
       after = '(' .. entries[#entries][1]
     end
     if is_end then
@@ -94,7 +95,7 @@ local function clear_stream(stream, last, is_waiting_place)
   return false
 end
 
-local function clear_held(step, last)
+local function clear_processing(step, last)
   repeat
     local answer = redis.call('ZSCAN', DEADLINES, step[2], 'COUNT', MAX_READ)
     step[2] = answer[1]
@@ -104,7 +105,7 @@ local function clear_held(step, last)
       handled = handled + 1
       if not record or not record.sid then
         forget(id)
-      elseif not last[record.stream] or not is_behind(record.sid, last[record.stream]) then
+      elseif not last[record.stream] or not is_after(record.sid, last[record.stream]) then
         if redis.call('XACK', record.stream, GROUP, record.sid) == 1 then
           cleared = cleared + redis.call('XDEL', record.stream, record.sid)
         end
@@ -116,19 +117,19 @@ local function clear_held(step, last)
 end
 
 local function is_done(step, last)
-  if step[1] == 'held' then
-    return clear_held(step, last)
+  if step[1] == 'processing' then
+    return clear_processing(step, last)
   end
   return clear_stream(step[2], last[step[2]], step[1] == 'waiting')
 end
 
-local left = is_first and begin() or cjson.decode(state)
+local left = is_first and begin() or cjson.decode(progress)
 while left.steps[1] and not is_slice_full() do
   if is_done(left.steps[1], left.last) then
     table.remove(left.steps, 1)
   end
 end
 if cleared > 0 or is_first then
-  announce('clear', '{"count":' .. cleared .. ',"queue":"' .. (place ~= '' and place or 'all') .. '"}')
+  announce('clear', '{"count":' .. cleared .. ',"queue":"' .. (state ~= '' and state or 'all') .. '"}')
 end
 return { cleared, left.steps[1] and cjson.encode(left) or '' }

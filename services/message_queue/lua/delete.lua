@@ -1,10 +1,12 @@
 #!lua flags=allow-oom
--- Deletes messages, whoever holds them.
+-- Deletes messages, even while a consumer holds the lock.
 --
--- ARGV     place they are in ('' for any), then the ids
--- Returns  for each id of this slice 'DELETED', or 'NOT_FOUND' when it is not in that place (any more)
+-- KEYS[1]  queue name
+-- ARGV     required state ('' for any), then the ids
+-- Returns  for each id of this slice 'DELETED', or 'NOT_FOUND' if it is not in that state
 --
--- Atomic, so that a message which moves meanwhile is deleted or kept as a whole. With allow-oom: it makes room.
+-- Atomic, so that a message that changes its state meanwhile is deleted or kept as a whole. allow-oom, because it frees
+-- memory.
 
 local deleted, answers = {}, {}
 for i = 2, #ARGV do
@@ -14,18 +16,18 @@ for i = 2, #ARGV do
   handled = handled + 1
   local id = ARGV[i]
   local record = record_of(id)
-  local place = record and record.sid and place_of(record)
-  if not place or (ARGV[1] ~= '' and place ~= ARGV[1]) then
+  local state = record and record.sid and state_of(record)
+  if not state or (ARGV[1] ~= '' and state ~= ARGV[1]) then
     answers[#answers + 1] = 'NOT_FOUND'
   else
-    local was_there = redis.call('XDEL', record.stream, record.sid) == 1
-    if place == 'main' or place == 'processing' then
+    local is_deleted = redis.call('XDEL', record.stream, record.sid) == 1
+    if state == 'main' or state == 'processing' then
       redis.call('XACK', record.stream, GROUP, record.sid)
       unindex(id, record)
     end
     forget(id)
-    answers[#answers + 1] = was_there and 'DELETED' or 'NOT_FOUND'
-    deleted[#deleted + 1] = was_there and id or nil
+    answers[#answers + 1] = is_deleted and 'DELETED' or 'NOT_FOUND'
+    deleted[#deleted + 1] = is_deleted and id or nil
   end
 end
 if #deleted > 0 then

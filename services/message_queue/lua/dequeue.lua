@@ -1,17 +1,18 @@
 #!lua flags=allow-oom
--- Gives the next message to a consumer: the highest priority first, then the oldest.
+-- Delivers the next message to a consumer and locks it: highest priority first, then oldest.
 --
+-- KEYS[1]  queue name
 -- ARGV     lock token, consumer id, ack timeout in ms ('' for the message's own), default ack timeout in ms,
---          type ('' for any), priority levels, ms to the next periodic sweep (0: no sweep can be planned)
--- Returns  {id, data, record, ms until a sweep that the caller is to plan, or 0}; false when nothing waits; 1 when the
---          search stopped at a slice and the caller is to call again
+--          type ('' for any), priority levels, ms between periodic sweeps (0: no sweep can be scheduled)
+-- Returns  {id, data, record, ms until a sweep that the caller must schedule, or 0}; false if no message waits; 1 if
+--          the search reached the end of its slice and the caller must call again
 --
--- Atomic, so that what a consumer was given always has its attempt counted and its deadline set. With allow-oom: a
--- full server must be drained.
+-- Atomic, so that a delivered message always has its attempt counted and its deadline set. allow-oom, so that a full
+-- server can be drained.
 
-local token, consumer_id, own_timeout, default_timeout, kind, levels, sweep_within = unpack(ARGV)
-local ADOPTED = QUEUE .. ':adopted' -- how far each stream was searched for messages of other producers
-local SEARCHED = 100 -- entries that one call searches for messages of other producers
+local token, consumer_id, own_timeout, default_timeout, kind, levels, sweep_period = unpack(ARGV)
+local INDEXED = QUEUE .. ':adopted' -- by stream, the last entry searched for messages of other producers
+local MAX_INDEXED = 100 -- entries per call searched for messages of other producers
 
 local function next_entry(stream)
   local read = { 'XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', 1, 'STREAMS', stream, '>' }
@@ -36,7 +37,7 @@ local function deliver(id, record, data)
   local text = cjson.encode(record)
   redis.call('HSET', RECORDS, id, text)
   announce('dequeue', '{"count":1,"ids":' .. array({ id }) .. ',"deadline":' .. deadline .. '}')
-  return { id, data, text, plan_sweep(deadline, tonumber(sweep_within)) }
+  return { id, data, text, schedule_sweep(deadline, tonumber(sweep_period)) }
 end
 
 local function of_any_type()
@@ -44,7 +45,7 @@ local function of_any_type()
     local stream = stream_of(priority)
     local entry = next_entry(stream)
     while entry do
-      local id, record, data = recognise(stream, entry[1], entry[2])
+      local id, record, data = read_entry(stream, entry[1], entry[2])
       if id then
         unindex(id, record)
         return deliver(id, record, data)
@@ -59,16 +60,16 @@ local function of_any_type()
   return false
 end
 
--- Returns the number of entries looked at, and whether there are no more.
+-- Returns the number of entries scanned, and true if there are no more.
 local function index_page(stream)
-  local after = redis.call('HGET', ADOPTED, stream)
+  local after = redis.call('HGET', INDEXED, stream)
   local entries, is_end = read_entries_of(stream, after and '(' .. after or '-', '+')
   for _, entry in ipairs(entries) do
     local data = data_of(entry[2])
     local id = identity(data)
     local record = id and record_of(id)
     if not (record and record.sid == entry[1]) then
-      id, record = adopt(stream, entry[1], data)
+      id, record = create_record(stream, entry[1], data)
       if id and is_waiting(record) then
         save(id, record)
         index(id, record)
@@ -76,21 +77,21 @@ local function index_page(stream)
     end
   end
   if #entries > 0 then
-    redis.call('HSET', ADOPTED, stream, entries[#entries][1])
+    redis.call('HSET', INDEXED, stream, entries[#entries][1])
   end
   return #entries, is_end
 end
 
--- Messages of other producers are in no index of ours until somebody looks for a type. Returns whether all are.
+-- Adds messages of other producers to the type indexes; only done when a type is requested. Returns true when all are.
 local function index_others()
-  local left = SEARCHED
+  local left = MAX_INDEXED
   for priority = levels - 1, 0, -1 do
     repeat
       if left <= 0 or handled_bytes >= MAX_BYTES then
         return false
       end
-      local looked_at, is_end = index_page(stream_of(priority))
-      left = left - looked_at
+      local scanned, is_end = index_page(stream_of(priority))
+      left = left - scanned
     until is_end
   end
   return true
@@ -111,7 +112,7 @@ local function of_type()
       redis.call('XDEL', record.stream, record.sid)
       append(TYPED, id, record, data)
       local entry
-      repeat -- what another wrote there is left pending, and healed with its deadline
+      repeat -- entries of other producers stay pending until heal.lua sets their deadline
         entry = next_entry(TYPED)
       until not entry or entry[1] == record.sid
       return deliver(id, record, data)

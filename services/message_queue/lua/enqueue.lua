@@ -1,14 +1,15 @@
 #!lua
--- Adds messages at the tail of the streams of their priorities.
+-- Appends messages to the streams of their priorities.
 --
--- ARGV     six for each message: id, type, type as JSON, priority, options as JSON members ('"name":1,' or ''),
+-- KEYS[1]  queue name
+-- ARGV     six per message: id, type, type as JSON, priority, options as JSON members ('"name":1,' or ''),
 --          payload as JSON
--- Returns  for each message 1, or 0 when its id is already stored or in the history: then nothing is added
+-- Returns  for each message 1, or 0 if its id exists, also in the history; it is not added then
 --
--- Atomic, so that the look for the id and the entry are one: a producer that repeats itself adds one message. Without
--- the flag allow-oom: a full server refuses it as a whole.
+-- Atomic, so that the check of the id and the write are one step: a retried enqueue adds one message. Without
+-- allow-oom, so that a full server refuses the whole call.
 
--- Tells whether a message of this id is there. Another consumer may have deleted it without telling: then it is not.
+-- Returns true if a message with this id exists. Deletes the record if another consumer has deleted the entry.
 local function is_known(id)
   if redis.call('HEXISTS', RECORDS, id) == 0 then
     return false
@@ -35,8 +36,8 @@ for i = 1, #ARGV, 6 do
     local about = ',"type":' .. kind_json .. ',"priority":' .. priority .. ',"created_at":' .. created_at .. ','
     local stream = stream_of(tonumber(priority))
     local sid = redis.call('XADD', stream, '*', 'data', '{"id":"' .. id .. '"' .. about .. options .. '"payload":' .. payload .. '}')
-    local where = '{"stream":"' .. stream .. '","sid":"' .. sid .. '"'
-    redis.call('HSET', RECORDS, id, where .. about .. options .. '"attempt_count":0}')
+    local location = '{"stream":"' .. stream .. '","sid":"' .. sid .. '"'
+    redis.call('HSET', RECORDS, id, location .. about .. options .. '"attempt_count":0}')
     index(id, { type = kind, priority = tonumber(priority), sid = sid })
     answers[#answers + 1] = 1
     added[#added + 1] = id

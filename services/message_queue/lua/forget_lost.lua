@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
--- Forgets the records of messages whose entries another consumer has deleted, one slice of the records at a time.
+-- Deletes records whose entries were deleted by another consumer, one slice of the records per call.
 --
--- Returns  1 after the last slice, else 0; the next call goes on behind this one's slice
+-- KEYS[1]  queue name
+-- Returns  1 after the last slice, else 0; the next call continues with the next slice
 --
--- Atomic, so that a message which moves meanwhile is not forgotten. With allow-oom: it makes room.
+-- Atomic, so that the record of a message that changes its state is kept. allow-oom, because it frees memory.
 
 local CURSOR = QUEUE .. ':forget_cursor'
 
 local function forget_if_lost(id, record)
-  record = record and normal(record)
+  record = record and validated(record)
   if record and record.sid then
     local _, is_there = entry_at(record.stream, record.sid)
     if not is_there then

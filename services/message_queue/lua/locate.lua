@@ -1,10 +1,11 @@
 #!lua flags=no-writes
--- Finds messages wherever they are.
+-- Finds messages in any state.
 --
+-- KEYS[1]  queue name
 -- ARGV     ids
--- Returns  {rows of {id, data, record, place}, ids of this slice}; an id that is nowhere has no row
+-- Returns  {rows of {id, data, record, state}, number of ids in this slice}; an unknown id has no row
 --
--- Atomic, so that each is where it is said to be, as far as one moment is concerned.
+-- Atomic, so that states and contents are a consistent snapshot.
 
 local rows = {}
 for _, id in ipairs(ARGV) do
@@ -15,7 +16,7 @@ for _, id in ipairs(ARGV) do
   local record = record_of(id)
   local data = record and record.sid and entry_at(record.stream, record.sid)
   if data then
-    rows[#rows + 1] = { id, data, cjson.encode(record), place_of(record) }
+    rows[#rows + 1] = { id, data, cjson.encode(record), state_of(record) }
   end
 end
 return { rows, handled }

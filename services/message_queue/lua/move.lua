@@ -1,56 +1,57 @@
 #!lua flags=allow-oom
--- Moves messages by hand from one place to another; a dead letter that goes back to the main queue is replayed.
+-- Moves messages to another state for an operator; moving a dead letter to main replays it.
 --
--- ARGV     place they come from ('' for any), place they go to ('main', 'dead', 'archived' or 'acknowledged'), reason,
+-- KEYS[1]  queue name
+-- ARGV     required source state ('' for any), target state ('main', 'dead', 'archived' or 'acknowledged'), reason,
 --          then the ids
--- Returns  for each id of this slice 'MOVED', 'NOT_FOUND' when it is not in that place (any more), or 'UNDECODABLE'
---          when it is no message that a consumer could take
+-- Returns  for each id of this slice 'MOVED', 'NOT_FOUND' if it is not in the source state, or 'UNDECODABLE' if it
+--          cannot be delivered
 --
--- Atomic, so that a message is in one place whatever dies; one that has gone is never added again. With allow-oom: a
--- full server must be drained.
+-- Atomic, so that a message is always in one state and a deleted message is never recreated. allow-oom, so that a full
+-- server can be drained.
 
 local from, to, reason = unpack(ARGV, 1, 3)
 
--- A replayed message begins anew: it has all its attempts again, and remembers how it failed before.
-local function begin_anew(record)
-  local lives = record.history or {}
+-- Resets the attempts of a replayed message, and adds its failure to its history.
+local function reset_attempts(record)
+  local earlier = record.history or {}
   if record.failed_at then
-    lives[#lives + 1] = {
+    earlier[#earlier + 1] = {
       attempt_count = record.attempt_count, failed_at = record.failed_at, last_error = record.last_error
     }
   end
-  while #lives > REPLAYS_TOLD do
-    table.remove(lives, 1)
+  while #earlier > MAX_REPLAY_HISTORY do
+    table.remove(earlier, 1)
   end
-  record.history = #lives > 0 and lives or nil
+  record.history = #earlier > 0 and earlier or nil
   record.attempt_count, record.failed_at, record.acknowledged_at = 0, nil, nil
 end
 
-local function take_out(id, record, place)
-  if place == 'processing' then
+local function take_out(id, record, state)
+  if state == 'processing' then
     return release(id, record)
   end
   local data = entry_at(record.stream, record.sid)
   if data then
     redis.call('XDEL', record.stream, record.sid)
-    redis.call('XACK', record.stream, GROUP, record.sid) -- should another consumer hold it
-    if place == 'main' then
+    redis.call('XACK', record.stream, GROUP, record.sid) -- in case another consumer has it pending
+    if state == 'main' then
       unindex(id, record)
     end
   end
-  return data and without_end(record, data)
+  return data and without_outcome(record, data)
 end
 
-local function put_into(id, record, data, place)
+local function put_into(id, record, data, state)
   if to == 'main' then
-    if place ~= 'processing' then
-      begin_anew(record)
+    if state ~= 'processing' then
+      reset_attempts(record)
     end
-    put_back(id, record, data)
+    requeue(id, record, data)
   elseif to == 'dead' then
-    bury(id, record, data, reason)
+    dead_letter(id, record, data, reason)
   elseif to == 'acknowledged' then
-    remember(id, record, data)
+    add_to_history(id, record, data)
   else
     append(ARCHIVED, id, record, data)
     save(id, record)
@@ -59,18 +60,18 @@ end
 
 local function move(id)
   local record = record_of(id)
-  local place = record and record.sid and place_of(record)
-  if not place or place == to or (from ~= '' and place ~= from) then
+  local state = record and record.sid and state_of(record)
+  if not state or state == to or (from ~= '' and state ~= from) then
     return 'NOT_FOUND'
   end
   if record.undecodable and to == 'main' then
     return 'UNDECODABLE'
   end
-  local data = take_out(id, record, place)
+  local data = take_out(id, record, state)
   if not data then
     return 'NOT_FOUND'
   end
-  put_into(id, record, data, place)
+  put_into(id, record, data, state)
   return 'MOVED'
 end
 

@@ -1,35 +1,36 @@
 #!lua flags=allow-oom
 -- Reads messages by their entries.
 --
--- ARGV     place, then for each message the stream and the id of its entry
--- Returns  rows of {id, data, record, sid, stream}, as many as fit into a slice: {rows, entries looked at}; an entry
---          that is not in that place any more has no row
+-- KEYS[1]  queue name
+-- ARGV     state, then for each message the stream and the id of its entry
+-- Returns  {rows of {id, data, record, sid, stream}, entries scanned}, limited to one slice; an entry that is no longer
+--          in that state has no row
 --
--- Atomic, so that a message is read where it is. See reading.lua for what bounds a slice.
+-- Atomic, so that state and content of a message are consistent. reading.lua describes the limits of a slice.
 
-local place = ARGV[1]
-local waiting_behind = {}
+local state = ARGV[1]
+local last_delivered_ids = {}
 
-local function is_there(row)
-  if place ~= 'main' then
-    return place_of(row.record) == place
+local function is_in_state(row)
+  if state ~= 'main' then
+    return state_of(row.record) == state
   end
-  waiting_behind[row.stream] = waiting_behind[row.stream] or (last_delivered(row.stream))
-  return row.stream ~= TYPED and is_later_id(row.sid, waiting_behind[row.stream])
+  last_delivered_ids[row.stream] = last_delivered_ids[row.stream] or (last_delivered(row.stream))
+  return row.stream ~= TYPED and is_later_id(row.sid, last_delivered_ids[row.stream])
 end
 
-local rows, looked = {}, 0
-while looked * 2 + 2 < #ARGV and not is_spent() do
-  local stream, sid = ARGV[looked * 2 + 2], ARGV[looked * 2 + 3]
+local rows, scanned = {}, 0
+while scanned * 2 + 2 < #ARGV and not is_budget_spent() do
+  local stream, sid = ARGV[scanned * 2 + 2], ARGV[scanned * 2 + 3]
   local entry = redis.call('XRANGE', stream, sid, sid)[1]
-  looked = looked + 1
+  scanned = scanned + 1
   if entry then
     local items = items_of({ stream = stream, rank = 0 }, { entry })
     read_records(items)
-    local row = row_of(items[1], place)
-    if row and is_there(row) then
-      rows[#rows + 1] = shown(row)
+    local row = row_of(items[1], state)
+    if row and is_in_state(row) then
+      rows[#rows + 1] = returned_row(row)
     end
   end
 end
-return { rows, looked }
+return { rows, scanned }

@@ -1,29 +1,28 @@
--- Put behind shared.lua in the scripts that look through a place: what is there, in order, slice by slice.
+-- Included after shared.lua in the scripts that list the messages of a state, in order, slice by slice.
 --
--- Everybody else waits while a script runs, so one call looks at a bounded number of entries and bytes; where it ended
--- is where the next call begins. Entries are read in blocks, their records in bulk, and of a record only what was asked
--- for. Scripts that read carry allow-oom: messages of other producers get their record, so that what is seen can be
--- acted on.
+-- A script blocks all other clients, so one call reads a bounded number of entries and bytes, and the next call
+-- continues from there. Entries are read in blocks and records in bulk. The scripts need allow-oom, because they create
+-- records for messages of other producers, so that operators can act on every message that is listed.
 
-local SLICE = 700 -- entries of one call
-local ODD = 5 -- entries that one without a record of ours is worth
-local SHOWN = 3 -- entries that one is worth which is given back whole
-local FIRST_READ, LONGEST_READ = 2, 16 -- entries of one stream: few at first, since each may be a mebibyte
+local SLICE_COST = 700 -- cost of one call, in entries
+local CREATE_RECORD_COST = 5 -- cost of an entry without a record
+local RETURN_COST = 3 -- additional cost of an entry that is returned in full
+local FIRST_READ_COUNT, MAX_READ_COUNT = 2, 16 -- entries per read of a stream; each may have 1 MiB
 local HOUR_MS = 3600 * 1000
-local KEPT = { dead = DEAD, acknowledged = ACKNOWLEDGED, archived = ARCHIVED }
+local RETAINED_STREAMS = { dead = DEAD, acknowledged = ACKNOWLEDGED, archived = ARCHIVED }
 
 local spent, read_entries, shown_bytes = 0, 0, 0
 
-local function is_spent()
-  return spent >= SLICE or handled_bytes >= MAX_BYTES
+local function is_budget_spent()
+  return spent >= SLICE_COST or handled_bytes >= MAX_BYTES
 end
 
--- Tells whether no more is to be given back, even of what has been read.
+-- Returns true if no more rows may be returned, even of entries that are already read.
 local function is_full()
-  return spent >= SLICE or shown_bytes >= MAX_BYTES
+  return spent >= SLICE_COST or shown_bytes >= MAX_BYTES
 end
 
--- What a record says, whoever wrote it
+-- Reading fields of a record that another program may have written
 
 local function number_in(name)
   return function(record)
@@ -31,7 +30,7 @@ local function number_in(name)
   end
 end
 
-local SAID = {
+local FIELD_READERS = {
   type = function(record) return text(record.type) or '' end,
   priority = function(record) return math.floor(positive(record.priority) or 0) end,
   attempt_count = function(record) return positive(record.attempt_count) or 0 end,
@@ -47,7 +46,7 @@ local SAID = {
 
 local function is_later_id(one, other)
   local ms, other_ms = string.sub(one, 1, 14), string.sub(other, 1, 14)
-  if string.byte(ms, 14) ~= 45 or string.byte(other_ms, 14) ~= 45 then -- not 13 digits and a dash: not of our time
+  if string.byte(ms, 14) ~= 45 or string.byte(other_ms, 14) ~= 45 then -- not a 13-digit timestamp and a dash
     return sortable(one) > sortable(other)
   end
   if ms ~= other_ms then
@@ -67,7 +66,7 @@ local function is_earlier(one, other)
   return is_later(other, one)
 end
 
--- Sources: each reads items {sid, stream, rank, data, id} of one stream, or of what is held
+-- Sources: each reads items {sid, stream, rank, data, id} of one stream, or of the deadlines
 
 local function items_of(source, entries)
   local items = {}
@@ -84,7 +83,7 @@ local function stream_source(stream, rank, is_up, from, to)
   local source = { stream = stream, rank = rank, items = {}, position = 1 }
   function source.read(count)
     local answer = redis.pcall(is_up and 'XRANGE' or 'XREVRANGE', stream, from, to, 'COUNT', count)
-    local entries = answer.err and {} or answer -- a key of another kind holds no messages
+    local entries = answer.err and {} or answer -- a key of another type has no messages
     if #entries > 0 then
       from = '(' .. entries[#entries][1]
     end
@@ -93,11 +92,11 @@ local function stream_source(stream, rank, is_up, from, to)
   return source
 end
 
--- What is being processed: by deadline. The items of one deadline are told apart by how many came before.
-local function held_source(is_up, cursor)
+-- Messages in processing, by deadline. Items with the same deadline are numbered in the cursor.
+local function processing_source(is_up, cursor)
   local source = { rank = 0, items = {}, position = 1 }
   local deadline, passed = string.match(cursor, '^(%d+)%-(%d+)/0$')
-  passed = math.min(tonumber(passed) or 0, MOST)
+  passed = math.min(tonumber(passed) or 0, MAX_NUMBER)
   local range = is_up and { 'BYSCORE' } or { 'BYSCORE', 'REV' }
   function source.read(count)
     local from = deadline or (is_up and '-inf' or '+inf')
@@ -118,8 +117,8 @@ local function held_source(is_up, cursor)
   return source
 end
 
--- Returns the id before which an entry cannot lie if its message was created at `since` seconds or later: a message is
--- put into a stream after it was created. Clocks of other producers may be off by an hour.
+-- Returns a lower bound of the entry ids of messages created at `since` or later: a message is added to a stream after
+-- its creation. Allows for an hour of clock skew of other producers.
 local function id_before(since)
   local ms = since and since * 1000 - HOUR_MS or 0
   return string.format('%.0f-0', math.max(math.min(ms, 1e18), 0))
@@ -129,7 +128,7 @@ local function later_id(one, other)
   return is_later_id(one, other) and one or other
 end
 
--- Returns the source of a stream behind `bound`, as far as an earlier slice left something of it.
+-- Returns the source of the part of a stream after `bound` that earlier slices have not read; nil if there is none.
 local function part_of(stream, rank, order, cursor, bound)
   local sid, ended_rank = string.match(cursor, '^(%d+-%d+)/(%d+)$')
   sid, ended_rank = sid and sortable(sid) and sid, tonumber(ended_rank)
@@ -150,13 +149,13 @@ local function part_of(stream, rank, order, cursor, bound)
   return stream_source(stream, rank, false, rank == ended_rank and '(' .. sid or '+', '(' .. bound)
 end
 
--- Returns groups of sources: one group is read after the other, the sources of a group side by side.
-local function sources_of(place, levels, order, cursor, filter)
+-- Returns groups of sources: groups are read one after another, the sources of a group are merged.
+local function sources_of(state, levels, order, cursor, filter)
   local since = id_before(filter.from)
-  if place == 'processing' then
-    return { { held_source(order == 'oldest', cursor) } }
-  elseif KEPT[place] then
-    return { { part_of(KEPT[place], 0, order, cursor, since) } }
+  if state == 'processing' then
+    return { { processing_source(order == 'oldest', cursor) } }
+  elseif RETAINED_STREAMS[state] then
+    return { { part_of(RETAINED_STREAMS[state], 0, order, cursor, since) } }
   end
   local sources = {}
   for priority = 0, levels - 1 do
@@ -175,18 +174,18 @@ local function sources_of(place, levels, order, cursor, filter)
   return groups
 end
 
--- Blocks: what comes next, from whichever source
+-- Blocks: the next items in order, merged from the sources of a group
 
 local function refill(source, most)
   local average = read_entries > 0 and math.max(handled_bytes / read_entries, 1) or 1
   local fitting = math.floor((MAX_BYTES - handled_bytes) / average)
-  local count = math.max(1, math.min(source.count or FIRST_READ, most, fitting))
+  local count = math.max(1, math.min(source.count or FIRST_READ_COUNT, most, fitting))
   source.items, source.position = source.read(count), 1
   source.is_done = #source.items < count
-  source.count = LONGEST_READ
+  source.count = MAX_READ_COUNT
 end
 
--- Takes from a source what comes no later than the horizon: behind it another source may have something that comes first.
+-- Takes the items of a source up to the horizon; after it, an item of another source may come first.
 local function take(source, horizon, comes_first, block)
   local items, position = source.items, source.position
   while position <= #items and (not horizon or items[position] == horizon or comes_first(items[position], horizon)) do
@@ -196,9 +195,9 @@ local function take(source, horizon, comes_first, block)
   source.position = position
 end
 
--- Returns what comes next, in order, and the item that ends it; behind the last there is none.
+-- Returns the next items in order, and the item at which they end; nil after the last block.
 local function block_of(sources, comes_first)
-  local most, horizon = math.max(16, math.floor(SLICE / 4 / #sources)), nil
+  local most, horizon = math.max(16, math.floor(SLICE_COST / 4 / #sources)), nil
   for _, source in ipairs(sources) do
     if source.position > #source.items and not source.is_done then
       refill(source, most)
@@ -224,9 +223,9 @@ local function cursor_at(item)
   return item.ended or item.sid .. '/' .. item.rank
 end
 
--- Returns a function that gives the next block, in order, and where to go on behind it or '' at the end.
-local function blocks(place, levels, order, cursor, filter)
-  local groups, number = sources_of(place, levels, order, cursor, filter), 1
+-- Returns a function that returns the next block, and the cursor after it or '' at the end.
+local function blocks(state, levels, order, cursor, filter)
+  local groups, number = sources_of(state, levels, order, cursor, filter), 1
   local comes_first = order == 'oldest' and is_earlier or is_later
   return function()
     while groups[number] do
@@ -264,11 +263,11 @@ local function find_entry(item, record)
   return data
 end
 
--- Returns {id, record, data, sid, stream} of an item whose record was read; nothing when its entry has gone.
-local function row_of(item, place)
+-- Returns {id, record, data, sid, stream} of an item whose record was read; nil if its entry was deleted.
+local function row_of(item, state)
   local record = item.text and decoded(item.text)
-  record = record and normal(record)
-  if place == 'processing' and not item.data and record then
+  record = record and validated(record)
+  if state == 'processing' and not item.data and record then
     find_entry(item, record)
   end
   local id, data = item.id, item.data
@@ -276,77 +275,77 @@ local function row_of(item, place)
     return nil
   end
   if not record or record.sid ~= item.sid then
-    spent = spent + ODD
-    id, record = adopt(item.stream, item.sid, data)
+    spent = spent + CREATE_RECORD_COST
+    id, record = create_record(item.stream, item.sid, data)
     if id then
       save(id, record)
-      if place == 'main' then
+      if state == 'main' then
         index(id, record)
       end
     else
-      id = item.sid -- no message: a dead letter as soon as a consumer comes upon it
-      record = normal({ stream = item.stream, sid = item.sid, priority = priority_of(item.stream) })
+      id = item.sid -- undecodable: it is dead-lettered when a consumer receives it
+      record = validated({ stream = item.stream, sid = item.sid, priority = priority_of(item.stream) })
       record.undecodable = true
     end
   end
   return { id = id, record = record, data = data, sid = item.sid, stream = item.stream }
 end
 
-local function shown(row)
-  spent, shown_bytes = spent + SHOWN, shown_bytes + #row.data
+local function returned_row(row)
+  spent, shown_bytes = spent + RETURN_COST, shown_bytes + #row.data
   return { row.id, row.data, cjson.encode(row.record), row.sid, row.stream }
 end
 
 -- Filters
 
-local function is_within(text, wanted)
-  return string.find(string.lower(text), wanted, 1, true)
+local function contains_text(text, needle)
+  return string.find(string.lower(text), needle, 1, true)
 end
 
--- Tells whether the texts as they are stored already say that an item does not match. They say nothing where a sign may
--- be written in two ways, or where the record may be that of another entry.
-local function is_surely_other(item, filter)
+-- Returns true if the undecoded texts already prove that an item does not match. They prove nothing if they contain
+-- escapes, or if the record may belong to another entry.
+local function is_certain_mismatch(item, filter)
   if not item.text or string.find(item.text, '\\', 1, true) or not string.find(item.text, item.sid or '', 1, true) then
     return false
   end
   if filter.type and not string.find(item.text, '"' .. filter.type .. '"', 1, true) then
     return true
   end
-  return filter.search and item.data and not is_within(item.text, filter.search) and not is_within(item.data, filter.search)
-    and not is_within(item.id, filter.search)
+  return filter.search and item.data and not contains_text(item.text, filter.search)
+    and not contains_text(item.data, filter.search) and not contains_text(item.id, filter.search)
 end
 
--- People search the payload, without the names around it.
-local function is_found(id, record, data, wanted)
+-- Searches the payload only, not the members around it.
+local function contains(id, record, data, needle)
   data = string.sub(data, 1, #data - (positive(record.added) or 0))
   local _, before = string.find(data, '"payload":', 1, true)
-  return string.find(string.lower(data), wanted, (before or 0) + 1, true) or is_within(id, wanted)
-    or is_within(SAID.type(record), wanted) or is_within(text(record.last_error) or '', wanted)
+  return string.find(string.lower(data), needle, (before or 0) + 1, true) or contains_text(id, needle)
+    or contains_text(FIELD_READERS.type(record), needle) or contains_text(text(record.last_error) or '', needle)
 end
 
 local function matches(id, record, data, filter)
-  return (not filter.type or SAID.type(record) == filter.type)
-    and (not filter.priority or SAID.priority(record) == filter.priority)
-    and (not filter.attempts or SAID.attempt_count(record) == filter.attempts)
-    and (not filter.from or SAID.created_at(record) >= filter.from)
-    and (not filter['until'] or SAID.created_at(record) <= filter['until'])
-    and (not filter.search or is_found(id, record, data, filter.search))
+  return (not filter.type or FIELD_READERS.type(record) == filter.type)
+    and (not filter.priority or FIELD_READERS.priority(record) == filter.priority)
+    and (not filter.attempts or FIELD_READERS.attempt_count(record) == filter.attempts)
+    and (not filter.from or FIELD_READERS.created_at(record) >= filter.from)
+    and (not filter['until'] or FIELD_READERS.created_at(record) <= filter['until'])
+    and (not filter.search or contains(id, record, data, filter.search))
 end
 
--- Tells whether an item whose record was read matches, and gives it the record, as it was written or in whole.
-local function is_wanted(item, filter, place)
-  if is_surely_other(item, filter) then
+-- Returns true if an item whose record was read matches, and sets `item.record`.
+local function is_match(item, filter, state)
+  if is_certain_mismatch(item, filter) then
     return false
   end
   local record = item.text and decoded(item.text)
   if record and not item.stream then
-    if not is_place(record.stream, record.sid) or filter.search and not find_entry(item, record) then
+    if not is_entry_location(record.stream, record.sid) or filter.search and not find_entry(item, record) then
       return false
     end
     item.stream, item.sid = record.stream, record.sid
   end
   if not record or record.sid ~= item.sid or record.stream ~= item.stream then
-    local row = row_of(item, place)
+    local row = row_of(item, state)
     if not row then
       return false
     end

@@ -1,18 +1,19 @@
 #!lua flags=allow-oom
--- Takes back messages whose deadline has passed, the oldest deadline first.
+-- Requeues or dead-letters messages whose deadline has passed, oldest deadline first.
 --
--- ARGV     most messages of this call, which stops at a slice, default max attempts, who asks ('scheduler' for the schedule), ms to the next
---          periodic sweep (0: none can be planned)
--- Returns  {ids requeued, ids dead-lettered, overdue ones looked at, the next deadline in ms or 0, now in ms,
---          ms until a sweep that the caller is to plan, or 0}, or false while another sweeper holds the lock
+-- KEYS[1]  queue name
+-- ARGV     maximum number of messages (a slice may be smaller), default max attempts, trigger ('scheduler' for the
+--          schedule), ms between periodic sweeps (0: no sweep can be scheduled)
+-- Returns  {ids requeued, ids dead-lettered, overdue messages scanned, next deadline in ms or 0, now in ms, ms until a
+--          sweep that the caller must schedule, or 0}; false while another sweeper holds the lock
 --
--- Atomic, so that a message is in one place whatever dies; XACK decides whose it is. The cost follows what is
--- overdue, never what is pending. The lock is respected for sweepers that need more than one step; this one is alone
--- while it runs. With allow-oom: a full server must be drained.
+-- Atomic, so that a message is always in one state; XACK decides which of several sweepers handles it. The cost grows
+-- with the number of overdue messages, not of pending ones. The lock belongs to sweepers of other programs; this script
+-- needs none. allow-oom, so that a full server can be drained.
 
-local COALESCED = 50 -- ms: a planned sweep comes no sooner, so that a stream of deadlines costs few sweeps
+local MIN_SWEEP_DELAY = 50 -- ms, so that many deadlines in a row need few sweeps
 
-local batch, max_attempts, triggered_by, sweep_within = unpack(ARGV)
+local batch, max_attempts, triggered_by, sweep_period = unpack(ARGV)
 if redis.call('EXISTS', QUEUE .. ':overdue_requeue_lock') == 1 then
   return false
 end
@@ -27,18 +28,18 @@ for _, id in ipairs(overdue) do
   local record = record_of(id)
   local data = record and record.sid and release(id, record)
   if not data then
-    -- Another consumer has acknowledged it, or requeued it: then its record counts its attempts. Else it is forgotten
-    -- when its entry is missed.
+    -- Another consumer has acknowledged or requeued it. A requeued message keeps its record, which counts its attempts;
+    -- the record of a deleted one is deleted by forget_lost.lua.
     end_delivery(id, record or {})
     if record and redis.call('HEXISTS', RECORDS, id) == 1 then
       save(id, record)
     end
   elseif record.attempt_count >= (record.custom_max_attempts or tonumber(max_attempts)) then
-    bury(id, record, data, 'Max attempts exceeded (Stream)')
+    dead_letter(id, record, data, 'Max attempts exceeded (Stream)')
     dead[#dead + 1] = id
   else
     record.last_error = 'Processing timeout'
-    put_back(id, record, data)
+    requeue(id, record, data)
     requeued[#requeued + 1] = id
   end
 end
@@ -55,6 +56,6 @@ local first = redis.call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')
 local deadline = tonumber(first[2]) or 0
 local planned = 0
 if deadline > NOW_MS and handled < tonumber(batch) then
-  planned = plan_sweep(math.max(deadline, NOW_MS + COALESCED), tonumber(sweep_within))
+  planned = schedule_sweep(math.max(deadline, NOW_MS + MIN_SWEEP_DELAY), tonumber(sweep_period))
 end
 return { requeued, dead, handled, deadline, NOW_MS, planned }

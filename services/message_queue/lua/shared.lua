@@ -1,22 +1,21 @@
--- Put before every script of the message queue: its keys, its clock, and the steps that several scripts take.
+-- Included before every script of the message queue: keys, clock, and shared functions.
 --
--- KEYS[1]  the queue's name, of which every other key is made. In a cluster it is written in braces, so that all
---          of them share a slot.
+-- KEYS[1]  queue name, the prefix of every other key. In Redis Cluster it is in braces, so that all keys share a slot.
 --
--- A stream entry holds the message as it was enqueued, in one field `data`. It is copied from stream to stream as it
--- is, and never decoded and written again: cjson turns [] into {} and rounds large numbers. What changes is the
--- message's record, a small JSON object in a hash, by the message's id:
---   stream, sid                    where the entry is
+-- A stream entry has the message as it was enqueued, in one field `data`. It is copied between streams byte for byte,
+-- never decoded and encoded again, because cjson turns [] into {} and rounds large numbers. Mutable fields are in the
+-- message's record, a JSON object in a hash, by message id:
+--   stream, sid                    location of the entry
 --   type, priority, created_at, custom_ack_timeout, custom_max_attempts
 --   attempt_count, last_error, failed_at, acknowledged_at, history
---   lock_token, consumer_id, dequeued_at, processing_started_at, deadline_at      while a consumer holds it
---   added                          bytes that were put to the end of the entry of a message that is over
---   undecodable                    the entry is no message, and kept for people to look at
--- Times of a record are seconds, those of keys and answers milliseconds.
+--   lock_token, consumer_id, dequeued_at, processing_started_at, deadline_at      while it is processed
+--   added                          number of bytes appended to the entry of a finished message
+--   undecodable                    the entry is not a valid message, and kept for operators
+-- Times in records are seconds, times in keys and replies milliseconds.
 
 local QUEUE = KEYS[1]
 local GROUP = QUEUE .. '_group'
-local CONSUMER = 'queue-manager' -- one for all: the group would keep the name of every consumer that ever was
+local CONSUMER = 'queue-manager' -- shared by all consumers: Redis never forgets a consumer name
 local RECORDS = QUEUE .. '_metadata'
 local DEADLINES = QUEUE .. ':deadlines'
 local PENDING = QUEUE .. ':pending_ids'
@@ -25,24 +24,24 @@ local DEAD = QUEUE .. '_dlq'
 local ACKNOWLEDGED = QUEUE .. '_acknowledged'
 local ARCHIVED = QUEUE .. '_archived'
 local TOTAL_ACKNOWLEDGED = QUEUE .. ':stats:total_acknowledged'
-local TOTAL_REQUEUED = QUEUE .. ':stats:total_requeued' -- by sweeps, as the next
+local TOTAL_REQUEUED = QUEUE .. ':stats:total_requeued' -- by sweeps, like TOTAL_DEAD
 local TOTAL_DEAD = QUEUE .. ':stats:total_dead_lettered'
 local NEXT_SWEEP = QUEUE .. ':next_sweep'
 
-local HISTORY = 100 -- acknowledged messages that are kept, exactly
-local EVENTS = 10000 -- about so many events are kept for pages that come back
-local MOST = 1e9 -- seconds or attempts that another producer can ask for
-local REPLAYS_TOLD = 10 -- earlier lives that a replayed message remembers
-local LONGEST_ID = 256 -- bytes
+local MAX_ACKNOWLEDGED = 100 -- acknowledged messages that are retained
+local MAX_EVENTS = 10000 -- approximate number of retained events, for clients that reconnect
+local MAX_NUMBER = 1e9 -- maximum of seconds or attempts in records of other producers
+local MAX_REPLAY_HISTORY = 10 -- earlier failures that a replayed message keeps
+local MAX_ID_BYTES = 256 -- bytes
 local LAST_SID_PART = '18446744073709551615'
 
--- Every other client waits while a script runs. A script for many messages therefore stops after so many of them, or so
--- many bytes of their payloads, and its caller runs it again for the rest: at most 10 ms each.
+-- A script blocks all other clients. A script for many messages therefore stops after this number of messages or
+-- payload bytes, at most 10 ms, and its caller runs it again for the rest.
 local MAX_HANDLED = 100
 local MAX_BYTES = 1024 * 1024
-local DECODING = 6 -- decoding a byte of JSON takes as long as reading so many
-local MAX_READ = 8 -- entries that are read at once while they are small
-local SMALL = 16 * 1024 -- bytes
+local DECODE_COST = 6 -- decoding one byte of JSON costs as much as reading this many
+local MAX_READ = 8 -- entries per read while they are small
+local SMALL_ENTRY_BYTES = 16 * 1024 -- bytes
 
 local clock = redis.call('TIME')
 local NOW_MS = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -54,7 +53,7 @@ local function is_slice_full()
   return handled >= MAX_HANDLED or handled_bytes >= MAX_BYTES
 end
 
-local PLACES = { [DEAD] = 'dead', [ACKNOWLEDGED] = 'acknowledged', [ARCHIVED] = 'archived' }
+local STATES_BY_STREAM = { [DEAD] = 'dead', [ACKNOWLEDGED] = 'acknowledged', [ARCHIVED] = 'archived' }
 
 local function stream_of(priority)
   return priority > 0 and QUEUE .. '_p' .. priority or QUEUE
@@ -64,7 +63,7 @@ local function priority_of(stream)
   return tonumber(string.match(stream, '_p(%d+)$')) or 0
 end
 
--- Events: once per fact, in the stream for those who missed some and on the channel for those who listen.
+-- Events: each is added to the stream, for clients that reconnect, and published on the channel.
 
 local function array(ids)
   return #ids > 0 and cjson.encode(ids) or '[]'
@@ -72,7 +71,7 @@ end
 
 local function announce(kind, payload)
   local event = '{"type":"' .. kind .. '","timestamp":' .. NOW_MS .. ',"payload":' .. payload .. '}'
-  redis.call('XADD', QUEUE .. ':events', 'MAXLEN', '~', EVENTS, '*', 'event', event)
+  redis.call('XADD', QUEUE .. ':events', 'MAXLEN', '~', MAX_EVENTS, '*', 'event', event)
   redis.call('PUBLISH', QUEUE .. '_events', event)
 end
 
@@ -80,13 +79,13 @@ local function announce_ids(kind, ids)
   announce(kind, '{"count":' .. #ids .. ',"ids":' .. array(ids) .. '}')
 end
 
--- Where an entry is
+-- Location of an entry
 
 local function padded(part)
   return string.rep('0', #LAST_SID_PART - #part) .. part
 end
 
--- Returns the id of an entry in a form whose order as text is the order of the stream; nothing for what is no id.
+-- Returns an entry id padded so that text order is stream order; nil if it is not an entry id.
 local function sortable(sid)
   local ms, sequence = string.match(sid, '^(%d+)-(%d+)$')
   if ms and #ms <= #LAST_SID_PART and #sequence <= #LAST_SID_PART then
@@ -95,13 +94,13 @@ local function sortable(sid)
   end
 end
 
-local function is_place(stream, sid)
+local function is_entry_location(stream, sid)
   return type(stream) == 'string' and type(sid) == 'string' and sortable(sid)
-    and (stream == QUEUE or stream == TYPED or PLACES[stream]
+    and (stream == QUEUE or stream == TYPED or STATES_BY_STREAM[stream]
       or string.sub(stream, 1, #QUEUE) == QUEUE and string.find(stream, '^_p%d+$', #QUEUE + 1))
 end
 
--- Reading entries of a stream: one after the other while they are large, since each may be a mebibyte.
+-- Reads entries of a stream: one at a time while they are large, because each may have 1 MiB.
 
 local next_read = 2
 
@@ -120,29 +119,29 @@ local function read_entries_of(stream, from, to)
       size = size + #value
     end
     handled_bytes = handled_bytes + size
-    next_read = size > SMALL and 1 or next_read
+    next_read = size > SMALL_ENTRY_BYTES and 1 or next_read
   end
   return entries, #entries < count
 end
 
 -- Records
 
-local last_large, last_decoded -- the same large text is decoded by several steps
+local last_large, last_decoded -- cache: several functions decode the same large text
 
 local function decoded(text)
   if text == last_large then
     return last_decoded
   end
-  handled_bytes = handled_bytes + #text * DECODING
+  handled_bytes = handled_bytes + #text * DECODE_COST
   local ok, value = pcall(cjson.decode, text)
   value = ok and type(value) == 'table' and value or nil
-  if #text > SMALL then
+  if #text > SMALL_ENTRY_BYTES then
     last_large, last_decoded = text, value
   end
   return value
 end
 
--- Returns a number that can be reckoned with, or nothing: others write records too, and cjson reads NaN.
+-- Returns a finite number, or nil: other programs write records too, and cjson accepts NaN.
 local function finite(value)
   local number = tonumber(value)
   return number and number > -1e15 and number < 1e15 and number or nil
@@ -150,29 +149,31 @@ end
 
 local function positive(value)
   local number = finite(value)
-  return number and number > 0 and math.min(number, MOST) or nil
+  return number and number > 0 and math.min(number, MAX_NUMBER) or nil
 end
 
 local function text(value)
   return type(value) == 'string' and value or nil
 end
 
-local function lives_of(history)
-  local lives = {}
-  for _, life in ipairs(type(history) == 'table' and history or {}) do
-    if type(life) == 'table' and #lives < REPLAYS_TOLD then
-      lives[#lives + 1] = {
-        attempt_count = finite(life.attempt_count), failed_at = finite(life.failed_at), last_error = text(life.last_error)
+local function valid_attempts(history)
+  local earlier = {}
+  for _, attempt in ipairs(type(history) == 'table' and history or {}) do
+    if type(attempt) == 'table' and #earlier < MAX_REPLAY_HISTORY then
+      earlier[#earlier + 1] = {
+        attempt_count = finite(attempt.attempt_count),
+        failed_at = finite(attempt.failed_at),
+        last_error = text(attempt.last_error),
       }
     end
   end
-  return #lives > 0 and lives or nil
+  return #earlier > 0 and earlier or nil
 end
 
--- Returns of a record what it can be trusted to say, since others write records too: an error in the middle of a
--- script would leave half of what it does.
-local function normal(record)
-  local is_ours = is_place(record.stream, record.sid)
+-- Returns a record with valid fields only, because other programs write records too, and an error in the middle of a
+-- script would leave its writes half done.
+local function validated(record)
+  local is_ours = is_entry_location(record.stream, record.sid)
   return {
     stream = is_ours and record.stream or nil,
     sid = is_ours and record.sid or nil,
@@ -185,7 +186,7 @@ local function normal(record)
     last_error = text(record.last_error),
     failed_at = finite(record.failed_at),
     acknowledged_at = finite(record.acknowledged_at),
-    history = lives_of(record.history),
+    history = valid_attempts(record.history),
     lock_token = text(record.lock_token),
     consumer_id = text(record.consumer_id),
     dequeued_at = finite(record.dequeued_at),
@@ -199,15 +200,15 @@ end
 local function record_of(id)
   local text = redis.call('HGET', RECORDS, id)
   local record = text and decoded(text)
-  return record and normal(record) or nil
+  return record and validated(record) or nil
 end
 
 local function save(id, record)
   redis.call('HSET', RECORDS, id, cjson.encode(record))
 end
 
-local function place_of(record)
-  return PLACES[record.stream] or (record.deadline_at and 'processing') or 'main'
+local function state_of(record)
+  return STATES_BY_STREAM[record.stream] or (record.deadline_at and 'processing') or 'main'
 end
 
 -- Entries
@@ -218,7 +219,7 @@ local function data_of(fields)
     if fields[i] == 'data' then
       data = fields[i + 1]
     elseif fields[i] == 'id' then
-      id = fields[i + 1] -- of an undecodable one, which has none inside
+      id = fields[i + 1] -- of an undecodable entry, whose data has no id
     end
   end
   return data, id
@@ -248,12 +249,12 @@ local function index_member(id, record)
   return sortable(record.sid) .. ':' .. id
 end
 
-local is_tidied = {}
+local is_cleaned = {}
 
--- Other consumers take messages, and their records away, without telling; they begin with the first, as we do.
-local function tidy(key)
-  if not is_tidied[key] then
-    is_tidied[key] = true
+-- Drops members whose messages other consumers have deleted; they start with the first, as this queue does.
+local function drop_stale_members(key)
+  if not is_cleaned[key] then
+    is_cleaned[key] = true
     for _, member in ipairs(redis.call('ZRANGE', key, 0, 1)) do
       if redis.call('HEXISTS', RECORDS, string.match(member, ':(.*)$')) == 0 then
         redis.call('ZREM', key, member)
@@ -264,7 +265,7 @@ end
 
 local function index(id, record)
   local key = QUEUE .. ':type:' .. record.type
-  tidy(key)
+  drop_stale_members(key)
   redis.call('ZADD', key, -record.priority, index_member(id, record))
 end
 
@@ -281,15 +282,15 @@ local function end_delivery(id, record)
   redis.call('SREM', PENDING, id)
 end
 
--- Forgets a message wherever its entry has gone.
+-- Deletes the record of a message.
 local function forget(id)
   redis.call('HDEL', RECORDS, id)
   redis.call('ZREM', DEADLINES, id)
   redis.call('SREM', PENDING, id)
 end
 
--- Takes the entry of a message that is being processed out of its stream. Returns its data, or nothing when it is not
--- pending any more: whoever acknowledged it has it, and nothing was written.
+-- Removes the entry of a message in processing from its stream. Returns its data, or nil if it is no longer pending,
+-- because another consumer has acknowledged it; nothing is written then.
 local function release(id, record)
   if redis.call('XACK', record.stream, GROUP, record.sid) ~= 1 then
     return nil
@@ -298,21 +299,21 @@ local function release(id, record)
   redis.call('XDEL', record.stream, record.sid)
   end_delivery(id, record)
   if not data then
-    forget(id) -- another consumer has deleted it
+    forget(id) -- deleted by another consumer
   end
   return data
 end
 
-local function put_back(id, record, data)
+local function requeue(id, record, data)
   append(stream_of(record.priority), id, record, data)
   index(id, record)
   save(id, record)
 end
 
--- The entry of a message that is over says how it ended, for those who read nothing but entries: in members at its end,
--- behind the payload, which stays as it is. They are taken off when the message goes back.
+-- For programs that read only entries, the outcome of a finished message is appended to its entry as JSON members after
+-- the payload. They are removed when the message is requeued.
 
-local function with_end(record, data, members)
+local function with_outcome(record, data, members)
   if record.undecodable or string.sub(data, -1) ~= '}' then
     return data
   end
@@ -321,7 +322,7 @@ local function with_end(record, data, members)
   return string.sub(data, 1, -2) .. ',' .. added
 end
 
-local function without_end(record, data)
+local function without_outcome(record, data)
   local at = record.added and #data - record.added
   record.added = nil
   if at and string.sub(data, at, at) == ',' then
@@ -330,15 +331,15 @@ local function without_end(record, data)
   return data
 end
 
-local function bury(id, record, data, reason)
+local function dead_letter(id, record, data, reason)
   record.failed_at, record.last_error = NOW, reason
-  append(DEAD, id, record, with_end(record, data, {
+  append(DEAD, id, record, with_outcome(record, data, {
     attempt_count = record.attempt_count, failed_at = NOW, last_error = reason
   }))
   save(id, record)
 end
 
--- Recognising what is in a stream: ours, somebody else's, or no message at all
+-- Identifying entries of a stream, which other programs may have written
 
 local function identity(data, id)
   id = id or (data and string.match(data, '^{"id":"([%w_.:@-]+)"'))
@@ -362,24 +363,24 @@ local function is_utf8(value)
   return not string.find(value, '[\128-\255]')
 end
 
-local function bury_raw(stream, sid, data, fields, reason)
+local function dead_letter_entry(stream, sid, data, fields, reason)
   local id = 'undecodable-' .. stream .. '-' .. sid
   local record = { type = '', priority = priority_of(stream), created_at = NOW, attempt_count = 0, undecodable = true }
-  bury(id, record, data or cjson.encode(fields), reason)
+  dead_letter(id, record, data or cjson.encode(fields), reason)
   redis.call('XACK', stream, GROUP, sid)
   redis.call('XDEL', stream, sid)
   announce_ids('move_to_dlq', { id })
 end
 
--- Makes the record of an entry that another producer, or another consumer's requeue, has put into the stream.
--- Returns nothing, and why, when it is no message or its id is taken.
-local function adopt(stream, sid, data)
+-- Creates the record of an entry that another producer, or the requeue of another consumer, has added to the stream.
+-- Returns nil and the reason if the entry is not a valid message or its id exists.
+local function create_record(stream, sid, data)
   local message = data and decoded(data)
   local id = message and identity(data)
-  if not id or #id == 0 or #id > LONGEST_ID or string.find(id, '%c') or not is_utf8(id) then
+  if not id or #id == 0 or #id > MAX_ID_BYTES or string.find(id, '%c') or not is_utf8(id) then
     return nil, nil, 'Undecodable message'
   end
-  local record = record_of(id) or normal({ type = message.type, created_at = message.created_at,
+  local record = record_of(id) or validated({ type = message.type, created_at = message.created_at,
     attempt_count = message.attempt_count, custom_ack_timeout = message.custom_ack_timeout,
     custom_max_attempts = message.custom_max_attempts, last_error = message.last_error, failed_at = message.failed_at,
     acknowledged_at = message.acknowledged_at })
@@ -393,15 +394,15 @@ local function adopt(stream, sid, data)
     unindex(id, record)
   end
   if record.type == '' then
-    record.type = text(message.type) or '' -- another consumer's record has no type
+    record.type = text(message.type) or '' -- records of other consumers have no type
   end
   record.stream, record.sid = stream, sid
   record.priority = stream == TYPED and record.priority or priority_of(stream)
   return id, record
 end
 
--- Returns the id, the record and the data of an entry. What is no message goes to the dead letters as it is.
-local function recognise(stream, sid, fields)
+-- Returns the id, the record and the data of an entry. Dead-letters an entry that is not a valid message.
+local function read_entry(stream, sid, fields)
   local data, id = data_of(fields)
   id = identity(data, id)
   local record = id and record_of(id)
@@ -409,9 +410,9 @@ local function recognise(stream, sid, fields)
     return id, record, data
   end
   local reason
-  id, record, reason = adopt(stream, sid, data)
+  id, record, reason = create_record(stream, sid, data)
   if not id then
-    bury_raw(stream, sid, data, fields, reason)
+    dead_letter_entry(stream, sid, data, fields, reason)
     return nil
   end
   return id, record, data
@@ -419,17 +420,17 @@ end
 
 -- Deadlines
 
--- Plans a sweep at the deadline, and returns in how many ms, unless one that is planned comes early enough: then 0.
--- `within` is the time in ms until the next periodic sweep at the latest; 0 says that the caller can plan nothing.
-local function plan_sweep(deadline, within)
-  if deadline >= NOW_MS + within then
+-- Registers a sweep at the deadline and returns the ms until then; 0 if a sweep is scheduled early enough. `period` is
+-- the ms between periodic sweeps; 0 if the caller cannot schedule sweeps.
+local function schedule_sweep(deadline, period)
+  if deadline >= NOW_MS + period then
     return 0
   end
   local planned = tonumber(redis.call('GET', NEXT_SWEEP) or 0)
   if planned > NOW_MS and planned <= deadline then
     return 0
   end
-  redis.call('SET', NEXT_SWEEP, deadline, 'PX', math.max(deadline - NOW_MS, 0) + within)
+  redis.call('SET', NEXT_SWEEP, deadline, 'PX', math.max(deadline - NOW_MS, 0) + period)
   return math.max(deadline - NOW_MS, 1)
 end
 
@@ -438,29 +439,29 @@ local function set_deadline(id, record, deadline)
   redis.call('ZADD', DEADLINES, deadline, id)
 end
 
--- Returns the record of a message that the caller holds, or why it does not: UNKNOWN or LOCK_LOST.
-local function held(id, token, needs_token)
+-- Returns the record of a message that the caller has locked, or nil and UNKNOWN or LOCK_LOST.
+local function locked_record(id, token, is_token_required)
   local record = record_of(id)
   if not record then
     return nil, 'UNKNOWN'
   end
-  local is_holder = record.lock_token == token or (token == '' and not needs_token)
+  local is_holder = record.lock_token == token or (token == '' and not is_token_required)
   if not record.deadline_at or not is_holder then
     return nil, 'LOCK_LOST'
   end
   return record
 end
 
--- Puts an acknowledged message into the history and lets the oldest go.
-local function remember(id, record, data)
+-- Adds an acknowledged message to the history and trims the oldest.
+local function add_to_history(id, record, data)
   record.acknowledged_at = NOW
-  append(ACKNOWLEDGED, id, record, with_end(record, data, {
+  append(ACKNOWLEDGED, id, record, with_outcome(record, data, {
     attempt_count = record.attempt_count, acknowledged_at = NOW
   }))
   save(id, record)
   redis.call('INCR', TOTAL_ACKNOWLEDGED)
   local length = redis.call('XLEN', ACKNOWLEDGED)
-  local excess = math.min(length - HISTORY, MAX_READ) -- another service may have kept many more
+  local excess = math.min(length - MAX_ACKNOWLEDGED, MAX_READ) -- another program may have retained many more
   if excess > 0 then
     for _, entry in ipairs(redis.call('XRANGE', ACKNOWLEDGED, '-', '+', 'COUNT', excess)) do
       local oldest = identity(data_of(entry[2]))
@@ -473,7 +474,7 @@ local function remember(id, record, data)
   end
 end
 
--- Returns the id up to which the group was given a stream, behind which everything waits, and how much is pending.
+-- Returns the last delivered id of the group, after which all entries wait, and the number of pending entries.
 local function last_delivered(stream)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
   for _, group in ipairs(groups.err and {} or groups) do

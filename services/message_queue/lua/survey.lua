@@ -1,23 +1,24 @@
 #!lua flags=allow-oom
--- Looks through a slice of a place and tells which messages match, without reading them whole.
+-- Scans a slice of a state for matches, without returning the messages.
 --
--- ARGV     place, priority levels, order, where an earlier slice ended ('' to begin), filter as JSON: as in list.lua;
---          the field of each match that is to be told, or '' to count them only
--- Returns  {matches as JSON: a list of [value or null, stream, sid], where to go on or '' at the end, entries that
---          matched, entries looked at}
+-- KEYS[1]  queue name
+-- ARGV     state, priority levels, order, cursor of the previous slice ('' for the first), filter as in list.lua,
+--          field to return of each match, or '' to count only
+-- Returns  {matches as JSON: a list of [value or null, stream, sid], next cursor or '' at the end, entries that
+--          matched, entries scanned}
 --
--- Atomic, so that a message which moves meanwhile is in the slice once. See reading.lua for what bounds a slice.
+-- Atomic, so that a message that changes its state is in the slice once. reading.lua describes the limits of a slice.
 
-local place, levels, order, cursor, filter, field = unpack(ARGV)
+local state, levels, order, cursor, filter, field = unpack(ARGV)
 filter = cjson.decode(filter)
 filter.search = filter.search and string.lower(filter.search)
-local next_block = blocks(place, tonumber(levels), order, cursor, filter)
-local found, matched, looked, ended = {}, 0, 0, ''
+local next_block = blocks(state, tonumber(levels), order, cursor, filter)
+local found, matched, scanned, ended = {}, 0, 0, ''
 
-local function told(item)
+local function match_of(item)
   local value = item.id
   if field ~= 'id' then
-    value = SAID[field](item.record)
+    value = FIELD_READERS[field](item.record)
   end
   return { value == nil and cjson.null or value, item.stream, item.sid }
 end
@@ -26,14 +27,14 @@ repeat
   local block
   block, ended = next_block()
   read_records(block)
-  looked = looked + #block
+  scanned = scanned + #block
   for _, item in ipairs(block) do
-    if is_wanted(item, filter, place) then
+    if is_match(item, filter, state) then
       matched = matched + 1
       if field ~= '' then
-        found[matched] = told(item)
+        found[matched] = match_of(item)
       end
     end
   end
-until ended == '' or is_spent()
-return { #found > 0 and cjson.encode(found) or '[]', ended, matched, looked }
+until ended == '' or is_budget_spent()
+return { #found > 0 and cjson.encode(found) or '[]', ended, matched, scanned }

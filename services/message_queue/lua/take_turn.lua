@@ -1,9 +1,11 @@
 #!lua flags=allow-oom
--- Tells whether it is time for something again, for one of all who ask.
+-- Grants a turn to one caller per period.
 --
--- ARGV     what, ms until the next time
--- Returns  1, or 0 when the last time is less than that ago
+-- KEYS[1]  queue name
+-- ARGV     name of the turn, period in ms
+-- Returns  1, or 0 if the last turn was less than a period ago
 --
--- A script, because SET itself is refused by a full server, and what this is asked for helps to drain it.
+-- Atomic, as a single SET. A script, because a full server refuses a plain SET, and the work behind the turn frees
+-- memory.
 
 return redis.call('SET', QUEUE .. ':' .. ARGV[1], 1, 'NX', 'PX', ARGV[2]) and 1 or 0

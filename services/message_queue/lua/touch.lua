@@ -1,15 +1,17 @@
 #!lua flags=allow-oom
--- Extends the deadline of a message that the caller holds: it is counted from now.
+-- Extends the deadline of a message that the caller has locked, counted from now.
 --
--- ARGV     id, lock token ('' for none), whether a token is needed ('1' or '0'), extension in ms ('' for the
---          message's own timeout), default ack timeout in ms, ms to the next periodic sweep (0: none can be planned)
--- Returns  {'OK', new deadline in ms, extension in ms, ms until a sweep that the caller is to plan, or 0};
---          {'UNKNOWN'} when the id exists nowhere, {'LOCK_LOST'} when the caller does not hold it: nothing is written
+-- KEYS[1]  queue name
+-- ARGV     id, lock token ('' for none), whether a token is required ('1' or '0'), extension in ms ('' for the
+--          message's own timeout), default ack timeout in ms, ms between periodic sweeps (0: none can be scheduled)
+-- Returns  {'OK', new deadline in ms, extension in ms, ms until a sweep that the caller must schedule, or 0};
+--          {'UNKNOWN'} if there is no such message, {'LOCK_LOST'} if the caller does not hold the lock: nothing is
+--          written then
 --
--- Atomic, so that a message that a sweep takes is not extended. With allow-oom: a full server must be drained.
+-- Atomic, so that a message requeued meanwhile is not extended. allow-oom, so that a full server can be drained.
 
-local id, token, needs_token, extension, default_timeout, sweep_within = unpack(ARGV)
-local record, refusal = held(id, token, needs_token == '1')
+local id, token, is_token_required, extension, default_timeout, sweep_period = unpack(ARGV)
+local record, refusal = locked_record(id, token, is_token_required == '1')
 if not record then
   return { refusal }
 end
@@ -23,4 +25,4 @@ record.dequeued_at = NOW
 set_deadline(id, record, deadline)
 save(id, record)
 announce('touch', '{"count":1,"ids":' .. array({ id }) .. ',"deadline":' .. deadline .. '}')
-return { 'OK', deadline, extension, plan_sweep(deadline, tonumber(sweep_within)) }
+return { 'OK', deadline, extension, schedule_sweep(deadline, tonumber(sweep_period)) }

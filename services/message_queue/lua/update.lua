@@ -1,20 +1,21 @@
 #!lua flags=allow-oom
--- Changes a message that nobody is working on. With another payload or priority it goes to the tail of its stream.
+-- Changes a message that is not being processed. A new payload or priority moves it to the tail of its stream.
 --
--- ARGV     id, place it is in ('' for any), changes as JSON (type, priority, custom_ack_timeout, custom_max_attempts;
---          null takes an option away), type as JSON ('' to keep it), payload as JSON ('' to keep it)
--- Returns  'UPDATED'; 'NOT_FOUND' when it is not in that place, 'HELD' while a consumer has it, 'UNDECODABLE' when it
---          is no message: then nothing is written
+-- KEYS[1]  queue name
+-- ARGV     id, required state ('' for any), changes as JSON (type, priority, custom_ack_timeout, custom_max_attempts;
+--          null removes an option), type as JSON ('' to keep it), payload as JSON ('' to keep it)
+-- Returns  'UPDATED'; 'NOT_FOUND' if it is not in that state, 'HELD' while it is being processed, 'UNDECODABLE' if it
+--          cannot be decoded; nothing is written then
 --
--- Atomic, so that no consumer takes the old message while the new one is made. With allow-oom: an operator must be able
--- to mend what fills the server.
+-- Atomic, so that no consumer receives the old message during the change. allow-oom, so that operators can make
+-- messages of a full server smaller.
 
 local id, from, changes, kind_json, payload = unpack(ARGV)
 local record = record_of(id)
-local place = record and record.sid and place_of(record)
-if not place or (from ~= '' and place ~= from) then
+local state = record and record.sid and state_of(record)
+if not state or (from ~= '' and state ~= from) then
   return 'NOT_FOUND'
-elseif place == 'processing' then
+elseif state == 'processing' then
   return 'HELD'
 elseif record.undecodable then
   return 'UNDECODABLE'
@@ -23,7 +24,7 @@ local data = entry_at(record.stream, record.sid)
 if not data then
   return 'NOT_FOUND'
 end
-if place == 'main' then
+if state == 'main' then
   unindex(id, record)
 end
 local stream, sid, priority = record.stream, record.sid, record.priority
@@ -36,11 +37,11 @@ if payload ~= '' then
   data = '{"id":' .. cjson.encode(id) .. ',"type":' .. kind_json .. ',"priority":' .. record.priority
     .. ',"created_at":' .. string.format('%.3f', record.created_at) .. ',"payload":' .. payload .. '}'
 end
-if payload ~= '' or (place == 'main' and record.priority ~= priority) then
+if payload ~= '' or (state == 'main' and record.priority ~= priority) then
   redis.call('XDEL', stream, sid)
-  append(place == 'main' and stream_of(record.priority) or stream, id, record, data)
+  append(state == 'main' and stream_of(record.priority) or stream, id, record, data)
 end
-if place == 'main' then
+if state == 'main' then
   index(id, record)
 end
 save(id, record)

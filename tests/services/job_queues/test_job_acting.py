@@ -13,8 +13,8 @@ from bson import ObjectId
 from models import job, job_leader
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
-from services.job_queues import InvalidJob, NotTheOnly, UnknownJob, WrongState
-from services.job_queues.runner import FRESH
+from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState
+from services.job_queues.runner import READ_TTL
 from tests.job_lab import LEASE, Lab
 from tests.real_servers import Servers
 from tests.rooms import T0
@@ -57,7 +57,7 @@ def test_failed_job_that_is_canceled_is_not_tried_again(lab: Lab) -> None:
     id = failed(lab)
     lab.jobs.cancel(id)
     lab.hand.advance(hours(1))
-    job.take_over(lab.clock())
+    job.make_failed_due(lab.clock())
     lab.run_through()
     assert len(lab.ran) == 1
     assert lab.state(id) == "canceled"
@@ -120,7 +120,7 @@ def test_running_job_cannot_be_rescheduled_or_retried(lab: Lab) -> None:
     lab.executing(id)
     with pytest.raises(WrongState, match="cannot be rescheduled"):
         lab.jobs.reschedule(id, delay=seconds(1))
-    with pytest.raises(WrongState, match="cannot be tried again"):
+    with pytest.raises(WrongState, match="cannot be retried"):
         lab.jobs.retry(id)
 
 
@@ -165,7 +165,7 @@ def test_singular_job_does_not_come_back_beside_another(lab: Lab, how: str, stat
     other = failed(lab, 42, singular=True) if state == "failure" else lab.run("mail", 42, singular=True)
     if state == "executing":
         lab.executing(other)
-    with pytest.raises(NotTheOnly, match=canceled):
+    with pytest.raises(DuplicateJob, match=canceled):
         lab.jobs.retry(canceled) if how == "retry" else lab.jobs.reschedule(canceled, delay=seconds(1))
     assert (lab.state(canceled), lab.state(other)) == ("canceled", state)
 
@@ -199,14 +199,14 @@ def test_clear_deletes_the_named_states_of_the_named_queue(lab: Lab) -> None:
 def test_running_job_cannot_be_cleared(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id)
-    with pytest.raises(InvalidJob, match="executing cannot be deleted"):
+    with pytest.raises(InvalidJob, match="executing job cannot be deleted"):
         lab.jobs.clear(["pending", "executing"])
     assert lab.jobs.clear(["pending", "success", "failure", "canceled"]) == 0
 
 
 @pytest.mark.parametrize("state", ["done", "", None, 5, ["pending"], {"$ne": 1}])
 def test_unknown_state_is_named_with_the_known_ones(lab: Lab, state: Any) -> None:
-    with pytest.raises(InvalidJob, match="accepted are pending, executing, success, failure, canceled"):
+    with pytest.raises(InvalidJob, match="must be one of pending, executing, success, failure, canceled"):
         lab.jobs.clear([state])
 
 
@@ -230,7 +230,7 @@ def test_pause_stops_after_the_job_that_runs(lab: Lab) -> None:
 
     def pause(*_: Any, run: Any) -> None:
         lab.jobs.pause(["mail"])
-        time.sleep(FRESH * 1.1)  # a look at the queue is believed for so long
+        time.sleep(READ_TTL * 1.1)  # a look at the queue is believed for so long
 
     lab.works["mail"] = pause
     report = lab.run_through()

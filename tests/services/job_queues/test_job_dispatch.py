@@ -10,7 +10,7 @@ from pymongo.errors import AutoReconnect
 
 from models import job, job_attempt, job_leader, job_queue
 from queue_manager.core.clock import minutes, seconds
-from services.job_queues.runner import FRESH
+from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, PERIOD, Lab, lost_lease
 from tests.real_servers import Servers
@@ -229,7 +229,7 @@ def test_run_of_an_older_epoch_stops_between_two_jobs(lab: Lab) -> None:
 
     def be_overtaken(*_: Any, run: Any) -> None:
         lab.dispatch(epoch=2)
-        time.sleep(FRESH * 1.1)  # a look at the leader is believed for so long
+        time.sleep(READ_TTL * 1.1)  # a look at the leader is believed for so long
 
     lab.works["mail"] = be_overtaken
     report = lab.run_through(epoch=1)
@@ -276,7 +276,7 @@ def test_take_over_frees_what_the_older_leader_had_handed_out(lab: Lab) -> None:
     assert lab.run_through(token=again.token, epoch=2).succeeded == 1
 
 
-@pytest.mark.parametrize("broken", ["take_over", "executing", "due_names"])
+@pytest.mark.parametrize("broken", ["make_failed_due", "executing", "due_names"])
 def test_take_over_that_an_outage_cut_short_is_made_up_for(
     lab: Lab, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

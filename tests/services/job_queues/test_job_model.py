@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from models import job, job_attempt, job_leader, job_queue
 from models.database import Document
-from models.job import Busy, State
+from models.job import NameBusy, State
 from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings as chosen_settings
 from services.due_work import DueItem
-from services.job_queues import NotTheOnly, WrongState
+from services.job_queues import DuplicateJob, WrongState
 from services.job_queues.dispatch import lease_name
 from tests.job_lab import LEASE, Lab
 from tests.services.job_queues.job_model import Attempt, JobModel, Modelled
@@ -99,7 +99,7 @@ class JobMachine(RuleBasedStateMachine):
             done = "done"
         except WrongState:
             done = "refused"
-        except NotTheOnly:
+        except DuplicateJob:
             done = "conflict"
         now = self.lab.clock()
         if by == "r":
@@ -137,7 +137,7 @@ class JobMachine(RuleBasedStateMachine):
         expected = self.model.start(id, attempts=found["attempts"], token=token, now=now, lease=LEASE)
         try:
             answer = "started" if job_attempt.start(found, token=token, now=now, until=now + LEASE) else "gone"
-        except Busy:
+        except NameBusy:
             answer = "busy"
         assert answer == expected
         if answer == "started":
@@ -166,7 +166,7 @@ class JobMachine(RuleBasedStateMachine):
         # One that is written already says so again: a reply may have been lost.
         was_written = self.has_ended(attempt)
         expected = self.model.finish(attempt, state=state, rest=rest, now=now)
-        outcome = Outcome(state=State(state), rest=rest)
+        outcome = Outcome(state=State(state), backoff=rest)
         assert job_attempt.finish(document, outcome, token=attempt.token, now=now) == (expected or was_written)
 
     @precondition(lambda self: self.attempts and self.seen)
@@ -184,7 +184,12 @@ class JobMachine(RuleBasedStateMachine):
         was_held = self.model.holds(held)
         started = self.model.start(id, attempts=following["attempts"], token=attempt.token, now=now, lease=LEASE)
         answer = job_attempt.finish_and_start(
-            document, Outcome(state=State(state), rest=rest), following, token=attempt.token, now=now, until=now + LEASE
+            document,
+            Outcome(state=State(state), backoff=rest),
+            following,
+            token=attempt.token,
+            now=now,
+            until=now + LEASE,
         )
         assert answer == (is_finished or was_written, started == "started" or was_held)
         if started == "started":
@@ -260,7 +265,7 @@ class JobMachine(RuleBasedStateMachine):
             if expected.token is not None:
                 assert found["claim"] == {"token": expected.token, "claimed_until": expected.claimed_until}
             assert ("first" in found) == expected.is_first
-            if len(found["history"]) < job.HISTORY:
+            if len(found["history"]) < job.MAX_HISTORY:
                 assert sum(entry["state"] == "success" for entry in found["history"]) == expected.successes
 
     @invariant()

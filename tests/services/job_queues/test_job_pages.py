@@ -9,10 +9,10 @@ import pytest
 from bson import ObjectId
 
 from models import job, job_pages
-from models.job import SORTED_BY, State
+from models.job import SORT_FIELDS, State
 from queue_manager.core.clock import seconds
 from services.job_queues import InvalidJob
-from services.job_queues.searching import LONGEST_TEXT, text_of
+from services.job_queues.search import MAX_TEXT_LENGTH, search_text
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import T0
@@ -33,7 +33,12 @@ def fill(count: int, seed: int = 1) -> list[dict[str, Any]]:
         arguments = [chance.choice(WORDS), {"number": number}]
         due = T0 + seconds(chance.randrange(5))
         one: dict[str, Any] = {"_id": ObjectId(), "name": chance.choice(["mail", "report", "sms"])}
-        one |= {"arguments": arguments, "text": text_of(arguments), "state": chance.choice([*State]).value, "due": due}
+        one |= {
+            "arguments": arguments,
+            "text": search_text(arguments),
+            "state": chance.choice([*State]).value,
+            "due": due,
+        }
         one |= {"created": T0, "updated": T0 + seconds(chance.randrange(5)), "priority": chance.randrange(-2, 3)}
         one |= {"attempts": chance.randrange(4), "key": str(number), "history": []}
         if one["state"] == State.EXECUTING:
@@ -56,7 +61,7 @@ def walked(lab: Lab, limit: int, **asked: Any) -> list[ObjectId]:
         before = page.cursor
 
 
-@pytest.mark.parametrize("sort", ["created", *SORTED_BY])
+@pytest.mark.parametrize("sort", ["created", *SORT_FIELDS])
 @pytest.mark.parametrize("is_descending", [True, False])
 def test_pages_are_all_that_matches_in_order(sort: str, is_descending: bool, lab: Lab) -> None:
     every = fill(200)
@@ -76,11 +81,11 @@ def test_pages_are_all_that_matches_in_order(sort: str, is_descending: bool, lab
                 assert walked(lab, 7, **asked) == wanted, asked
 
 
-@pytest.mark.parametrize("sort", ["created", *SORTED_BY])
+@pytest.mark.parametrize("sort", ["created", *SORT_FIELDS])
 def test_a_search_that_stops_in_time_goes_on_where_it_was(sort: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(300)
-    monkeypatch.setattr(job_pages, "AT_ONCE", 7)
-    monkeypatch.setattr(job_pages, "MOST_LOOKED_AT", 20)
+    monkeypatch.setattr(job_pages, "SEARCH_BATCH_SIZE", 7)
+    monkeypatch.setattr(job_pages, "MAX_SEARCHED_JOBS", 20)
     page = lab.jobs.page(search="nothing", sort=sort)
     assert (page.jobs, page.is_partial) == ([], True)
     assert page.cursor is not None
@@ -97,7 +102,7 @@ def test_jobs_that_were_stored_without_their_text_are_found_by_texts_and_names(l
 
 
 def test_the_beginning_of_the_arguments_is_searched(lab: Lab) -> None:
-    lab.run("mail", "x" * (LONGEST_TEXT - 100) + "early" + "x" * 200 + "late")
+    lab.run("mail", "x" * (MAX_TEXT_LENGTH - 100) + "early" + "x" * 200 + "late")
     assert len(lab.jobs.page(search="early").jobs) == 1
     assert lab.jobs.page(search="late").jobs == []
 

@@ -13,7 +13,7 @@ from bson import ObjectId
 
 from models import job, job_attempt
 from models.database import Document
-from models.job import Busy, State
+from models.job import NameBusy, State
 from models.job_attempt import Outcome
 from queue_manager.core.clock import seconds
 from services.job_queues import WrongState
@@ -57,7 +57,7 @@ def try_to_cancel(lab: Lab, id: str) -> bool:
 def try_to_start(lab: Lab, found: Document, token: str = "t") -> bool:
     try:
         return job_attempt.start(found, token=token, now=lab.clock(), until=lab.clock() + LEASE)
-    except Busy:
+    except NameBusy:
         return False
 
 

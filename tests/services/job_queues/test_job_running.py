@@ -15,13 +15,13 @@ from bson import ObjectId
 from pymongo.errors import AutoReconnect
 
 from models import database, job, job_attempt
-from models.job import HISTORY, State
+from models.job import MAX_HISTORY, State
 from models.job_attempt import Outcome
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.core.errors import ConfigurationError, HandOn, NotYetDue, PermanentError
+from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError
 from queue_manager.core.settings import settings
 from services import job_queues
-from services.job_queues.runner import FRESH
+from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, successes
 from tests.real_servers import Servers
@@ -63,7 +63,7 @@ def test_job_that_comes_first_is_taken_first_though_others_wait_already(lab: Lab
     def outrun(number: str, run: Any) -> None:
         if number == "first":
             lab.run("mail", "urgent", priority=5)
-            time.sleep(FRESH * 1.1)  # a look at the queue is believed for so long
+            time.sleep(READ_TTL * 1.1)  # a look at the queue is believed for so long
 
     lab.works["mail"] = outrun
     lab.run("mail", "first", at=T0 - seconds(2))
@@ -155,7 +155,7 @@ class Unreadable(Exception):
         (CancelledError(), "CancelledError"),
         (RecursionError("deep"), "RecursionError: deep"),
         (ValueError("\ud800" + "x" * 10_000), "ValueError: ?xxx"),
-        (Unreadable(), "Unreadable: its text cannot be read (RuntimeError)"),
+        (Unreadable(), "Unreadable: its text cannot be rendered (RuntimeError)"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -177,7 +177,7 @@ def test_job_that_is_called_wrongly_fails_like_any_other(lab: Lab) -> None:
 
 def test_job_whose_function_is_gone_fails_and_says_so(lab: Lab) -> None:
     lab.run("mail")
-    lab.registry._work.clear()
+    lab.registry._functions.clear()
     assert lab.run_through().failed == 1
     assert "There is no job 'mail'" in only(lab)["last_error"]
 
@@ -196,16 +196,16 @@ def test_functions_without_run_and_without_a_signature_are_called_plainly(lab: L
 def test_history_keeps_the_last_fifty_entries(lab: Lab) -> None:
     id = lab.run("mail")
     lab.works["mail"] = fails_with(ValueError("boom"))
-    for _ in range(HISTORY + 10):
+    for _ in range(MAX_HISTORY + 10):
         lab.run_through()
         lab.jobs.retry(id)
     history = lab.jobs.get(id)["history"]
-    assert len(history) == HISTORY
+    assert len(history) == MAX_HISTORY
     assert [entry["attempt"] for entry in history if "attempt" in entry] == list(range(36, 61))
     lab.executing(id)
     lost_lease(id)
     lab.dispatch()
-    assert len(lab.jobs.get(id)["history"]) == HISTORY
+    assert len(lab.jobs.get(id)["history"]) == MAX_HISTORY
 
 
 def test_job_knows_its_id_and_its_attempt(lab: Lab) -> None:
@@ -391,7 +391,7 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     away.clear()
 
 
-@pytest.mark.parametrize("took", [0, FRESH * 1.1], ids=["short", "long"])
+@pytest.mark.parametrize("took", [0, READ_TTL * 1.1], ids=["short", "long"])
 @pytest.mark.parametrize("how", ["succeeds", "fails"])
 @pytest.mark.parametrize("behind", [0, 1])
 def test_result_is_written_through_an_outage(
@@ -472,11 +472,11 @@ def test_queue_that_is_done_says_what_it_did(installed: Lab) -> None:
 
 
 def test_queue_with_more_due_hands_on_when_its_time_is_over(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_queues, "BUDGET", seconds(0.05))
+    monkeypatch.setattr(job_queues, "RUN_BUDGET", seconds(0.05))
     for number in range(3):
         installed.run("mail", number)
     installed.works["mail"] = lambda number, run: time.sleep(0.06)
-    with pytest.raises(HandOn):
+    with pytest.raises(ContinueLater):
         job_queues.run_queue("mail", None, token="t")
     assert 1 <= len(installed.ran) < 3
 

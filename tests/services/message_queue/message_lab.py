@@ -15,9 +15,9 @@ from dev.binaries import VALKEY
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import CLIENT_OPTIONS
-from services.message_queue import Message, MessageQueue, Place, QueueAdmin, Scripts, Sweeper
-from services.message_queue.arrivals import BLOCK, Arrivals
-from services.message_queue.messages import Bounds
+from services.message_queue import Message, MessageQueue, MessageState, QueueAdmin, Scripts, Sweeper
+from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
+from services.message_queue.messages import QueueLimits
 from services.message_queue.queue import Defaults
 from services.message_queue.requeue import streams
 
@@ -49,26 +49,26 @@ class Lab:
     ack_timeout: timedelta = LONG
     batch: int = 100
     within: timedelta = PERIOD
-    needs_token: bool = True
-    plan_sweep: Callable[[timedelta], object] | None = None
+    is_token_required: bool = True
+    schedule_sweep: Callable[[timedelta], object] | None = None
 
     def __post_init__(self) -> None:
         self.client = redis.Redis.from_url(self.url, **CLIENT_OPTIONS)
         self.scripts = Scripts(redis.Redis.from_url(self.url, **CLIENT_OPTIONS), queue=self.name)
         self.waiting_name = f"arrivals-{uuid4().hex}"
         self.streams = streams(self.name, self.levels)
-        self.arrivals = Arrivals(self._waiting_client, self.streams)
-        bounds = Bounds(levels=self.levels, max_payload_bytes=1024 * 1024)
+        self.arrivals = ArrivalNotifier(self._waiting_client, self.streams)
+        limits = QueueLimits(levels=self.levels, max_payload_bytes=1024 * 1024)
         self.queue = MessageQueue(
             self.scripts,
             self.arrivals,
-            bounds=bounds,
+            limits=limits,
             defaults=Defaults(ack_timeout=self.ack_timeout, max_attempts=self.max_attempts),
-            needs_token=self.needs_token,
-            sweep_within=self.within,
-            plan_sweep=self.plan_sweep,
+            is_token_required=self.is_token_required,
+            sweep_period=self.within,
+            schedule_sweep=self.schedule_sweep,
         )
-        self.contents = QueueAdmin(self.scripts, bounds=bounds)
+        self.contents = QueueAdmin(self.scripts, limits=limits)
         self.sweeper = Sweeper(
             self.scripts,
             batch=self.batch,
@@ -80,7 +80,7 @@ class Lab:
 
     def _waiting_client(self) -> redis.Redis:
         return redis.Redis.from_url(
-            self.url, **{**CLIENT_OPTIONS, "socket_timeout": BLOCK + 3, "client_name": self.waiting_name}
+            self.url, **{**CLIENT_OPTIONS, "socket_timeout": READ_BLOCK_TIMEOUT + 3, "client_name": self.waiting_name}
         )
 
     def __enter__(self) -> Self:
@@ -118,7 +118,7 @@ class Lab:
         self.client.delete(self.key(":healed"))
         return self.sweeper.heal()
 
-    # Looking from outside
+    # MessageBrowser from outside
 
     def now_ms(self) -> int:
         whole, micro = self.client.time()
@@ -165,11 +165,11 @@ class Lab:
     def events(self) -> list[bytes]:
         return [fields[b"event"] for _, fields in self.client.xrange(self.key(":events"))]
 
-    def ids(self, place: Place) -> list[str]:
+    def ids(self, place: MessageState) -> list[str]:
         """Return the ids in a place, the newest first."""
         return [message.id for message in self.everything(place)]
 
-    def everything(self, place: Place, **options: Any) -> list[Message]:
+    def everything(self, place: MessageState, **options: Any) -> list[Message]:
         """Return all messages of a place, by as many pages as it takes."""
         found: list[Message] = []
         cursor: str | None = options.pop("cursor", None)

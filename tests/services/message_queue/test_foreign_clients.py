@@ -305,7 +305,7 @@ def test_record_that_another_wrote_breaks_nothing(lab: Lab, record: bytes) -> No
         id = f"of-{way}"
         lab.client.xadd("q", {"data": data(id=id)})
         lab.client.hset("q_metadata", id, record)
-        lab.contents.list("main", sort_by="failed_at", wanted=Filter(search="o"))
+        lab.contents.list("main", sort_by="failed_at", where=Filter(search="o"))
         assert lab.ids("main") == [id]
         assert lab.contents.find(id) is not None  # what is seen can be acted on
         if way == "healed":
@@ -319,7 +319,7 @@ def test_record_that_another_wrote_breaks_nothing(lab: Lab, record: bytes) -> No
         swept = lab.sweeper.sweep()
         assert [*swept.requeued, *swept.dead_lettered] == [id]
         lab.contents.move([id], to="dead")
-        lab.contents.list("dead", sort_by="failed_at", wanted=Filter(search="o"))
+        lab.contents.list("dead", sort_by="failed_at", where=Filter(search="o"))
         assert lab.contents.replay([id]) == {id: "MOVED"}
         message = lab.take()
         assert (message.id, message.attempt) == (id, 1)
@@ -485,7 +485,7 @@ def look_everywhere(lab: Lab) -> None:
     """Read every page and sort it in every way."""
     for place in ("main", "processing", "dead", "acknowledged", "archived"):
         for sort_by in (None, "id", "created_at", "failed_at", "processing_started_at"):
-            page = lab.contents.list(place, limit=1000, sort_by=sort_by, wanted=Filter(since=0.0))  # type: ignore[arg-type]
+            page = lab.contents.list(place, limit=1000, sort_by=sort_by, where=Filter(since=0.0))  # type: ignore[arg-type]
             for message in page.messages:
                 json.loads(message.to_json(), parse_int=str)
     lab.contents.counts()

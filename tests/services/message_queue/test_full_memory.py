@@ -58,7 +58,7 @@ def test_what_is_there_can_be_given_back_swept_and_healed(full: Lab) -> None:
     assert full.queue.nack("0", messages[0].lock_token, "boom") is True
     full.until_passed((messages[-1].deadline_at or 0) * 1000)
 
-    swept = full.sweeper.sweep(can_plan=True)
+    swept = full.sweeper.sweep(can_schedule=True)
 
     assert sorted(swept.requeued) == sorted(message.id for message in messages[1:])
     assert full.heal() == 0

@@ -133,14 +133,14 @@ def test_message_of_another_type_is_left_to_who_wants_it(lab: Lab) -> None:
 def test_who_was_woken_but_does_not_look_passes_it_on(lab: Lab) -> None:
     """A consumer's time may end in the moment in which it is woken: the message is for the next one."""
     with waiting(lab, {}) as [patient]:
-        impatient = lab.arrivals.expect()
-        with lab.arrivals._change:
-            lab.arrivals._waiting.reverse()  # it has waited longest
+        impatient = lab.arrivals.subscribe()
+        with lab.arrivals._changed:
+            lab.arrivals._subscribers.reverse()  # it has waited longest
         lab.queue.enqueue("job", id="a")
         eventually(impatient.done)
         assert not patient.done()
 
-        lab.arrivals.release(impatient)
+        lab.arrivals.unsubscribe(impatient)
 
         message = patient.result(PATIENT)
         assert message is not None

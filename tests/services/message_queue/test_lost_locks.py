@@ -114,7 +114,7 @@ def test_deleted_message_is_unknown(lab: Lab) -> None:
 
 
 def test_clients_of_the_old_service_need_no_token_but_hold_the_message(lab: Lab) -> None:
-    with Lab(lab.url, needs_token=False) as old:
+    with Lab(lab.url, is_token_required=False) as old:
         for id in ("a", "b", "c"):
             old.queue.enqueue("job", id=id)
             old.take()

@@ -76,8 +76,8 @@ def test_entries_can_be_skipped(lab: Lab) -> None:
 
     assert [message.id for message in lab.contents.list("main", limit=10, skip=25).messages] == everything[25:35]
     wanted = Filter(type="t1")
-    of_type = [message.id for message in lab.contents.list("main", wanted=wanted).messages]
-    assert [m.id for m in lab.contents.list("main", limit=5, skip=5, wanted=wanted).messages] == of_type[5:10]
+    of_type = [message.id for message in lab.contents.list("main", where=wanted).messages]
+    assert [m.id for m in lab.contents.list("main", limit=5, skip=5, where=wanted).messages] == of_type[5:10]
     ranked = sorted(everything)
     page = lab.contents.list("main", limit=10, skip=25, sort_by="id", ascending=True)
     assert [message.id for message in page.messages] == ranked[25:35]
@@ -133,7 +133,7 @@ def test_filter_gives_what_matches(lab: Lab, wanted: Filter, expected: list[str]
     lab.queue.enqueue("sms", {"to": "Berlin"}, id="b", priority=1)
     lab.queue.enqueue("mail", {"to": "Ärger"}, id="c", priority=2)
 
-    page = lab.contents.list("main", wanted=wanted)
+    page = lab.contents.list("main", where=wanted)
 
     assert sorted(message.id for message in page.messages) == expected
     assert page.matched == len(expected)
@@ -148,7 +148,7 @@ def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
         message = lab.take()
         lab.queue.nack(message.id, message.lock_token, reason)
 
-    found = lab.contents.list("dead", wanted=Filter(search="such USER", attempts=1))
+    found = lab.contents.list("dead", where=Filter(search="such USER", attempts=1))
 
     assert [message.id for message in found.messages] == ["a"]
     assert lab.contents.replay_matching(Filter(search="such user")).outcomes == {"a": "MOVED"}
@@ -156,20 +156,20 @@ def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
 
 
 def test_filtered_page_looks_for_a_bounded_time_and_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browser, "SEARCH_FOR", seconds(0))
+    monkeypatch.setattr(browser, "SEARCH_BUDGET", seconds(0))
     count = 12_000
     for begin in range(0, count, 1000):
         lab.queue.enqueue_batch(
             [NewMessage(type="rare" if n % 4000 == 0 else "usual", id=f"{n}") for n in range(begin, begin + 1000)]
         )
 
-    first = lab.contents.list("main", wanted=Filter(type="rare"))
+    first = lab.contents.list("main", where=Filter(type="rare"))
     assert first.is_partial
     assert first.cursor
     assert first.messages == []
 
-    assert [message.id for message in lab.everything("main", wanted=Filter(type="rare"))] == ["8000", "4000", "0"]
-    assert len(lab.everything("main", limit=500, wanted=Filter(type="usual"))) == count - 3
+    assert [message.id for message in lab.everything("main", where=Filter(type="rare"))] == ["8000", "4000", "0"]
+    assert len(lab.everything("main", limit=500, where=Filter(type="usual"))) == count - 3
 
 
 @pytest.mark.scale
@@ -254,7 +254,7 @@ def test_cursor_of_nobody_is_refused(lab: Lab, place: Any, cursor: str) -> None:
 def test_text_that_no_server_can_look_for_is_refused(lab: Lab) -> None:
     for wanted in (Filter(search="\ud800"), Filter(type="\ud800")):
         with pytest.raises(InvalidMessage):
-            lab.contents.list("main", wanted=wanted)
+            lab.contents.list("main", where=wanted)
     with pytest.raises(InvalidMessage):
         lab.contents.list("main", sort_by="history")
 

@@ -12,8 +12,8 @@ import pytest
 
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
-from services.message_queue import Filter, InvalidMessage, Message, NewMessage, Place, browser
-from services.message_queue.message_state import PLACES, SORTABLE
+from services.message_queue import Filter, InvalidMessage, Message, MessageState, NewMessage, browser
+from services.message_queue.message_state import MESSAGE_STATES, SORTABLE
 from tests.services.message_queue.message_lab import Lab
 
 SLICE = 700  # entries of one call, see reading.lua
@@ -115,11 +115,11 @@ def test_dead_letters_are_in_the_order_in_which_they_failed(lab: Lab, ascending:
 
 
 def test_priority_filter_finds_few_behind_many(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browser, "SEARCH_FOR", seconds(0))
+    monkeypatch.setattr(browser, "SEARCH_BUDGET", seconds(0))
     few = fill(lab, 3, type="urgent", priority=3)
     fill(lab, 3_000, priority=0)
 
-    page = lab.contents.list("main", wanted=Filter(priority=3))
+    page = lab.contents.list("main", where=Filter(priority=3))
 
     assert (ids_of(page.messages), page.is_partial) == (few[::-1], False)
 
@@ -148,7 +148,7 @@ def test_latest_created_are_found_among_everything(lab: Lab) -> None:
 def test_sorted_pages_have_everything_once_before_the_cursor_leads_on(
     lab: Lab, ascending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(browser, "SORTED", 1_500)
+    monkeypatch.setattr(browser, "MAX_SORTED_ENTRIES", 1_500)
     ids = fill(lab, 4_000)
     found: list[str] = []
     cursor, parts = None, 0
@@ -218,7 +218,7 @@ def mixed(lab: Lab) -> None:
                 lab.queue.nack(message.id, message.lock_token, random_.choice(["No user Ada", 'said "no" \\o/', "ü"]))
     lab.contents.move(lab.ids("main")[10:40], to="archived")
     lab.contents.replay(lab.ids("dead")[:5])
-    for place in PLACES:
+    for place in MESSAGE_STATES:
         lab.ids(place)  # every message has its record
 
 
@@ -249,13 +249,13 @@ def filters(now: float) -> Iterator[Filter]:
 def test_what_is_found_and_counted_is_what_a_plain_reading_finds(lab: Lab) -> None:
     mixed(lab)
     now = lab.now_ms() / 1000
-    for place in PLACES:
+    for place in MESSAGE_STATES:
         everything = lab.everything(place)
         assert len(everything) == lab.contents.count(place).count
         for wanted in filters(now):
             expected = [message.id for message in everything if is_meant(message, wanted)]
             for limit in (1000, 9):
-                assert ids_of(lab.everything(place, wanted=wanted, limit=limit)) == expected, (place, wanted)
+                assert ids_of(lab.everything(place, where=wanted, limit=limit)) == expected, (place, wanted)
             counted = lab.contents.count(place, wanted)
             assert (counted.count, counted.is_complete) == (len(expected), True), (place, wanted)
 
@@ -263,13 +263,13 @@ def test_what_is_found_and_counted_is_what_a_plain_reading_finds(lab: Lab) -> No
 @pytest.mark.parametrize("sort_by", SORTABLE)
 def test_everything_is_sorted_as_a_plain_reading_would_sort_it(lab: Lab, sort_by: str) -> None:
     mixed(lab)
-    for place in PLACES:
+    for place in MESSAGE_STATES:
         everything = lab.everything(place)
         for ascending in (True, False):
             page = lab.contents.list(place, limit=1000, sort_by=sort_by, ascending=ascending)
             assert sorted(ids_of(page.messages)) == sorted(ids_of(everything)), place
             values = [value_of(message, sort_by) for message in page.messages]
-            if browser.has_order(place, sort_by):
+            if browser.has_natural_order(place, sort_by):
                 values = [value for value in values if value is not None]
             given = [value for value in values if value is not None]
             assert given == sorted(given, reverse=not ascending), (place, ascending)
@@ -369,7 +369,7 @@ def one_by_one(lab: Lab) -> None:
 @pytest.mark.scale
 @pytest.mark.parametrize("place", ["main", "processing", "dead"])
 def test_looking_through_everything_costs_little_more_than_reading_the_records(
-    server: Valkey, kind: str, place: Place, count: int, figure: Callable[[str], None]
+    server: Valkey, kind: str, place: MessageState, count: int, figure: Callable[[str], None]
 ) -> None:
     with Lab(server.url, levels=10) as lab:
         ids = fill(lab, count)
@@ -401,7 +401,7 @@ def test_looking_through_everything_costs_little_more_than_reading_the_records(
 def test_first_pages_read_little(server: Valkey, count: int) -> None:
     with Lab(server.url, levels=10) as lab:
         fill(lab, count)
-        for options in ({}, {"sort_by": "priority"}, {"ascending": True}, {"wanted": Filter(type="job")}):
+        for options in ({}, {"sort_by": "priority"}, {"ascending": True}, {"where": Filter(type="job")}):
             lab.contents.list("main", **options)  # loads the script
             found = cost(lab, lambda: lab.contents.list("main", **options))  # noqa: B023 - called at once
             assert found.scripts == 1
@@ -414,7 +414,7 @@ def test_page_of_any_order_ends_at_the_same_bytes_and_its_cursor_goes_on(
     lab: Lab, sort_by: str | None, ascending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, bound = 100_000, 1_000_000
-    monkeypatch.setattr(browser, "PAGE_BYTES", bound)
+    monkeypatch.setattr(browser, "MAX_PAGE_BYTES", bound)
     ids = [f"{number:03}" for number in range(60)]
     for id in random.Random(1).sample(ids, len(ids)):
         lab.queue.enqueue("job", "x" * size, id=id, priority=int(id) % lab.levels)
@@ -423,7 +423,7 @@ def test_page_of_any_order_ends_at_the_same_bytes_and_its_cursor_goes_on(
     while cursor is not None or pages == 0:
         page = lab.contents.list("main", limit=1000, cursor=cursor, sort_by=sort_by, ascending=ascending)
         assert sum(len(message.payload) for message in page.messages) <= bound + 1024 * 1024 + size
-        assert page.is_reached
+        assert page.is_gapless
         assert page.is_partial == (page.cursor is not None)
         found += ids_of(page.messages)
         cursor, pages = page.cursor, pages + 1

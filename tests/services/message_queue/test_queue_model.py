@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from dev.servers import Valkey
-from services.message_queue import Json, LockLost, MessageHeld, NewMessage, UnknownMessage
+from services.message_queue import Json, LockLost, MessageInProgress, NewMessage, UnknownMessage
 from services.message_queue.messages import members
 from tests.services.message_queue.message_lab import Lab
 from tests.services.message_queue.queue_model import HISTORY, Modelled, QueueModel
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.scale
 
 LEVELS, BATCH, MAX_ATTEMPTS = 3, 2, 2
 SHORT = 0.001  # seconds
-PLACES = ("main", "processing", "dead", "acknowledged", "archived")
+MESSAGE_STATES = ("main", "processing", "dead", "acknowledged", "archived")
 
 types = st.sampled_from(["a", "b", "ü:*[x]"])
 payloads = st.sampled_from(["null", "[]", "{}", "1.10", "123456789012345678901234567890", '"\\ud800"', '{"a": [ 1 ]}'])
@@ -217,7 +217,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         chosen=positions,
         to=st.sampled_from(["main", "dead", "acknowledged", "archived"]),
-        source=st.one_of(st.none(), st.sampled_from(PLACES)),
+        source=st.one_of(st.none(), st.sampled_from(MESSAGE_STATES)),
     )
     def move(self, chosen: list[int], to: Any, source: Any) -> None:
         ids = self.chosen(chosen)
@@ -231,7 +231,7 @@ class QueueMachine(RuleBasedStateMachine):
         ids = [dead[position % len(dead)], "never-enqueued"]
         assert self.lab.contents.replay(ids) == self.model.move(ids, to="main", source="dead", reason="")
 
-    @rule(chosen=positions, source=st.one_of(st.none(), st.sampled_from(PLACES)))
+    @rule(chosen=positions, source=st.one_of(st.none(), st.sampled_from(MESSAGE_STATES)))
     def delete(self, chosen: list[int], source: Any) -> None:
         ids = self.chosen(chosen)
         assert self.lab.contents.delete(ids, source=source) == self.model.delete(ids, source=source)
@@ -254,14 +254,14 @@ class QueueMachine(RuleBasedStateMachine):
         given = {**changes, "payload": Json(changes["payload"])} if "payload" in changes else changes
         if self.model.place_of(id) in (None, "processing"):
             before = self.lab.dump()
-            with pytest.raises(MessageHeld if id in self.model.messages else UnknownMessage):
+            with pytest.raises(MessageInProgress if id in self.model.messages else UnknownMessage):
                 self.lab.contents.update(id, given)
             assert self.lab.dump() == before
             return
         self.lab.contents.update(id, given)
         self.model.update(id, changes)
 
-    @rule(place=st.sampled_from([None, *PLACES]), luck=st.integers(0, 3))
+    @rule(place=st.sampled_from([None, *MESSAGE_STATES]), luck=st.integers(0, 3))
     def clear(self, place: Any, luck: int) -> None:
         if luck == 0:  # not so often that nothing ever grows
             assert self.lab.contents.clear(place) == self.model.clear(place)

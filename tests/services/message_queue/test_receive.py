@@ -83,7 +83,7 @@ def test_error_of_the_block_is_not_hidden_by_a_lost_lock(lab: Lab, caplog: pytes
     with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
         work()
 
-    assert "could not be given back" in caplog.text
+    assert "could not be nacked" in caplog.text
 
 
 def test_no_touch_comes_after_the_end(lab: Lab) -> None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from queue_manager.core.redis_client import CLIENT_OPTIONS
-from services.message_queue import Filter, LockLost, NewMessage, Place
+from services.message_queue import Filter, LockLost, MessageState, NewMessage
 from tests.services.message_queue.message_lab import Lab
 
 pytestmark = pytest.mark.scale
@@ -62,7 +62,7 @@ def test_clear_of_100_000_lets_other_clients_work_meanwhile(lab: Lab, figure: Ca
                     added.append(lab.queue.enqueue("job", priority=pings % lab.levels))
         return pings
 
-    slices = lab.contents.clearing("main")
+    slices = lab.contents.clear_in_batches("main")
     cleared = next(slices)  # from now on nothing that is added may be deleted
     with ThreadPoolExecutor(1) as thread:
         pings = thread.submit(work)
@@ -87,10 +87,12 @@ def test_clear_of_100_000_lets_other_clients_work_meanwhile(lab: Lab, figure: Ca
 
 
 @pytest.mark.parametrize("place", ["main", None])
-def test_message_that_is_enqueued_or_taken_while_the_queue_is_cleared_stays(lab: Lab, place: Place | None) -> None:
+def test_message_that_is_enqueued_or_taken_while_the_queue_is_cleared_stays(
+    lab: Lab, place: MessageState | None
+) -> None:
     enqueue(lab, SOME)
 
-    slices = lab.contents.clearing(place)
+    slices = lab.contents.clear_in_batches(place)
     cleared = next(slices)
     new = lab.queue.enqueue("job", priority=0)
     taken = lab.take(type="job")
@@ -106,7 +108,7 @@ def test_message_that_is_taken_while_processing_is_cleared_stays(lab: Lab) -> No
     enqueue(lab, SOME + 1)
     held = [lab.take() for _ in range(SOME)]
 
-    slices = lab.contents.clearing("processing")
+    slices = lab.contents.clear_in_batches("processing")
     cleared = next(slices)
     taken = lab.take()
     cleared += sum(slices)
@@ -122,7 +124,7 @@ def test_dead_letter_that_comes_while_they_are_cleared_stays(lab: Lab) -> None:
     ids = enqueue(lab, SOME)
     lab.contents.move(ids[1:], to="dead")
 
-    slices = lab.contents.clearing("dead")
+    slices = lab.contents.clear_in_batches("dead")
     cleared = next(slices)
     lab.contents.move(ids[:1], to="dead")
     cleared += sum(slices)
@@ -132,7 +134,7 @@ def test_dead_letter_that_comes_while_they_are_cleared_stays(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("place", ["main", "processing", "dead"])
-def test_clear_that_was_interrupted_leaves_a_queue_that_works_and_is_continued(lab: Lab, place: Place) -> None:
+def test_clear_that_was_interrupted_leaves_a_queue_that_works_and_is_continued(lab: Lab, place: MessageState) -> None:
     ids = enqueue(lab, SOME)
     if place == "dead":
         lab.contents.move(ids, to="dead")
@@ -140,7 +142,7 @@ def test_clear_that_was_interrupted_leaves_a_queue_that_works_and_is_continued(l
         for _ in ids:
             lab.take()
 
-    slices = lab.contents.clearing(place)
+    slices = lab.contents.clear_in_batches(place)
     cleared = next(slices)
     slices.close()
 

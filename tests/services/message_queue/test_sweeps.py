@@ -11,7 +11,7 @@ import pytest
 
 from dev.servers import Valkey
 from queue_manager.core.clock import milliseconds, seconds
-from services.message_queue import NewMessage, Swept
+from services.message_queue import NewMessage, SweepResult
 from tests.services.message_queue.message_lab import Lab
 
 HELD, OVERDUE = 10_000, 100
@@ -56,7 +56,7 @@ def test_two_sweepers_at_once_make_one_copy(server: Valkey) -> None:
         one.lapse(*ids)
         begin = Barrier(2)
 
-        def sweep(lab: Lab) -> Swept:
+        def sweep(lab: Lab) -> SweepResult:
             begin.wait()
             return lab.sweeper.sweep()
 
@@ -108,7 +108,7 @@ def test_requeued_message_keeps_its_priority_and_goes_to_the_tail(lab: Lab) -> N
 
 def test_sweep_is_planned_for_a_deadline_before_the_next_periodic_one(server: Valkey) -> None:
     plans: list[timedelta] = []
-    with Lab(server.url, within=seconds(5), plan_sweep=plans.append) as lab:
+    with Lab(server.url, within=seconds(5), schedule_sweep=plans.append) as lab:
         for _ in range(10):
             lab.queue.enqueue("job")
         lab.take(ack_timeout=60)
@@ -129,20 +129,20 @@ def test_sweep_is_planned_for_a_deadline_before_the_next_periodic_one(server: Va
 
 
 def test_sweep_says_when_the_next_one_is_needed_once(server: Valkey) -> None:
-    with Lab(server.url, within=seconds(5), plan_sweep=print) as lab:
+    with Lab(server.url, within=seconds(5), schedule_sweep=print) as lab:
         for _ in range(3):
             lab.queue.enqueue("job")
         lab.take(ack_timeout=2)
         lab.take(ack_timeout=60)
         lab.client.delete("q:next_sweep")  # the planned one is this one
 
-        swept = lab.sweeper.sweep(can_plan=True)
-        assert swept.plan_in is not None
-        assert seconds(1) < swept.plan_in <= seconds(2)
+        swept = lab.sweeper.sweep(can_schedule=True)
+        assert swept.next_sweep_in is not None
+        assert seconds(1) < swept.next_sweep_in <= seconds(2)
         assert swept.next_deadline_in is not None
-        assert abs(swept.next_deadline_in - swept.plan_in) < milliseconds_of(5)
-        assert lab.sweeper.sweep(can_plan=True).plan_in is None
-        assert lab.sweeper.sweep().plan_in is None
+        assert abs(swept.next_deadline_in - swept.next_sweep_in) < milliseconds_of(5)
+        assert lab.sweeper.sweep(can_schedule=True).next_sweep_in is None
+        assert lab.sweeper.sweep().next_sweep_in is None
 
 
 def milliseconds_of(amount: int) -> timedelta:
@@ -154,16 +154,16 @@ def test_deadline_that_is_far_needs_no_plan(server: Valkey) -> None:
         lab.queue.enqueue("job")
         lab.take(ack_timeout=60)
 
-        swept = lab.sweeper.sweep(can_plan=True)
+        swept = lab.sweeper.sweep(can_schedule=True)
 
-        assert swept.plan_in is None
+        assert swept.next_sweep_in is None
         assert swept.next_deadline_in is not None
         assert seconds(59) < swept.next_deadline_in <= seconds(60)
 
 
 def test_plan_that_was_lost_is_made_again(server: Valkey) -> None:
     plans: list[timedelta] = []
-    with Lab(server.url, within=seconds(0.01), plan_sweep=plans.append) as lab:
+    with Lab(server.url, within=seconds(0.01), schedule_sweep=plans.append) as lab:
         lab.queue.enqueue("job", id="a")
         lab.queue.enqueue("job", id="b")
         lab.take(ack_timeout=0.005)
@@ -179,7 +179,7 @@ def test_message_is_delivered_also_when_its_sweep_cannot_be_planned(server: Valk
     def refuse(_: timedelta) -> None:
         raise ConnectionError("the broker is full")
 
-    with Lab(server.url, plan_sweep=refuse) as lab:
+    with Lab(server.url, schedule_sweep=refuse) as lab:
         lab.queue.enqueue("job", id="a")
 
         message = lab.take(ack_timeout=1)

@@ -66,7 +66,7 @@ def clear(body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes
     deleted = 0
     while True:
         with mongodb():
-            batch = jobs.clear(body.states, body.name, most=CLEAR_BATCH)
+            batch = jobs.clear(body.states, body.name, limit=CLEAR_BATCH)
         deleted += batch
         if batch < CLEAR_BATCH:
             break

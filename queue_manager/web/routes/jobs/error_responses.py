@@ -10,13 +10,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from queue_manager.web.http.errors import answer
-from services.job_queues import InvalidJob, NotTheOnly, UnknownJob, WrongState
+from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState
 
 STATUSES: dict[type[Exception], tuple[HTTPStatus, str]] = {
     InvalidJob: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
     UnknownJob: (HTTPStatus.NOT_FOUND, "not found"),
     WrongState: (HTTPStatus.CONFLICT, "wrong state"),
-    NotTheOnly: (HTTPStatus.CONFLICT, "blocked"),
+    DuplicateJob: (HTTPStatus.CONFLICT, "blocked"),
 }
 
 

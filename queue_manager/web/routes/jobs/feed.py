@@ -20,7 +20,7 @@ from models.job_changes import Change, Changes, Lost, Step
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.settings import masked, settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.live import event_stream
 from queue_manager.web.server_calls import Unavailable
 from services.job_queues import as_json
@@ -110,7 +110,7 @@ class Feed(event_stream.Feed[str]):
                 while self._position is None or (wanted is not None and self._position < wanted):
                     await self._has_moved.wait()
         if self._position is None:
-            url = masked(settings().mongo_db_url)
+            url = redact_url(settings().mongo_db_url)
             raise Unavailable(f"MongoDB at {url} does not answer, so there are no events yet")
         return self._position
 
@@ -135,7 +135,7 @@ class Feed(event_stream.Feed[str]):
                 self._let_go()
             except Exception as error:  # all listeners depend on this one reader
                 if not self._is_away:
-                    url = masked(settings().mongo_db_url)
+                    url = redact_url(settings().mongo_db_url)
                     log.warning(f"No job events: MongoDB at {url} does not give them ({reason(error)}); trying on")
                 self._is_away = True
                 await asyncio.sleep(RETRY_DELAY)

@@ -20,8 +20,8 @@ from queue_manager.web.routes.jobs.error_responses import naming
 from queue_manager.web.routes.jobs.schemas import AnyJob, JobName, Jobs, JobsStatus, SortField
 from queue_manager.web.server_calls import mongodb
 from services.job_queues import as_json, jobs
-from services.job_queues.checks import SPELLINGS
-from services.job_queues.searching import LONGEST_SEARCH
+from services.job_queues.checks import STATE_ALIASES
+from services.job_queues.search import MAX_SEARCH_LENGTH
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 
@@ -29,14 +29,14 @@ router = APIRouter(responses=errors(503))
 
 
 def _spelled(state: Any) -> Any:
-    return SPELLINGS.get(state, state)
+    return STATE_ALIASES.get(state, state)
 
 
 @router.get("/jobs", response_model=Jobs)
 def page(
     name: Annotated[JobName | None, EmptyIsNone] = None,
     state: Annotated[State | None, EmptyIsNone, BeforeValidator(_spelled)] = None,
-    search: Annotated[str | None, Query(max_length=LONGEST_SEARCH)] = None,
+    search: Annotated[str | None, Query(max_length=MAX_SEARCH_LENGTH)] = None,
     sort: Annotated[SortField | None, EmptyIsNone] = None,
     order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone] = None,
     cursor: Cursor = None,

@@ -13,10 +13,10 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import invalid
 from queue_manager.web.http.request_body import Members
 from queue_manager.web.http.schemas import Moment, NextCursor, ServerTime, optional
-from services.job_queues.checks import FARTHEST, HIGHEST_PRIORITY, LARGEST
+from services.job_queues.checks import MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 from services.job_queues.registry import NAME
 
-MAX_BODY = LARGEST * 11 // 10
+MAX_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
 MAX_NAMES = 1_000
 
 SortField = Literal["created", "due", "updated", "priority", "attempts"]
@@ -31,7 +31,7 @@ def _moment(value: Any) -> datetime | None:
 
 JobName = Annotated[str, Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"})]
 At = Annotated[datetime | None, BeforeValidator(_moment)]
-Priority = Annotated[int, Field(ge=-HIGHEST_PRIORITY, le=HIGHEST_PRIORITY, description="A higher one is run first.")]
+Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="A higher one is run first.")]
 
 
 class When(Members):
@@ -39,7 +39,7 @@ class When(Members):
 
     at: At = Field(default=None, description="An ISO 8601 time with a zone, within ten years.")
     delay_seconds: float | None = Field(
-        default=None, ge=0, le=FARTHEST.total_seconds(), description="Seconds from now, instead of `at`."
+        default=None, ge=0, le=MAX_DELAY.total_seconds(), description="Seconds from now, instead of `at`."
     )
 
     def due(self) -> dict[str, Any]:

@@ -29,14 +29,14 @@ from queue_manager.web.routes.messages.schemas import (
     Touched,
 )
 from services.message_queue import Json, message_queue
-from services.message_queue.messages import LONGEST_TIMEOUT
-from services.message_queue.queue import LONGEST_POLL
+from services.message_queue.messages import MAX_ACK_TIMEOUT
+from services.message_queue.queue import MAX_POLL_TIMEOUT
 
 MAX_WAIT = 55.0
 """Seconds after which a poll is answered, whatever its `timeout`."""
 
-WaitSeconds = Annotated[float, Field(ge=0, le=LONGEST_POLL, description="Seconds to wait for a message.")]
-AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=LONGEST_TIMEOUT, description="Seconds to the deadline.")]
+WaitSeconds = Annotated[float, Field(ge=0, le=MAX_POLL_TIMEOUT, description="Seconds to wait for a message.")]
+AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline.")]
 
 router = APIRouter(responses=errors(503))
 

@@ -14,7 +14,7 @@ from queue_manager.web.http.errors import answer
 from services.message_queue import (
     InvalidMessage,
     LockLost,
-    MessageHeld,
+    MessageInProgress,
     MessageTooLarge,
     QueueFull,
     QueueUnavailable,
@@ -27,7 +27,7 @@ STATUSES: dict[type[Exception], tuple[HTTPStatus, str]] = {
     InvalidMessage: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
     MessageTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too large"),
     LockLost: (HTTPStatus.CONFLICT, "LOCK_LOST"),
-    MessageHeld: (HTTPStatus.CONFLICT, "message held"),
+    MessageInProgress: (HTTPStatus.CONFLICT, "message held"),
     UnknownMessage: (HTTPStatus.NOT_FOUND, "not found"),
     QueueFull: (HTTPStatus.SERVICE_UNAVAILABLE, "queue full"),
     QueueUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),

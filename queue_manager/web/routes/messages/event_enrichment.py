@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from queue_manager.web.live import event_stream
-from services.message_queue import Place, QueueAdmin, QueueUnavailable
-from services.message_queue.message_state import PLACES
+from services.message_queue import MessageState, QueueAdmin, QueueUnavailable
+from services.message_queue.message_state import MESSAGE_STATES
 from services.message_queue.messages import Message
 
 MAX_MESSAGES = 100  # messages of all events that were read together
@@ -35,7 +35,7 @@ def with_rows(events: Sequence[Event], contents: QueueAdmin) -> list[Event]:
     except (QueueUnavailable, ForeignEvent):
         return list(events)
     added = [{} if rows is None else {"messages": _listed(event, rows)} for event in events]
-    added[-1]["counts"] = json.dumps({place: counts.of(place) for place in PLACES})
+    added[-1]["counts"] = json.dumps({place: counts.of(place) for place in MESSAGE_STATES})
     return [_with(event, members) for event, members in zip(events, added, strict=True)]
 
 
@@ -67,7 +67,7 @@ def _ids(event: event_stream.Event[Any]) -> list[str]:
         raise ForeignEvent from error
 
 
-def _written(place: Place, message: Message) -> str:
+def _written(place: MessageState, message: Message) -> str:
     return f'{{"place":"{place}",{message.to_json()[1:]}'
 
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.settings import masked
+from queue_manager.core.settings import redact_url
 from queue_manager.web.live import event_stream
 from queue_manager.web.routes.messages.event_enrichment import with_rows
 from services.message_queue import InvalidMessage, QueueAdmin, QueueUnavailable
@@ -110,7 +110,7 @@ class Feed(event_stream.Feed[Position]):
                     await self._read(client)
             except Exception as error:  # all listeners depend on this one reader
                 if not self._is_away:
-                    url = masked(self._url)
+                    url = redact_url(self._url)
                     log.warning(f"No queue events: the server at {url} does not give them ({reason(error)}); trying on")
                 self._is_away = True
                 await asyncio.sleep(RETRY_DELAY)

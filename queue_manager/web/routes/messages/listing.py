@@ -24,11 +24,12 @@ from queue_manager.web.routes.messages.query_parameters import (
     WholeFilter,
 )
 from queue_manager.web.routes.messages.schemas import MessageCount, MessagePage
-from services.message_queue import Counts, Filter, Page, Place, queue_admin
-from services.message_queue.admin import LARGEST_PAGE, SORTABLE
+from services import message_queue
+from services.message_queue import Counts, Filter, MessageState, queue_admin
+from services.message_queue.admin import MAX_PAGE_SIZE, SORTABLE
 
 DEFAULT_LIMIT = 50
-NOTHING = Page(messages=[], cursor=None, matched=0, is_partial=False)
+NOTHING = message_queue.MessagePage(messages=[], cursor=None, matched=0, is_partial=False)
 SORT_FIELDS = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORTABLE}
 SORT_FIELDS |= {name: name for name in SORTABLE}
 
@@ -78,7 +79,7 @@ MatchingFilter = Annotated[Filter, Depends(_filter)]
 def _options(
     wanted: MatchingFilter,
     page: Annotated[Annotated[int, Field(ge=1, le=MAX_WHOLE)] | None, EmptyIsNone] = None,
-    limit: Annotated[Annotated[int, Field(ge=1, le=LARGEST_PAGE)] | None, EmptyIsNone] = None,
+    limit: Annotated[Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)] | None, EmptyIsNone] = None,
     cursor: Cursor = None,
     sort_by: Annotated[
         str | None,
@@ -122,7 +123,7 @@ def count(place: NamedQueue, wanted: MatchingFilter) -> MessageCount:
     return MessageCount(count=found.count, is_complete=found.is_complete, server_time=queue_admin().counts().now)
 
 
-def _read(place: Place, options: ListOptions, counts: Counts, of: str) -> Page:
+def _read(place: MessageState, options: ListOptions, counts: Counts, of: str) -> message_queue.MessagePage:
     after = cursors.decode(options.cursor, of=of)
     if options.skip > counts.of(place):  # a page behind the end must cost nothing
         return NOTHING
@@ -131,13 +132,15 @@ def _read(place: Place, options: ListOptions, counts: Counts, of: str) -> Page:
         limit=options.limit,
         skip=options.skip,
         cursor=None if after is None else str(after[0]),
-        wanted=options.wanted,
+        where=options.wanted,
         sort_by=options.sort_by,
         ascending=options.ascending,
     )
 
 
-def _pagination(place: Place, options: ListOptions, found: Page, counts: Counts, of: str) -> dict[str, Any]:
+def _pagination(
+    place: MessageState, options: ListOptions, found: message_queue.MessagePage, counts: Counts, of: str
+) -> dict[str, Any]:
     total = found.matched if options.is_filtered else counts.of(place)
     # Only what was read is sorted: its cursor leads behind all of that, so the pages before it come first.
     return {
@@ -145,6 +148,6 @@ def _pagination(place: Place, options: ListOptions, found: Page, counts: Counts,
         "limit": options.limit,
         "total": total,
         "total_pages": math.ceil(total / options.limit),
-        "cursor": cursors.encode([found.cursor], of=of) if found.cursor and found.is_reached else None,
+        "cursor": cursors.encode([found.cursor], of=of) if found.cursor and found.is_gapless else None,
         "is_partial": found.is_partial or (options.is_filtered and found.cursor is not None),
     }

@@ -16,7 +16,7 @@ from fastapi import Request
 from queue_manager.web.auth import disconnection
 from queue_manager.web.routes.messages.background import Background
 from services.message_queue import Message, MessageQueue, message_queue
-from services.message_queue.errors import SearchUnfinished
+from services.message_queue.errors import SearchIncomplete
 
 SEARCHES = CapacityLimiter(8)
 
@@ -33,7 +33,7 @@ class ReceiveOptions:
         return queue.take(**asdict(self))
 
     def search(self, queue: MessageQueue) -> Message | None:
-        """Raises `SearchUnfinished`."""
+        """Raises `SearchIncomplete`."""
         return queue.search(**asdict(self))
 
 
@@ -73,19 +73,19 @@ class _Wait:
                 is_used = True
             finally:
                 if not is_used:
-                    self._queue.arrivals.release(arrival)
+                    self._queue.arrivals.unsubscribe(arrival)
                 if self._is_leaving():
                     self._queue.arrivals.wake(1)  # the arrival is for another poll
 
     def _search(self) -> tuple[Future[None], Message | None, bool]:
         """Return where an arrival is announced, the message if there is one, and whether the search was finished."""
-        arrival = self._queue.arrivals.expect(self._options.type)
+        arrival = self._queue.arrivals.subscribe(self._options.type)
         try:
             return arrival, None if self._is_leaving() else self._options.search(self._queue), True
-        except SearchUnfinished:
+        except SearchIncomplete:
             return arrival, None, False
         except BaseException:
-            self._queue.arrivals.release(arrival)
+            self._queue.arrivals.unsubscribe(arrival)
             raise
 
     async def _arrived(self, arrival: Future[None], *, within: float) -> bool:

@@ -8,19 +8,21 @@ from typing import Annotated
 from fastapi import Depends, Path
 
 from queue_manager.web.http.errors import Refused
-from services.message_queue import Place
-from services.message_queue.admin import PLACES
+from services.message_queue import MessageState
+from services.message_queue.admin import MESSAGE_STATES
 
 FIELD = "queueType"
 
 
-def _named(queue_type: Annotated[str, Path(alias=FIELD, json_schema_extra={"enum": [*PLACES]})]) -> Place:
-    for place in PLACES:
+def _named(
+    queue_type: Annotated[str, Path(alias=FIELD, json_schema_extra={"enum": [*MESSAGE_STATES]})],
+) -> MessageState:
+    for place in MESSAGE_STATES:
         if place == queue_type:
             return place
-    message = f"There is no queue {queue_type!r}; the queues are: {', '.join(PLACES)}"
+    message = f"There is no queue {queue_type!r}; the queues are: {', '.join(MESSAGE_STATES)}"
     raise Refused(HTTPStatus.NOT_FOUND, "not found", message, field=FIELD)
 
 
-NamedQueue = Annotated[Place, Depends(_named)]
+NamedQueue = Annotated[MessageState, Depends(_named)]
 """The queue that the path names. Raises `Refused`."""

@@ -27,7 +27,7 @@ from queue_manager.web.routes.messages.schemas import (
     Replay,
     Replayed,
 )
-from services.message_queue import Place, UnknownMessage, queue_admin
+from services.message_queue import MessageState, UnknownMessage, queue_admin
 from services.message_queue.messages import checked_id
 
 MAX_CLEAR_TIME = 50.0
@@ -108,7 +108,7 @@ def clear_one(place: NamedQueue, request: Request) -> Cleared:
     return _cleared(place, request)
 
 
-def _cleared(place: Place | None, request: Request) -> Cleared:
+def _cleared(place: MessageState | None, request: Request) -> Cleared:
     """Delete in slices, each of which is an event.
 
     It stops after 50 s, or when the process is told to end; the rest is left for the next request.
@@ -116,7 +116,7 @@ def _cleared(place: Place | None, request: Request) -> Cleared:
     background: Background = request.app.state.background
     begun = logged = time.monotonic()
     count, is_complete = 0, True
-    for of_slice in queue_admin().clearing(place):
+    for of_slice in queue_admin().clear_in_batches(place):
         count += of_slice
         now = time.monotonic()
         if now - logged >= PROGRESS_INTERVAL:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from queue_manager.web.http.query_parameters import EmptyIsNone
-from services.message_queue import InvalidMessage, Place
-from services.message_queue.messages import LONGEST_TYPE, checked_text
+from services.message_queue import InvalidMessage, MessageState
+from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
 
 MAX_SEARCH_BYTES = 1_024
 MAX_WHOLE = 10**9  # a page's number, a priority, a number of attempts
@@ -73,12 +73,12 @@ def whole(number: float) -> float:
 
 WholeFilter = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
 FilterType = Annotated[
-    str, Field(max_length=LONGEST_TYPE), AfterValidator(checks(partial(checked_text, longest=LONGEST_TYPE)))
+    str, Field(max_length=MAX_TYPE_BYTES), AfterValidator(checks(partial(checked_text, max_bytes=MAX_TYPE_BYTES)))
 ]
 FilterText = Annotated[
     str,
     Field(max_length=MAX_SEARCH_BYTES, description="A text in the payload, the id, the type or the last error."),
-    AfterValidator(checks(partial(checked_text, longest=MAX_SEARCH_BYTES))),
+    AfterValidator(checks(partial(checked_text, max_bytes=MAX_SEARCH_BYTES))),
 ]
 MomentOf = Annotated[
     float | None,
@@ -86,5 +86,5 @@ MomentOf = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
 ]
 """A time: ISO 8601, without a zone in UTC, or seconds or milliseconds since 1970."""
-Source = Annotated[Place | None, EmptyIsNone]
+Source = Annotated[MessageState | None, EmptyIsNone]
 """The queue in which a message is; anywhere without it."""

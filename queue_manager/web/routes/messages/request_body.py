@@ -14,7 +14,7 @@ from fastapi import Request
 from queue_manager.core.settings import settings
 from queue_manager.web.http.request_body import Body, malformed, read
 from services.message_queue.errors import InvalidMessage
-from services.message_queue.messages import DEEPEST, Json, elements, members
+from services.message_queue.messages import MAX_PAYLOAD_DEPTH, Json, elements, members
 
 MAX_OTHER_BYTES = 64 * 1024
 """Bytes of a body besides its payload."""
@@ -49,7 +49,7 @@ def object_of(body: bytes) -> dict[str, Json]:
 def list_of(body: bytes) -> list[Json]:
     """Return the elements of the list that a body is, as they are written. Raises like `object_of`."""
     try:
-        return elements(body.decode(), most=MAX_BATCH)
+        return elements(body.decode(), maximum=MAX_BATCH)
     except RecursionError:
         raise too_deep() from None
     except ValueError as error:
@@ -74,4 +74,4 @@ def value_of(name: str, text: Json) -> Any:
 
 
 def too_deep() -> InvalidMessage:
-    return InvalidMessage("payload", f"JSON of at most {DEEPEST} levels")
+    return InvalidMessage("payload", f"JSON of at most {MAX_PAYLOAD_DEPTH} levels")

@@ -14,9 +14,9 @@ from queue_manager.core.settings import settings
 from queue_manager.web.http.request_body import Members
 from queue_manager.web.http.schemas import NextCursor, Number, optional
 from queue_manager.web.routes.messages.query_parameters import FilterText, FilterType, MomentOf, WholeFilter
-from services.message_queue import Filter, InvalidMessage, Place
-from services.message_queue.admin import MOST_IDS, Outcome
-from services.message_queue.messages import LONGEST_ID, LONGEST_TIMEOUT, LONGEST_TYPE, MOST_ATTEMPTS, checked_id
+from services.message_queue import Filter, InvalidMessage, MessageState
+from services.message_queue.admin import MAX_BULK_IDS, Outcome
+from services.message_queue.messages import MAX_ACK_TIMEOUT, MAX_ATTEMPTS, MAX_ID_BYTES, MAX_TYPE_BYTES, checked_id
 
 MIN_TIMEOUT = 0.001  # seconds
 NEW_ID = "^[A-Za-z0-9_.:@-]{1,128}$"
@@ -33,16 +33,18 @@ def _require_token(schema: Json) -> None:
         schema["required"] = [*schema.get("required", ()), "lock_token"]
 
 
-MessageType = Annotated[str, Field(min_length=1, max_length=LONGEST_TYPE, description="It has no control characters.")]
+MessageType = Annotated[
+    str, Field(min_length=1, max_length=MAX_TYPE_BYTES, description="It has no control characters.")
+]
 Payload = Annotated[Any, Field(description="Any JSON value. Consumers get it byte for byte.")]
 Priority = Annotated[
     int, Field(ge=0, json_schema_extra=_largest_priority, description="A higher one is delivered first.")
 ]
 AckTimeout = Annotated[
     float | None,
-    Field(ge=MIN_TIMEOUT, le=LONGEST_TIMEOUT, description="Seconds to the deadline of an acknowledgement."),
+    Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline of an acknowledgement."),
 ]
-MaxAttempts = Annotated[int | None, Field(ge=1, le=MOST_ATTEMPTS, description="Deliveries before it is dead-lettered.")]
+MaxAttempts = Annotated[int | None, Field(ge=1, le=MAX_ATTEMPTS, description="Deliveries before it is dead-lettered.")]
 LockToken = Annotated[str, Field(description="The `lock_token` with which the message was delivered.")]
 ServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
 
@@ -85,7 +87,7 @@ class _OfHeldMessage(BaseModel):
 class AckBody(_OfHeldMessage):
     """A message that is done. Other members are ignored: consumers send the whole message."""
 
-    id: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID_BYTES)]
 
 
 class NackBody(_OfHeldMessage):
@@ -100,7 +102,7 @@ class TouchBody(_OfHeldMessage):
     extend_seconds: float | None = Field(
         default=None,
         ge=MIN_TIMEOUT,
-        le=LONGEST_TIMEOUT,
+        le=MAX_ACK_TIMEOUT,
         description="Seconds from now; the message's timeout without it.",
     )
 
@@ -109,8 +111,8 @@ def _ids_of(field: str) -> Callable[[Any], list[str]]:
     """Return a validator of ids of messages, or of whole messages, whose errors name the element."""
 
     def checked(given: Any) -> list[str]:
-        if not isinstance(given, list) or len(given) > MOST_IDS:
-            raise InvalidMessage(field, f"a list of at most {MOST_IDS} ids")
+        if not isinstance(given, list) or len(given) > MAX_BULK_IDS:
+            raise InvalidMessage(field, f"a list of at most {MAX_BULK_IDS} ids")
         return [_id(one, f"{field}[{at}]") for at, one in enumerate(given)]
 
     return checked
@@ -126,19 +128,19 @@ def _reason(given: Any) -> str:
     return given
 
 
-ID_SCHEMA: Json = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
+ID_SCHEMA: Json = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
 WHOLE_SCHEMA: Json = {"type": "object", "required": ["id"], "properties": {"id": ID_SCHEMA}}
 Reason = Annotated[Any, AfterValidator(_reason), WithJsonSchema({"type": "string"})]
 """A text that may have unpaired surrogates."""
 MessageIds = Annotated[
     list[str],
     BeforeValidator(_ids_of("messageIds")),
-    WithJsonSchema({"type": "array", "maxItems": MOST_IDS, "items": ID_SCHEMA}),
+    WithJsonSchema({"type": "array", "maxItems": MAX_BULK_IDS, "items": ID_SCHEMA}),
 ]
 Messages = Annotated[
     list[str],
     BeforeValidator(_ids_of("messages")),
-    WithJsonSchema({"type": "array", "maxItems": MOST_IDS, "items": {"anyOf": [ID_SCHEMA, WHOLE_SCHEMA]}}),
+    WithJsonSchema({"type": "array", "maxItems": MAX_BULK_IDS, "items": {"anyOf": [ID_SCHEMA, WHOLE_SCHEMA]}}),
 ]
 
 
@@ -153,7 +155,9 @@ class Move(Members):
 
     messages: Messages
     toQueue: Literal["main", "dead", "acknowledged", "archived"]
-    fromQueue: Place | None = Field(default=None, description="Only messages that are there; anywhere without it.")
+    fromQueue: MessageState | None = Field(
+        default=None, description="Only messages that are there; anywhere without it."
+    )
     errorReason: Reason | None = Field(default=None, description="Kept with dead letters.")
 
 

@@ -1,4 +1,4 @@
-"""Jobs as JSON can say them."""
+"""Conversion of jobs to JSON."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from bson import ObjectId, json_util
 from models.database import Document
 from queue_manager.core.clock import to_iso
 
-HIDDEN = {"key", "unique_key", "singular_key", "first", "text"}
+HIDDEN_FIELDS = {"key", "unique_key", "singular_key", "first", "text"}
 
 
 def as_json(document: Document) -> dict[str, Any]:
-    """Return a job as JSON can say it: ids and moments as texts, what BSON knows besides in its extended form."""
-    return {name: plain(value) for name, value in document.items() if name not in HIDDEN}
+    """Return a job as JSON: ids and times as texts, other BSON types as extended JSON."""
+    return {name: json_value(value) for name, value in document.items() if name not in HIDDEN_FIELDS}
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON can say it."""
+def json_value(value: Any) -> Any:
+    """Return a BSON value as JSON."""
     if isinstance(value, datetime):
         return to_iso(value)
     if isinstance(value, ObjectId):
         return str(value)
     if isinstance(value, dict):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): json_value(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and isfinite(value)):
         return value
     return json_util.default(value, json_options=json_util.CANONICAL_JSON_OPTIONS)
