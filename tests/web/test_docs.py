@@ -26,7 +26,7 @@ from models import scan_run
 from models.database import server_now
 from models.job_attempt import start
 from queue_manager.core.clock import seconds
-from services.message_queue.admin import PLACES
+from services.message_queue.admin import MESSAGE_STATES
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
@@ -263,7 +263,7 @@ def filled(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
         ("/api/systems/{name}/items", {"name": "support-snooze"}),
         ("/api/jobs", {}),
         ("/api/jobs/status", {}),
-        *(("/api/queue/{queueType}/messages", {"queueType": place}) for place in PLACES),
+        *(("/api/queue/{queueType}/messages", {"queueType": place}) for place in MESSAGE_STATES),
         ("/api/queue/status", {}),
         ("/api/queue/metrics", {}),
         ("/api/queue/config", {}),
