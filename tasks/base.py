@@ -27,7 +27,7 @@ from beat_schedule import systems
 from models import scan_mark, scan_run
 from models.database import OUTAGES, estimated_now, server_now, within
 from queue_manager.batching.publish import publish
-from queue_manager.batching.task import WAIT_IN_PLACE, GroupedTask
+from queue_manager.batching.task import WAIT_IN_PLACE, BatchedTask
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.keys import FOREIGN_DEFAULT_QUEUE
 from queue_manager.broker.unacked import LOST
@@ -228,7 +228,7 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
 # Items
 
 
-class ItemTask(GroupedTask):
+class ItemTask(BatchedTask):
     """Acts on one item: retried by `retry_policy`, given up by `on_failure`, early when its time has not come."""
 
     abstract = True
@@ -244,8 +244,8 @@ class ItemTask(GroupedTask):
         if self.request.called_directly:
             return super().__call__(*args, **kwargs)
         item = self.item(self.request.id, args, kwargs)
-        if self._group is not None:
-            return self._group.record(item, self._attempt(item))
+        if self._batch is not None:
+            return self._batch.record(item, self._attempt(item))
         try:
             with self.work().attempt(item) as attempts:
                 result = self._attempt(item)

@@ -42,7 +42,7 @@ def many(bench: Bench, *, servers: dict[str, int]) -> Result:
     """Measure ours, the first attempt, and what lies between them."""
     between = [
         ours("ours on the stock transport", "benchmarks.rooms.stock_transport"),
-        ours("ours without groups", "benchmarks.rooms.without_groups"),
+        ours("ours without groups", "benchmarks.rooms.without_batches"),
         first("first written, on our transport", "benchmarks.rooms.first_attempt_batched"),
     ]
     return _compare(bench, "rooms woken", bench.sized(ROOMS), bench.sized(DUE), servers, between)

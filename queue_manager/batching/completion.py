@@ -1,7 +1,7 @@
-"""How the task of an item ends that was done in a group: as Celery ends it, which costs more than the item itself.
+"""How a task of a batch completes: as Celery completes it, but without Celery's tracer where nobody can notice.
 
-Celery's way is left out only where nobody can tell: no program hears of tasks that run, the task's class changes
-nothing about how it runs, nothing follows this one, and its result goes nowhere.
+The tracer costs more than the item. It is skipped if no signal receiver or hook is installed, the task class changes
+nothing about how it runs, no callback follows, and the result is ignored.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from tasks.base import ItemTask
 SIGNALS = (signals.task_prerun, signals.task_postrun, signals.task_success)
 HOOKS = ("before_start", "after_return")
 OURS = ("__call__", "on_success")
-FOLLOWERS = ("callbacks", "chain", "chord")
+FOLLOW_UPS = ("callbacks", "chain", "chord")
 
-Ended = tuple[int, Any, float]
-"""What the worker is told: whether it failed; the result, as text, or the error; the seconds that it took."""
+TaskResult = tuple[int, Any, float]
+"""What the pool reports to the worker: has failed, the `repr` of the result or the error, seconds."""
 
 
-def is_heard(task: ItemTask) -> bool:
-    """Tell whether a program hears of each task of this kind that runs."""
+def has_listeners(task: ItemTask) -> bool:
+    """Return True if a task hook or signal receiver is installed."""
     kind = task.__class__
     is_another = any(getattr(kind, one) is not getattr(ItemTask, one) for one in OURS)
     return is_another or any(task_has_custom(task, one) for one in HOOKS) or any(one.receivers for one in SIGNALS)
 
 
-def is_last(task: ItemTask, headers: Mapping[str, Any], embed: Any) -> bool:
-    """Tell whether nothing follows this task, and nobody waits for its result."""
+def is_final(task: ItemTask, headers: Mapping[str, Any], embed: Any) -> bool:
+    """Return True if no callback follows this task and its result is ignored."""
     wanted = headers.get("ignore_result")
     is_ignored = task.ignore_result if wanted is None else wanted
-    return bool(is_ignored) and isinstance(embed, dict) and not any(embed.get(one) for one in FOLLOWERS)
+    return bool(is_ignored) and isinstance(embed, dict) and not any(embed.get(one) for one in FOLLOW_UPS)
 
 
-def succeed(task: ItemTask, id: str, args: Any, kwargs: Any, result: Any, seconds: float) -> Ended:
-    """End a task with this result."""
+def succeed(task: ItemTask, id: str, args: Any, kwargs: Any, result: Any, seconds: float) -> TaskResult:
+    """Complete a task with this result."""
     task.on_success(result, id, args, kwargs)
     return 0, _shown(result, task.resultrepr_maxsize), seconds
 
 
-def run(as_celery_does: Callable[[], tuple[int, Any, float | None]], seconds: float) -> Ended:
-    """End a task by running it, `seconds` after its group began. What Celery itself raises fails this one alone."""
+def run(as_celery_does: Callable[[], tuple[int, Any, float | None]], seconds: float) -> TaskResult:
+    """Complete a task by running it, `seconds` after its batch began. An error of the tracer fails this task alone."""
     try:
         has_failed, value, runtime = as_celery_does()
     except MemoryError:
@@ -58,7 +58,7 @@ def run(as_celery_does: Callable[[], tuple[int, Any, float | None]], seconds: fl
 
 
 def _shown(result: Any, most: int) -> str:
-    """Return a result as Celery shows it, whose own way is slow and different only for what is long or odd."""
+    """Return the `repr` of a result as Celery does; its `saferepr` is slow, and differs only for long or odd ones."""
     with suppress(Exception):  # of the result's class
         text = repr(result)
         if len(text) <= most and "\\" not in text:

@@ -1,8 +1,8 @@
-"""What workers tell of their tasks, to Flower and whoever else listens: thousands of events a second.
+"""Task events for Flower and other listeners: thousands a second.
 
-An event of a buffered group is written as JSON when it happens, and all of one turn of the event loop are published
-together. Celery would make a dictionary of each, publish two dozen at a time and wait for each publication. On the wire
-they are the same.
+A buffered event is written as JSON when it happens, and all events of one turn of the event loop are published
+together. Celery would keep a dictionary of each, publish two dozen at a time and wait for each publication. The
+messages are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kombu.utils.json import dumps
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 
-AT_ONCE = 1024  # events in one message: half a megabyte, as long as tasks are as small as ours
+EVENT_BATCH_SIZE = 1024  # events in one message: half a megabyte with our tasks
 
 
 class Events(CeleryEvents):
@@ -43,7 +43,7 @@ class Dispatcher(EventDispatcher):
     _about_us = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"buffer_limit": AT_ONCE, **kwargs})
+        super().__init__(*args, **{"buffer_limit": EVENT_BATCH_SIZE, **kwargs})
         if self.serializer != "json":
             raise ConfigurationError(f"event_serializer: must be json, not {self.serializer!r}")
 

@@ -1,8 +1,8 @@
-"""Sending many items of one kind: one message each, made of the message of the first and pushed together.
+"""Publish many items of one kind: messages are copied from the first one, and pushed together.
 
-Celery makes the first and the last, so each has whatever Celery, a router or a setting puts into it. Where a copy of
-the first would not be the last, a program wants to hear of each message, or the transport is kombu's own, Celery
-makes every one on its own. With QM_BATCHING=false each is also published on its own.
+Celery makes the first and the last message, so each has what Celery, a router or a setting adds. Celery makes every
+message if a copy of the first would differ from the last, if a program listens to publishing, or if the transport is
+kombu's own. With QM_BATCHING=false each message is also published on its own.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 NONCE = uuid4().hex
-MARK = re.compile(f'"{NONCE}:([a-z]+)"')
+PLACEHOLDER = re.compile(f'"{NONCE}:([a-z]+)"')
 ONE_RETRY = {"max_retries": 1, "interval_start": 0}
-LONGEST_SHOWN = 1024  # characters of the arguments, as Celery's own
+MAX_ARGS_REPR = 1024  # characters of the arguments, as Celery's own
 Message = dict[str, Any]
 Captured = tuple[str, Message]
-"""What Celery would have pushed on a list of Redis: its name, the message."""
+"""What Celery would push: the name of the list, and the message."""
 
 
 def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
-    """Send each item. Raises what kombu and redis-py raise: whether any was sent is uncertain then."""
+    """Publish all items. Raises errors of kombu and redis-py; it is uncertain then which items were sent."""
     if not items:
         return
     if not settings().qm_batching:
@@ -46,7 +46,7 @@ def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
             _send(task, item, producer)
         return
     ends = [items[0], items[-1]]
-    is_copied = isinstance(producer.channel, bulk_publish.Channel) and not _each_is_heard(task)
+    is_copied = isinstance(producer.channel, bulk_publish.Channel) and not _has_listeners(task)
     captured = _captured(task, ends, producer) if is_copied else []
     if _can_be_copied(captured, ends):
         name, message = captured[0]
@@ -57,8 +57,8 @@ def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
             _send(task, item, producer)
 
 
-def _each_is_heard(task: ItemTask) -> bool:
-    """Tell whether somebody hears of each message that is sent, or executes it here and now."""
+def _has_listeners(task: ItemTask) -> bool:
+    """Return True if a program listens to each message, or tasks are executed eagerly."""
     chosen = task.app.conf
     return any(one.receivers for one in SIGNALS) or chosen.task_send_sent_event or chosen.task_always_eager
 
@@ -81,18 +81,18 @@ def _send(task: ItemTask, item: DueItem, producer: Any) -> None:
         producer=producer,
         retry=not isinstance(producer.channel, virtual.Channel),
         retry_policy=ONE_RETRY,
-        argsrepr=_shown(item),
+        argsrepr=_args_repr(item),
         kwargsrepr="{}",
         add_to_parent=False,
     )
 
 
-def _shown(item: DueItem) -> str:
-    return repr(item.args)[:LONGEST_SHOWN]
+def _args_repr(item: DueItem) -> str:
+    return repr(item.args)[:MAX_ARGS_REPR]
 
 
 def _can_be_copied(captured: Sequence[Captured], items: Sequence[DueItem]) -> bool:
-    """Tell whether the messages that Celery made of these items are copies of the first."""
+    """Return True if the messages that Celery made of these items equal copies of the first."""
     if len(captured) != len(items) or len({name for name, _ in captured}) != 1:
         return False
     messages = [loads(dumps(message)) for _, message in captured]
@@ -103,21 +103,21 @@ def _can_be_copied(captured: Sequence[Captured], items: Sequence[DueItem]) -> bo
 
 
 def _copies(message: Message, items: Sequence[DueItem]) -> Iterator[str]:
-    """Give the message of each item, as JSON, made of that of the first."""
+    """Yield the message of each item as JSON, copied from the first."""
     one = deepcopy(message)
     headers, properties = one["headers"], one["properties"]
     if headers["root_id"] == headers["id"]:
-        headers["root_id"] = _mark("token")
-    headers["id"] = properties["correlation_id"] = _mark("token")
-    headers["argsrepr"] = properties["argsrepr"] = _mark("shown")
-    headers["eta"] = _mark("eta")
-    properties["delivery_tag"] = _mark("tag")
-    one["body"] = _mark("body")
-    parts = MARK.split(dumps(one))  # every second one is the name of a mark
+        headers["root_id"] = _placeholder("token")
+    headers["id"] = properties["correlation_id"] = _placeholder("token")
+    headers["argsrepr"] = properties["argsrepr"] = _placeholder("shown")
+    headers["eta"] = _placeholder("eta")
+    properties["delivery_tag"] = _placeholder("tag")
+    one["body"] = _placeholder("body")
+    parts = PLACEHOLDER.split(dumps(one))  # every second part is the name of a placeholder
     for item in items:
         texts = {
             "token": quoted(item.token),
-            "shown": quoted(_shown(item)),
+            "shown": quoted(_args_repr(item)),
             "eta": quoted(item.eta.isoformat()) if item.eta else "null",
             "tag": quoted(str(uuid4())),
             "body": quoted(b64encode(dumps([item.args, {}, EMBED]).encode()).decode()),
@@ -125,5 +125,5 @@ def _copies(message: Message, items: Sequence[DueItem]) -> Iterator[str]:
         yield "".join([texts[part] if index % 2 else part for index, part in enumerate(parts)])
 
 
-def _mark(name: str) -> str:
+def _placeholder(name: str) -> str:
     return f"{NONCE}:{name}"

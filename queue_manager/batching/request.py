@@ -1,4 +1,4 @@
-"""A received item as the worker's main process sees it: when its process dies, the item is due again at once."""
+"""The request of an item in the main process of a worker: when its pool process dies, the item is released at once."""
 
 from __future__ import annotations
 

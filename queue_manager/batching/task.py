@@ -1,4 +1,4 @@
-"""Item tasks whose items are done together, while each ends as a task of its own."""
+"""Item tasks that are executed as a batch and complete one by one."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ T = TypeVar("T")
 
 
 class Verdict(Enum):
-    """What a group may find instead of an outcome."""
+    """What a batch may return for an item instead of an outcome."""
 
     ALONE = "alone"
-    """An earlier process did not survive this item: a process of its own executes it."""
+    """A previous process did not survive this item: it is executed alone."""
 
 
 @dataclass(kw_only=True)
-class Group:
-    """Items that are done together, while their tasks end."""
+class Batch:
+    """A batch while its tasks complete."""
 
     found: list[Any] = field(default_factory=list)
-    """The outcome of the one whose task runs now, until that asks."""
+    """The outcome for the task that completes now, until the task reads it."""
     attempts: Attempts
     outage: Exception | None = None
-    """Why MongoDB cannot be asked."""
+    """The error by which MongoDB is unavailable."""
 
     def record(self, item: DueItem, result: Any) -> Any:
         """Record that an item succeeded; return its result."""
@@ -48,7 +48,7 @@ class Group:
         return result
 
     def ask(self, act: Callable[[], T]) -> T:
-        """Do what needs MongoDB. Only the first finds out, by waiting, that it is away."""
+        """Call `act`, which needs MongoDB. Only the first caller waits for a server that is away."""
         if self.outage is not None:
             raise self.outage.with_traceback(None)
         try:
@@ -58,39 +58,40 @@ class Group:
             raise
 
 
-class GroupedTask(Task):
+class BatchedTask(Task):
     """A task type whose instances may be executed as a batch by the `…_many` of its `work`: `batching.strategy`."""
 
     abstract = True
     work: Callable[[], DueWork]
     Strategy = "queue_manager.batching.strategy:strategy"
     queue_name: str
-    _group: Group | None = None
+    _batch: Batch | None = None
 
     def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
         """Return the item that the arguments name. Raises PermanentError."""
         raise NotImplementedError
 
     def found(self) -> Any:
-        """Return what was found for the item whose task runs now, once; `None`: nothing."""
-        return self._group.found.pop() if self._group is not None and self._group.found else None
+        """Return the outcome that the batch found for the task that completes now, once; `None` if there is none."""
+        return self._batch.found.pop() if self._batch is not None and self._batch.found else None
 
     def ask(self, act: Callable[[], Any]) -> Any:
-        """Do what needs MongoDB; within a group, unless it is known to be away."""
-        return act() if self._group is None else self._group.ask(act)
+        """Call `act`, which needs MongoDB; within a batch, only while MongoDB is not known to be away."""
+        return act() if self._batch is None else self._batch.ask(act)
 
     @contextmanager
-    def done_together(self, group: Sequence[tuple[str, Any, Any]]) -> Iterator[list[Any]]:
-        """Do items at once, each (token, args, kwargs); give what was found for each, `None` for one left to its task.
+    def execute_batch(self, group: Sequence[tuple[str, Any, Any]]) -> Iterator[list[Any]]:
+        """Execute items, each `(token, args, kwargs)`, as a batch; yield the outcomes, `None` for an item without one.
 
-        Within, `ending_with` says which task runs, and MongoDB is waited for once if it is away.
+        Within the block, `completing_with` sets the outcome of the task that runs, and an outage of MongoDB is waited
+        for once.
         """
         items = [self._named(*given) for given in group]
         named = [item for item in items if item is not None]
         with counters.batched(), self.work().attempts(named) as attempts:
-            self._group = Group(attempts=attempts)
+            self._batch = Batch(attempts=attempts)
             try:
-                outcomes = self._do_together(named, attempts.suspects, self._group)
+                outcomes = self._execute_batch(named, attempts.suspects, self._batch)
                 attempts.done.update(
                     item.lease
                     for item, outcome in zip(named, outcomes, strict=True)
@@ -99,41 +100,43 @@ class GroupedTask(Task):
                 found = iter(outcomes)
                 yield [None if item is None else next(found) for item in items]
             finally:
-                self._group = None
+                self._batch = None
 
     @contextmanager
-    def ending_with(self, outcome: Any) -> Iterator[None]:
-        """Have the task that runs within end with `outcome`, unless that is `None`."""
-        assert self._group is not None
-        self._group.found = [] if outcome is None else [outcome]
+    def completing_with(self, outcome: Any) -> Iterator[None]:
+        """Let the task that runs within the block complete with `outcome`, unless it is `None`."""
+        assert self._batch is not None
+        self._batch.found = [] if outcome is None else [outcome]
         try:
             yield
         finally:
-            self._group.found = []
+            self._batch.found = []
 
-    def _do_together(self, named: list[DueItem], suspects: set[int], group: Group) -> Sequence[Any]:
+    def _execute_batch(self, named: list[DueItem], suspects: set[int], group: Batch) -> Sequence[Any]:
         if not suspects:
-            return self._do(named, group)
-        outcomes = iter(self._do([item for at, item in enumerate(named) if at not in suspects], group))
+            return self._execute_items(named, group)
+        outcomes = iter(self._execute_items([item for at, item in enumerate(named) if at not in suspects], group))
         return [Verdict.ALONE if at in suspects else next(outcomes) for at in range(len(named))]
 
-    def _do(self, items: list[DueItem], group: Group) -> Sequence[Any]:
+    def _execute_items(self, items: list[DueItem], group: Batch) -> Sequence[Any]:
         if not items:
             return []
         nothing = [None] * len(items)
         try:
-            outcomes = group.ask(lambda: self._many_when_due(items))
+            outcomes = group.ask(lambda: self._execute_when_due(items))
         except OUTAGES:
-            return nothing  # each fails by it, and is tried again
+            return nothing  # each task meets the outage itself, and is retried
         except Exception as error:
-            log.warning("A group failed as a whole; its items are done one by one", task=self.name, error=reason(error))
+            log.warning(
+                "A batch failed as a whole; its items are executed one by one", task=self.name, error=reason(error)
+            )
             return nothing
         if len(outcomes) != len(items):
-            log.error("A group is done one by one: it has another number of outcomes than of items", task=self.name)
+            log.error("A batch returned a wrong number of outcomes; its items are executed one by one", task=self.name)
             return nothing
         return outcomes
 
-    def _many_when_due(self, items: list[DueItem]) -> Sequence[Any]:
+    def _execute_when_due(self, items: list[DueItem]) -> Sequence[Any]:
         many = self.work().many
         while many is not None:
             try:
@@ -145,7 +148,7 @@ class GroupedTask(Task):
         return [None] * len(items)
 
     def _named(self, token: str, args: Any, kwargs: Any) -> DueItem | None:
-        """Return the item that the arguments name, `None` for what its own task will refuse."""
+        """Return the item that the arguments name, `None` for invalid ones, which the task itself refuses."""
         try:
             return self.item(token, args, kwargs)
         except PermanentError:

@@ -11,7 +11,7 @@ import pytest
 from celery.events.dispatcher import EventDispatcher
 from kombu.utils.json import loads
 
-from queue_manager.batching.events import AT_ONCE, Dispatcher, Events
+from queue_manager.batching.events import EVENT_BATCH_SIZE, Dispatcher, Events
 from queue_manager.core.errors import ConfigurationError
 from tasks import app
 
@@ -126,10 +126,10 @@ def test_flush_is_ordered_once_for_all_events_until_it_comes() -> None:
 
 def test_more_than_one_message_holds_are_several() -> None:
     one, producer = dispatcher(Dispatcher, on_send_buffered=lambda: None)
-    for _ in range(2 * AT_ONCE + 1):
+    for _ in range(2 * EVENT_BATCH_SIZE + 1):
         one.send("task-started", uuid="an id")
     one.flush()
-    assert [len(events) for _, events in producer.sent] == [AT_ONCE, AT_ONCE, 1]
+    assert [len(events) for _, events in producer.sent] == [EVENT_BATCH_SIZE, EVENT_BATCH_SIZE, 1]
 
 
 def test_nothing_is_kept_of_what_nobody_wants() -> None:

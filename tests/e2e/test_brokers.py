@@ -84,7 +84,7 @@ def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean:
     assert collection("second_try_log").count_documents({"account": account}) == 2
     assert "Traceback" not in the_worker.log
     if broker is without_batches:
-        assert "A group of tasks ended" not in the_worker.log
+        assert "A batch of tasks ended" not in the_worker.log
     assert PASSWORD not in healthy + the_worker.log
     assert QUOTED_PASSWORD not in healthy + the_worker.log
 

@@ -33,34 +33,34 @@ def hear(*_: Any, **__: Any) -> None:
 
 
 def test_plain_task_is_heard_by_nobody() -> None:
-    assert not completion.is_heard(task())
+    assert not completion.has_listeners(task())
 
 
 @pytest.mark.parametrize("hook", ["__call__", "on_success", "before_start", "after_return"])
 def test_task_with_a_hook_of_its_own_is_run(hook: str) -> None:
-    assert completion.is_heard(task(**{hook: hear}))
+    assert completion.has_listeners(task(**{hook: hear}))
 
 
 @pytest.mark.parametrize("signal", completion.SIGNALS, ids=lambda signal: signal.name)
 def test_task_is_run_where_a_program_listens(signal: signals.Signal) -> None:
     signal.connect(hear)
     try:
-        assert completion.is_heard(task())
+        assert completion.has_listeners(task())
     finally:
         signal.disconnect(hear)
 
 
-@pytest.mark.parametrize("follower", completion.FOLLOWERS)
+@pytest.mark.parametrize("follower", completion.FOLLOW_UPS)
 def test_task_that_something_follows_is_not_the_last(follower: str) -> None:
-    nothing = dict.fromkeys((*completion.FOLLOWERS, "errbacks"))
-    assert completion.is_last(task(), {}, nothing)
-    assert not completion.is_last(task(), {}, {**nothing, follower: [{"task": "next"}]})
+    nothing = dict.fromkeys((*completion.FOLLOW_UPS, "errbacks"))
+    assert completion.is_final(task(), {}, nothing)
+    assert not completion.is_final(task(), {}, {**nothing, follower: [{"task": "next"}]})
 
 
 def test_task_whose_result_is_wanted_is_not_the_last() -> None:
-    assert not completion.is_last(task(), {"ignore_result": False}, {})
-    assert not completion.is_last(task(ignore_result=False), {}, {})
-    assert completion.is_last(task(ignore_result=False), {"ignore_result": True}, {})
+    assert not completion.is_final(task(), {"ignore_result": False}, {})
+    assert not completion.is_final(task(ignore_result=False), {}, {})
+    assert completion.is_final(task(ignore_result=False), {"ignore_result": True}, {})
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_poisoned_item_completes_the_others_and_each_has_its_own_attempts_and_ev
 def test_log_has_one_line_for_a_group_and_one_for_each_that_failed(watched: Watched) -> None:
     watched.send_together("ok-1", "permanent-1", "ok-2")
     watched.is_done()
-    eventually(lambda: "A group of tasks ended" in watched.process.log)
+    eventually(lambda: "A batch of tasks ended" in watched.process.log)
     assert "tasks=3" in watched.process.log
     assert watched.process.log.count("succeeded in") == 1  # of the item that held the others up, alone
     assert watched.process.log.count("Item failed permanently: this is none") == 1
@@ -381,7 +381,7 @@ class Pool:
         )
         hub = SimpleNamespace(call_soon=self.soon.append)
         consumer = SimpleNamespace(controller=controller, hub=hub, pool=self)
-        self.grouping = strategy._Grouping(SimpleNamespace(name=TASK, item_timeout=None), consumer)
+        self.grouping = strategy._BatchingConsumer(SimpleNamespace(name=TASK, item_timeout=None), consumer)
 
     def apply_async(self, target: Any, args: Any, **job: Any) -> None:
         self.started += [id for id, *_ in args[1]]
