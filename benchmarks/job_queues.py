@@ -14,7 +14,7 @@ from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Figure, Result, Way, expect
 from models import database, job, schema
 from models.job import State
-from queue_manager.core.clock import hours, seconds
+from queue_manager.core.clock import EPOCH, hours, seconds
 from services.job_queues import Registry
 from services.job_queues.runner import Runner
 
@@ -94,7 +94,7 @@ def claim_one_by_one(name: str, work: Callable[[int], object]) -> None:
     while True:
         now, token = database.server_now(), uuid4().hex
         taken = jobs.find_one_and_update(
-            {"name": name, "waiting": {"$gte": job.EPOCH, "$lte": now}},
+            {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}},
             {
                 "$set": {"state": State.EXECUTING, "claim": {"token": token, "claimed_until": now + LEASE}},
                 "$unset": {"waiting": ""},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
@@ -24,11 +24,11 @@ from pymongo.collection import Collection
 from models import listing, owed
 from models.database import Document, client, collection, id_key, projection, transact, value_at
 from models.listing import Order, Position
+from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import ConfigurationError
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 A_DATE: Document = {"$type": "date", "$gte": EPOCH}
 A_MILLISECOND = timedelta(milliseconds=1)  # between two dates of MongoDB
 COUNTED = 100_000  # a count that reaches this stands for that many or more

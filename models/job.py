@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -26,13 +26,13 @@ from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
+from queue_manager.core.clock import EPOCH
 
 NAME = "jobs_data"
 MAX_HISTORY = 50
 
 # The partial indexes contain only jobs that can be started, so queries must repeat this condition. A comparison with a
 # date matches only dates; the equivalent `$type` would make the server fetch the documents.
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 STARTABLE: Document = {"waiting": {"$gte": EPOCH}}
 
 _COUNTED_ATTEMPTS: Document = {"attempts": {"$gte": 0}}

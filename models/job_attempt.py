@@ -14,8 +14,8 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models.database import Document
-from models.job import EPOCH, ExecutingJob, NameBusy, State, jobs, push_to_history
-from queue_manager.core.clock import truncate
+from models.job import ExecutingJob, NameBusy, State, jobs, push_to_history
+from queue_manager.core.clock import EPOCH, truncate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,9 @@ def hours(amount: float) -> timedelta:
     return timedelta(hours=amount)
 
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 def milliseconds(span: timedelta) -> int:
     """Return `span` in whole milliseconds."""
     return span // timedelta(milliseconds=1)

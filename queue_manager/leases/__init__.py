@@ -3,15 +3,15 @@
 A lease is named by an item's id and its due time, so a new due time is a new lease. Each system has sorted sets of
 these names, scored in milliseconds:
 
-    waiting  dispatched, not received by a worker → when it was dispatched, or when the next attempt comes
-    running  being sent, received by a worker, or sent ahead of its time → when the lease ends; a worker renews it
+    waiting  dispatched, not received by a worker → when it was dispatched, or the ETA of its task
+    running  being sent, or received by a worker → when the lease ends; the worker renews it
     cooling  its last attempt failed → when it may be dispatched again
-    done     ended a moment ago → until when a scan with older knowledge does not dispatch it again
+    done     ended a moment ago → until when a scan that read it before does not dispatch it again
     started  an attempt runs → when it started
-    flagged  ids of documents that were flagged as dispatched → until when a flag of theirs counts as ours
+    flagged  ids of documents that we flagged as dispatched → until when their flag counts as ours
 
-Items that started and never ended may be what killed their process, so they run alone from then on; `losses` counts how
-often in a row.
+An item that started and never ended may have killed its process, so it is executed alone from then on. `losses` counts
+how often in a row that happened.
 
 Guarantee: a lease is an optimization and protects no data. If Redis loses it, the item is dispatched again, and the
 conditional write of the item decides. Renewing, ending and releasing work while the server's memory is full.
@@ -23,14 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import uuid4
 
 import redis
 
 from queue_manager.broker.scripts import Script
-from queue_manager.core.clock import hours, milliseconds, minutes, seconds
+from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
@@ -66,14 +66,14 @@ RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
 PAUSED = "qm:paused"  # the set of systems that dispatch nothing
 
 State = Literal["free", "in-progress", "stuck", "cooling"]
-"""`stuck`: the lease ended without a word. `cooling`: the last attempt failed."""
+"""`stuck`: the lease ended without a result. `cooling`: the last attempt failed."""
 
 log = get_logger("QM/leases")
 
 
 def name(id: str, due_at: datetime | None) -> str:
     """Return the name of a lease: the id as text, and the due time in milliseconds."""
-    return f"{id}@{'' if due_at is None else milliseconds(due_at - _EPOCH)}"
+    return f"{id}@{'' if due_at is None else milliseconds(due_at - EPOCH)}"
 
 
 def id_of(name: str) -> str:
@@ -83,11 +83,10 @@ def id_of(name: str) -> str:
 
 _IN_PROGRESS: State = "in-progress"
 _COOLING: State = "cooling"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def pause(system: str) -> None:
-    """Dispatch no more items of a system, until it is resumed; what is in flight ends. Raises `Unavailable`."""
+    """Dispatch no items of a system until it is resumed; items in flight complete. Raises `Unavailable`."""
     with _redis() as client:
         client.sadd(PAUSED, system)
 
@@ -105,7 +104,7 @@ def paused() -> set[str]:
 
 
 class MustPause(Exception):
-    """The item lost its process too often in a row to start now."""
+    """The process of the item was lost too often in a row to start it now."""
 
     def __init__(self, losses: int) -> None:
         self.losses = losses
@@ -115,7 +114,7 @@ class MustPause(Exception):
 
 @dataclass(kw_only=True)
 class Attempts:
-    """Attempts that run at this moment, as one batch or alone."""
+    """Attempts in progress, as one batch or alone."""
 
     suspects: set[int] = field(default_factory=set)
     """Positions of the items that must be executed alone instead."""
@@ -125,7 +124,7 @@ class Attempts:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What one `take` brought: the positions of the names that are ours, and when the last of their leases ends."""
+    """The result of `take`: the positions of the names taken, and when their leases end."""
 
     positions: list[int]
     ends_ms: int
@@ -137,8 +136,8 @@ class Standing:
 
     state: State
     ends_at: datetime | None = None
-    """When a lease that is held ends, or a cool-down; before its next attempt, when the item can be taken for lost.
-    `None` while a message waits for a worker."""
+    """When the lease or the cool-down ends. For a task with an ETA to come, when its item counts as lost; `None` while
+    the message waits for a worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +156,9 @@ class Leases:
     # Dispatch
 
     def take(self, names: Sequence[str], *, is_forced: bool = False, flagged_for: timedelta = timedelta(0)) -> Taken:
-        """Take those of `names` that nobody holds; with `is_forced` also those that are cooling.
+        """Take the leases that nobody holds; with `is_forced` also those that are cooling.
 
-        A flag of a document that was taken counts as ours for `flagged_for`, also under a new due time.
+        The flag of a document that was taken counts as ours for `flagged_for`, even if its due time changes.
         """
         positions: list[int] = []
         ends = 0
@@ -171,9 +170,9 @@ class Leases:
 
     @contextmanager
     def scan(self) -> Iterator[Callable[[], bool]]:
-        """Be the one scan of the system, as far as the function that is yielded returns True: ask it once a batch.
+        """Hold the scan lock of the system while the yielded function returns True; call it once per batch.
 
-        A scan that does not ask for one lease has ended for others.
+        The lock ends if it is not renewed by a call within one lease.
         """
         key, token = f"qm:lease:{self.system}:scan", uuid4().hex
 
@@ -188,28 +187,28 @@ class Leases:
                 END_SCAN(client, [key], [token])
 
     def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
-        """Say that items taken until `ends_ms` were sent: they wait for a worker without an end."""
+        """Mark items taken until `ends_ms` as sent: they wait for a worker, for any time."""
         self._each(DISPATCHED, names, ends_ms)
 
     def next_slot(self) -> datetime | None:
-        """Return the first time that no dispatched item has, where the rate is limited."""
+        """Return the next free time of a system whose rate is limited."""
         with _redis() as client:
             at = client.get(self._slot_key)
-        return None if at is None else _EPOCH + timedelta(milliseconds=float(at))
+        return None if at is None else EPOCH + timedelta(milliseconds=float(at))
 
     def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
-        """Return a time for each item, not before it is due and `interval` after the one before it."""
-        wanted = [milliseconds(at - _EPOCH) for at in (now, *due_at)]
+        """Reserve a time for each item, not before it is due and `interval` after the previous one."""
+        wanted = [milliseconds(at - EPOCH) for at in (now, *due_at)]
         with _redis() as client:
             times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
-        return [_EPOCH + timedelta(milliseconds=at) for at in times]
+        return [EPOCH + timedelta(milliseconds=at) for at in times]
 
     def hold_unknown(self, names: Sequence[str]) -> None:
-        """Hold for one lease those of `names` that were never taken, and whose flag is not ours."""
+        """Hold unknown items whose flag is not ours for one lease: another program may be working on them."""
         self._each(HOLD_UNKNOWN, names, self._lease_ms)
 
     def free_lost(self, messages: int) -> int:
-        """Free waiting items as far as they are more than `messages` that wait in the broker; return how many."""
+        """Free the waiting items that exceed the `messages` in the broker, oldest first; return how many."""
         freed = 0
         while some := int(self._run(FREE_LOST, messages, self._lease_ms)):
             freed += some
@@ -218,26 +217,26 @@ class Leases:
     # Holding
 
     def renew(self, names: Sequence[str], *, wait: timedelta = timedelta(0)) -> None:
-        """Prolong the leases that are held to one lease from now, or from the end of `wait`."""
+        """Extend held leases to one lease from now, or from the end of `wait`."""
         self._each(RENEW, names, self._lease_ms + milliseconds(wait))
 
     def sent_again(self, names: Sequence[str], *, wait: timedelta) -> None:
-        """Say that items that are held were sent to be executed in `wait`: they wait for a worker without an end."""
+        """Mark held items as sent with an ETA in `wait`: from then on they wait for a worker, for any time."""
         self._each(SENT_AGAIN, names, milliseconds(wait))
 
     def end_early(self, names: Sequence[str]) -> None:
-        """End the leases of items that were sent with a time to come."""
+        """End the leases of items whose ETA has not come."""
         self._each(END_EARLY, names, self._lease_ms)
 
     def release(self, names: Sequence[str], *, pause: timedelta = timedelta(0)) -> None:
-        """Give leases back; no scan takes them before `pause` is over."""
+        """Release leases; no scan takes them before `pause` is over."""
         self._each(RELEASE, names, milliseconds(pause))
 
     # Attempts
 
     @contextmanager
     def batch(self, names: Sequence[str]) -> Iterator[Attempts]:
-        """Record that a batch of attempts runs within. Best effort: without Redis items start unrecorded."""
+        """Record a batch of attempts while the block runs. Best effort: without Redis items start unrecorded."""
         found = _recorder().run(START_BATCH, self, self._lease_ms, *names) if names else None
         attempts = Attempts(suspects={position - 1 for position in found or ()})
         mine = [name for position, name in enumerate(names) if position not in attempts.suspects]
@@ -246,7 +245,7 @@ class Leases:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[Attempts]:
-        """Record that one attempt runs within. Best effort like `batch`. Raises MustPause."""
+        """Record one attempt while the block runs. Best effort like `batch`. Raises MustPause."""
         losses = _recorder().run(START_ALONE, self, self._lease_ms, name, 2) or 0
         if losses:
             raise MustPause(losses)
@@ -267,7 +266,7 @@ class Leases:
         except Exception:
             end()
             raise
-        # Not for SystemExit and the like: an item that ends its process is lost.
+        # SystemExit and the like are not caught: an item that ends its process is lost.
         end()
 
     # Reading
@@ -299,21 +298,21 @@ class Leases:
         return Stats(in_progress=waiting + running, cooling=cooling)
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
-        """Return names whose lease ended without a word longer ago than `before`, the longest first."""
+        """Return names whose lease ended without a result longer than `before` ago, oldest first."""
         with _redis() as client:
             until = _ms(client.time()) - milliseconds(before)
             found = client.zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def cooling(self, *, limit: int) -> list[str]:
-        """Return names that cool down, first those that may be dispatched soonest."""
+        """Return names that cool down, those that end soonest first."""
         with _redis() as client:
             now = _ms(client.time())
             found = client.zrange(self.keys[2], f"({now}", "+inf", byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
-        """Return the losses in a row of items that lost their process often in the last day, by id."""
+        """Return, by id, the losses in a row of items whose process was often lost in the last day."""
         with _redis() as client:
             now, losses = _ms(client.time()), client.hgetall(self.keys[5])
         found = {}
@@ -356,7 +355,7 @@ def _standing(
 
 
 def _moment(score: float) -> datetime:
-    return _EPOCH + timedelta(milliseconds=score)
+    return EPOCH + timedelta(milliseconds=score)
 
 
 def _text(reply: Any) -> str:
@@ -378,7 +377,7 @@ def _redis() -> Iterator[redis.Redis]:
 
 
 class _Recorder:
-    """Records starts and ends without keeping a worker waiting."""
+    """Records starts and ends without making a worker wait."""
 
     def __init__(self, url: str) -> None:
         self._client = make_client(url, socket_timeout=START_TIMEOUT, socket_connect_timeout=START_TIMEOUT)

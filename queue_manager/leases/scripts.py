@@ -1,7 +1,7 @@
-"""What the leases do on the server, in one step each.
+"""Lua scripts of the leases, each atomic.
 
-KEYS are the sets of one system, in the order of `SETS`, unless a script says otherwise. `allow-oom`: a full server
-must be emptied, so only scripts that take on more work are refused there.
+KEYS are the sets of one system in the order of `SETS`, unless the script says otherwise. `allow-oom`: work on a server
+whose memory is full must go on, so only scripts that accept new work are refused there.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from queue_manager.broker.scripts import Script
 from queue_manager.core.clock import hours, milliseconds, seconds
 
 SETS = ("waiting", "running", "cooling", "done", "started", "losses", "flagged")
-MAX_ARGUMENTS = 2_000  # names of one command: Lua's stack is bounded, and other clients wait meanwhile
-RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a word, and of losses
+MAX_ARGUMENTS = 2_000  # names in one command: Lua's stack is limited, and other clients wait meanwhile
+RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a result, and of losses
 JUST_TAKEN_MS = milliseconds(seconds(1))  # a worker has renewed what it took within this time
 
 _PRELUDE = """
@@ -20,7 +20,7 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 """
 
-# Take the leases that nobody holds.
+# Take leases that nobody holds.
 #
 # ARGV     how long in ms; "1" to take cooling ones too; how long in ms to remember that the caller flags the documents,
 #          0 if it flags none; names
@@ -51,7 +51,7 @@ if #cooled > 0 then redis.call('ZREM', cooling, unpack(cooled)) end
 return reply
 """)
 
-# Say that taken items were dispatched: from now on they wait for a worker, as long as it takes.
+# Mark taken items as dispatched: they wait for a worker, for any time.
 #
 # ARGV     when the last of the taken leases ends, in ms; names. One that a worker has received meanwhile ends later.
 DISPATCHED = Script(f"""#!lua flags=allow-oom
@@ -70,7 +70,7 @@ if #remove > 0 then
 end
 """)
 
-# Hold items that nobody knows, once, because another program may be working on them: their flag is not ours.
+# Hold unknown items once, because another program may be working on them: their flag is not ours.
 #
 # ARGV     how long in ms, names
 HOLD_UNKNOWN = Script(f"""#!lua
@@ -85,12 +85,12 @@ for i = 2, #ARGV do
 end
 """)
 
-# Free the oldest waiting items whose message was lost, a number of them: their leases end now.
+# Free the oldest waiting items whose messages were lost: their leases end now.
 #
 # ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
 # Returns  how many
 #
-# An item that was sent again with a time to come is with a worker until then, and a moment later still unknown to us.
+# An item with an ETA is with a worker until then; it starts a moment after its ETA.
 FREE_LOST = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 redis.call('ZREMRANGEBYSCORE', running, '-inf', now - {RETENTION_MS})
@@ -108,8 +108,8 @@ end
 return #names
 """)
 
-# Prolong leases of received items; never shortens one. An item that ended or was released meanwhile stays so, and so
-# does one that was sent again while the task that did it ends.
+# Extend leases of received items; never shortens one. Items that ended or were released meanwhile stay so, and so do
+# items with an ETA to come.
 #
 # ARGV     how long in ms, names
 RENEW = Script(f"""#!lua flags=allow-oom
@@ -126,7 +126,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# Say that items that are held were sent, with a time to come or again: they wait for a worker, as long as it takes.
+# Mark held items as sent with an ETA, or as sent again: they wait for a worker, for any time.
 #
 # ARGV     in how many ms a worker may have them, names
 SENT_AGAIN = Script(f"""#!lua flags=allow-oom
@@ -138,7 +138,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# End the leases of items that were sent with a time to come.
+# End the leases of items whose ETA has not come.
 #
 # ARGV     lease in ms, names
 END_EARLY = Script(f"""#!lua flags=allow-oom
@@ -149,7 +149,7 @@ for i = 2, #ARGV do
 end
 """)
 
-# Give leases back. They may be taken again at once, or after a pause.
+# Release leases. They may be taken again at once, or after a pause.
 #
 # ARGV     pause in ms, names
 RELEASE = Script(f"""#!lua flags=allow-oom
@@ -161,10 +161,10 @@ if tonumber(ARGV[1]) > 0 then
 end
 """)
 
-# Become the one scan of a system, or go on as it.
+# Take or renew the scan lock of a system.
 #
 # KEYS     the scan's key; ARGV: token, how long in ms
-# Returns  1 if it is us
+# Returns  1 if the token holds it
 SCAN = Script("""#!lua
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
@@ -172,7 +172,7 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """)
 
-# Stop being it. KEYS and ARGV as above.
+# Release the scan lock. KEYS and ARGV as above.
 END_SCAN = Script("""#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """)

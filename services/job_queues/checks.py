@@ -12,8 +12,8 @@ from bson import ObjectId, json_util
 from bson.errors import BSONError
 
 from models.database import read_id
-from models.job import EPOCH, State
-from queue_manager.core.clock import truncate
+from models.job import State
+from queue_manager.core.clock import EPOCH, truncate
 from queue_manager.core.errors import PermanentError
 from services.job_queues.errors import InvalidJob
 from services.job_queues.registry import NAME, NAME_RULE

@@ -10,9 +10,9 @@ from typing import Any
 from bson import ObjectId
 
 from models.database import Document
-from models.job import EPOCH, SORT_FIELDS
+from models.job import SORT_FIELDS
 from models.job_pages import JobPosition
-from queue_manager.core.clock import milliseconds
+from queue_manager.core.clock import EPOCH, milliseconds
 from services.job_queues.errors import InvalidJob
 
 SORT_BY_ID = "created"
