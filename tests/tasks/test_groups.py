@@ -133,7 +133,9 @@ def test_poisoned_item_completes_the_others_and_each_has_its_own_attempts_and_ev
     eventually(lambda: watched.events["poison-1"][-1:] == ["failed"], within=30)
     watched.is_done()
 
-    assert watched.groups() == [names]
+    first, *again = watched.groups()
+    assert first == names
+    assert [set(batch) for batch in again] in ([], [{"poison-1", "early-1"}])  # they may come again at the same moment
     tried = [names for what, names in watched.calls() if what == "one"]
     assert Counter(map(tuple, tried)) == Counter(
         [("hold", "1"), ("poison-1", "1"), ("poison-1", "2"), ("permanent-1", "1"), ("early-1", "1"), ("early-1", "1")]
