@@ -28,7 +28,8 @@ def test_overdue_behind_many_that_are_held_long_come_back_in_one_sweep(
     lab: Lab, figure: Callable[[str], None], kind: str
 ) -> None:
     ids = enqueue_many(lab, HELD + OVERDUE)
-    lab.take()  # loads the script
+    lab.take()  # loads its script
+    lab.sweeper.sweep()  # so does this, which would count otherwise
     with lab.client.pipeline(transaction=False) as pipe:
         for number in range(len(ids) - 1):
             pipe.evalsha(lab.scripts._loaded["dequeue"].sha, 1, "q", f"token-{number}", "", "", 1_000_000, "", 4, 0)
