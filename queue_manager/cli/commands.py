@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import redis
 import typer
@@ -16,6 +16,7 @@ from beat_schedule import SYSTEMS, systems
 from models import schema
 from models.database import OUTAGES, require_replica_set, rights_to_migrate
 from queue_manager.cli.dead_letters import dead_letters_cli
+from queue_manager.cli.errors import fail
 from queue_manager.cli.jobs import jobs
 from queue_manager.cli.messages import queue
 from queue_manager.cli.systems import systems_cli
@@ -78,7 +79,7 @@ def _refuse_old_workers() -> None:
         with connect(settings().redis_url) as client:
             old = [worker.name for worker in worker_heartbeats.online(client) if worker.release is None]
     except redis.RedisError as error:
-        _fail(
+        fail(
             f"Redis at {redact_url(settings().redis_url)} does not answer: no list of workers ({reason(error)})",
             code=1,
         )
@@ -98,7 +99,7 @@ def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAME
     """Run one scan now, in this process, and print its result as JSON; workers execute the items."""
     scans = {system.name: system.scan_task for system in systems()}
     if name not in scans:
-        _fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
+        fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
     from tasks import app  # imported here, because it takes a second
 
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
@@ -107,7 +108,7 @@ def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAME
         require_replica_set()
         run = app.tasks[scans[name]]()
     except (AppError, *OUTAGES) as error:
-        _fail(reason(error), code=1)
+        fail(reason(error), code=1)
     typer.echo(json.dumps(run))
 
 
@@ -160,8 +161,3 @@ def _print_health(console: Console, state: Health) -> None:
 
 def _line(stats: Mapping[str, Any]) -> str:
     return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in stats.items() if name != "scan")
-
-
-def _fail(message: str, *, code: int) -> NoReturn:
-    typer.echo(f"queue-manager: {message}", err=True)
-    sys.exit(code)

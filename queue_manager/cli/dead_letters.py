@@ -20,6 +20,7 @@ from rich.text import Text
 
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
+from queue_manager.cli.errors import fail
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import reason
@@ -114,14 +115,12 @@ def _at(letter: DeadLetter) -> str:
 
 @contextmanager
 def _redis() -> Iterator[redis.Redis]:
-    """Open the broker's server; one line and exit code 1 when it does not answer or keeps none."""
+    """Connect to the broker's Redis; one line and exit code 1 if it does not answer, or the broker is no Redis."""
     url = settings().broker_redis_url
     if url is None:
-        typer.echo(f"queue-manager: the broker at {redact_url(settings().broker)} keeps no dead letters", err=True)
-        sys.exit(1)
+        fail(f"the broker at {redact_url(settings().broker)} keeps no dead letters", code=1)
     try:
         with connect(url) as client:
             yield client
     except redis.RedisError as error:
-        typer.echo(f"queue-manager: Redis at {redact_url(url)} does not answer ({reason(error)})", err=True)
-        sys.exit(1)
+        fail(f"Redis at {redact_url(url)} does not answer ({reason(error)})", code=1)

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from models import database
 from models.database import server_now
+from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.jobs_render import print_job, print_status, table_of
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import parse_utc, to_iso
-from queue_manager.core.errors import AppError, ConfigurationError, PermanentError, reason
-from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.errors import PermanentError
 from services import job_queues
 from services.job_queues import InvalidJob, as_json
 from services.job_queues.checks import MAX_DELAY
@@ -51,7 +49,7 @@ def list_jobs(
 
     Example: `queue-manager jobs list --name send_invoice --state failure`
     """
-    with _report_errors():
+    with report_errors(InvalidJob):
         found = job_queues.jobs.list(name=name, state=state, before=before, limit=limit + 1)
         now = server_now()
     shown = found[:limit]
@@ -69,7 +67,7 @@ def list_jobs(
 @jobs.command()
 def show(id: Annotated[str, typer.Argument(help="The job's id.", metavar="ID")], as_json: JsonOption = False) -> None:
     """Show all fields of one job and its history. Times are UTC."""
-    with _report_errors():
+    with report_errors(InvalidJob):
         job = job_queues.jobs.get(id)
     if as_json:
         _print(job_queues.as_json(job))
@@ -99,7 +97,7 @@ def run(
 
     Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
     """
-    with _report_errors():
+    with report_errors(InvalidJob):
         job = job_queues.jobs.run(
             name,
             *map(_value, arguments or []),
@@ -110,7 +108,7 @@ def run(
             singular=singular,
         )
     if job is None:
-        _fail(f"blocked: there is a job {name} with these arguments already", code=1)
+        fail(f"blocked: there is a job {name} with these arguments already", code=1)
     _print(as_json(job))
 
 
@@ -144,7 +142,7 @@ def status(as_json: JsonOption = False) -> None:
 
     Includes names without jobs that are registered by JOBS_IMPORTS.
     """
-    with _report_errors():
+    with report_errors(InvalidJob):
         found = job_queues.jobs.status()
         now = server_now()
     if as_json:
@@ -171,7 +169,7 @@ def _moment(text: str | None) -> datetime | None:
     try:
         return parse_utc(text, field="--at")
     except PermanentError as error:
-        _fail(str(error), code=2)
+        fail(str(error), code=2)
 
 
 def _delay(amount: float | None) -> timedelta | None:
@@ -179,7 +177,7 @@ def _delay(amount: float | None) -> timedelta | None:
         return None
     maximum = int(MAX_DELAY.total_seconds())
     if not 0 <= amount <= maximum:
-        _fail(f"--delay: must be 0 to {maximum} seconds", code=2)
+        fail(f"--delay: must be 0 to {maximum} seconds", code=2)
     return timedelta(seconds=amount)
 
 
@@ -190,7 +188,7 @@ def _each(ids: Sequence[str], change: Callable[[str], Any], outcome: str) -> Non
     """Change jobs one by one and print each outcome immediately, because the next change may fail."""
     is_done = True
     for id in ids:
-        with _report_errors():
+        with report_errors(InvalidJob):
             try:
                 change(id)
                 text = outcome
@@ -201,7 +199,7 @@ def _each(ids: Sequence[str], change: Callable[[str], Any], outcome: str) -> Non
 
 
 def _switch(names: Sequence[str], change: Callable[[Sequence[str]], None], what: str) -> None:
-    with _report_errors():
+    with report_errors(InvalidJob):
         change(names)
     for name in names:
         typer.echo(f"{name}  {what}")
@@ -212,23 +210,3 @@ def _print(content: dict[str, Any]) -> None:
 
 
 # Errors
-
-
-@contextmanager
-def _report_errors() -> Iterator[None]:
-    """Report errors in one line; exit code 2 for invalid arguments, 1 for other errors."""
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except InvalidJob as error:
-        _fail(str(error), code=2)
-    except AppError as error:
-        _fail(str(error), code=1)
-    except database.Error as error:
-        _fail(f"MongoDB at {redact_url(settings().mongo_db_url)} does not answer ({reason(error)})", code=1)
-
-
-def _fail(message: str, *, code: int) -> NoReturn:
-    typer.echo(f"queue-manager: {printable(message)}", err=True)
-    sys.exit(code)

@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import redis
 import typer
 
+from queue_manager.cli.errors import fail
 from queue_manager.cli.messages_render import (
     console,
     counts_line,
@@ -110,7 +111,7 @@ def show(
     with _report_errors():
         message = message_queue.queue_admin().find(id)
     if message is None:
-        _fail(f"there is no message {printable(id)}", code=1)
+        fail(f"there is no message {printable(id)}", code=1)
     if as_json:
         print_json(message.to_json())
     else:
@@ -137,7 +138,7 @@ def replay(
     """
     is_filtered = any(value is not None for value in (type, priority, attempts, search))
     if bool(ids) == is_all or (is_filtered and not is_all):
-        _fail("give ids of dead letters, or --all, optionally with filters", code=2)
+        fail("give ids of dead letters, or --all, optionally with filters", code=2)
     with _report_errors():
         chosen = list(ids or _dead_letters(_filter(type, priority, attempts, search)))
         if not chosen:
@@ -160,7 +161,7 @@ def requeue() -> None:
     with _report_errors():
         swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
     if swept.is_locked:
-        _fail("another sweeper holds the lock, for at most 30 s", code=1)
+        fail("another sweeper holds the lock, for at most 30 s", code=1)
     typer.echo(json.dumps(swept.as_dict()))
 
 
@@ -216,11 +217,6 @@ def _report_errors() -> Iterator[None]:
     try:
         yield
     except InvalidMessage as error:
-        _fail(str(error), code=2)
+        fail(str(error), code=2)
     except (AppError, redis.RedisError) as error:
-        _fail(reason(error), code=1)
-
-
-def _fail(message: str, *, code: int) -> NoReturn:
-    typer.echo(f"queue-manager: {message}", err=True)
-    sys.exit(code)
+        fail(reason(error), code=1)

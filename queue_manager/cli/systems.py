@@ -6,10 +6,8 @@ Guarantee: `check` writes nothing, neither documents nor indexes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from bson import json_util
@@ -21,10 +19,11 @@ from beat_schedule import named, systems
 from models import database
 from models.due_documents import COUNTED, DueCollection
 from queue_manager import leases
+from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import seconds, to_iso
-from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import settings
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
 
@@ -46,7 +45,7 @@ Target = Annotated[str, typer.Argument(help="A module that declares systems, or 
 @systems_cli.command("list")
 def list_systems() -> None:
     """Show each system: whether its scans dispatch items, their period, the Celery queue of its items, its page."""
-    with _report_errors():
+    with report_errors():
         paused = leases.paused()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("name", "state", "period", "queue", "page"):
@@ -70,7 +69,7 @@ def check(target: Target) -> None:
     screen, errors = console(), 0
     for system in _selected(target):
         screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"), soft_wrap=True)
-        with _report_errors():
+        with report_errors():
             if isinstance(system, DueDocuments):
                 errors += _check_documents(screen, system)
             else:
@@ -84,7 +83,7 @@ def pause(name: Name) -> None:
 
     Manual retries and `function.delay(id)` still run.
     """
-    with _report_errors():
+    with report_errors():
         leases.pause(named(name, systems()).name)
     typer.echo(f"{name}  paused")
 
@@ -92,7 +91,7 @@ def pause(name: Name) -> None:
 @systems_cli.command()
 def resume(name: Name) -> None:
     """Dispatch the items of a paused system again, starting with its next scan."""
-    with _report_errors():
+    with report_errors():
         leases.resume(named(name, systems()).name)
     typer.echo(f"{name}  resumed")
 
@@ -190,21 +189,3 @@ def _selected(target: str) -> list[System]:
     found = declared([target])
     require_distinct([*known.values(), *found])
     return found
-
-
-@contextmanager
-def _report_errors() -> Iterator[None]:
-    """Report errors of the servers in one line, with exit code 1."""
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except AppError as error:
-        _fail(str(error))
-    except database.Error as error:
-        _fail(f"MongoDB at {redact_url(settings().mongo_db_url)} does not answer ({reason(error)})")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"queue-manager: {printable(message)}", err=True)
-    sys.exit(1)

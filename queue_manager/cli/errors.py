@@ -1,0 +1,33 @@
+"""Errors of the `queue-manager` command: one line, and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from models import database
+from queue_manager.cli.messages_render import printable
+from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.core.settings import redact_url, settings
+
+
+@contextmanager
+def report_errors(*invalid: type[AppError]) -> Iterator[None]:
+    """Report errors in one line; exit code 2 for `invalid` arguments, 1 for other errors."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except AppError as error:
+        fail(str(error), code=2 if isinstance(error, invalid) else 1)
+    except database.Error as error:
+        fail(f"MongoDB at {redact_url(settings().mongo_db_url)} does not answer ({reason(error)})", code=1)
+
+
+def fail(message: str, *, code: int) -> NoReturn:
+    typer.echo(f"queue-manager: {printable(message)}", err=True)
+    sys.exit(code)
