@@ -1,4 +1,4 @@
-"""The demo's product: an application that lives beside Queue Manager, in the same MongoDB and on the same broker.
+"""The demo's product: an application that runs next to Queue Manager, on the same MongoDB and on the same broker.
 
 Each of its parts writes straight into MongoDB as a product would, `start` once and `go_on` every `PERIOD`. Every room,
 subscription and site that it makes carries `demo: true`, and the type of every message and the name of every job begins

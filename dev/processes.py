@@ -53,7 +53,7 @@ def _started_at_elsewhere(pid: int) -> str | None:
 
 
 class ProcessGroup:
-    """A process that leads a group of its own, and whatever it started."""
+    """A process that leads its own process group, and the processes that it started."""
 
     def __init__(self, pid: int, started: str, *, grace: float) -> None:
         self.pid = pid

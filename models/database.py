@@ -59,7 +59,7 @@ def _open() -> MongoClient[Document]:
         connectTimeoutMS=5_000,
         socketTimeoutMS=30_000,
         waitQueueTimeoutMS=10_000,
-        # Explicit, whatever the defaults of the deployment are: a write must survive a fail-over and be readable.
+        # Explicit, not the defaults of the deployment: a write must survive a fail-over and be readable.
         w="majority",
         readPreference="primary",
     )
@@ -92,7 +92,7 @@ def collection(name: str) -> Collection[Document]:
 
 
 def server_now() -> datetime:
-    """Return the database server's time, the clock for everything that falls due."""
+    """Return the time of the database server, by which due times are judged."""
     return _clock.now()
 
 

@@ -21,7 +21,7 @@ from queue_manager.core.settings import Settings
 from queue_manager.items import Listed
 
 MISSED_RUNS = 3
-MIN_LATE_AFTER = seconds(15)  # a very short period must not raise an alarm for every pause of a busy machine
+MIN_LATE_AFTER = seconds(15)  # a short delay on a busy machine is not a problem, even if the period is shorter
 SCANS_QUEUE = "scans"
 SCHEDULE_PAGE = "/schedule"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from services.due_documents.work import DocumentWork
     from services.due_work import DueItem
 
-MAX_ATTEMPTS = 100  # of a system that retries for ever
+MAX_ATTEMPTS = 100  # of a system that retries without a limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ class QueueBacklog(Backlog):
     """The backlog of one Celery queue.
 
     Args:
-        time_left: after which the scan ends, whatever is left; its first batch is sent in any case.
+        time_left: after which the scan ends, even if items are left; its first batch is always sent.
 
     Raises what `transport.backlog.waiting` raises.
     """

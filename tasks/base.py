@@ -159,7 +159,7 @@ class ScanTask(Task):
             with within(FOR_PEOPLE):
                 scan_run.record(self.name, run, error=next(iter(report.errors), None), now=server_now())
         except Exception as error:
-            # The record is for people; whatever made it fail must not fail what the scan did.
+            # The record only informs: an error while writing it must not fail the scan.
             log.warning("The run could not be recorded", scan=self.name, error=reason(error))
 
 

@@ -38,7 +38,7 @@ broker_transport = _install(broker_url) if _settings.has_batched_broker else Non
 broker_use_ssl = _tls_options(broker_url)
 broker_transport_options = _transport_options(_settings)
 broker_connection_retry_on_startup = True
-broker_connection_max_retries = None  # for ever: a broker that is away comes back
+broker_connection_max_retries = None  # no limit: a broker that is away comes back
 broker_pool_acquire_timeout = 10
 
 # Messages are JSON, and acknowledged when the work is done. The lease recovers what a lost child held; putting

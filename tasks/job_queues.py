@@ -1,7 +1,7 @@
 """Job queues at the Celery edge: the leader hands queues out every few seconds, a worker runs through each.
 
 What is due: a queue one of whose jobs is due, or falls due before the next dispatch.
-Guarantee: one job of a name at a time, whatever crashes; see `services/job_queues`.
+Guarantee: one job of a name at a time, also after crashes; see `services/job_queues`.
 Options: JOBS_TIMER_MS (5000), JOBS_LEASE_SECONDS (30), JOBS_IMPORTS (the modules that register jobs).
 """
 

@@ -27,7 +27,7 @@ def scan_stale_thumbnails() -> ScanReport:
     if report.enqueued:
         try:
             log_resets.delay(run, report.enqueued, to_iso(server_now() + hours(1)))
-        except Exception as error:  # whatever it is, the sites were sent
+        except Exception as error:  # any error: the sites were sent
             report.errors.append(f"The count of the resets could not be sent: {described(error)}")
     return report
 

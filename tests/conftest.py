@@ -57,7 +57,7 @@ def _close_celery() -> None:
     from tasks import app
 
     app.pool.force_close_all(close_pool=False)
-    app.pool.setup()  # closing empties the pool, and whoever takes a connection would wait for one to be put back
+    app.pool.setup()  # closing empties the pool, and acquiring from an empty pool would block
 
 
 @pytest.fixture

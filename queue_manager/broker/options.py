@@ -22,7 +22,7 @@ def transport_options(chosen: Settings) -> dict[str, Any]:
         # What a killed worker held comes back after this.
         "visibility_timeout": STOCK_VISIBILITY_TIMEOUT,
         "unacked_restore_interval": 5,
-        # Without these a half-open connection hangs for ever.
+        # Without these, a half-open connection hangs indefinitely.
         "socket_timeout": 10,
         "socket_connect_timeout": 5,
         "socket_keepalive": True,

@@ -36,9 +36,9 @@ class Script:
 # Returns  for each message taken: number of its list, tag, message
 #
 # Atomic because a worker that dies between taking and registering would lose the messages. An error would not undo what
-# was taken, so the keys are tried first, and a list that is none counts as empty. Of lists of one priority each gives
-# its share before any gives more, so that a long one holds up no other. A message is registered as it is, whatever it
-# is. With allow-oom: a full server must still be emptied.
+# was taken, so the keys are tried first, and a key that is not a list counts as empty. Each list of one priority gives
+# its share before any gives more, so that a long one does not delay the others. A message is registered unchanged, also
+# if it is malformed. With allow-oom: a full server must still be drained.
 TAKE = Script("""#!lua flags=allow-oom
 local most, together = tonumber(ARGV[2]), tonumber(ARGV[3])
 local clock = redis.call('TIME')

@@ -8,7 +8,7 @@ sent together, once a turn of the event loop: what a crash leaves unsent is deli
 A message that is none, that makes Celery fail whenever it is handed over, or that is rejected for good goes to the dead
 letters with the reason, and the next one is handed over.
 
-Queues of one priority are served fairly, whatever `queue_order_strategy` says. Needs Redis 7.0 or Valkey 7.2.
+Queues of one priority are served fairly; `queue_order_strategy` has no effect. Needs Redis 7.0 or Valkey 7.2.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ async def _tried(server: Server, act: Callable[[], object]) -> tuple[str | None,
         await asyncio.wait_for(to_thread.run_sync(act, abandon_on_cancel=True, limiter=PROBES), TIMEOUT)
     except TimeoutError:
         return NO_ANSWER, f"no answer within {TIMEOUT:g} s"
-    except Exception as error:  # whatever a driver raises, the server cannot be used
+    except Exception as error:  # any error means that the server cannot be used
         return server.trouble(error), reason(error)
     return None, ""
 

@@ -1,4 +1,4 @@
-"""HTML from the templates of `templates`. Whatever is put into one is text, never markup."""
+"""HTML from the templates in `templates`. Values are escaped: they are text, never markup."""
 
 from __future__ import annotations
 

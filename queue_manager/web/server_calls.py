@@ -24,7 +24,7 @@ _client = PerProcess(lambda: make_client(settings().redis_url, decode_responses=
 
 @contextmanager
 def mongodb() -> Iterator[None]:
-    """Ask MongoDB within, for a bounded time in all. Raises `Unavailable` for whatever the driver raises."""
+    """Limit the total time of MongoDB calls in the block. Raises `Unavailable` for errors of the driver."""
     try:
         with pymongo.timeout(MONGO_PATIENCE):
             yield
@@ -43,7 +43,7 @@ def _refused(error: OperationFailure) -> str:
 
 @contextmanager
 def redis_server() -> Iterator[redis.Redis]:
-    """Give a client of Redis that waits for nothing long. Raises `Unavailable` for whatever it raises within."""
+    """Yield a Redis client with short timeouts. Raises `Unavailable` for its errors in the block."""
     try:
         yield _client()
     except redis.RedisError as error:

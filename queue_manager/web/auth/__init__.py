@@ -1,7 +1,7 @@
 """Who may use the web process: keys for programs, a session for people, one rule for each route.
 
 Guarantee: without keys it serves this machine alone, which may do everything; with keys every route that is not
-`public` needs one, also while somebody stays connected. Whatever acts is noted in the log, with who.
+`public` needs one, also while a client stays connected. Every action is logged with its principal.
 """
 
 from __future__ import annotations

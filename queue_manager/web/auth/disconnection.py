@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Request
 
-LOOK_EVERY = 0.5  # seconds; with a second for a changed file, whoever lost access is cut off within 2
+LOOK_EVERY = 0.5  # seconds; with a second for a changed file, a client that lost access is disconnected within 2
 
 
 def is_over(request: Request) -> Callable[[], bool]:

@@ -11,7 +11,7 @@ from queue_manager.core.api_keys import ROLES, Role
 
 @dataclass(frozen=True, kw_only=True)
 class Who:
-    """The holder of a key, or whoever is at this machine while no keys are configured."""
+    """The holder of a key, or any user of this machine if no keys are configured."""
 
     name: str
     """The key's name, `loopback` without keys."""

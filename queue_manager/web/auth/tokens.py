@@ -24,7 +24,7 @@ class TokenRefused(AppError):
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """The accounts that a client may hear, and until when; `None`: any, and for ever."""
+    """The accounts whose events a client may receive, and until when; `None`: all, without an end."""
 
     accounts: frozenset[str] | None = None
     expires_at: float | None = None

@@ -1,6 +1,6 @@
 """Answers to wrong keys slow down when one address tries many.
 
-Guarantee: a right key is never refused or delayed, whatever others behind the same address or proxy try; memory is
+Guarantee: a valid key is never refused or delayed by wrong keys from the same address or proxy; memory is
 bounded. Counted are different keys: a program that repeats one wrong key guesses nothing, and has a larger limit.
 """
 

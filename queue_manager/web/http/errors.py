@@ -77,7 +77,7 @@ def answer(
     field: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """Return an error. It may quote what a client sent, whatever its characters."""
+    """Return an error response. The message may quote any text of a client, also unpaired surrogates."""
     members = {"error": error, "message": message} | ({"field": field} if field is not None else {})
     # JSON can name an unpaired surrogate, which UTF-8 cannot encode.
     encodable = {name: text.encode("utf-8", "replace").decode() for name, text in members.items()}

@@ -107,7 +107,7 @@ class Listener(Generic[Position]):
 
 
 class Feed(ABC, Generic[Position]):
-    """Whatever reads events, and passes them on to all who listen in this process."""
+    """A reader of events that passes them on to all listeners of this process."""
 
     outages: tuple[type[Exception], ...]
     """What is raised while the server is away: a listener is ended then, and comes back."""
@@ -172,9 +172,9 @@ class Feed(ABC, Generic[Position]):
 
     @abstractmethod
     def _history(self, after: Position) -> AsyncGenerator[list[Event[Position]], None]:
-        """Give what happened after a position until now, in order; an empty list now and then while it looks.
+        """Yield the events after a position until now, in order, and sometimes an empty list during the search.
 
-        Whatever is passed on from the moment it ends must be all that came later, and may be more.
+        The events passed on after it ends must include all later ones, and may include earlier ones.
         """
 
     def _pass_on(self, events: Sequence[Event[Position]]) -> None:

@@ -2,7 +2,7 @@
 
 Connect: with `SOCKETIO_TOKEN_SECRET` set, `auth={"token": …}` (see `tokens`) puts a client into the rooms
 `support-<account id>` of all its accounts. With API keys, a key as that token or in a header, or the session of one of
-our own pages, lets it join any account. Whatever is wrong, missing or expired is refused. Without secret and keys,
+our own pages, lets it join any account. Invalid, missing or expired credentials are refused. Without secret and keys,
 which is possible on loopback only, every client may join any account.
 Events: `join` and `leave` with an account id; `join` with `"*"`, for those who may join any: the accounts of the rooms
 made last. Each is acknowledged with `{"joined": […]}`, `{"left": …}` or `{"error", "message"}`.

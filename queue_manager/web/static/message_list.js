@@ -38,7 +38,7 @@ export class MessageList extends List {
     this.refresh();
   }
 
-  // Whether the newest are shown, in their usual order, whatever they are.
+  // True if the first page is shown in its default order, with any filter.
   get isUsual() {
     return location.search === "";
   }

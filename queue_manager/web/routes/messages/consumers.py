@@ -33,7 +33,7 @@ from services.message_queue.messages import MAX_ACK_TIMEOUT
 from services.message_queue.queue import MAX_POLL_TIMEOUT
 
 MAX_WAIT = 55.0
-"""Seconds after which a poll is answered, whatever its `timeout`."""
+"""Seconds after which a poll is answered, even if its `timeout` is longer."""
 
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_POLL_TIMEOUT, description="Seconds to wait for a message.")]
 AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline.")]
