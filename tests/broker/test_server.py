@@ -81,7 +81,9 @@ def test_connections_are_made_anew_after_a_server_that_became_a_replica_refused(
 
 @pytest.mark.parametrize("role", ["worker", "beat"])
 def test_a_node_of_a_cluster_is_refused_as_the_broker(role: str, servers: Servers, tmp_path: Path) -> None:
-    with Valkey(tmp_path / "redis", config={"cluster-enabled": "yes"}) as node:
+    # By default the nodes talk on the port + 10,000, which an outgoing connection may have.
+    config = {"cluster-enabled": "yes", "cluster-port": str(free_port())}
+    with Valkey(tmp_path / "redis", config=config) as node:
         require_server(node.url)  # the message queue runs on a cluster
         process = CeleryProcess(tmp_path / "process.log", role, env={"REDIS_URL": node.url}).start(ready=False)
         with process:
