@@ -13,7 +13,7 @@ from bson import ObjectId
 from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Figure, Result, Way, expect
 from models import database, job, schema
-from models.job import State
+from models.job import JobState
 from queue_manager.core.clock import EPOCH, hours, seconds
 from services.job_queues import Registry
 from services.job_queues.runner import Runner
@@ -51,7 +51,7 @@ def _compare(bench: Bench, title: str, names: Sequence[str], *, rounds: int) -> 
 
     def check(ran: Ran) -> None:
         expect("jobs, each once and in order", ran, {name: list(range(each)) for name in names})
-        expect("jobs that are done", job.jobs().count_documents({"state": State.SUCCESS}), total)
+        expect("jobs that are done", job.jobs().count_documents({"state": JobState.SUCCESS}), total)
         expect("jobs that are claimed", job.jobs().count_documents({"claim": {"$ne": None}}), 0)
 
     return bench.compare(
@@ -96,7 +96,7 @@ def claim_one_by_one(name: str, work: Callable[[int], object]) -> None:
         taken = jobs.find_one_and_update(
             {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}},
             {
-                "$set": {"state": State.EXECUTING, "claim": {"token": token, "claimed_until": now + LEASE}},
+                "$set": {"state": JobState.EXECUTING, "claim": {"token": token, "claimed_until": now + LEASE}},
                 "$unset": {"waiting": ""},
             },
             sort=job.EXECUTION_ORDER,
@@ -105,7 +105,7 @@ def claim_one_by_one(name: str, work: Callable[[int], object]) -> None:
         if taken is None:
             return
         work(*taken["arguments"])
-        done = {"$set": {"state": State.SUCCESS}, "$unset": {"claim": ""}}
+        done = {"$set": {"state": JobState.SUCCESS}, "$unset": {"claim": ""}}
         jobs.update_one({"_id": taken["_id"], "claim.token": token}, done, hint="_id_")
 
 
@@ -116,7 +116,7 @@ def claim_pages(name: str, work: Callable[[int], object]) -> None:
         jobs.update_many({"_id": {"$in": [one["_id"] for one in page]}}, {"$set": {"claim": claim}}, hint="_id_")
         for one in page:
             work(*one["arguments"])
-            done = {"$set": {"state": State.SUCCESS}, "$unset": {"claim": "", "waiting": ""}}
+            done = {"$set": {"state": JobState.SUCCESS}, "$unset": {"claim": "", "waiting": ""}}
             jobs.update_one({"_id": one["_id"], "claim.token": token}, done, hint="_id_")
 
 
@@ -138,7 +138,7 @@ def documents(names: Sequence[str], each: int, begin: datetime) -> Iterator[Docu
                 "_id": ObjectId(),
                 "name": name,
                 "arguments": [number],
-                "state": State.PENDING,
+                "state": JobState.PENDING,
                 "priority": 0,
                 "due": due,
                 "waiting": due,

@@ -14,7 +14,7 @@ from typing import Any
 from pymongo import DESCENDING
 
 from models import job as model
-from models.job import State
+from models.job import JobState
 from queue_manager.core.clock import seconds
 from services.job_queues import Jobs, Run, WrongState, job
 
@@ -101,13 +101,13 @@ def order_invoice(jobs: Jobs) -> None:
 
 def is_full(name: str) -> bool:
     """Tell whether too many jobs of `name` wait already."""
-    waiting: dict[str, Any] = {"name": name, "state": State.PENDING}
+    waiting: dict[str, Any] = {"name": name, "state": JobState.PENDING}
     return model.jobs().count_documents(waiting, limit=MOST_WAITING, hint="jobs_of_a_name") == MOST_WAITING
 
 
 def cancel_hopeless(jobs: Jobs, now: datetime) -> None:
     """Cancel the imports that have failed for longer than people have patience."""
-    for failed in jobs.list(name=IMPORT, state=State.FAILURE):
+    for failed in jobs.list(name=IMPORT, state=JobState.FAILURE):
         if now - failed["created"] > PATIENCE:
             with suppress(WrongState):  # it is being tried at this moment: the next time
                 jobs.cancel(failed["_id"])
@@ -116,7 +116,7 @@ def cancel_hopeless(jobs: Jobs, now: datetime) -> None:
 def clear_up() -> None:
     """Delete the demo's finished jobs beyond the newest 50 of each name."""
     for name in NAMES:
-        for state in (State.SUCCESS, State.CANCELED):
+        for state in (JobState.SUCCESS, JobState.CANCELED):
             finished = {"name": name, "state": state}
             old = model.jobs().find(finished, {"_id": 1}, sort=[("_id", DESCENDING)], skip=KEPT, hint="jobs_of_a_name")
             if ids := [job["_id"] for job in old]:

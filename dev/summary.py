@@ -18,7 +18,7 @@ from pymongo.errors import PyMongoError
 
 from models import job, pulse, site, support_room
 from models.database import server_now
-from models.job import State
+from models.job import JobState
 from queue_manager.core.settings import Settings, settings
 from services.message_queue import Counts, QueueUnavailable, queue_admin
 
@@ -54,11 +54,11 @@ def describe_thumbnails(since: datetime, now: datetime) -> str:
 def describe_jobs(since: datetime, now: datetime) -> str:
     """Count the jobs that ended, and those whose attempt failed."""
 
-    def ended(state: State) -> int:
+    def ended(state: JobState) -> int:
         query: dict[str, Any] = {"state": state, "updated": {"$gt": since}}
         return job.jobs().count_documents(query, hint="jobs_in_a_state_by_updated")
 
-    return _joined([_count(ended(State.SUCCESS), "job", "done"), _count(ended(State.FAILURE), "job", "failed")])
+    return _joined([_count(ended(JobState.SUCCESS), "job", "done"), _count(ended(JobState.FAILURE), "job", "failed")])
 
 
 class Messages:

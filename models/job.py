@@ -27,8 +27,9 @@ from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
 from queue_manager.core.clock import EPOCH
+from queue_manager.core.errors import AppError
 
-NAME = "jobs_data"
+JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
 
 # The partial indexes contain only jobs that can be started, so queries must repeat this condition. A comparison with a
@@ -42,12 +43,12 @@ MAX_FOREIGN_COUNT = 10_000
 
 EXECUTION_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
 
-SORT_FIELDS = ("due", "updated", "priority", "attempts")
+JOB_SORT_FIELDS = ("due", "updated", "priority", "attempts")
 """Fields by which jobs can be sorted, in addition to the id. Every job has them all."""
 
 
-class State(StrEnum):
-    """State of a job; the comments say who moves it to another state."""
+class JobState(StrEnum):
+    """JobState of a job; the comments say who moves it to another state."""
 
     PENDING = "pending"  # a worker, when it is due
     EXECUTING = "executing"  # its worker; the next dispatch if its lease expired
@@ -56,16 +57,16 @@ class State(StrEnum):
     CANCELED = "canceled"  # only `retry` by an operator
 
 
-WAITING_STATES = (State.PENDING, State.FAILURE)
-LIVE_STATES = (*WAITING_STATES, State.EXECUTING)
+WAITING_STATES = (JobState.PENDING, JobState.FAILURE)
+LIVE_STATES = (*WAITING_STATES, JobState.EXECUTING)
 
 
 class NameBusy(Exception):
     """Another job of the same name is executing."""
 
 
-class DuplicateJob(Exception):
-    """A job with the same unique or singular key already exists."""
+class DuplicateJob(AppError):
+    """A job with the same name and arguments already exists, and only one is allowed."""
 
 
 def is_job(document: Document) -> bool:
@@ -76,7 +77,7 @@ def is_job(document: Document) -> bool:
 
 def indexes() -> list[IndexModel]:
     waiting = {"partialFilterExpression": STARTABLE}
-    executing = {"partialFilterExpression": {"state": State.EXECUTING}}
+    executing = {"partialFilterExpression": {"state": JobState.EXECUTING}}
     return [
         IndexModel([("name", ASCENDING), ("waiting", ASCENDING)], name="due_names", **waiting),
         IndexModel([("name", ASCENDING), *EXECUTION_ORDER], name="next_of_a_name", **waiting),
@@ -84,14 +85,14 @@ def indexes() -> list[IndexModel]:
             [("name", ASCENDING)],
             name="one_executing_job",
             unique=True,
-            partialFilterExpression={"state": State.EXECUTING, **_COUNTED_ATTEMPTS},
+            partialFilterExpression={"state": JobState.EXECUTING, **_COUNTED_ATTEMPTS},
         ),
         IndexModel([("claim.claimed_until", ASCENDING), ("name", ASCENDING)], name="executing_by_lease", **executing),
         IndexModel([("unique_key", ASCENDING)], name="unique_jobs", unique=True, sparse=True),
         IndexModel([("singular_key", ASCENDING)], name="singular_jobs", unique=True, sparse=True),
         IndexModel([("key", ASCENDING)], name="same_jobs"),
         IndexModel([("name", ASCENDING), ("state", ASCENDING), ("_id", DESCENDING)], name="jobs_of_a_name"),
-        IndexModel([("state", ASCENDING)], name="failed_jobs", partialFilterExpression={"state": State.FAILURE}),
+        IndexModel([("state", ASCENDING)], name="failed_jobs", partialFilterExpression={"state": JobState.FAILURE}),
         *_indexes_of_lists(),
     ]
 
@@ -99,23 +100,23 @@ def indexes() -> list[IndexModel]:
 def _indexes_of_lists() -> Iterator[IndexModel]:
     """Yield the indexes for `models/job_pages.py`: by state, and by name and state, for each sort field."""
     yield IndexModel([("state", ASCENDING), ("_id", DESCENDING)], name="jobs_in_a_state")
-    for field in SORT_FIELDS:
+    for field in JOB_SORT_FIELDS:
         by = [("state", ASCENDING), (field, DESCENDING), ("_id", DESCENDING)]
         yield IndexModel(by, name=f"jobs_in_a_state_by_{field}")
         yield IndexModel([("name", ASCENDING), *by], name=f"jobs_of_a_name_by_{field}")
 
 
-OBSOLETE_INDEXES = {NAME: ("one_executes",)}
+OBSOLETE_INDEXES = {JOBS_COLLECTION: ("one_executes",)}
 """Indexes of earlier releases. This one included documents of other programs."""
 
 
 def jobs() -> Collection[Document]:
-    return collection(NAME)
+    return collection(JOBS_COLLECTION)
 
 
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
-    return {NAME: indexes()}
+    return {JOBS_COLLECTION: indexes()}
 
 
 # Storing
@@ -123,15 +124,15 @@ def collections() -> dict[str, list[IndexModel]]:
 
 def insert(job: Document, *, unique: bool, singular: bool) -> None:
     """Store a new job. Raises `DuplicateJob` if a unique or singular job already exists."""
-    blocked_in = [*State] if unique else [*LIVE_STATES] if singular else []
+    blocked_in = [*JobState] if unique else [*LIVE_STATES] if singular else []
     if blocked_in and jobs().find_one({"key": job["key"], "state": {"$in": blocked_in}}, {"_id": 1}, hint="same_jobs"):
-        raise DuplicateJob
+        raise DuplicateJob(f"There is already a job {job['name']} with these arguments")
     keys = {"unique_key": job["key"]} if unique else {}
     keys |= {"singular_key": job["key"], "singular": True} if singular else {}
     try:
         jobs().insert_one({**job, **keys})
     except DuplicateKeyError:
-        raise DuplicateJob from None
+        raise DuplicateJob(f"There is already a job {job['name']} with these arguments") from None
 
 
 # Finding due jobs
@@ -178,13 +179,15 @@ class ExecutingJob:
     since: datetime
     worker: str | None
     """Host and process, as `host:pid`; `None` for a job that an older release started."""
+    losses: int
+    """Number of consecutive workers lost while executing this job."""
 
 
 def executing() -> list[ExecutingJob]:
     """Return all executing jobs, ordered by the end of their lease."""
     found = jobs().find(
-        {"state": State.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **_COUNTED_ATTEMPTS},
-        {"name": 1, "claim.claimed_until": 1, "claim.worker": 1, "updated": 1},
+        {"state": JobState.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **_COUNTED_ATTEMPTS},
+        {"name": 1, "claim.claimed_until": 1, "claim.worker": 1, "updated": 1, "losses": 1},
         sort=[("claim.claimed_until", ASCENDING)],
         hint="executing_by_lease",
     )
@@ -195,6 +198,7 @@ def executing() -> list[ExecutingJob]:
             claimed_until=job["claim"]["claimed_until"],
             since=job["updated"],
             worker=job["claim"].get("worker"),
+            losses=job.get("losses", 0),
         )
         for job in found
     ]
@@ -205,15 +209,12 @@ def executing() -> list[ExecutingJob]:
 
 def make_failed_due(now: datetime) -> int:
     """Make every failed job due now, ahead of the other jobs of its name; return their number."""
-    failed = {"state": State.FAILURE, **IS_JOB}
+    failed = {"state": JobState.FAILURE, **IS_JOB}
     # Release 0.1 also made failed documents of other programs due, which cannot be run.
-    foreign = {"state": State.FAILURE, "first": 1, "attempts": {"$exists": False}}
+    foreign = {"state": JobState.FAILURE, "first": 1, "attempts": {"$exists": False}}
     jobs().update_many(foreign, {"$unset": {"waiting": "", "first": ""}}, hint="failed_jobs")
-    return (
-        jobs()
-        .update_many(failed, {"$set": {"waiting": now, "due": now, "first": 1}}, hint="failed_jobs")
-        .modified_count
-    )
+    due_now = {"$set": {"waiting": now, "due": now, "first": 1}}
+    return jobs().update_many(failed, due_now, hint="failed_jobs").modified_count
 
 
 def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
@@ -222,23 +223,23 @@ def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
         job_id,
         WAITING_STATES,
         {
-            "$set": {"state": State.CANCELED, "updated": now},
+            "$set": {"state": JobState.CANCELED, "updated": now},
             "$unset": {"waiting": "", "first": "", "singular_key": ""},
-            "$push": push_to_history({"at": now, "state": State.CANCELED}),
+            "$push": push_to_history({"at": now, "state": JobState.CANCELED}),
         },
     )
 
 
 def make_due(
-    job_id: ObjectId, states: Iterable[State], *, due: datetime | None, priority: int | None, now: datetime
+    job_id: ObjectId, states: Iterable[JobState], *, due: datetime | None, priority: int | None, now: datetime
 ) -> Document | None:
     """Set a job in one of `states` to pending with this due time (`None`: unchanged); return the job, or `None`.
 
     Raises `DuplicateJob` if it is singular and another job with its key is live.
     """
-    entry = {"at": now, "state": State.PENDING}
+    entry = {"at": now, "state": JobState.PENDING}
     changed: Document = {
-        "state": State.PENDING,
+        "state": JobState.PENDING,
         "due": due or "$due",
         "waiting": due or "$due",
         "updated": now,
@@ -249,7 +250,7 @@ def make_due(
     try:
         return _change(job_id, states, [{"$set": changed}, {"$unset": ["first"]}])
     except DuplicateKeyError:
-        raise DuplicateJob from None
+        raise DuplicateJob(f"The job {job_id} is singular, and another with its name and arguments is live") from None
 
 
 def push_to_history(entry: Document) -> Document:
@@ -257,7 +258,7 @@ def push_to_history(entry: Document) -> Document:
     return {"history": {"$each": [entry], "$slice": -MAX_HISTORY}}
 
 
-def _change(job_id: ObjectId, states: Iterable[State], change: Any) -> Document | None:
+def _change(job_id: ObjectId, states: Iterable[JobState], change: Any) -> Document | None:
     return jobs().find_one_and_update(
         {"_id": job_id, "state": {"$in": [*states]}, **_COUNTED_ATTEMPTS},
         change,
@@ -266,7 +267,7 @@ def _change(job_id: ObjectId, states: Iterable[State], change: Any) -> Document 
     )
 
 
-def clear(states: Sequence[State], name: str | None, *, limit: int | None = None) -> int:
+def clear(states: Sequence[JobState], name: str | None, *, limit: int | None = None) -> int:
     """Delete up to `limit` jobs in `states`, of one name or of all names; return their number."""
     query: Document = {"state": {"$in": [*states]}, **IS_JOB}
     if name is not None:
@@ -278,10 +279,6 @@ def clear(states: Sequence[State], name: str | None, *, limit: int | None = None
 
 
 # Reading
-
-
-def get(job_id: ObjectId) -> Document | None:
-    return jobs().find_one({"_id": job_id})
 
 
 def get_any(ids: Sequence[Any]) -> Document | None:
@@ -298,7 +295,7 @@ def find(key: str) -> list[Document]:
 def count_failing(limit: int) -> dict[str, int]:
     """Count the failed jobs by name, at most `limit` in total."""
     pipeline: list[Document] = [
-        {"$match": {"name": {"$gt": ""}, "state": State.FAILURE, **_COUNTED_ATTEMPTS}},
+        {"$match": {"name": {"$gt": ""}, "state": JobState.FAILURE, **_COUNTED_ATTEMPTS}},
         {"$limit": limit},
         {"$group": {"_id": "$name", "jobs": {"$sum": 1}}},
         {"$sort": {"jobs": -1, "_id": 1}},
@@ -312,7 +309,7 @@ def count_by_state(limit: int) -> dict[str, int]:
         state.value: jobs().count_documents(
             {"state": state, **_COUNTED_ATTEMPTS}, hint="jobs_in_a_state_by_attempts", limit=limit
         )
-        for state in State
+        for state in JobState
     }
 
 

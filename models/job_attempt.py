@@ -6,6 +6,8 @@ lost its lease changes nothing.
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,29 +16,29 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models.database import Document
-from models.job import ExecutingJob, NameBusy, State, jobs, push_to_history
+from models.job import ExecutingJob, JobState, NameBusy, jobs, push_to_history
 from queue_manager.core.clock import EPOCH, truncate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Outcome of an attempt: the new state, and the backoff before a retry; without backoff it is not retried."""
+class JobOutcome:
+    """JobOutcome of an attempt: the new state, and the backoff before a retry; without backoff it is not retried."""
 
-    state: State
+    state: JobState
     backoff: timedelta | None = None
     error: str | None = None
     took_ms: int = 0
 
 
-def start(job: Document, *, token: str, now: datetime, until: datetime, worker: str | None = None) -> bool:
+def start(job: Document, *, token: str, now: datetime, until: datetime) -> bool:
     """Claim a job for execution; return False if it was not waiting any more. Raises `NameBusy`."""
     try:
-        return jobs().update_one(*_start(job, token, now, until, worker), hint="_id_").modified_count == 1
+        return jobs().update_one(*_start(job, token, now, until), hint="_id_").modified_count == 1
     except DuplicateKeyError:
         raise NameBusy from None
 
 
-def finish(job: Document, outcome: Outcome, *, token: str, now: datetime) -> bool:
+def finish(job: Document, outcome: JobOutcome, *, token: str, now: datetime) -> bool:
     """Write the outcome of an attempt; return True if it is stored. Idempotent.
 
     Returns False and writes nothing if `token` has lost the claim.
@@ -47,18 +49,17 @@ def finish(job: Document, outcome: Outcome, *, token: str, now: datetime) -> boo
 
 def finish_and_start(
     job: Document,
-    outcome: Outcome,
+    outcome: JobOutcome,
     next_job: Document,
     *,
     token: str,
     now: datetime,
     until: datetime,
-    worker: str | None = None,
 ) -> tuple[bool, bool]:
     """Finish a job and start the next in one round trip; return whether each of them succeeded."""
     writes = [
         UpdateOne(*_finish(job, outcome, token, now), hint="_id_"),
-        UpdateOne(*_start(next_job, token, now, until, worker), hint="_id_"),
+        UpdateOne(*_start(next_job, token, now, until), hint="_id_"),
     ]
     try:
         if jobs().bulk_write(writes).modified_count == len(writes):
@@ -78,18 +79,18 @@ def _has_ended(job: Document, token: str) -> bool:
     return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
 
 
-def _start(job: Document, token: str, now: datetime, until: datetime, worker: str | None) -> tuple[Document, Document]:
+def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[Document, Document]:
     still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
-    claim = {"token": token, "claimed_until": until} | ({} if worker is None else {"worker": worker})
+    claim = {"token": token, "claimed_until": until, "worker": f"{socket.gethostname()}:{os.getpid()}"}
     change = {
-        "$set": {"state": State.EXECUTING, "claim": claim, "updated": now},
+        "$set": {"state": JobState.EXECUTING, "claim": claim, "updated": now},
         "$unset": {"waiting": "", "first": "", "progress": ""},
         "$inc": {"attempts": 1},
     }
     return still_waiting, change
 
 
-def _finish(job: Document, outcome: Outcome, token: str, now: datetime) -> tuple[Document, Document]:
+def _finish(job: Document, outcome: JobOutcome, token: str, now: datetime) -> tuple[Document, Document]:
     entry: Document = {"at": now, "state": outcome.state, "attempt": job["attempts"] + 1, "run": token}
     entry["took_ms"] = outcome.took_ms
     changed: Document = {"state": outcome.state, "updated": now}
@@ -99,7 +100,7 @@ def _finish(job: Document, outcome: Outcome, token: str, now: datetime) -> tuple
     if outcome.backoff is not None:
         waiting = truncate(now + outcome.backoff)
         changed |= {"waiting": waiting, "due": waiting}
-    if outcome.state is State.SUCCESS:
+    if outcome.state is JobState.SUCCESS:
         removed["singular_key"] = ""
     return _claim_condition(job, token), {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
 
@@ -117,7 +118,7 @@ def renew(job_id: ObjectId, *, token: str, until: datetime) -> bool:
 
 def expire(*, token: str, now: datetime) -> None:
     """End the lease of the job that `token` executes, because its process died; the next dispatch requeues it."""
-    held = {"state": State.EXECUTING, "claim.token": token}
+    held = {"state": JobState.EXECUTING, "claim.token": token}
     jobs().update_one(held, {"$set": {"claim.claimed_until": now}}, hint="executing_by_lease")
 
 
@@ -128,17 +129,12 @@ def set_progress(job_id: ObjectId, progress: Document, *, token: str) -> None:
 
 def reap(lost: ExecutingJob, *, waiting: datetime, now: datetime, error: str) -> bool:
     """Requeue a job whose lease has expired; return False if it was renewed meanwhile. The attempt counts."""
-    entry = {"at": now, "state": State.FAILURE, "error": error}
+    entry = {"at": now, "state": JobState.FAILURE, "error": error}
     change = {
-        "$set": {"state": State.FAILURE, "updated": now, "waiting": waiting, "due": waiting, "last_error": error},
+        "$set": {"state": JobState.FAILURE, "updated": now, "waiting": waiting, "due": waiting, "last_error": error},
         "$unset": {"claim": ""},
         "$inc": {"losses": 1},
         "$push": push_to_history(entry),
     }
-    is_lost = {"_id": lost.id, "state": State.EXECUTING, "claim.claimed_until": {"$lte": now}}
+    is_lost = {"_id": lost.id, "state": JobState.EXECUTING, "claim.claimed_until": {"$lte": now}}
     return jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
-
-
-def losses(job_id: ObjectId) -> int:
-    """Return the number of consecutive workers lost while executing this job."""
-    return int((jobs().find_one({"_id": job_id}, {"losses": 1}) or {}).get("losses", 0))

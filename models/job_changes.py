@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from bson import ObjectId
 from pymongo import AsyncMongoClient
@@ -19,16 +19,15 @@ from pymongo.asynchronous.change_stream import AsyncChangeStream
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
 
 from models.database import Document, within
-from models.job import NAME, is_job, jobs
+from models.job import JOBS_COLLECTION, is_job, jobs
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
 
-T = TypeVar("T")
 Stream = AsyncChangeStream[Document]
 
 OPEN_TIMEOUT = seconds(5)  # for the server to find a token in its oplog and return the first changes
 WAIT_MS = 250  # that the server waits for a change before it returns none
-READ_BATCH_SIZE = 100  # changes per reply, so that decoding them does not block the event loop
+CHANGES_PER_REPLY = 100  # so that decoding them does not block the event loop
 TERMINAL_OPERATIONS = ("drop", "rename", "invalidate")
 RESUMABLE = "ResumableChangeStreamError"
 # Fields that are not used; the change has the full job.
@@ -40,7 +39,7 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class JobChange:
     """An inserted, updated or deleted job. `job` is its current document, `None` if it does not exist any more."""
 
     id: ObjectId
@@ -55,7 +54,7 @@ class Step:
     """
 
     token: str
-    change: Change | None
+    change: JobChange | None
 
 
 class Changes:
@@ -100,7 +99,7 @@ class Changes:
             self._run_to_end(_close(opening, step))
 
     async def _open(self, token: str | None) -> Stream:
-        collection = self._client.get_default_database(codec_options=jobs().codec_options)[NAME]
+        collection = self._client.get_default_database(codec_options=jobs().codec_options)[JOBS_COLLECTION]
         try:
             # To resume, the server reads its oplog of all collections, again at every retry.
             with within(OPEN_TIMEOUT):
@@ -109,14 +108,14 @@ class Changes:
                     full_document="updateLookup",
                     resume_after=None if token is None else {"_data": token},
                     max_await_time_ms=WAIT_MS,
-                    batch_size=READ_BATCH_SIZE,
+                    batch_size=CHANGES_PER_REPLY,
                 )
         except (ExecutionTimeout, NetworkTimeout) as error:
             if token is None:
                 raise
             raise Lost(f"not resumed within {OPEN_TIMEOUT.total_seconds():g} s") from error
 
-    def _run_to_end(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _run_to_end(self, step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task that completes even if the reader is canceled.
 
         An interrupted command would leave a cursor open on the server for half an hour.
@@ -143,4 +142,4 @@ async def _next(stream: Stream) -> Step | None:
     key, document = change["documentKey"], change.get("fullDocument")
     if document is not None and not is_job(document):
         return Step(token=change["_id"]["_data"], change=None)
-    return Step(token=change["_id"]["_data"], change=Change(id=key["_id"], job=document))
+    return Step(token=change["_id"]["_data"], change=JobChange(id=key["_id"], job=document))

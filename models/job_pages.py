@@ -17,12 +17,12 @@ from bson import ObjectId
 from pymongo import ASCENDING, DESCENDING
 
 from models.database import Document
-from models.job import IS_JOB, State, jobs
+from models.job import IS_JOB, JobState, jobs
 
 SEARCH_BATCH_SIZE = 500  # jobs that a search scans per query, so that it can stop in time
 MAX_SEARCHED_JOBS = 20_000
 SEARCH_TIMEOUT = 0.1  # seconds
-HIDDEN_FIELDS = {"text": 0}
+WITHOUT_TEXT = {"text": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class JobQuery:
     """Filter and sort order of a list of jobs; ties in `sort_by` are ordered by id."""
 
     name: str | None = None
-    state: State | None = None
+    state: JobState | None = None
     text: str | None = None
     """Regular expression to search for."""
     sort_by: str = "_id"
-    """`_id`, which is the order of creation, or one of `job.SORT_FIELDS`."""
+    """`_id`, which is the order of creation, or one of `job.JOB_SORT_FIELDS`."""
     is_descending: bool = True
     after: JobPosition | None = None
 
@@ -51,7 +51,7 @@ class JobQuery:
     def condition(self) -> Document:
         if self._is_of_all:
             return IS_JOB
-        states = [*State] if self.state is None else [self.state]
+        states = [*JobState] if self.state is None else [self.state]
         return {"state": {"$in": states}, **IS_JOB} | ({} if self.name is None else {"name": self.name})
 
     @property
@@ -101,7 +101,7 @@ def _listed(query: JobQuery, limit: int) -> JobSlice:
     found: list[Document] = []
     for condition, order in query.ranges():
         if left := limit + 1 - len(found):
-            found += jobs().find(condition, HIDDEN_FIELDS, sort=[*order.items()], hint=query.index, limit=left)
+            found += jobs().find(condition, WITHOUT_TEXT, sort=[*order.items()], hint=query.index, limit=left)
     return _slice_of(query, found, limit)
 
 
@@ -157,9 +157,7 @@ def _text_condition(text: str) -> Document:
 
 def _load(found_ids: list[Document]) -> list[Document]:
     """Return the current documents of these jobs; deleted ones are omitted."""
-    loaded = {
-        job["_id"]: job for job in jobs().find({"_id": {"$in": [job["_id"] for job in found_ids]}}, HIDDEN_FIELDS)
-    }
+    loaded = {job["_id"]: job for job in jobs().find({"_id": {"$in": [job["_id"] for job in found_ids]}}, WITHOUT_TEXT)}
     return [loaded[job["_id"]] for job in found_ids if job["_id"] in loaded]
 
 

@@ -1,24 +1,46 @@
-"""Paused job queues: collection `job_queues`, one document per name: `{_id: name, paused}`."""
+"""Job queues: collections `job_queues`, which queues are paused, and `job_leaders`, which leader dispatches them.
+
+    job_queues   {_id: name, paused}                                    one document per paused queue
+    job_leaders  {_id: "jobs", epoch, heartbeat, since, is_settling}    one document
+
+The leading beat numbers its take-overs (`queue_manager/beat/leader_lock.py`) and sends this epoch with each dispatch.
+A dispatch of an older leader is refused. If Redis lost its data, it counts from one again; `raise_epoch` then raises
+its epoch above the one stored here. As a fallback, a lower epoch is accepted once the newer leader has been silent for
+a minute.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from pymongo import IndexModel, UpdateOne
 from pymongo.collection import Collection
+from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
+from queue_manager.core.clock import minutes
 
-NAME = "job_queues"
+QUEUES_COLLECTION = "job_queues"
+LEADERS_COLLECTION = "job_leaders"
+LEADER_ID = "jobs"
+SILENCE_TIMEOUT = minutes(1)
 
 
 def queues() -> Collection[Document]:
-    return collection(NAME)
+    return collection(QUEUES_COLLECTION)
+
+
+def leaders() -> Collection[Document]:
+    return collection(LEADERS_COLLECTION)
 
 
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
-    return {NAME: [IndexModel([("paused", 1)], name="paused_queues", sparse=True)]}
+    return {QUEUES_COLLECTION: [IndexModel([("paused", 1)], name="paused_queues", sparse=True)]}
+
+
+# Pauses
 
 
 def pause(names: Iterable[str], *, is_paused: bool) -> None:
@@ -36,3 +58,40 @@ def paused() -> set[str]:
 
 def is_paused(name: str) -> bool:
     return queues().find_one({"_id": name, "paused": True}, {"_id": 1}) is not None
+
+
+# The leader
+
+
+def lead(epoch: int, *, now: datetime) -> bool | None:
+    """Record a heartbeat of the leader of `epoch`. Returns True on a take-over, `None` if the epoch is refused.
+
+    Returns True until `settle` is called, so that a take-over interrupted by a crash is completed by the next call.
+    """
+    known = {"_id": LEADER_ID, "epoch": epoch}
+    leading = leaders().find_one_and_update(known, {"$max": {"heartbeat": now}})
+    if leading is not None:
+        return bool(leading.get("is_settling"))
+    is_older_or_silent = [{"epoch": {"$lt": epoch}}, {"heartbeat": {"$lt": now - SILENCE_TIMEOUT}}]
+    taken: Document = {"$set": {"epoch": epoch, "heartbeat": now, "since": now, "is_settling": True}}
+    try:
+        leaders().update_one({"_id": LEADER_ID, "$or": is_older_or_silent}, taken, upsert=True)
+    except DuplicateKeyError:
+        # Refused, or another process has just recorded the same take-over.
+        return False if leader_epoch() == epoch else None
+    return True
+
+
+def settle(epoch: int) -> None:
+    """Record that the take-over of `epoch` is complete."""
+    leaders().update_one({"_id": LEADER_ID, "epoch": epoch}, {"$unset": {"is_settling": ""}})
+
+
+def leader() -> Document | None:
+    """Return `{epoch, heartbeat, since}` of the current leader."""
+    return leaders().find_one({"_id": LEADER_ID}, {"_id": 0, "is_settling": 0})
+
+
+def leader_epoch() -> int | None:
+    found = leader()
+    return None if found is None else int(found["epoch"])

@@ -127,5 +127,5 @@ def lost_lease(id: str) -> None:
 
 def successes(id: str) -> int:
     """Count the attempts that the history calls a success."""
-    history = (job.get(ObjectId(id)) or {})["history"]
+    history = (job.jobs().find_one(ObjectId(id)) or {})["history"]
     return sum(entry["state"] == "success" for entry in history)

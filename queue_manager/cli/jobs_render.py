@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from models.job import State
+from models.job import JobState
 from queue_manager.cli.messages_render import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, printable, span
 from services.job_queues import as_json
 
 Job = dict[str, Any]
-WAITING_STATES = (State.PENDING, State.FAILURE)
+WAITING_STATES = (JobState.PENDING, JobState.FAILURE)
 
 
 def table_of(jobs: Sequence[Job], now: datetime) -> Table:
@@ -26,7 +26,7 @@ def table_of(jobs: Sequence[Job], now: datetime) -> Table:
     for job in jobs:
         known = [str(job["_id"]), job["name"], job["state"], str(job["priority"]), str(job["attempts"])]
         due = _from(job["due"], now) if job["state"] in WAITING_STATES else ""
-        error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if job["state"] == State.FAILURE else ""
+        error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if job["state"] == JobState.FAILURE else ""
         _add(table, *known, due, error, _text(as_json(job)["arguments"])[:MAX_PAYLOAD_LENGTH])
     return table
 
@@ -64,7 +64,7 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
     if not status["queues"]:
         console.print("no queue")
         return
-    states = tuple(state.value for state in State)
+    states = tuple(state.value for state in JobState)
     table = _table("name", *states, "running", "oldest due", "next due", numbers=states)
     for queue in status["queues"]:
         name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]

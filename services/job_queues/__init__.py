@@ -22,7 +22,7 @@ from pymongo import IndexModel
 from models import database, job_queue, old_claims
 from models import job as model
 from models.due_documents import COUNTED
-from models.job import ExecutingJob
+from models.job import DuplicateJob, ExecutingJob
 from queue_manager.beat import leader_lock
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, reason
@@ -36,7 +36,7 @@ from queue_manager.telemetry import counters
 from services import problems
 from services.due_work import Due, Limits
 from services.job_queues.dispatch import Dispatch
-from services.job_queues.errors import DuplicateJob, InvalidJob, UnknownJob, WrongState
+from services.job_queues.errors import InvalidJob, UnknownJob, WrongState
 from services.job_queues.jobs import Jobs
 from services.job_queues.json_form import as_json
 from services.job_queues.registry import Registry, job, registry
@@ -146,7 +146,11 @@ def stats() -> SystemStats:
         numbers=numbers,
         details=[
             *([f"paused: {', '.join(sorted(paused))}"] if paused else []),
-            *([f"{model.NAME} has {others} documents that are not jobs, which are ignored"] if others else []),
+            *(
+                [f"{model.JOBS_COLLECTION} has {others} documents that are not jobs, which are ignored"]
+                if others
+                else []
+            ),
             *(f"{one.name}: the job {one.id} has been executing for {_running_time(one, now)}" for one in long_running),
         ],
     )
@@ -237,5 +241,5 @@ system = System(
     stats_server="MongoDB or Redis",
     counted_as=INITIATOR,
     collections=_collections,
-    obsolete_indexes={**model.OBSOLETE_INDEXES, job_queue.NAME: old_claims.INDEXES},
+    obsolete_indexes={**model.OBSOLETE_INDEXES, job_queue.QUEUES_COLLECTION: old_claims.INDEXES},
 )

@@ -12,7 +12,7 @@ from bson import ObjectId, json_util
 from bson.errors import BSONError
 
 from models.database import read_id
-from models.job import State
+from models.job import JobState
 from queue_manager.core.clock import EPOCH, truncate
 from queue_manager.core.errors import PermanentError
 from services.job_queues.errors import InvalidJob
@@ -23,7 +23,7 @@ MAX_ARGUMENTS_BYTES = 1024 * 1024  # of one job
 MAX_ID_LENGTH = 1024  # characters, of ids that are not ObjectIds
 MAX_ARGUMENT_DEPTH = 64  # levels of nesting; MongoDB refuses documents of 200 levels
 MAX_DELAY = timedelta(days=3650)
-STATE_ALIASES = {"cancelled": State.CANCELED}
+STATE_ALIASES = {"cancelled": JobState.CANCELED}
 
 
 def job_key(name: str, arguments: Sequence[Any]) -> str:
@@ -39,12 +39,12 @@ def checked_name(name: Any) -> str:
     return name
 
 
-def checked_state(state: Any) -> State:
+def checked_state(state: Any) -> JobState:
     """Return the state of this name; `cancelled` is an alias of `canceled`. Raises `InvalidJob`."""
     try:
-        return STATE_ALIASES.get(state) or State(state)
+        return STATE_ALIASES.get(state) or JobState(state)
     except (ValueError, TypeError):
-        states = ", ".join(State)
+        states = ", ".join(JobState)
         raise InvalidJob("state", f"{state!r:.40} is not a state; must be one of {states}") from None
 
 

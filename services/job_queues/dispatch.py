@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from models import job, job_attempt, job_leader, job_queue
+from models import job, job_attempt, job_queue
 from models.job import ExecutingJob
 from queue_manager.core.clock import minutes, seconds, truncate
 from queue_manager.core.errors import Unavailable
@@ -112,10 +112,10 @@ class Dispatch(DueWork):
         """Record the leader and complete its take-over; return False if it is refused."""
         if self.epoch is None:
             return True
-        has_taken_over = job_leader.lead(self.epoch, now=now)
+        has_taken_over = job_queue.lead(self.epoch, now=now)
         if has_taken_over is None:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
-            known = job_leader.current()
+            known = job_queue.leader()
             if known is not None and self.on_refused is not None:
                 self.on_refused(int(known["epoch"]), now - known["since"])
             return False
@@ -123,16 +123,15 @@ class Dispatch(DueWork):
             log.info(
                 "A new leader dispatches; failed jobs are due now", failed=job.make_failed_due(now), epoch=self.epoch
             )
-            job_leader.settle(self.epoch)
+            job_queue.settle(self.epoch)
         return True
 
     def _epoch(self) -> int | None:
-        return job_leader.current_epoch() if self.epoch is None else self.epoch
+        return job_queue.leader_epoch() if self.epoch is None else self.epoch
 
     def _reap(self, lost: ExecutingJob, now: datetime) -> bool:
         """Requeue a lost job: immediately after the first loss, with backoff after further losses."""
-        losses = job_attempt.losses(lost.id)
-        backoff = doubling(MIN_LOSS_BACKOFF, losses - 1, cap=MAX_LOSS_BACKOFF) if losses else seconds(0)
+        backoff = doubling(MIN_LOSS_BACKOFF, lost.losses - 1, cap=MAX_LOSS_BACKOFF) if lost.losses else seconds(0)
         is_reaped = job_attempt.reap(lost, waiting=truncate(now + backoff), now=now, error=LOST_ERROR)
         if is_reaped:
             log.warning(LOST_ERROR, job=str(lost.id), name=lost.name)

@@ -19,7 +19,3 @@ class UnknownJob(AppError):
 
 class WrongState(AppError):
     """The state of the job does not allow the operation."""
-
-
-class DuplicateJob(AppError):
-    """A singular job with the same name and arguments already exists."""

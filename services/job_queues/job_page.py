@@ -10,7 +10,7 @@ from typing import Any
 from bson import ObjectId
 
 from models.database import Document
-from models.job import SORT_FIELDS
+from models.job import JOB_SORT_FIELDS
 from models.job_pages import JobPosition
 from queue_manager.core.clock import EPOCH, milliseconds
 from services.job_queues.errors import InvalidJob
@@ -34,8 +34,8 @@ class JobPage:
 
 def sort_field(sort: str) -> str:
     """Return the field of a sort order. Raises `InvalidJob`."""
-    if sort != SORT_BY_ID and sort not in SORT_FIELDS:
-        raise InvalidJob("sort", f"must be one of {', '.join((SORT_BY_ID, *SORT_FIELDS))}")
+    if sort != SORT_BY_ID and sort not in JOB_SORT_FIELDS:
+        raise InvalidJob("sort", f"must be one of {', '.join((SORT_BY_ID, *JOB_SORT_FIELDS))}")
     return "_id" if sort == SORT_BY_ID else sort
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from bson import ObjectId
 
-from models import job, job_leader, job_pages, job_queue
+from models import job, job_pages, job_queue
 from models.database import Document
-from models.job import State
+from models.job import DuplicateJob, JobState
 from models.job_pages import JobQuery
 from services.job_queues.checks import (
     checked_arguments,
@@ -24,13 +24,13 @@ from services.job_queues.checks import (
     job_key,
     possible_ids,
 )
-from services.job_queues.errors import DuplicateJob, InvalidJob, UnknownJob, WrongState
+from services.job_queues.errors import InvalidJob, UnknownJob, WrongState
 from services.job_queues.job_page import JobPage, format_cursor, parse_cursor, sort_field
 from services.job_queues.registry import Registry
 from services.job_queues.search import search_pattern, search_text
 
-RETRYABLE_STATES = (State.PENDING, State.FAILURE, State.CANCELED, State.SUCCESS)
-RESCHEDULABLE_STATES = (State.PENDING, State.FAILURE, State.CANCELED)
+RETRYABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED, JobState.SUCCESS)
+RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Jobs:
             "_id": ObjectId(),
             "name": name,
             "arguments": checked_arguments(arguments),
-            "state": State.PENDING,
+            "state": JobState.PENDING,
             "priority": checked_priority(priority),
             "due": (due := checked_due(at, delay, now)),
             "waiting": due,
@@ -90,11 +90,11 @@ class Jobs:
             "attempts": 0,
             "key": job_key(name, arguments),
             "text": search_text(arguments),
-            "history": [{"at": now, "state": State.PENDING}],
+            "history": [{"at": now, "state": JobState.PENDING}],
         }
         try:
             job.insert(document, unique=unique, singular=singular)
-        except job.DuplicateJob:
+        except DuplicateJob:
             return None
         return document
 
@@ -180,7 +180,7 @@ class Jobs:
         Raises `InvalidJob`: executing jobs cannot be deleted.
         """
         wanted = [checked_state(state) for state in states]
-        if State.EXECUTING in wanted:
+        if JobState.EXECUTING in wanted:
             raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
         return job.clear(wanted, None if name is None else checked_name(name), limit=limit)
 
@@ -203,7 +203,7 @@ class Jobs:
         queues = [
             QueueStatus(
                 name=name,
-                states={state.value: counts.get(name, {}).get(state, 0) for state in State},
+                states={state.value: counts.get(name, {}).get(state, 0) for state in JobState},
                 is_paused=name in paused,
                 running=_shown(running.get(name)),
                 oldest_due=oldest if (oldest := job.next_due(name)) and oldest <= now else None,
@@ -213,17 +213,14 @@ class Jobs:
         ]
         return {
             "queues": [asdict(queue) for queue in queues],
-            "leader": job_leader.current(),
+            "leader": job_queue.leader(),
             "other_documents": job.count_foreign(),
         }
 
     def _make_due(
-        self, id: str, states: Sequence[State], due: datetime | None, priority: int | None, action: str
+        self, id: str, states: Sequence[JobState], due: datetime | None, priority: int | None, action: str
     ) -> Document:
-        try:
-            changed = job.make_due(self._own_id(id), states, due=due, priority=priority, now=self._clock())
-        except job.DuplicateJob:
-            raise DuplicateJob(f"The job {id} is singular, and another with its name and arguments is live") from None
+        changed = job.make_due(self._own_id(id), states, due=due, priority=priority, now=self._clock())
         return changed or self._refuse(id, action)
 
     def _refuse(self, id: str, action: str) -> Document:

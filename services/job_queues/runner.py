@@ -6,8 +6,6 @@ job; a worker that lost the claim changes nothing.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from asyncio import CancelledError
 from collections import deque
@@ -17,10 +15,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from threading import Event, Thread
 
-from models import job, job_attempt, job_leader, job_queue
+from models import job, job_attempt, job_queue
 from models.database import OUTAGES, Document, Error
-from models.job import NameBusy, State
-from models.job_attempt import Outcome
+from models.job import JobState, NameBusy
+from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
@@ -76,7 +74,7 @@ class Runner:
         """Run the due jobs one after another until none is due or the budget is used."""
         end = time.monotonic() + self.budget.total_seconds()
         with _Heartbeat(self) as heartbeat:
-            ended: tuple[Document, Outcome] | None = None
+            ended: tuple[Document, JobOutcome] | None = None
             while True:
                 next_job = self._next_job_after(ended) if time.monotonic() < end else None
                 if ended is None and next_job is None:
@@ -86,7 +84,7 @@ class Runner:
                 if running_job is not None:
                     ended = (running_job, self._execute(running_job, heartbeat))
 
-    def _next_job_after(self, ended: tuple[Document, Outcome] | None) -> Document | None:
+    def _next_job_after(self, ended: tuple[Document, JobOutcome] | None) -> Document | None:
         try:
             return self._next_job()
         except Error:
@@ -107,11 +105,13 @@ class Runner:
         return self._page.popleft() if self._page else None
 
     def _reason_to_stop(self) -> str | None:
-        if self.epoch is not None and job_leader.current_epoch() != self.epoch:
+        if self.epoch is not None and job_queue.leader_epoch() != self.epoch:
             return "another leader has taken over"
         return "paused" if job_queue.is_paused(self.name) else None
 
-    def _finish_and_start(self, ended: tuple[Document, Outcome] | None, next_job: Document | None) -> Document | None:
+    def _finish_and_start(
+        self, ended: tuple[Document, JobOutcome] | None, next_job: Document | None
+    ) -> Document | None:
         """Write the outcome of a job and start the next in one round trip; return the started job."""
         if ended is None:
             return self._start(next_job) if next_job is not None else None
@@ -122,16 +122,14 @@ class Runner:
     def _start(self, next_job: Document) -> Document | None:
         now = self.clock()
         try:
-            is_started = job_attempt.start(
-                next_job, token=self.token, now=now, until=now + self.lease, worker=_this_process()
-            )
+            is_started = job_attempt.start(next_job, token=self.token, now=now, until=now + self.lease)
         except NameBusy:
             self._page.clear()
             self.report.stopped = "another run executes a job of this name"
             return None
         return next_job if is_started else None
 
-    def _write_with_retry(self, done: Document, outcome: Outcome, next_job: Document | None) -> tuple[bool, bool]:
+    def _write_with_retry(self, done: Document, outcome: JobOutcome, next_job: Document | None) -> tuple[bool, bool]:
         """Write the outcome; retry during an outage of the database for the duration of the lease."""
         end = time.monotonic() + self.lease.total_seconds()
         try:
@@ -151,16 +149,14 @@ class Runner:
                 if time.monotonic() > end:
                     raise
 
-    def _write(self, done: Document, outcome: Outcome, next_job: Document | None) -> tuple[bool, bool]:
+    def _write(self, done: Document, outcome: JobOutcome, next_job: Document | None) -> tuple[bool, bool]:
         now = self.clock()
         if next_job is None:
             return job_attempt.finish(done, outcome, token=self.token, now=now), False
         until = now + self.lease
-        return job_attempt.finish_and_start(
-            done, outcome, next_job, token=self.token, now=now, until=until, worker=_this_process()
-        )
+        return job_attempt.finish_and_start(done, outcome, next_job, token=self.token, now=now, until=until)
 
-    def _execute(self, running_job: Document, heartbeat: _Heartbeat) -> Outcome:
+    def _execute(self, running_job: Document, heartbeat: _Heartbeat) -> JobOutcome:
         began = time.monotonic()
         run = Run(running_job, self.token)
         try:
@@ -169,20 +165,20 @@ class Runner:
                 work(*running_job["arguments"], **({"run": run} if accepts_run(work) else {}))
         except (Exception, SystemExit, CancelledError) as error:  # errors of a job that must not end the worker
             return self._failure(running_job, error, _ms_since(began))
-        return Outcome(state=State.SUCCESS, took_ms=_ms_since(began))
+        return JobOutcome(state=JobState.SUCCESS, took_ms=_ms_since(began))
 
-    def _failure(self, running_job: Document, error: BaseException, took_ms: int) -> Outcome:
+    def _failure(self, running_job: Document, error: BaseException, took_ms: int) -> JobOutcome:
         attempt = running_job["attempts"] + 1
         message = f"{type(error).__name__}: {_text(error)}"
         log.warning(f"Job failed: {message}", job=str(running_job["_id"]), name=self.name, attempt=attempt)
         backoff = None if isinstance(error, PermanentError) else RETRY_POLICY.wait_before(attempt + 1)
-        return Outcome(state=State.FAILURE, backoff=backoff, error=message, took_ms=took_ms)
+        return JobOutcome(state=JobState.FAILURE, backoff=backoff, error=message, took_ms=took_ms)
 
-    def _count(self, outcome: Outcome, is_written: bool) -> None:
+    def _count(self, outcome: JobOutcome, is_written: bool) -> None:
         if not is_written:
             log.warning("A result was refused, because the claim of the job was lost", name=self.name)
             self.report.lost += 1
-        elif outcome.state is State.SUCCESS:
+        elif outcome.state is JobState.SUCCESS:
             self.report.succeeded += 1
         else:
             self.report.failed += 1
@@ -257,10 +253,6 @@ def _text(value: object) -> str:
         return str(value)[:MAX_ERROR_LENGTH].encode("utf-8", "replace").decode()
     except Exception as error:
         return f"its text cannot be rendered ({type(error).__name__})"
-
-
-def _this_process() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _ms_since(began: float) -> int:

@@ -10,8 +10,8 @@ from bson import ObjectId
 from dev.demo_jobs import INVOICE, PARCEL, REPORT
 from models import job, job_attempt, scan_run, site, subscription
 from models.database import collection, server_now
-from models.job import State
-from models.job_attempt import Outcome
+from models.job import JobState
+from models.job_attempt import JobOutcome
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.next_runs import SCHEDULE
 from queue_manager.broker.keys import SCHEDULE_PREFIX
@@ -83,27 +83,29 @@ def messages(queue: Queue) -> dict[str, str]:
     }
 
 
-def make_job(queue: Queue, name: str = INVOICE, *arguments: Any, state: State = State.PENDING, **options: Any) -> str:
+def make_job(
+    queue: Queue, name: str = INVOICE, *arguments: Any, state: JobState = JobState.PENDING, **options: Any
+) -> str:
     """Store a job, let it end in `state`, and return its id."""
     answer = queue.post("/jobs", {"name": name, "arguments": list(arguments), **options})
     assert answer.status == 201, answer.text
     id = str(answer.body["job"]["_id"])
-    if state is not State.PENDING:
-        document = job.get(ObjectId(id))
+    if state is not JobState.PENDING:
+        document = job.jobs().find_one(ObjectId(id))
         assert document is not None
         now = max(server_now(), document["due"])  # two processes know the server's clock to within a round trip
         assert job_attempt.start(document, token="worker", now=now, until=now + seconds(900))
-        if state is not State.EXECUTING:
-            outcome = Outcome(state=state, backoff=hours(1) if state is State.FAILURE else None, error=REASON)
+        if state is not JobState.EXECUTING:
+            outcome = JobOutcome(state=state, backoff=hours(1) if state is JobState.FAILURE else None, error=REASON)
             assert job_attempt.finish(document, outcome, token="worker", now=now)
     return id
 
 
-def jobs(queue: Queue) -> dict[State, str]:
+def jobs(queue: Queue) -> dict[JobState, str]:
     """Return the ids of a job in each state."""
     names = (INVOICE, REPORT, PARCEL, INVOICE, INVOICE)
     return {
-        state: make_job(queue, name, 7, "word " * 60, state=state) for state, name in zip(State, names, strict=True)
+        state: make_job(queue, name, 7, "word " * 60, state=state) for state, name in zip(JobState, names, strict=True)
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from dev.demo_jobs import INVOICE, REPORT
-from models.job import State
+from models.job import JobState
 from tests.browser import furnished
 from tests.browser.visit import Visit
 from tests.web.queue_client import Queue
@@ -42,16 +42,16 @@ def test_each_name_has_its_counts_and_what_runs(visit: Visit, queue: Queue) -> N
     jobs = furnished.jobs(queue)
     page = visit.open("/jobs")
     visit.wait_for(list(jobs.values())[::-1])
-    expect(of_name(visit, REPORT)).to_contain_text(jobs[State.EXECUTING][-6:])
+    expect(of_name(visit, REPORT)).to_contain_text(jobs[JobState.EXECUTING][-6:])
     of_name(visit, INVOICE).get_by_role("link", name="1 canceled").click()
-    visit.wait_for([jobs[State.CANCELED]])
+    visit.wait_for([jobs[JobState.CANCELED]])
     assert visit.path == f"/jobs?name={INVOICE}&state=canceled"
     page.reload()
-    visit.wait_for([jobs[State.CANCELED]])
+    visit.wait_for([jobs[JobState.CANCELED]])
     page.get_by_label("State").select_option("pending")
-    visit.wait_for([jobs[State.PENDING]])
+    visit.wait_for([jobs[JobState.PENDING]])
     page.go_back()
-    visit.wait_for([jobs[State.CANCELED]])
+    visit.wait_for([jobs[JobState.CANCELED]])
 
 
 def test_arguments_are_searched_and_columns_sort(visit: Visit, queue: Queue) -> None:
@@ -125,12 +125,12 @@ def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> 
 @pytest.mark.parametrize(
     ("state", "button", "after"),
     [
-        (State.PENDING, "Cancel the job", "canceled"),
-        (State.FAILURE, "Retry now", "pending"),
-        (State.SUCCESS, "Run again", "pending"),
+        (JobState.PENDING, "Cancel the job", "canceled"),
+        (JobState.FAILURE, "Retry now", "pending"),
+        (JobState.SUCCESS, "Run again", "pending"),
     ],
 )
-def test_a_job_is_canceled_or_tried_again(visit: Visit, queue: Queue, state: State, button: str, after: str) -> None:
+def test_a_job_is_canceled_or_tried_again(visit: Visit, queue: Queue, state: JobState, button: str, after: str) -> None:
     id = furnished.make_job(queue, INVOICE, 1, state=state)
     visit.open("/jobs")
     open_job(visit, id)
@@ -162,8 +162,8 @@ def test_a_name_is_paused_and_resumed(visit: Visit, queue: Queue) -> None:
 
 def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue: Queue) -> None:
     for _ in range(2):
-        furnished.make_job(queue, INVOICE, 1, state=State.SUCCESS)
-    left = [furnished.make_job(queue, REPORT, 1, state=State.SUCCESS), furnished.make_job(queue, INVOICE, 1)]
+        furnished.make_job(queue, INVOICE, 1, state=JobState.SUCCESS)
+    left = [furnished.make_job(queue, REPORT, 1, state=JobState.SUCCESS), furnished.make_job(queue, INVOICE, 1)]
     visit.open("/jobs")
     visit.wait_for(ids(queue))
     visit.press("Clear …")
@@ -183,7 +183,7 @@ def test_what_workers_do_is_seen_without_a_reload(visit: Visit, queue: Queue) ->
     page = visit.open("/jobs")
     page.evaluate("globalThis.isSamePage = true")
     expect(page.locator("#state")).to_have_text("Live")
-    id = furnished.make_job(queue, REPORT, 1, state=State.EXECUTING)
+    id = furnished.make_job(queue, REPORT, 1, state=JobState.EXECUTING)
     expect(visit.row(id)).to_contain_text("executing")
     expect(of_name(visit, REPORT)).to_contain_text(id[-6:])
     queue.post("/jobs", {"name": INVOICE, "arguments": []})

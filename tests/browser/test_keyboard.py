@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from dev.demo_jobs import INVOICE
-from models.job import State
+from models.job import JobState
 from tests.browser import furnished
 from tests.browser.visit import Visit, Visiting
 from tests.real_servers import Servers
@@ -172,7 +172,7 @@ def test_a_job_is_canceled(visit: Visit, queue: Queue) -> None:
     press(visit, "Enter")
     tab_to(visit, visit.dialog.get_by_role("button", name="Cancel the job"))
     press(visit, "Enter")
-    expect(visit.row(id)).to_contain_text(State.CANCELED)
+    expect(visit.row(id)).to_contain_text(JobState.CANCELED)
     expect(row).to_be_focused()
     tab_to(visit, page.get_by_role("button", name="Run a job"))
 

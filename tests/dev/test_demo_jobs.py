@@ -18,7 +18,7 @@ from dev.demo_jobs import IMPORT, INVOICE, NAMES, PARCEL, REPORT
 from models import job as model
 from models import job_attempt
 from models.database import Document, server_now
-from models.job import State
+from models.job import JobState
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ContinueLater, NotYetDue
 from queue_manager.core.settings import Settings
@@ -38,7 +38,7 @@ def jobs(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return service
 
 
-def stored(name: str, state: State, count: int, *, created: datetime | None = None) -> list[ObjectId]:
+def stored(name: str, state: JobState, count: int, *, created: datetime | None = None) -> list[ObjectId]:
     now = server_now()
     about: Document = {"name": name, "arguments": [], "priority": 0, "due": now, "updated": now, "attempts": 1}
     about |= {"state": state, "created": created or now, "key": "k", "history": []}
@@ -87,7 +87,7 @@ class TestJobs:
         assert states(IMPORT) == ["canceled"]
 
     def test_one_that_is_tried_at_this_moment_is_canceled_later(self, jobs: Jobs) -> None:
-        stored(IMPORT, State.EXECUTING, 1, created=server_now() - minutes(5))
+        stored(IMPORT, JobState.EXECUTING, 1, created=server_now() - minutes(5))
         demo_jobs.cancel_hopeless(jobs, server_now())
         assert states(IMPORT) == ["executing"]
 
@@ -96,15 +96,15 @@ class TestBounds:
     def test_it_orders_no_more_while_too_many_wait(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(demo_jobs, "PARCEL_CHANCE", 1)
         for name in (INVOICE, PARCEL):
-            stored(name, State.PENDING, demo_jobs.MOST_WAITING)
+            stored(name, JobState.PENDING, demo_jobs.MOST_WAITING)
         demo_jobs.go_on(jobs, server_now())
         assert [len(states(name)) for name in (INVOICE, PARCEL)] == [demo_jobs.MOST_WAITING] * 2
 
     def test_only_the_demos_oldest_finished_ones_are_deleted(self, jobs: Jobs) -> None:
-        somebodys = stored("send_invoice", State.SUCCESS, demo_jobs.KEPT + 2)
-        waiting = stored(INVOICE, State.PENDING, demo_jobs.KEPT + 2)
-        finished = stored(INVOICE, State.SUCCESS, demo_jobs.KEPT + 2)
-        canceled = stored(IMPORT, State.CANCELED, demo_jobs.KEPT + 2)
+        somebodys = stored("send_invoice", JobState.SUCCESS, demo_jobs.KEPT + 2)
+        waiting = stored(INVOICE, JobState.PENDING, demo_jobs.KEPT + 2)
+        finished = stored(INVOICE, JobState.SUCCESS, demo_jobs.KEPT + 2)
+        canceled = stored(IMPORT, JobState.CANCELED, demo_jobs.KEPT + 2)
         demo_jobs.clear_up()
         left = {job["_id"] for job in model.jobs().find({}, {"_id": 1})}
         assert left == {*somebodys, *waiting, *finished[2:], *canceled[2:]}
@@ -137,9 +137,9 @@ class TestEnvironment:
 
 class TestSummary:
     def test_it_counts_those_that_ended(self, clean: Servers) -> None:
-        stored(INVOICE, State.SUCCESS, 3)
-        stored(PARCEL, State.SUCCESS, 1)
-        stored(IMPORT, State.FAILURE, 2)
+        stored(INVOICE, JobState.SUCCESS, 3)
+        stored(PARCEL, JobState.SUCCESS, 1)
+        stored(IMPORT, JobState.FAILURE, 2)
         now = server_now()
         assert summary.describe_jobs(now - seconds(5), now) == "4 jobs done, 2 jobs failed"
         assert summary.describe_jobs(now + seconds(5), now) == ""

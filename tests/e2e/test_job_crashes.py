@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from models import job, job_leader
+from models import job, job_queue
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.job_names import CONSECUTIVE
@@ -74,7 +74,7 @@ def test_job_whose_process_died_is_due_again_long_before_its_lease_ends(tmp_path
 def test_another_beat_takes_over_and_tries_failed_jobs_at_once(tmp_path: Path, figure: Callable[[str], None]) -> None:
     lab = job_lab()
     with job_worker(tmp_path), job_beat(tmp_path, 0) as leader:
-        eventually(lambda: job_leader.current_epoch() == 1, within=20)
+        eventually(lambda: job_queue.leader_epoch() == 1, within=20)
         with job_beat(tmp_path, 1) as standby:
             eventually(lambda: "standing by" in standby.log, within=20)
             id = lab.run("mixed", "mended")
@@ -94,7 +94,7 @@ def test_another_beat_takes_over_and_tries_failed_jobs_at_once(tmp_path: Path, f
             lab.run("mixed", "later")
             with promptly(PERIOD + SLOW):
                 eventually(lambda: count("success", "mixed") == 3, within=30)
-    assert job_leader.current_epoch() == 2
+    assert job_queue.leader_epoch() == 2
     assert len(notes("mixed", job=id)) == 2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from models import job_leader
+from models import job_queue
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
 from tests.e2e.job_processes import count, job_beat, job_lab, job_worker
 from tests.eventually import eventually
@@ -24,13 +24,13 @@ def test_jobs_run_soon_after_redis_was_emptied(clean: Servers, tmp_path: Path) -
         with job_worker(tmp_path) as worker, job_beat(tmp_path):
             lab.run("now")
             eventually(lambda: count("success", "now") == 1, within=60)
-            assert job_leader.current_epoch() == 42
+            assert job_queue.leader_epoch() == 42
 
             client.flushall()
-            eventually(lambda: job_leader.current_epoch() == 43, within=30)  # half of the silence that was waited for
+            eventually(lambda: job_queue.leader_epoch() == 43, within=30)  # half of the silence that was waited for
             lab.run("now")
             eventually(lambda: count("success", "now") == 2, within=20)
 
             leads = eventually(lambda: leadership(client, LEADER_LOCK))
-            assert leads.epoch == job_leader.current_epoch() == 43
+            assert leads.epoch == job_queue.leader_epoch() == 43
             assert worker.log.count("Redis had lost the epoch") == 1

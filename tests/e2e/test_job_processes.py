@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from beat_schedule import SYSTEMS
-from models import database, job_leader, schema
+from models import database, job_queue, schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.leases import Leases
@@ -117,7 +117,7 @@ def test_job_starts_at_its_time(at_work: AtWork, figure: Callable[[str], None]) 
 
 
 def is_in_flight(queue: str) -> bool:
-    (standing,) = Leases("job-queues").standings([lease_name(queue, job_leader.current_epoch())])
+    (standing,) = Leases("job-queues").standings([lease_name(queue, job_queue.leader_epoch())])
     return standing.state == "in-progress"
 
 

@@ -14,9 +14,9 @@ from bson import ObjectId
 from dev.demo_jobs import IMPORT, INVOICE, MODULE, REPORT
 from dev.ports import free_port
 from models import job as model
-from models import job_attempt, job_leader, job_queue
+from models import job_attempt, job_queue
 from models.database import Document, server_now
-from models.job import State
+from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
 from tests.e2e.commands import environment, said_on_a_terminal
@@ -64,7 +64,7 @@ class TestRun:
         job = printed("run", INVOICE, "42", '{"a": [1.5, null]}', "x y", "NaN", '"7"', "--priority", "3")
         stored = jobs.get(job["_id"])
         assert stored["arguments"] == job["arguments"] == [42, {"a": [1.5, None]}, "x y", "NaN", "7"]
-        assert (stored["priority"], stored["state"]) == (3, State.PENDING)
+        assert (stored["priority"], stored["state"]) == (3, JobState.PENDING)
 
     def test_later(self, clean: Servers) -> None:
         at = to_iso(server_now() + seconds(90))
@@ -202,7 +202,7 @@ class TestChanging:
 
 class TestStatus:
     def test_each_name_in_a_row_below_the_leader(self, clean: Servers) -> None:
-        job_leader.lead(3, now=server_now() - minutes(30))
+        job_queue.lead(3, now=server_now() - minutes(30))
         runs = made(INVOICE, 1)
         made(INVOICE, 2)
         made(INVOICE, 3, delay=seconds(500))

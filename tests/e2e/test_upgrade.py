@@ -14,7 +14,7 @@ import redis
 from bson import ObjectId
 
 from beat_schedule import SYSTEMS
-from models import job_leader, job_queue, schema
+from models import job_queue, schema
 from models.database import collection, server_now
 from queue_manager.beat import old_schedule
 from queue_manager.beat.leader_lock import LeaderLock
@@ -188,8 +188,8 @@ def test_rooms_of_release_0_1_are_opened_once_and_on_time(clean: Servers, client
 def left_queues(client: redis.Redis) -> None:
     """Make a queue in every state, each with two jobs, and the leader of epoch 1."""
     now, lab = truncate(server_now()), job_lab()
-    job_leader.lead(1, now=now)
-    job_leader.settle(1)
+    job_queue.lead(1, now=now)
+    job_queue.settle(1)
 
     def left(name: str, **fields: Any) -> str:
         due_at = now - seconds(3)

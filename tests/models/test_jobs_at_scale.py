@@ -15,8 +15,8 @@ from pymongo import MongoClient, monitoring
 
 from models import database, job, job_attempt, job_pages
 from models.database import Document
-from models.job import State
-from models.job_attempt import Outcome
+from models.job import JobState
+from models.job_attempt import JobOutcome
 from models.job_pages import JobQuery
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.per_process import PerProcess
@@ -27,7 +27,7 @@ from tests.rooms import T0
 pytestmark = pytest.mark.scale
 
 NAMES, EXECUTING, DUE, PAGE = 20, 5, 12, 32
-STATES = [State.SUCCESS] * 6 + [State.PENDING] * 3 + [State.FAILURE, State.CANCELED]
+STATES = [JobState.SUCCESS] * 6 + [JobState.PENDING] * 3 + [JobState.FAILURE, JobState.CANCELED]
 
 
 @pytest.fixture(autouse=True)
@@ -42,16 +42,16 @@ def fill(count: int) -> Iterator[Document]:
     for number in range(count):
         name, state = f"n{number % NAMES:02}", STATES[number // NAMES % len(STATES)]
         due = T0 + hours(1) + timedelta(milliseconds=number)
-        if state is State.PENDING and number % NAMES < DUE and number % 3 == 0:
+        if state is JobState.PENDING and number % NAMES < DUE and number % 3 == 0:
             due = T0 - timedelta(milliseconds=number)
         if number < EXECUTING:
-            state = State.EXECUTING
+            state = JobState.EXECUTING
         one: Document = {"_id": ObjectId(), "name": name, "arguments": [number], "key": f"{number % 1000:032x}"}
         one |= {"state": state, "priority": number % 3, "due": due, "created": T0, "updated": T0, "history": []}
-        one["attempts"] = 0 if state is State.PENDING else 1
-        if state in (State.PENDING, State.FAILURE):
+        one["attempts"] = 0 if state is JobState.PENDING else 1
+        if state in (JobState.PENDING, JobState.FAILURE):
             one["waiting"] = due
-        if state is State.EXECUTING:
+        if state is JobState.EXECUTING:
             one["claim"] = {"token": f"t{number}", "claimed_until": T0 + LEASE}
         yield one
 
@@ -78,7 +78,7 @@ class Recorder(monitoring.CommandListener):
         self.sent: list[tuple[str, Document]] = []
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        if event.command.get(event.command_name) == job.NAME:
+        if event.command.get(event.command_name) == job.JOBS_COLLECTION:
             plain = {name: value for name, value in event.command.items() if name not in NOT_EXPLAINED}
             self.sent.append((event.command_name, plain))
 
@@ -140,7 +140,7 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         free = job.next_jobs("n07", now=T0, limit=1)[0]
         recorder.sent.clear()
         assert job_attempt.start(free, token="t", now=T0, until=T0 + LEASE)
-        assert job_attempt.finish(free, Outcome(state=State.SUCCESS), token="t", now=T0)
+        assert job_attempt.finish(free, JobOutcome(state=JobState.SUCCESS), token="t", now=T0)
         for _, command in recorder.sent:
             stages, keys, read, _ = explained(command)
             assert stages & {"IDHACK", "IXSCAN"}
@@ -166,16 +166,16 @@ def test_a_page_reads_itself_whatever_is_asked_for(servers: Servers, monkeypatch
         job.jobs().insert_many(some, ordered=False)
     middle = job_pages.JobPosition(id=ObjectId(), value=None)
     with recorded(servers, monkeypatch) as recorder:
-        for by in ("_id", *job.SORT_FIELDS):
+        for by in ("_id", *job.JOB_SORT_FIELDS):
             value = {"_id": None, "due": T0 + hours(1), "updated": T0}.get(by, 1)
-            for name, state in product((None, "n03"), (None, State.SUCCESS, State.EXECUTING)):
+            for name, state in product((None, "n03"), (None, JobState.SUCCESS, JobState.EXECUTING)):
                 for after, is_descending in product((None, replace(middle, value=value)), (True, False)):
                     asked = JobQuery(name=name, state=state, sort_by=by, is_descending=is_descending, after=after)
                     job_pages.page(asked, limit=PAGE)
                     while recorder.sent:
                         stages, keys, read, _ = explained(recorder.sent.pop()[1])
                         assert not stages & {"COLLSCAN", "SORT"}, asked
-                        assert read <= PAGE + 2 + len(State), asked
+                        assert read <= PAGE + 2 + len(JobState), asked
                         assert keys <= PAGE + 30, asked
 
 

@@ -9,7 +9,7 @@ import redis
 from celery.exceptions import Ignore
 
 from beat_schedule import SYSTEMS
-from models import job, job_leader, scan_run
+from models import job, job_queue, scan_run
 from models.database import server_now
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.settings import Settings, settings
@@ -180,4 +180,4 @@ def test_dispatch_fires_where_jobs_may_run_and_carries_the_epoch(chosen: dict[st
 
 def test_leader_is_noted_by_each_dispatch(lab: Lab, figure: Callable[[str], None]) -> None:
     dispatch_due_jobs(epoch=9)
-    assert job_leader.current_epoch() == 9
+    assert job_queue.leader_epoch() == 9

@@ -240,9 +240,9 @@ def filled(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     for error in (None, "Boom"):
         scan_run.record(SCAN, {**RUN, "stamped": 2}, error=error, now=server_now())
     job = queue.post("/jobs", {"name": INVOICE, "arguments": [{"$a": 1}, None]}).body["job"]
-    running = model.get(ObjectId(job["_id"]))
+    running = model.jobs().find_one(ObjectId(job["_id"]))
     assert running is not None
-    start(running, token="a", now=server_now(), until=server_now() + seconds(30), worker="celery@here")
+    start(running, token="a", now=server_now(), until=server_now() + seconds(30))
     queue.post("/jobs", {"name": INVOICE, "delay_seconds": 60})
     for done in ("acknowledged", "archived"):
         queue.post("/queue/move", {"messages": [queue.add()], "toQueue": done})

@@ -23,8 +23,8 @@ from dev.ports import free_port
 from dev.servers import Mongo
 from models import database, job_attempt
 from models import job as model
-from models.job import State
-from models.job_attempt import Outcome
+from models.job import JobState
+from models.job_attempt import JobOutcome
 from queue_manager.core.clock import parse_utc, seconds
 from tests.e2e.replica_set import replica_set
 from tests.eventually import eventually
@@ -106,13 +106,13 @@ def test_each_change_is_told_with_the_job_as_the_list_shows_it(process: Web) -> 
             sent = parse_utc(update["server_time"], field="server_time")
             assert sent is not None
             assert abs((database.server_now() - sent).total_seconds()) < 2
-        job = model.get(ObjectId(id))
+        job = model.jobs().find_one(ObjectId(id))
         assert job is not None
         assert job_attempt.start(job, token="t", now=database.server_now(), until=database.server_now() + seconds(30))
         assert next(updates)["job"]["state"] == "executing"
-        assert job_attempt.finish(job, Outcome(state=State.SUCCESS), token="t", now=database.server_now())
+        assert job_attempt.finish(job, JobOutcome(state=JobState.SUCCESS), token="t", now=database.server_now())
         assert next(updates)["job"]["state"] == "success"
-        model.clear([State.SUCCESS], None)
+        model.clear([JobState.SUCCESS], None)
         update = next(updates)
         assert (update["kind"], update["job"]) == ("deleted", None)
 
@@ -252,7 +252,7 @@ def readers() -> int:
     read = {"cursor.lastAccessDate": {"$gt": database.server_now() - seconds(5)}}
     stages = [
         {"$currentOp": {"idleCursors": True, "allUsers": True}},
-        {"$match": {"ns": f"{database.database().name}.{model.NAME}", **read}},
+        {"$match": {"ns": f"{database.database().name}.{model.JOBS_COLLECTION}", **read}},
     ]
     with database.client().admin.aggregate(stages) as found:
         return len({operation["cursor"]["cursorId"] for operation in found if "$changeStream" in str(operation)})
@@ -364,7 +364,7 @@ def test_no_change_is_missed_over_a_crash_of_mongodb(tmp_path: Path) -> None:
         eventually(lambda: "No job events" in process.log)
         mongo.start()
         with MongoClient[dict[str, Any]](mongo.url) as client:
-            jobs = client.get_default_database()[model.NAME]
+            jobs = client.get_default_database()[model.JOBS_COLLECTION]
             for number in range(50):
                 jobs.update_one({"_id": ObjectId(id)}, {"$set": {"priority": number + 1}})
         assert len([next(told(stream, id)) for _ in range(50)]) == 50

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from dev.demo_jobs import INVOICE, MODULE, REPORT
 from dev.ports import free_port
 from models import job as model
-from models import job_attempt, job_leader, job_queue
+from models import job_attempt, job_queue
 from models.database import server_now
-from models.job import State
-from models.job_attempt import Outcome
+from models.job import JobState
+from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds, to_iso
 from services import job_queues
 from services.job_queues import Jobs, registry
@@ -75,13 +75,13 @@ def api(clean: Servers, served: Web) -> Api:
     return Api(served)
 
 
-def end(job: dict[str, Any], state: State) -> None:
+def end(job: dict[str, Any], state: JobState) -> None:
     """Let a job that is due end in `state`."""
-    document = model.get(ObjectId(job["_id"]))
+    document = model.jobs().find_one(ObjectId(job["_id"]))
     assert document is not None
     assert job_attempt.start(document, token="worker", now=server_now(), until=server_now() + seconds(30))
-    if state is not State.EXECUTING:
-        assert job_attempt.finish(document, Outcome(state=state), token="worker", now=server_now())
+    if state is not JobState.EXECUTING:
+        assert job_attempt.finish(document, JobOutcome(state=state), token="worker", now=server_now())
 
 
 def through(api: Api, query: str) -> list[str]:
@@ -109,7 +109,7 @@ class TestRun:
         assert api.run(at=at)["due"] == at
         assert api.run(at=at.replace("Z", "+00:00"))["due"] == at
         job = api.run(delay_seconds=1.5)
-        assert job["due"] == to_iso(model.get(ObjectId(job["_id"]))["created"] + seconds(1.5))  # type: ignore[index]
+        assert job["due"] == to_iso(model.jobs().find_one(ObjectId(job["_id"]))["created"] + seconds(1.5))  # type: ignore[index]
 
     @pytest.mark.parametrize("option", ["unique", "singular"])
     def test_the_only_one_blocks_a_second(self, option: str, api: Api) -> None:
@@ -221,7 +221,7 @@ class TestReading:
         assert [job["_id"] for job in first["jobs"]] == ids[:3]
         rest = api.get(f"?limit=3&cursor={first['cursor']}").body
         assert ([job["_id"] for job in rest["jobs"]], rest["cursor"]) == (ids[3:], None)
-        assert abs((server_now() - model.get(ObjectId(ids[0]))["created"]).total_seconds()) < 10  # type: ignore[index]
+        assert abs((server_now() - model.jobs().find_one(ObjectId(ids[0]))["created"]).total_seconds()) < 10  # type: ignore[index]
 
     def test_name_and_state_narrow_it(self, api: Api) -> None:
         invoice, report = api.run(INVOICE), api.run(REPORT, 2026)
@@ -239,7 +239,7 @@ class TestReading:
                 api.post(f"/{job['_id']}/cancel")
             if number % 4 == 1:
                 api.post(f"/{job['_id']}/retry")
-                end(job, State.SUCCESS)
+                end(job, JobState.SUCCESS)
         every = api.get("").body["jobs"]
         field = "_id" if sort == "created" else sort
         in_order = sorted(every, key=lambda job: (job[field], job["_id"]), reverse=order == "desc")
@@ -251,10 +251,10 @@ class TestReading:
         nested = api.run(INVOICE, "order", {"to": ["Ada@Example.com", {"n": 4711}]})["_id"]
         text = api.run(INVOICE, 'a "quoted"\ttext, .* and (a+)+$', "ÄÖ")["_id"]
         failed = api.run(REPORT, 2026)
-        document = model.get(ObjectId(failed["_id"]))
+        document = model.jobs().find_one(ObjectId(failed["_id"]))
         assert document is not None
         job_attempt.start(document, token="t", now=server_now(), until=server_now() + seconds(30))
-        outcome = Outcome(state=State.FAILURE, error="ValueError: Too Late")
+        outcome = JobOutcome(state=JobState.FAILURE, error="ValueError: Too Late")
         job_attempt.finish(document, outcome, token="t", now=server_now())
         for search, found in (
             ("ada@example.COM", [nested]),
@@ -319,10 +319,10 @@ class TestReading:
         assert api.post(f"/{gone}/reschedule", NOT_YET).status == 404
 
     def test_status_says_of_each_name_what_there_is_and_who_leads(self, api: Api) -> None:
-        job_leader.lead(7, now=server_now())
+        job_queue.lead(7, now=server_now())
         api.run(INVOICE, 1)
         due, later = api.run(INVOICE, 2), api.run(INVOICE, 3, **NOT_YET)
-        end(due, State.EXECUTING)
+        end(due, JobState.EXECUTING)
         api.post("/pause", {"names": [REPORT]})
         status = api.get("/status").body
         queues = {queue["name"]: queue for queue in status["queues"]}
@@ -368,7 +368,7 @@ class TestChanging:
 
     def test_one_that_runs_cannot_be_changed(self, api: Api) -> None:
         job = api.run()
-        end(job, State.EXECUTING)
+        end(job, JobState.EXECUTING)
         for act, body in (("cancel", None), ("retry", None), ("reschedule", NOT_YET)):
             answer = api.post(f"/{job['_id']}/{act}", body)
             assert (answer.status, answer.body["error"]) == (409, "wrong state")
@@ -397,7 +397,7 @@ class TestChanging:
     def test_clear(self, api: Api) -> None:
         jobs = [api.run(name, 1) for name in (INVOICE, REPORT)]
         for job in jobs:
-            end(job, State.SUCCESS)
+            end(job, JobState.SUCCESS)
         left = api.run()
         assert api.post("/clear", {"states": ["success"], "name": REPORT}).body == {"deleted": 1}
         assert api.post("/clear", {"states": ["success", "cancelled", "failure"]}).body == {"deleted": 1}

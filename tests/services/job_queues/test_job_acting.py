@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from models import job, job_leader
+from models import job, job_queue
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
 from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState
@@ -261,9 +263,10 @@ def test_status_tells_every_name_and_the_leader(lab: Lab) -> None:
     assert (mail["name"], mail["is_paused"], mail["running"]) == ("mail", True, None)
     assert (mail["oldest_due"], mail["next_due"]) == (T0 - minutes(3), T0 + minutes(60))
     assert report["states"]["executing"] == 1
-    assert report["running"] == {"id": ObjectId(running), "claimed_until": T0 + LEASE}
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    assert report["running"] == {"id": ObjectId(running), "claimed_until": T0 + LEASE, "worker": worker}
     assert (report["oldest_due"], report["next_due"]) == (None, None)
-    assert status["leader"] == job_leader.current() == {"epoch": 7, "heartbeat": T0, "since": T0}
+    assert status["leader"] == job_queue.leader() == {"epoch": 7, "heartbeat": T0, "since": T0}
 
 
 def test_find_returns_jobs_of_the_same_arguments_newest_first(lab: Lab) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect
 
-from models import job, job_attempt, job_leader, job_queue
+from models import job, job_attempt, job_queue
 from queue_manager.core.clock import minutes, seconds
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
@@ -176,7 +176,7 @@ def test_new_leader_counts_its_epoch_and_beats(lab: Lab) -> None:
     lab.dispatch(epoch=3)
     lab.hand.advance(seconds(5))
     lab.dispatch(epoch=3)
-    assert job_leader.current() == {"epoch": 3, "heartbeat": T0 + seconds(5), "since": T0}
+    assert job_queue.leader() == {"epoch": 3, "heartbeat": T0 + seconds(5), "since": T0}
 
 
 def snapshot() -> list[Any]:
@@ -189,10 +189,10 @@ def test_dispatch_of_an_older_epoch_is_refused_and_changes_nothing(lab: Lab) -> 
     lab.executing(lost)
     lost_lease(lost)
     lab.run("mail")
-    before, leader = snapshot(), job_leader.current()
+    before, leader = snapshot(), job_queue.leader()
     lab.hand.advance(seconds(59))
     assert lab.dispatch(epoch=4) == ([], {"refused": 1})
-    assert (snapshot(), job_leader.current()) == (before, leader)
+    assert (snapshot(), job_queue.leader()) == (before, leader)
 
 
 def test_redis_that_lost_its_data_is_believed_after_a_minute_of_silence(lab: Lab) -> None:
@@ -203,7 +203,7 @@ def test_redis_that_lost_its_data_is_believed_after_a_minute_of_silence(lab: Lab
         assert lab.dispatch(epoch=1) == ([], {"refused": 1})
     lab.hand.now = T0 + seconds(60.001)
     assert lab.names_dispatched(epoch=1) == ["mail"]
-    assert job_leader.current_epoch() == 1
+    assert job_queue.leader_epoch() == 1
     lab.hand.advance(seconds(1))
     assert lab.names_dispatched(epoch=2) == ["mail"]  # sent by epoch 1, and refused from now on
 
@@ -212,7 +212,7 @@ def test_person_who_dispatches_needs_no_epoch_and_takes_nothing_over(lab: Lab) -
     lab.dispatch(epoch=5)
     lab.run("mail")
     assert lab.names_dispatched() == ["mail"]
-    assert job_leader.current_epoch() == 5
+    assert job_queue.leader_epoch() == 5
 
 
 def test_queue_that_a_person_handed_out_is_left_alone_by_the_leader(lab: Lab) -> None:

@@ -9,7 +9,7 @@ import pytest
 from bson import ObjectId
 
 from models import job, job_pages
-from models.job import SORT_FIELDS, State
+from models.job import JOB_SORT_FIELDS, JobState
 from queue_manager.core.clock import seconds
 from services.job_queues import InvalidJob
 from services.job_queues.search import MAX_TEXT_LENGTH, search_text
@@ -36,12 +36,12 @@ def fill(count: int, seed: int = 1) -> list[dict[str, Any]]:
         one |= {
             "arguments": arguments,
             "text": search_text(arguments),
-            "state": chance.choice([*State]).value,
+            "state": chance.choice([*JobState]).value,
             "due": due,
         }
         one |= {"created": T0, "updated": T0 + seconds(chance.randrange(5)), "priority": chance.randrange(-2, 3)}
         one |= {"attempts": chance.randrange(4), "key": str(number), "history": []}
-        if one["state"] == State.EXECUTING:
+        if one["state"] == JobState.EXECUTING:
             one["name"] = f"n{number}"  # one of a name
         stored.append(one)
     job.jobs().insert_many(stored)
@@ -61,7 +61,7 @@ def walked(lab: Lab, limit: int, **asked: Any) -> list[ObjectId]:
         before = page.cursor
 
 
-@pytest.mark.parametrize("sort", ["created", *SORT_FIELDS])
+@pytest.mark.parametrize("sort", ["created", *JOB_SORT_FIELDS])
 @pytest.mark.parametrize("is_descending", [True, False])
 def test_pages_are_all_that_matches_in_order(sort: str, is_descending: bool, lab: Lab) -> None:
     every = fill(200)
@@ -81,7 +81,7 @@ def test_pages_are_all_that_matches_in_order(sort: str, is_descending: bool, lab
                 assert walked(lab, 7, **asked) == wanted, asked
 
 
-@pytest.mark.parametrize("sort", ["created", *SORT_FIELDS])
+@pytest.mark.parametrize("sort", ["created", *JOB_SORT_FIELDS])
 def test_a_search_that_stops_in_time_goes_on_where_it_was(sort: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(300)
     monkeypatch.setattr(job_pages, "SEARCH_BATCH_SIZE", 7)
@@ -90,7 +90,7 @@ def test_a_search_that_stops_in_time_goes_on_where_it_was(sort: str, lab: Lab, m
     assert (page.jobs, page.is_partial) == ([], True)
     assert page.cursor is not None
     whole = [one["_id"] for one in lab.jobs.page(sort=sort, limit=300).jobs]
-    hits = [id for id in whole if "beta" in (job.get(id) or {})["text"].lower()]
+    hits = [id for id in whole if "beta" in (job.jobs().find_one(id) or {})["text"].lower()]
     assert walked(lab, 5, search="beta", sort=sort) == hits
 
 

@@ -13,15 +13,15 @@ from bson import ObjectId
 
 from models import job, job_attempt
 from models.database import Document
-from models.job import NameBusy, State
-from models.job_attempt import Outcome
+from models.job import JobState, NameBusy
+from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
 from services.job_queues import WrongState
 from tests.job_lab import LEASE, Lab, lost_lease, successes
 from tests.real_servers import Servers
 
 ROUNDS = 150
-DONE = Outcome(state=State.SUCCESS)
+DONE = JobOutcome(state=JobState.SUCCESS)
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from bson import ObjectId
 from pymongo.errors import AutoReconnect
 
 from models import database, job, job_attempt
-from models.job import MAX_HISTORY, State
-from models.job_attempt import Outcome
+from models.job import MAX_HISTORY, JobState
+from models.job_attempt import JobOutcome
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError
 from queue_manager.core.settings import settings
@@ -313,7 +312,7 @@ def test_late_result_is_refused_though_the_overtaker_is_the_same_task_delivered_
     lost_lease(id)
     lab.dispatch()
     current = lab.executing(id, token="twice")
-    done = Outcome(state=State.SUCCESS)
+    done = JobOutcome(state=JobState.SUCCESS)
     assert not job_attempt.finish(late, done, token="twice", now=lab.clock())
     assert lab.state(id) == "executing"
     assert job_attempt.finish(current, done, token="twice", now=lab.clock())
@@ -514,4 +513,3 @@ def test_documents_of_jobs_that_wait_or_execute_say_so_exactly(lab: Lab) -> None
     assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (True, False)
     lab.executing(id)
     assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (False, True)
-    assert job.get(ObjectId()) is None

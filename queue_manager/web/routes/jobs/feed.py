@@ -16,7 +16,7 @@ from types import TracebackType
 
 from models import database
 from models.database import server_now
-from models.job_changes import Change, Changes, Lost, Step
+from models.job_changes import Changes, JobChange, Lost, Step
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -114,7 +114,7 @@ class Feed(event_stream.Feed[str]):
             raise Unavailable(f"MongoDB at {url} does not answer, so there are no events yet")
         return self._position
 
-    async def _event(self, token: str, change: Change) -> Event:
+    async def _event(self, token: str, change: JobChange) -> Event:
         event = {
             "id": str(change.id),
             "kind": "deleted" if change.job is None else "changed",

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
 from models.database import server_now
-from models.job import State
+from models.job import JobState
 from queue_manager.core.clock import to_iso
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
@@ -35,7 +35,7 @@ def _spelled(state: Any) -> Any:
 @router.get("/jobs", response_model=Jobs)
 def page(
     name: Annotated[JobName | None, EmptyIsNone] = None,
-    state: Annotated[State | None, EmptyIsNone, BeforeValidator(_spelled)] = None,
+    state: Annotated[JobState | None, EmptyIsNone, BeforeValidator(_spelled)] = None,
     search: Annotated[str | None, Query(max_length=MAX_SEARCH_LENGTH)] = None,
     sort: Annotated[SortField | None, EmptyIsNone] = None,
     order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone] = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from models.job import State
+from models.job import JobState
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import invalid
@@ -97,7 +97,7 @@ class HistoryEntry(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     at: Moment
-    state: State
+    state: JobState
     attempt: int | None = optional("The attempt that ended, counted from 1.")
     run: str | None = optional("The task that ran it.")
     took_ms: int | None = optional("Milliseconds that the attempt took.")
@@ -119,7 +119,7 @@ class Job(BaseModel):
     id: str = Field(alias="_id")
     name: str
     arguments: list[Any]
-    state: State
+    state: JobState
     due: Moment
     waiting: Moment | None = optional("From when it may be started, while it is pending or failed.")
     priority: int
@@ -166,7 +166,7 @@ class QueueState(BaseModel):
     """The jobs of one name."""
 
     name: str
-    states: dict[State, int] = Field(description="How many jobs are in each state.")
+    states: dict[JobState, int] = Field(description="How many jobs are in each state.")
     is_paused: bool
     running: RunningJob | None
     oldest_due: Moment | None = Field(description="Since when the first job that may be started is due.")
