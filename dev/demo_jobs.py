@@ -16,7 +16,7 @@ from pymongo import DESCENDING
 from models import job as model
 from models.job import JobState
 from queue_manager.core.clock import seconds
-from services.job_queues import Jobs, Run, WrongState, job
+from services.job_queues import JobRun, Jobs, WrongState, job
 
 MODULE = "dev.demo_jobs"
 INVOICE, REPORT, PARCEL, IMPORT = "demo.send_invoice", "demo.make_report", "demo.order_parcel", "demo.import_file"
@@ -50,7 +50,7 @@ def send_invoice(invoice: int) -> None:
 
 
 @job(REPORT)
-def make_report(year: int, *, run: Run) -> None:
+def make_report(year: int, *, run: JobRun) -> None:
     """A slow one, which shows how far it is."""
     for step in range(STEPS):
         run.progress(100 * step / STEPS, f"month {step + 1} of {STEPS}, {year}")
@@ -58,7 +58,7 @@ def make_report(year: int, *, run: Run) -> None:
 
 
 @job(PARCEL)
-def order_parcel(parcel: int, *, run: Run) -> None:
+def order_parcel(parcel: int, *, run: JobRun) -> None:
     """One that fails twice, and then succeeds."""
     if run.attempt <= FAILURES:
         raise CarrierAway(f"the carrier does not answer about parcel {parcel}")

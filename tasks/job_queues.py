@@ -1,4 +1,4 @@
-"""Job queues at the Celery edge: the leader hands queues out every few seconds, a worker runs through each.
+"""Tasks of the job queues: the scan dispatches queues that have due jobs, and a worker runs the jobs of each.
 
 What is due: a queue one of whose jobs is due, or falls due before the next dispatch.
 Guarantee: one job of a name at a time, also after crashes; see `services/job_queues`.
@@ -11,18 +11,17 @@ from typing import Any
 
 from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
-from services.job_queues import INITIATOR, dispatch
-from services.job_queues import run_queue as run_jobs_of
+from services import job_queues
 from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task
 
-QUEUE = "jobs"
+JOBS_QUEUE = "jobs"
 
 
-@scan_task(initiator=INITIATOR, sent="Handed out job queues.", failed="Error in job dispatch")
+@scan_task(initiator=job_queues.JOBS_INITIATOR, sent="Handed out job queues.", failed="Error in job dispatch")
 def dispatch_due_jobs(epoch: int | None = None) -> ScanReport:
-    return fan_out(run_queue, dispatch(epoch))
+    return fan_out(run_queue, job_queues.dispatch(epoch))
 
 
-@item_task(queue=QUEUE, work=dispatch, retry=RetryPolicy(max_attempts=3, base=seconds(1)), is_long=True)
+@item_task(queue=JOBS_QUEUE, work=job_queues.dispatch, retry=RetryPolicy(max_attempts=3, base=seconds(1)), is_long=True)
 def run_queue(name: str, epoch: int | None = None) -> dict[str, Any]:
-    return run_jobs_of(name, epoch, token=current_token())
+    return job_queues.run_queue(name, epoch, token=current_token())

@@ -21,7 +21,7 @@ from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import PermanentError
 from services import job_queues
 from services.job_queues import InvalidJob, as_json
-from services.job_queues.checks import MAX_DELAY
+from services.job_queues.fields import MAX_DELAY
 
 MAX_PAGE_SIZE = 1_000
 

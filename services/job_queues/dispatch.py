@@ -7,25 +7,36 @@ The cost grows with the number of names and of executing jobs, not of waiting jo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from models import job, job_attempt, job_queue
-from models.job import ExecutingJob
-from queue_manager.core.clock import minutes, seconds, truncate
-from queue_manager.core.errors import Unavailable
-from queue_manager.core.log import get_logger
-from queue_manager.core.retry import doubling
-from queue_manager.leases import Attempts
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork
+import redis
+from pymongo import IndexModel
 
+from models import database, job, job_attempt, job_queue, old_claims
+from models.job import ExecutingJob
+from queue_manager.beat import leader_lock
+from queue_manager.core.clock import minutes, seconds, truncate
+from queue_manager.core.errors import Unavailable, reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import make_client
+from queue_manager.core.retry import doubling
+from queue_manager.core.settings import settings
+from queue_manager.leases import Attempts, Leases
+from queue_manager.system import System, SystemStats
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork
+from services.job_queues.stats import read_stats
+
+JOBS_INITIATOR = "QM/jobs"
 LOST_ERROR = "The worker was lost while it executed the job"
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
-log = get_logger("QM/jobs")
+log = get_logger(JOBS_INITIATOR)
+_redis = PerProcess(lambda: make_client(settings().redis_url))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +59,10 @@ def lease_name(name: str, epoch: int | None) -> str:
 class Dispatch(DueWork):
     """Job queues as due work; the arguments of an item are `(name, epoch)`.
 
-    `epoch` is that of the dispatching leader, `None` for a dispatch triggered by an operator. If the epoch is refused,
-    `on_refused` is called with the newer epoch stored in MongoDB and the time since its take-over.
+    `epoch` is that of the dispatching leader, `None` for a dispatch triggered by an operator.
     """
 
     epoch: int | None = None
-    on_refused: Callable[[int, timedelta], object] | None = None
 
     def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         """Record the leader, requeue lost jobs, and lease the due queues."""
@@ -61,16 +70,16 @@ class Dispatch(DueWork):
         if not self._leads(now):
             yield DueBatch(found=0, items=[], noted={"refused": 1})
             return
-        reaped = [lost.name for lost in job.executing() if lost.claimed_until <= now and self._reap(lost, now)]
+        reaped = [lost.name for lost in job.executing() if lost.claimed_until <= now and _reap(lost, now)]
         if reaped:
             yield DueBatch(found=0, items=[], noted={"reaped": len(reaped)})
-            epoch = self._epoch()
+            epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(backlog)
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         skipped = job_queue.paused() | {running.name for running in job.executing()}
-        epoch, first_due = self._epoch(), job.due_names(until)
+        epoch, first_due = self._current_epoch(), job.due_names(until)
         for name, due_at in sorted(first_due.items(), key=lambda one: one[1]):
             if name not in skipped:
                 yield DueQueue(id=name, due_at=due_at, args=(name, epoch))
@@ -115,9 +124,7 @@ class Dispatch(DueWork):
         has_taken_over = job_queue.lead(self.epoch, now=now)
         if has_taken_over is None:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
-            known = job_queue.leader()
-            if known is not None and self.on_refused is not None:
-                self.on_refused(int(known["epoch"]), now - known["since"])
+            _raise_epoch(now)
             return False
         if has_taken_over:
             log.info(
@@ -126,13 +133,67 @@ class Dispatch(DueWork):
             job_queue.settle(self.epoch)
         return True
 
-    def _epoch(self) -> int | None:
+    def _current_epoch(self) -> int | None:
         return job_queue.leader_epoch() if self.epoch is None else self.epoch
 
-    def _reap(self, lost: ExecutingJob, now: datetime) -> bool:
-        """Requeue a lost job: immediately after the first loss, with backoff after further losses."""
-        backoff = doubling(MIN_LOSS_BACKOFF, lost.losses - 1, cap=MAX_LOSS_BACKOFF) if lost.losses else seconds(0)
-        is_reaped = job_attempt.reap(lost, waiting=truncate(now + backoff), now=now, error=LOST_ERROR)
-        if is_reaped:
-            log.warning(LOST_ERROR, job=str(lost.id), name=lost.name)
-        return is_reaped
+
+def _raise_epoch(now: datetime) -> None:
+    """Raise the epoch in Redis above the one in MongoDB, in case Redis lost its data and counts from one again."""
+    leader = job_queue.leader()
+    if leader is None:
+        return
+    known, age = int(leader["epoch"]), now - leader["since"]
+    try:
+        if leader_lock.raise_epoch(_redis(), leader_lock.LEADER_LOCK, known=known, age=age):
+            log.warning("Redis had lost the epoch; the leader takes a new one", known_epoch=known)
+    except redis.RedisError as error:
+        log.warning("The epoch could not be raised; the next dispatch tries again", error=reason(error))
+
+
+def _reap(lost: ExecutingJob, now: datetime) -> bool:
+    """Requeue a lost job: immediately after the first loss, with backoff after further losses."""
+    backoff = doubling(MIN_LOSS_BACKOFF, lost.losses - 1, cap=MAX_LOSS_BACKOFF) if lost.losses else seconds(0)
+    is_reaped = job_attempt.reap(lost, waiting=truncate(now + backoff), now=now, error=LOST_ERROR)
+    if is_reaped:
+        log.warning(LOST_ERROR, job=str(lost.id), name=lost.name)
+    return is_reaped
+
+
+def dispatch(epoch: int | None = None) -> Dispatch:
+    """Return the dispatch of due queues for the leader of `epoch`."""
+    return Dispatch(
+        leases=Leases(system.name, seconds(settings().jobs_lease_seconds)),
+        clock=database.server_now,
+        ahead=system.period(settings()),
+        epoch=epoch,
+    )
+
+
+def stats() -> SystemStats:
+    """Return the statistics of all job queues."""
+    return read_stats(dispatch(), late=system.late_after(settings()))
+
+
+def _collections() -> dict[str, list[IndexModel]]:
+    return {**job.collections(), **job_queue.collections()}
+
+
+system = System(
+    name="job-queues",
+    title="Jobs",
+    description="Named queues of jobs, dispatched when a job is due.",
+    every=lambda chosen: timedelta(milliseconds=chosen.jobs_timer_ms),
+    flag="QM_JOBS",
+    may_run=lambda chosen: chosen.allows_jobs,
+    scan_task="tasks.job_queues.dispatch_due_jobs",
+    takes_epoch=True,
+    item_task="tasks.job_queues.run_queue",
+    queue="jobs",
+    trigger="jobs/dispatch",
+    page="/jobs",
+    stats=stats,
+    stats_server="MongoDB or Redis",
+    counted_as=JOBS_INITIATOR,
+    collections=_collections,
+    obsolete_indexes={**job.OBSOLETE_INDEXES, job_queue.QUEUES_COLLECTION: old_claims.INDEXES},
+)

@@ -1,50 +1,40 @@
-"""Operations on jobs: run, cancel, reschedule, retry, delete, list, and pause queues."""
+"""Operations on jobs: store, cancel, reschedule, retry, list and delete jobs; pause queues."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
 
 from models import job, job_pages, job_queue
-from models.database import Document
-from models.job import DuplicateJob, JobState
+from models.database import Document, server_now
+from models.job import DuplicateJob, ExecutingJob, JobState
 from models.job_pages import JobQuery
-from services.job_queues.checks import (
+from queue_manager.core.errors import AppError
+from services.job_queues.fields import (
+    InvalidJob,
     checked_arguments,
     checked_due,
     checked_id,
     checked_name,
     checked_priority,
     checked_state,
+    foreign_ids,
     is_id,
     job_key,
-    possible_ids,
+    search_text,
 )
-from services.job_queues.errors import InvalidJob, UnknownJob, WrongState
-from services.job_queues.job_page import JobPage, format_cursor, parse_cursor, sort_field
-from services.job_queues.registry import Registry
-from services.job_queues.search import search_pattern, search_text
+from services.job_queues.listing import JobPage, format_cursor, parse_cursor, search_pattern, sort_field
+from services.job_queues.registry import Registry, UnknownJob, registry
 
 RETRYABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED, JobState.SUCCESS)
 RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueStatus:
-    """Status of one queue: the number of jobs by state, and the next due times."""
-
-    name: str
-    states: dict[str, int]
-    is_paused: bool
-    running: Document | None
-    oldest_due: datetime | None
-    """Due time of the oldest job that is due."""
-    next_due: datetime | None
-    """Due time of the next job that is not due yet."""
+class WrongState(AppError):
+    """The state of the job does not allow the operation."""
 
 
 class Jobs:
@@ -195,27 +185,25 @@ class Jobs:
     def status(self) -> dict[str, Any]:
         """Return `{queues, leader, other_documents}`.
 
-        `queues` has every name that has jobs, a registered function or a pause. `leader` is the dispatching leader.
-        `other_documents` is the number of documents that are not jobs, up to `job.MAX_FOREIGN_COUNT`.
+        `queues` has every name that has jobs, a registered function or a pause, each as `{name, states, is_paused,
+        running, oldest_due, next_due}`: the number of jobs by state, the executing job, and the due times of the oldest
+        job that is due and of the next that is not. `leader` is the dispatching leader. `other_documents` is the number
+        of documents that are not jobs, up to `job.MAX_FOREIGN_COUNT`.
         """
         now, counts, paused = self._clock(), job.counts(), job_queue.paused()
-        running = {executing.name: executing for executing in job.executing()}
+        running = {executing.name: _as_running(executing) for executing in job.executing()}
         queues = [
-            QueueStatus(
-                name=name,
-                states={state.value: counts.get(name, {}).get(state, 0) for state in JobState},
-                is_paused=name in paused,
-                running=_shown(running.get(name)),
-                oldest_due=oldest if (oldest := job.next_due(name)) and oldest <= now else None,
-                next_due=job.next_due(name, after=now),
-            )
+            {
+                "name": name,
+                "states": {state.value: counts.get(name, {}).get(state, 0) for state in JobState},
+                "is_paused": name in paused,
+                "running": running.get(name),
+                "oldest_due": oldest if (oldest := job.next_due(name)) and oldest <= now else None,
+                "next_due": job.next_due(name, after=now),
+            }
             for name in sorted({*counts, *paused, *self._registry.names()})
         ]
-        return {
-            "queues": [asdict(queue) for queue in queues],
-            "leader": job_queue.leader(),
-            "other_documents": job.count_foreign(),
-        }
+        return {"queues": queues, "leader": job_queue.leader(), "other_documents": job.count_foreign()}
 
     def _make_due(
         self, id: str, states: Sequence[JobState], due: datetime | None, priority: int | None, action: str
@@ -237,15 +225,17 @@ class Jobs:
 
     def _foreign(self, id: Any) -> Document | None:
         """Return the document whose id is this text, or its value as extended JSON."""
-        return job.get_any(possible_ids(id))
+        return job.get_any(foreign_ids(id))
 
 
 def _foreign_document_error(id: str) -> WrongState:
     return WrongState(f"The document {id} was stored by another program and is not a job")
 
 
-def _shown(executing: job.ExecutingJob | None) -> Document | None:
-    if executing is None:
-        return None
-    shown: Document = {"id": executing.id, "claimed_until": executing.claimed_until}
-    return shown if executing.worker is None else {**shown, "worker": executing.worker}
+def _as_running(executing: ExecutingJob) -> Document:
+    worker = {} if executing.worker is None else {"worker": executing.worker}
+    return {"id": executing.id, "claimed_until": executing.claimed_until, **worker}
+
+
+jobs = Jobs(registry, clock=server_now)
+"""The jobs of this installation. Connects on first use."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Any, TypeVar
 
+from queue_manager.core.errors import AppError
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
-from services.job_queues.errors import InvalidJob, UnknownJob
+from services.job_queues.fields import InvalidJob, checked_name
 
 JobFunction = Callable[..., Any]
 Registered = TypeVar("Registered", bound=JobFunction)
 
-NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-NAME_RULE = "must be 1 to 128 letters, digits or any of _ . : -"
+
+class UnknownJob(AppError):
+    """There is no such job, or no function is registered for its name."""
 
 
 class Registry:
@@ -31,8 +32,7 @@ class Registry:
         Raises:
             InvalidJob: the name is invalid or taken, or `function` is not a plain function.
         """
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidJob("name", f"{name!r:.80} is not a valid name; {NAME_RULE}")
+        known = self._functions.get(checked_name(name))
         if not callable(function):
             raise InvalidJob("function", f"the job {name} needs a function; {function!r:.80} is not callable")
         if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
@@ -40,7 +40,6 @@ class Registry:
             raise InvalidJob(
                 "function", f"the job {name} needs a plain function; {found} is a coroutine or a generator"
             )
-        known = self._functions.get(name)
         if known is not None and not _is_same(known, function):
             raise InvalidJob("name", f"the job {name} is already registered for {_qualified_name(known)}")
         self._functions[name] = function
@@ -73,7 +72,7 @@ class Registry:
 
 
 def accepts_run(function: JobFunction) -> bool:
-    """Return True if the function has a keyword parameter `run`, which receives its `Run`."""
+    """Return True if the function has a keyword parameter `run`, which receives its `JobRun`."""
     try:
         parameter = signature(function).parameters.get("run")
     except ValueError:  # some functions written in C have no signature
@@ -98,7 +97,7 @@ registry = Registry()
 def job(name: str) -> Callable[[Registered], Registered]:
     """Register a function for the jobs of `name`.
 
-    It is called with the job's arguments and, if it has a keyword parameter `run`, with its `Run`. The job succeeds
+    It is called with the job's arguments and, if it has a keyword parameter `run`, with its `JobRun`. The job succeeds
     when the function returns, and fails when it raises. A failed job is retried without limit; after a `PermanentError`
     only by an operator or a leader take-over. The function may run more than once for a job, so it must be idempotent.
     """

@@ -11,29 +11,62 @@ from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from threading import Event, Thread
+from typing import Any
 
 from models import job, job_attempt, job_queue
-from models.database import OUTAGES, Document, Error
+from models.database import OUTAGES, Document, Error, server_now
 from models.job import JobState, NameBusy
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import PermanentError, reason
+from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
-from services.job_queues.registry import Registry, accepts_run
+from queue_manager.core.settings import settings
+from queue_manager.telemetry import counters
+from services.job_queues.dispatch import JOBS_INITIATOR, system
+from services.job_queues.registry import Registry, accepts_run, registry
 
-RETRY_POLICY = RetryPolicy(max_attempts=None, base=seconds(5), jitter=True)
-READ_BATCH_SIZE = 32  # jobs
+RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
+JOB_RETRY_POLICY = RetryPolicy(max_attempts=None, base=seconds(5), jitter=True)
+JOBS_PER_READ = 32
 READ_TTL = 0.2  # seconds until the order of jobs, a pause and the leader are read again
 WRITE_RETRY_DELAY = 0.5  # seconds between two attempts to write an outcome
-PROGRESS_INTERVAL = 0.5  # seconds between two writes of one job's progress
-MAX_ERROR_LENGTH = 2_000  # characters
+PROGRESS_WRITE_INTERVAL = 0.5  # seconds between two writes of one job's progress
+MAX_STORED_ERROR_LENGTH = 2_000  # characters
 RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 
-log = get_logger("QM/jobs")
+log = get_logger(JOBS_INITIATOR)
+
+
+def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
+    """Run the due jobs of `name` one after another; `token` is the id of this task.
+
+    Returns:
+        `{succeeded, failed, lost, stopped}`: number of attempts by outcome, and the reason of an early stop.
+
+    Raises:
+        ContinueLater: the time budget is used and more jobs are due.
+        NotYetDue: the next job is due before the next dispatch.
+        ConfigurationError: jobs may not run in this environment.
+    """
+    if not settings().allows_jobs:
+        raise ConfigurationError(settings().jobs_disabled_reason)
+    lease = seconds(settings().jobs_lease_seconds)
+    runner = Runner(
+        name=name, registry=registry, clock=server_now, lease=lease, budget=RUN_BUDGET, token=token, epoch=epoch
+    )
+    report = runner.run()
+    counters.items(JOBS_INITIATOR, {"done": report.succeeded, "failed": report.failed})
+    due = None if report.stopped else job.next_due(name)
+    remaining = None if due is None else due - server_now()
+    if remaining is None or remaining > system.period(settings()):
+        return asdict(report)
+    if remaining > timedelta(0):
+        raise NotYetDue(remaining)
+    raise ContinueLater
 
 
 @dataclass(kw_only=True)
@@ -47,6 +80,27 @@ class RunReport:
     stopped: str | None = None
 
 
+class JobRun:
+    """Context of a running job: its `id`, its `attempt` (counted from 1), and `progress`."""
+
+    def __init__(self, document: Document, token: str) -> None:
+        self.id, self.attempt = str(document["_id"]), int(document["attempts"]) + 1
+        self._document, self._token = document, token
+        self._written_at = -PROGRESS_WRITE_INTERVAL
+
+    def progress(self, percent: float, note: str = "") -> None:
+        """Report progress from 0 to 100 percent; written at most twice a second. Never raises."""
+        is_last = percent >= 100
+        if time.monotonic() - self._written_at < PROGRESS_WRITE_INTERVAL and not is_last:
+            return
+        self._written_at = time.monotonic()
+        progress = {"percent": min(max(float(percent), 0.0), 100.0), "note": _text(note)}
+        try:
+            job_attempt.set_progress(self._document["_id"], progress, token=self._token)
+        except Error as error:
+            log.warning("Progress could not be written", job=self.id, error=reason(error))
+
+
 @dataclass(kw_only=True)
 class Runner:
     """Runs the jobs of one name.
@@ -54,7 +108,7 @@ class Runner:
     Args:
         clock: returns the time of the database server.
         lease: time until the claim of a job expires without renewal.
-        budget: maximum duration of a run, so that other queues get their turn.
+        budget: maximum duration of a run.
         token: identifies this run in the claims of its jobs.
         epoch: of the dispatching leader; `None` if an operator started the run.
     """
@@ -67,22 +121,23 @@ class Runner:
     token: str
     epoch: int | None
     report: RunReport = field(default_factory=RunReport)
-    _page: deque[Document] = field(default_factory=deque)
+    _next_jobs: deque[Document] = field(default_factory=deque)
     _read_at: float = -READ_TTL
+    _executing: Document | None = None
 
     def run(self) -> RunReport:
         """Run the due jobs one after another until none is due or the budget is used."""
         end = time.monotonic() + self.budget.total_seconds()
-        with _Heartbeat(self) as heartbeat:
-            ended: tuple[Document, JobOutcome] | None = None
+        ended: tuple[Document, JobOutcome] | None = None
+        with self._heartbeat():
             while True:
                 next_job = self._next_job_after(ended) if time.monotonic() < end else None
                 if ended is None and next_job is None:
                     return self.report
-                running_job = self._finish_and_start(ended, next_job)
-                ended = None
-                if running_job is not None:
-                    ended = (running_job, self._execute(running_job, heartbeat))
+                started = self._finish_and_start(ended, next_job)
+                ended = None if started is None else (started, self._execute(started))
+
+    # The next job
 
     def _next_job_after(self, ended: tuple[Document, JobOutcome] | None) -> Document | None:
         try:
@@ -96,18 +151,20 @@ class Runner:
         """Return the next job. The order of jobs is at most `READ_TTL` old."""
         if self.report.stopped:
             return None
-        if time.monotonic() - self._read_at > READ_TTL or not self._page:
-            self._page.clear()
+        if time.monotonic() - self._read_at > READ_TTL or not self._next_jobs:
+            self._next_jobs.clear()
             self.report.stopped = self._reason_to_stop()
             if self.report.stopped is None:
-                self._page.extend(job.next_jobs(self.name, now=self.clock(), limit=READ_BATCH_SIZE))
+                self._next_jobs.extend(job.next_jobs(self.name, now=self.clock(), limit=JOBS_PER_READ))
             self._read_at = time.monotonic()
-        return self._page.popleft() if self._page else None
+        return self._next_jobs.popleft() if self._next_jobs else None
 
     def _reason_to_stop(self) -> str | None:
         if self.epoch is not None and job_queue.leader_epoch() != self.epoch:
             return "another leader has taken over"
         return "paused" if job_queue.is_paused(self.name) else None
+
+    # Writes
 
     def _finish_and_start(
         self, ended: tuple[Document, JobOutcome] | None, next_job: Document | None
@@ -124,7 +181,7 @@ class Runner:
         try:
             is_started = job_attempt.start(next_job, token=self.token, now=now, until=now + self.lease)
         except NameBusy:
-            self._page.clear()
+            self._next_jobs.clear()
             self.report.stopped = "another run executes a job of this name"
             return None
         return next_job if is_started else None
@@ -153,26 +210,7 @@ class Runner:
         now = self.clock()
         if next_job is None:
             return job_attempt.finish(done, outcome, token=self.token, now=now), False
-        until = now + self.lease
-        return job_attempt.finish_and_start(done, outcome, next_job, token=self.token, now=now, until=until)
-
-    def _execute(self, running_job: Document, heartbeat: _Heartbeat) -> JobOutcome:
-        began = time.monotonic()
-        run = Run(running_job, self.token)
-        try:
-            with heartbeat.renewing(running_job):
-                work = self.registry.function_for(self.name)
-                work(*running_job["arguments"], **({"run": run} if accepts_run(work) else {}))
-        except (Exception, SystemExit, CancelledError) as error:  # errors of a job that must not end the worker
-            return self._failure(running_job, error, _ms_since(began))
-        return JobOutcome(state=JobState.SUCCESS, took_ms=_ms_since(began))
-
-    def _failure(self, running_job: Document, error: BaseException, took_ms: int) -> JobOutcome:
-        attempt = running_job["attempts"] + 1
-        message = f"{type(error).__name__}: {_text(error)}"
-        log.warning(f"Job failed: {message}", job=str(running_job["_id"]), name=self.name, attempt=attempt)
-        backoff = None if isinstance(error, PermanentError) else RETRY_POLICY.wait_before(attempt + 1)
-        return JobOutcome(state=JobState.FAILURE, backoff=backoff, error=message, took_ms=took_ms)
+        return job_attempt.finish_and_start(done, outcome, next_job, token=self.token, now=now, until=now + self.lease)
 
     def _count(self, outcome: JobOutcome, is_written: bool) -> None:
         if not is_written:
@@ -183,74 +221,59 @@ class Runner:
         else:
             self.report.failed += 1
 
+    # Execution
 
-class Run:
-    """Context of a running job: its `id`, its `attempt` (counted from 1), and `progress`."""
-
-    def __init__(self, document: Document, token: str) -> None:
-        self.id, self.attempt = str(document["_id"]), int(document["attempts"]) + 1
-        self._document, self._token = document, token
-        self._written_at = -PROGRESS_INTERVAL
-
-    def progress(self, percent: float, note: str = "") -> None:
-        """Report progress from 0 to 100 percent; written at most twice a second. Never raises."""
-        is_last = percent >= 100
-        if time.monotonic() - self._written_at < PROGRESS_INTERVAL and not is_last:
-            return
-        self._written_at = time.monotonic()
-        progress = {"percent": min(max(float(percent), 0.0), 100.0), "note": _text(note)}
+    def _execute(self, started: Document) -> JobOutcome:
+        began = time.monotonic()
+        run = JobRun(started, self.token)
+        self._executing = started
         try:
-            job_attempt.set_progress(self._document["_id"], progress, token=self._token)
-        except Error as error:
-            log.warning("Progress could not be written", job=self.id, error=reason(error))
+            function = self.registry.function_for(self.name)
+            function(*started["arguments"], **({"run": run} if accepts_run(function) else {}))
+        except (Exception, SystemExit, CancelledError) as error:  # errors of a job that must not end the worker
+            return self._failure(run, error, _ms_since(began))
+        finally:
+            self._executing = None
+        return JobOutcome(state=JobState.SUCCESS, took_ms=_ms_since(began))
 
-
-class _Heartbeat:
-    """Renews the lease of the executing job; one thread per run."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._renewed_job: Document | None = None
-        self._is_over = Event()
-        self._thread = Thread(target=self._run, name="job-heartbeat", daemon=True)
-
-    def __enter__(self) -> _Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
+    def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
+        message = f"{type(error).__name__}: {_text(error)}"
+        log.warning(f"Job failed: {message}", job=run.id, name=self.name, attempt=run.attempt)
+        backoff = None if isinstance(error, PermanentError) else JOB_RETRY_POLICY.wait_before(run.attempt + 1)
+        return JobOutcome(state=JobState.FAILURE, backoff=backoff, error=message, took_ms=took_ms)
 
     @contextmanager
-    def renewing(self, document: Document) -> Iterator[None]:
-        self._renewed_job = document
+    def _heartbeat(self) -> Iterator[None]:
+        """Renew the lease of the executing job, in a thread, until the block ends."""
+        is_over = Event()
+
+        def renew_until_over() -> None:
+            while not is_over.wait(self.lease.total_seconds() / RENEWALS_PER_LEASE):
+                if (executing := self._executing) is not None:
+                    self._renew(executing)
+
+        thread = Thread(target=renew_until_over, name="job-heartbeat", daemon=True)
+        thread.start()
         try:
             yield
         finally:
-            self._renewed_job = None
+            is_over.set()
+            thread.join()
 
-    def _run(self) -> None:
-        while not self._is_over.wait(self._runner.lease.total_seconds() / RENEWALS_PER_LEASE):
-            if (running_job := self._renewed_job) is not None:
-                self._renew(running_job)
-
-    def _renew(self, running_job: Document) -> None:
+    def _renew(self, executing: Document) -> None:
+        id = executing["_id"]
         try:
-            until = self._runner.clock() + self._runner.lease
-            is_held = job_attempt.renew(running_job["_id"], token=self._runner.token, until=until)
-            if not is_held and self._renewed_job is running_job:
-                log.warning(
-                    "The claim of an executing job was lost", job=str(running_job["_id"]), name=running_job["name"]
-                )
+            is_held = job_attempt.renew(id, token=self.token, until=self.clock() + self.lease)
+            if not is_held and self._executing is executing:
+                log.warning("The claim of an executing job was lost", job=str(id), name=self.name)
         except Error as error:
-            log.warning("A lease could not be renewed", job=str(running_job["_id"]), error=reason(error))
+            log.warning("A lease could not be renewed", job=str(id), error=reason(error))
 
 
 def _text(value: object) -> str:
     """Return a value as text, truncated and with valid UTF-8 only."""
     try:
-        return str(value)[:MAX_ERROR_LENGTH].encode("utf-8", "replace").decode()
+        return str(value)[:MAX_STORED_ERROR_LENGTH].encode("utf-8", "replace").decode()
     except Exception as error:
         return f"its text cannot be rendered ({type(error).__name__})"
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from models.database import collection, server_now
-from services.job_queues import Run, job
+from services.job_queues import JobRun, job
 from tests.e2e.job_names import CONSECUTIVE, OTHERS
 
 
-def note(name: str, run: Run, began: datetime, **also: Any) -> None:
+def note(name: str, run: JobRun, began: datetime, **also: Any) -> None:
     noted = {"name": name, "job": run.id, "attempt": run.attempt, "began": began, "ended": server_now(), **also}
     collection("job_notes").insert_one(noted)
 
 
 def working(name: str) -> Callable[..., None]:
-    def work(seconds: float = 0, mark: str | None = None, *, run: Run) -> None:
+    def work(seconds: float = 0, mark: str | None = None, *, run: JobRun) -> None:
         """Run for that long; with `mark`, also until somebody makes that file."""
         began = server_now()
         time.sleep(seconds)
@@ -36,7 +36,7 @@ for _name in (*CONSECUTIVE, *OTHERS):
 
 
 @job("mixed")
-def mixed(what: str, *, run: Run) -> None:
+def mixed(what: str, *, run: JobRun) -> None:
     """Do nothing well; `poison` fails every time, `mended` from its second attempt on no more."""
     note("mixed", run, server_now(), what=what)
     if what == "poison" or (what == "mended" and run.attempt == 1):
@@ -44,7 +44,7 @@ def mixed(what: str, *, run: Run) -> None:
 
 
 @job("fragile")
-def fragile(mark: str, *, run: Run) -> None:
+def fragile(mark: str, *, run: JobRun) -> None:
     """Run until somebody makes the file `mark`."""
     note("fragile", run, server_now(), pid=os.getpid())
     while not Path(mark).exists():

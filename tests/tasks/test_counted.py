@@ -10,7 +10,8 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, history
 from services import job_queues
-from tasks.job_queues import QUEUE, dispatch_due_jobs
+from services.job_queues import runner
+from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.job_lab import Lab
 from tests.real_servers import Servers
@@ -38,12 +39,12 @@ def test_items_are_counted_by_how_they_end(clean: Servers, monkeypatch: pytest.M
 
 def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(server_now)
-    monkeypatch.setattr(job_queues, "registry", lab.registry)
+    monkeypatch.setattr(runner, "registry", lab.registry)
     for _ in range(3):
         lab.run("mail")
     dispatch_due_jobs()
-    run(take(clean.valkey.url, QUEUE))
-    assert counted(clean, job_queues.INITIATOR) == {"done": 3, "failed": 0, "retried": 0}
+    run(take(clean.valkey.url, JOBS_QUEUE))
+    assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 3, "failed": 0, "retried": 0}
 
 
 def test_counting_an_item_is_one_command(clean: Servers) -> None:

@@ -15,8 +15,9 @@ from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.settings import Settings, settings
 from services import job_queues
 from services.due_work import DueItem
+from services.job_queues import runner
 from tasks.beat_entries import beat_entries
-from tasks.job_queues import QUEUE, dispatch_due_jobs, run_queue
+from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs, run_queue
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.tasks.hand_worker import run, take, waiting_messages
@@ -33,7 +34,7 @@ def broker(clean: Servers) -> str:
 def lab(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     """The installation's own jobs, with the laboratory's functions."""
     lab = Lab(server_now)
-    monkeypatch.setattr(job_queues, "registry", lab.registry)
+    monkeypatch.setattr(runner, "registry", lab.registry)
     return lab
 
 
@@ -42,7 +43,7 @@ def test_dispatch_sends_one_message_a_name_with_the_leaders_epoch(lab: Lab, brok
         lab.run(name)
     report = dispatch_due_jobs(epoch=3)
     assert (report["found"], report["claimed"], report["enqueued"], report["errors"]) == (2, 2, 2, 0)
-    messages = waiting_messages(broker, QUEUE)
+    messages = waiting_messages(broker, JOBS_QUEUE)
     assert sorted(message.args for message in messages) == [["mail", 3], ["report", 3]]
     assert dispatch_due_jobs(epoch=3)["enqueued"] == 0
     assert scan_run.latest(NAME, limit=2)[1]["enqueued"] == 2
@@ -51,7 +52,7 @@ def test_dispatch_sends_one_message_a_name_with_the_leaders_epoch(lab: Lab, brok
 def test_message_runs_the_queue_and_gives_it_back(lab: Lab, broker: str) -> None:
     ids = [lab.run("mail", number) for number in range(3)]
     dispatch_due_jobs(epoch=1)
-    assert run(take(broker, QUEUE)) == {"succeeded": 3, "failed": 0, "lost": 0, "stopped": None}
+    assert run(take(broker, JOBS_QUEUE)) == {"succeeded": 3, "failed": 0, "lost": 0, "stopped": None}
     assert [lab.state(id) for id in ids] == ["success"] * 3
     lab.run("mail")
     assert dispatch_due_jobs(epoch=1)["enqueued"] == 1
@@ -61,8 +62,8 @@ def test_failing_job_is_no_failure_of_its_message_which_comes_back_for_it(lab: L
     id = lab.run("mail")
     lab.works["mail"] = lambda *_, run: 1 / 0
     dispatch_due_jobs(epoch=1)
-    assert isinstance(run(take(broker, QUEUE)), Ignore)
-    [again] = waiting_messages(broker, QUEUE)
+    assert isinstance(run(take(broker, JOBS_QUEUE)), Ignore)
+    [again] = waiting_messages(broker, JOBS_QUEUE)
     assert again.retries == 0
     failed = lab.jobs.get(id)
     assert again.eta == pytest.approx(failed["waiting"], abs=seconds(0.5))
@@ -71,7 +72,7 @@ def test_failing_job_is_no_failure_of_its_message_which_comes_back_for_it(lab: L
 def test_job_that_is_due_before_the_next_dispatch_is_sent_with_its_time(lab: Lab, broker: str) -> None:
     id = lab.run("mail", delay=seconds(3))
     dispatch_due_jobs(epoch=1)
-    [message] = waiting_messages(broker, QUEUE)
+    [message] = waiting_messages(broker, JOBS_QUEUE)
     assert message.eta == lab.jobs.get(id)["due"]
 
 
@@ -79,10 +80,10 @@ def test_queue_comes_back_for_what_falls_due_soon(lab: Lab, broker: str) -> None
     lab.run("mail", "now")
     soon = lab.run("mail", "soon", delay=seconds(3))
     dispatch_due_jobs(epoch=1)
-    first = take(broker, QUEUE)
+    first = take(broker, JOBS_QUEUE)
     assert isinstance(run(first), Ignore)
     assert lab.ran == [("now",)]
-    [again] = waiting_messages(broker, QUEUE)
+    [again] = waiting_messages(broker, JOBS_QUEUE)
     assert (again.id, again.args) == (first.id, first.args)
     assert again.eta == pytest.approx(lab.jobs.get(soon)["due"], abs=seconds(0.5))
     lab.run("mail", "now")
@@ -90,13 +91,13 @@ def test_queue_comes_back_for_what_falls_due_soon(lab: Lab, broker: str) -> None
 
 
 def test_queue_whose_time_is_over_hands_on_to_itself(lab: Lab, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_queues, "RUN_BUDGET", seconds(0))
+    monkeypatch.setattr(runner, "RUN_BUDGET", seconds(0))
     lab.run("mail")
     dispatch_due_jobs(epoch=1)
-    first = take(broker, QUEUE)
+    first = take(broker, JOBS_QUEUE)
     assert isinstance(run(first), Ignore)
-    monkeypatch.setattr(job_queues, "RUN_BUDGET", seconds(30))
-    again = take(broker, QUEUE)
+    monkeypatch.setattr(runner, "RUN_BUDGET", seconds(30))
+    again = take(broker, JOBS_QUEUE)
     assert (again.id, again.args, again.retries) == (first.id, first.args, first.retries)
     assert run(again)["succeeded"] == 1
 
@@ -106,12 +107,12 @@ def test_older_epoch_sends_nothing_and_what_it_had_sent_does_nothing(lab: Lab, b
     dispatch_due_jobs(epoch=1)
     dispatch_due_jobs(epoch=2)
     assert dispatch_due_jobs(epoch=1)["refused"] == 1
-    old, new = take(broker, QUEUE), take(broker, QUEUE)
+    old, new = take(broker, JOBS_QUEUE), take(broker, JOBS_QUEUE)
     assert (old.args, new.args) == (["mail", 1], ["mail", 2])
     assert run(old)["stopped"] == "another leader has taken over"
     assert lab.state(id) == "pending"
     assert run(new)["succeeded"] == 1
-    assert waiting_messages(broker, QUEUE) == []
+    assert waiting_messages(broker, JOBS_QUEUE) == []
 
 
 def test_call_with_what_is_no_name_is_harmless(lab: Lab) -> None:

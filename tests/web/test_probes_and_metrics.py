@@ -23,8 +23,8 @@ from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters
-from services import job_queues
-from tasks.job_queues import QUEUE as JOBS
+from services.job_queues import runner
+from tasks.job_queues import JOBS_QUEUE as JOBS
 from tasks.job_queues import dispatch_due_jobs
 from tests.eventually import eventually
 from tests.job_lab import Lab
@@ -191,7 +191,7 @@ def test_failing_jobs_show_in_metrics_and_in_the_overview(
 ) -> None:
     process = shared_web(tmp_path_factory, QM_JOBS="true", QM_CONVERSATIONS="false")
     lab = Lab(server_now)
-    monkeypatch.setattr(job_queues, "registry", lab.registry)
+    monkeypatch.setattr(runner, "registry", lab.registry)
     lab.works = {"mail": lambda *_, run: 1 / 0}
     for name in ("report",) * 3 + ("mail",) * 4:
         lab.run(name)

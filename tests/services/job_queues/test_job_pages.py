@@ -12,7 +12,7 @@ from models import job, job_pages
 from models.job import JOB_SORT_FIELDS, JobState
 from queue_manager.core.clock import seconds
 from services.job_queues import InvalidJob
-from services.job_queues.search import MAX_TEXT_LENGTH, search_text
+from services.job_queues.fields import MAX_SEARCH_TEXT_LENGTH, search_text
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import T0
@@ -102,7 +102,7 @@ def test_jobs_that_were_stored_without_their_text_are_found_by_texts_and_names(l
 
 
 def test_the_beginning_of_the_arguments_is_searched(lab: Lab) -> None:
-    lab.run("mail", "x" * (MAX_TEXT_LENGTH - 100) + "early" + "x" * 200 + "late")
+    lab.run("mail", "x" * (MAX_SEARCH_TEXT_LENGTH - 100) + "early" + "x" * 200 + "late")
     assert len(lab.jobs.page(search="early").jobs) == 1
     assert lab.jobs.page(search="late").jobs == []
 

@@ -20,6 +20,7 @@ from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError
 from queue_manager.core.settings import settings
 from services import job_queues
+from services.job_queues import runner
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, successes
@@ -461,7 +462,7 @@ def test_lost_reply_of_a_write_that_was_made_counts_as_written(lab: Lab, monkeyp
 def installed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The installation's own jobs, with the laboratory's functions."""
     real = Lab(database.server_now)
-    monkeypatch.setattr(job_queues, "registry", real.registry)
+    monkeypatch.setattr(runner, "registry", real.registry)
     return real
 
 
@@ -471,7 +472,7 @@ def test_queue_that_is_done_says_what_it_did(installed: Lab) -> None:
 
 
 def test_queue_with_more_due_hands_on_when_its_time_is_over(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_queues, "RUN_BUDGET", seconds(0.05))
+    monkeypatch.setattr(runner, "RUN_BUDGET", seconds(0.05))
     for number in range(3):
         installed.run("mail", number)
     installed.works["mail"] = lambda number, run: time.sleep(0.06)

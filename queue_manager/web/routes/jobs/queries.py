@@ -20,8 +20,8 @@ from queue_manager.web.routes.jobs.error_responses import naming
 from queue_manager.web.routes.jobs.schemas import AnyJob, JobName, Jobs, JobsStatus, SortField
 from queue_manager.web.server_calls import mongodb
 from services.job_queues import as_json, jobs
-from services.job_queues.checks import STATE_ALIASES
-from services.job_queues.search import MAX_SEARCH_LENGTH
+from services.job_queues.fields import STATE_ALIASES
+from services.job_queues.listing import MAX_JOB_SEARCH_LENGTH
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 
@@ -36,7 +36,7 @@ def _spelled(state: Any) -> Any:
 def page(
     name: Annotated[JobName | None, EmptyIsNone] = None,
     state: Annotated[JobState | None, EmptyIsNone, BeforeValidator(_spelled)] = None,
-    search: Annotated[str | None, Query(max_length=MAX_SEARCH_LENGTH)] = None,
+    search: Annotated[str | None, Query(max_length=MAX_JOB_SEARCH_LENGTH)] = None,
     sort: Annotated[SortField | None, EmptyIsNone] = None,
     order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone] = None,
     cursor: Cursor = None,

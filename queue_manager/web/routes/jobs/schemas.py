@@ -13,8 +13,7 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import invalid
 from queue_manager.web.http.request_body import Members
 from queue_manager.web.http.schemas import Moment, NextCursor, ServerTime, optional
-from services.job_queues.checks import MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
-from services.job_queues.registry import NAME
+from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 
 MAX_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
 MAX_NAMES = 1_000
@@ -29,7 +28,7 @@ def _moment(value: Any) -> datetime | None:
         raise ValueError("must be an ISO 8601 time with a zone, such as 2026-01-31T09:30:00Z") from None
 
 
-JobName = Annotated[str, Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"})]
+JobName = Annotated[str, Field(json_schema_extra={"pattern": f"^{JOB_NAME.pattern}$"})]
 At = Annotated[datetime | None, BeforeValidator(_moment)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="A higher one is run first.")]
 

@@ -1,4 +1,8 @@
-"""Pages of jobs and their cursors: the id of the last job, preceded by the sort field and its value if not by id."""
+"""Lists of jobs: pages, their cursors, and text search.
+
+A cursor is the id of the last job, preceded by the sort field and its value if jobs are not sorted by id. A search
+finds substrings; ASCII letters match case-insensitively, and no character is special.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ from models.database import Document
 from models.job import JOB_SORT_FIELDS
 from models.job_pages import JobPosition
 from queue_manager.core.clock import EPOCH, milliseconds
-from services.job_queues.errors import InvalidJob
+from services.job_queues.fields import InvalidJob, compact_json
 
 SORT_BY_ID = "created"
 """Ids are in the order of creation."""
+DATE_FIELDS = ("due", "updated")
 ID = re.compile(r"[0-9A-Fa-f]{24}")
 CURSOR = re.compile(rf"([a-z]+)\.(-?[0-9]{{1,15}})\.({ID.pattern})")
-DATE_FIELDS = ("due", "updated")
+MAX_JOB_SEARCH_LENGTH = 256  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +60,29 @@ def parse_cursor(cursor: str, sort: str) -> JobPosition:
     if parts is None or parts[1] != sort or sort == SORT_BY_ID:
         accepted = "the id of a job" if sort == SORT_BY_ID else f"the cursor of a page that is sorted by {sort}"
         raise InvalidJob("before", f"{cursor!r:.60} is not valid; must be {accepted}")
+    number = int(parts[2])
     try:
-        return JobPosition(id=ObjectId(parts[3]), value=_value(sort, int(parts[2])))
+        value = EPOCH + timedelta(milliseconds=number) if sort in DATE_FIELDS else number
     except OverflowError:
         raise InvalidJob("before", f"{cursor!r:.60} is not valid: its time is out of range") from None
+    return JobPosition(id=ObjectId(parts[3]), value=value)
 
 
-def _value(sort: str, number: int) -> Any:
-    return EPOCH + timedelta(milliseconds=number) if sort in DATE_FIELDS else number
+def search_pattern(search: str) -> str:
+    """Return a regular expression that matches a text, plain or escaped as JSON. Raises `InvalidJob`."""
+    if len(search) > MAX_JOB_SEARCH_LENGTH:
+        raise InvalidJob("search", f"must have at most {MAX_JOB_SEARCH_LENGTH} characters")
+    try:
+        search.encode()
+    except UnicodeEncodeError:
+        raise InvalidJob("search", "must not contain unpaired surrogates") from None
+    spellings = dict.fromkeys((search, compact_json(search)[1:-1]))
+    return "|".join("".join(map(_character_pattern, spelling)) for spelling in spellings)
+
+
+def _character_pattern(character: str) -> str:
+    if not character.isascii():
+        return character
+    if character.isalpha():
+        return f"[{character.lower()}{character.upper()}]"
+    return f"\\x{ord(character):02x}"

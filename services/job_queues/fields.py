@@ -1,0 +1,168 @@
+"""Fields of a job: their validation, which raises `InvalidJob`, and their form as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from math import isfinite
+from typing import Any
+
+import bson
+from bson import ObjectId, json_util
+from bson.errors import BSONError
+
+from models.database import Document, read_id
+from models.job import JobState, jobs
+from queue_manager.core.clock import EPOCH, to_iso, truncate
+from queue_manager.core.errors import AppError, PermanentError
+
+JOB_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+JOB_NAME_RULE = "must be 1 to 128 letters, digits or any of _ . : -"
+STATE_ALIASES = {"cancelled": JobState.CANCELED}
+MAX_PRIORITY = 100
+MAX_ARGUMENTS_BYTES = 1024 * 1024  # of one job
+MAX_ARGUMENT_DEPTH = 64  # levels of nesting; MongoDB refuses documents of 200 levels
+MAX_DELAY = timedelta(days=3650)
+MAX_SEARCH_TEXT_LENGTH = 2_000  # characters of the arguments; a search reads the text of thousands of jobs
+MAX_ID_LENGTH = 1024  # characters, of ids that are not ObjectIds
+INTERNAL_FIELDS = {"key", "unique_key", "singular_key", "first", "text"}
+
+
+class InvalidJob(AppError):
+    """A job or an argument is invalid; names the `field` and what it must be."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+# Validation
+
+
+def checked_name(name: Any) -> str:
+    """Return `name` if it is a valid job name."""
+    if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
+        raise InvalidJob("name", f"{name!r:.80} is not a valid name; {JOB_NAME_RULE}")
+    return name
+
+
+def checked_state(state: Any) -> JobState:
+    """Return the state of this name; `cancelled` is an alias of `canceled`."""
+    try:
+        return STATE_ALIASES.get(state) or JobState(state)
+    except (ValueError, TypeError):
+        states = ", ".join(JobState)
+        raise InvalidJob("state", f"{state!r:.40} is not a state; must be one of {states}") from None
+
+
+def checked_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Return the arguments if MongoDB can store them; the error names the first invalid one."""
+    size = 0
+    for number, argument in enumerate(arguments, start=1):
+        if not _is_within_depth(argument, MAX_ARGUMENT_DEPTH):
+            raise InvalidJob("arguments", f"argument {number} must have at most {MAX_ARGUMENT_DEPTH} levels of nesting")
+        try:
+            size += len(bson.encode({"argument": argument}))
+        except (BSONError, OverflowError, RecursionError, ValueError, TypeError) as error:
+            raise InvalidJob("arguments", f"MongoDB cannot store argument {number} ({error!s:.200})") from None
+    if size > MAX_ARGUMENTS_BYTES:
+        raise InvalidJob("arguments", f"must have at most {MAX_ARGUMENTS_BYTES} bytes as BSON, not {size}")
+    return list(arguments)
+
+
+def _is_within_depth(value: Any, levels: int) -> bool:
+    """Return True if lists and documents are nested at most `levels` deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return inner is None or (levels > 0 and all(_is_within_depth(one, levels - 1) for one in inner))
+
+
+def checked_priority(priority: Any) -> int:
+    """Return `priority` if it is an integer from -100 to 100."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        raise InvalidJob("priority", f"must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    return priority
+
+
+def checked_due(at: Any, delay: Any, now: datetime) -> datetime:
+    """Return the due time: `at`, or `delay` after now, or now."""
+    if at is not None and delay is not None:
+        raise InvalidJob("at", "`at` and `delay` must not both be given")
+    if delay is not None:
+        if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= MAX_DELAY:
+            raise InvalidJob("delay", f"must be a timedelta from 0 to {MAX_DELAY.days} days")
+        return truncate(now + delay)
+    if at is None:
+        return now
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidJob("at", "must be a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1)")
+    try:
+        moment = truncate(at.astimezone(UTC))
+    except OverflowError:  # at the limits of datetime
+        moment = None
+    if moment is None or not EPOCH <= moment <= now + MAX_DELAY:
+        raise InvalidJob("at", f"must be a time within {MAX_DELAY.days} days")
+    return moment
+
+
+def is_id(id: Any) -> bool:
+    """Return True if `id` is a valid job id."""
+    return isinstance(id, str | ObjectId) and ObjectId.is_valid(id)
+
+
+def checked_id(id: Any) -> ObjectId:
+    """Return `id` as an ObjectId."""
+    if not is_id(id):
+        raise InvalidJob("id", f"{id!r:.60} is not a job id; must be 24 hexadecimal digits")
+    return ObjectId(id)
+
+
+def foreign_ids(id: Any) -> list[Any]:
+    """Return the ids of other programs' documents that a text may represent: itself, and its value as extended JSON."""
+    if not isinstance(id, str) or not id.isprintable() or len(id) > MAX_ID_LENGTH:
+        return []
+    try:
+        return [id, read_id(id, field="id")]
+    except PermanentError:
+        return [id]
+
+
+# Conversion
+
+
+def job_key(name: str, arguments: Sequence[Any]) -> str:
+    """Return a hash that is equal for jobs with the same name and arguments."""
+    text = json_util.dumps([name, list(arguments)], sort_keys=True, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def search_text(arguments: Sequence[Any]) -> str:
+    """Return the beginning of the arguments as JSON, which is stored with the job for searches."""
+    stored = bson.decode(bson.encode({"arguments": list(arguments)}), jobs().codec_options)
+    return compact_json(json_value(stored["arguments"]))[:MAX_SEARCH_TEXT_LENGTH]
+
+
+def compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def as_json(document: Document) -> dict[str, Any]:
+    """Return a job as JSON: ids and times as texts, other BSON types as extended JSON."""
+    return {name: json_value(value) for name, value in document.items() if name not in INTERNAL_FIELDS}
+
+
+def json_value(value: Any) -> Any:
+    """Return a BSON value as JSON."""
+    if isinstance(value, datetime):
+        return to_iso(value)
+    if isinstance(value, ObjectId):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(name): json_value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(inner) for inner in value]
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and isfinite(value)):
+        return value
+    return json_util.default(value, json_options=json_util.CANONICAL_JSON_OPTIONS)

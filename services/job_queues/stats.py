@@ -1,0 +1,99 @@
+"""Statistics of job queues and their jobs, and the problems that somebody should look at."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from models import database, job, job_queue
+from models.due_documents import COUNTED
+from models.job import ExecutingJob
+from queue_manager.core.clock import minutes
+from queue_manager.system import SystemStats
+from services import problems
+from services.due_work import DueWork
+from services.problems import counted, ids, span
+
+LONG_RUNNING_THRESHOLD = minutes(10)
+MAX_ENDED_LEASES = 1_000  # expired leases that are compared with due queues
+
+
+def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
+    """Return `{pending, in_progress, stuck, cooling_off}` of the queues, and of the jobs `{executing, failed,
+    lag_seconds}`: age of the oldest due job whose queue is not in flight, cooling down or paused.
+
+    Queues that have been due for longer than `late`, and leases that ended before that, are problems.
+    """
+    now = database.server_now()
+    executing, paused, failing = job.executing(), job_queue.paused(), job.count_failing(COUNTED)
+    others, in_redis = job.count_foreign(), work.leases.stats()
+    due = list(work.find_due(now))
+    states = [standing.state for standing in work.leases.standings([one.lease for one in due])]
+    pending = [one for one, state in zip(due, states, strict=True) if state in ("free", "stuck")]
+    cooling = [one.id for one, state in zip(due, states, strict=True) if state == "cooling"]
+    ended = set(work.leases.ended(before=late, limit=MAX_ENDED_LEASES))
+    stuck = [one.id for one in pending if one.lease in ended]
+    stats = SystemStats(
+        numbers={
+            "pending": len(pending) - len(stuck),
+            "in_progress": max(in_redis.in_progress, len(executing)),
+            "stuck": len(stuck),
+            "cooling_off": in_redis.cooling,
+            "executing": len(executing),
+            "failed": sum(failing.values()),
+            "other_documents": others,
+            "lag_seconds": (now - min((one.due_at for one in pending), default=now)).total_seconds(),
+        },
+        late=[one.id for one in pending if now - one.due_at > late],
+    )
+    if paused:
+        stats.details.append(f"paused: {', '.join(sorted(paused))}")
+    if others:
+        stats.details.append(f"{job.JOBS_COLLECTION} has {others} documents that are not jobs, which are ignored")
+    stats.details.extend(_long_running(executing, now))
+    _add_job_problems(stats, executing, failing, now=now, late=late)
+    _add_queue_problems(stats, stuck, cooling, late=late)
+    return stats
+
+
+def jobs_by_state() -> dict[str, int]:
+    """Return the number of jobs in each state; `COUNTED` means that many or more."""
+    return job.count_by_state(COUNTED)
+
+
+def _long_running(executing: list[ExecutingJob], now: datetime) -> list[str]:
+    return [
+        f"{one.name}: the job {one.id} has been executing for {span(now - one.since)} on "
+        f"{one.worker or 'an unknown worker'}"
+        for one in sorted(executing, key=lambda one: one.since)
+        if now - one.since > LONG_RUNNING_THRESHOLD
+    ]
+
+
+def _add_job_problems(
+    stats: SystemStats, executing: list[ExecutingJob], failing: dict[str, int], *, now: datetime, late: timedelta
+) -> None:
+    if failing:
+        names = ids((f"{name} {count}" for name, count in failing.items()), len(failing))
+        stats.add_problem(
+            f"{counted(sum(failing.values()), 'failing job')}, by name: {names}; see the last error with "
+            "`queue-manager jobs list --state failure`, then fix, retry or cancel them",
+            state="failure",
+        )
+    lost = [one for one in executing if one.claimed_until <= now - late]
+    if lost:
+        shown = ids((f"{one.name} {one.id}" for one in lost), len(lost))
+        stats.add_problem(
+            f"{counted(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
+            f"and no dispatch has requeued it; check that a beat leads and a worker consumes `scans` ({shown})",
+            state="executing",
+        )
+
+
+def _add_queue_problems(stats: SystemStats, stuck: list[str], cooling: list[str], *, late: timedelta) -> None:
+    if stuck:
+        stats.add_problem(problems.stuck("job queue", stuck, late=late))
+    if cooling:
+        stats.add_problem(
+            f"{counted(len(cooling), 'failed job queue')}: every attempt to run its jobs failed, and the next one "
+            f"starts after a cool-down; see the error in the workers' log ({ids(cooling, len(cooling))})"
+        )
