@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 from bson import ObjectId
 from pymongo import ASCENDING, DESCENDING
 
 from models.database import Document
 from models.job import IS_JOB, JobState, jobs
+from models.listing import NoPosition, Position, position
 
 SEARCH_BATCH_SIZE = 500  # jobs that a search scans per query, so that it can stop in time
 MAX_SEARCHED_JOBS = 20_000
@@ -26,17 +26,12 @@ WITHOUT_TEXT = {"text": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobPosition:
-    """Position of a job in a list; the next page begins after it."""
-
-    id: ObjectId
-    value: Any = None
-    """Value of the sort field; unused if jobs are sorted by id."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobQuery:
-    """Filter and sort order of a list of jobs; ties in `sort_by` are ordered by id."""
+    """Filter and sort order of a list of jobs; ties in `sort_by` are ordered by id.
+
+    Raises:
+        NoPosition: `after` does not fit the sort order.
+    """
 
     name: str | None = None
     state: JobState | None = None
@@ -45,7 +40,15 @@ class JobQuery:
     sort_by: str = "_id"
     """`_id`, which is the order of creation, or one of `job.JOB_SORT_FIELDS`."""
     is_descending: bool = True
-    after: JobPosition | None = None
+    after: Position | None = None
+
+    def __post_init__(self) -> None:
+        if self.after is not None and (len(self.after) != len(self.order) or not isinstance(self.after[-1], ObjectId)):
+            raise NoPosition(f"{self.after!r:.100} is not a position in a list by {', '.join(self.order)}")
+
+    @property
+    def order(self) -> list[str]:
+        return ["_id"] if self.sort_by == "_id" else [self.sort_by, "_id"]
 
     @property
     def condition(self) -> Document:
@@ -68,44 +71,43 @@ class JobQuery:
     def ranges(self) -> Iterator[tuple[Document, dict[str, int]]]:
         """Yield conditions, each with its sort order, whose concatenated results are the jobs after the position."""
         way, beyond = (DESCENDING, "$lt") if self.is_descending else (ASCENDING, "$gt")
-        order = dict.fromkeys((self.sort_by, "_id"), way)
+        sort = dict.fromkeys(self.order, way)
         if self.after is None:
-            yield self.condition, order
-        elif self.sort_by == "_id":
-            yield {**self.condition, "_id": {beyond: self.after.id}}, order
-        else:
+            yield self.condition, sort
+            return
+        *values, id = self.after
+        if not values:
+            yield {**self.condition, "_id": {beyond: id}}, sort
+        for value in values:
             # The value is constant here; sorting by it too would make the server sort in memory instead of merging.
-            yield {**self.condition, self.sort_by: self.after.value, "_id": {beyond: self.after.id}}, {"_id": way}
-            yield {**self.condition, self.sort_by: {beyond: self.after.value}}, order
-
-    def position(self, job: Document) -> JobPosition:
-        return JobPosition(id=job["_id"], value=None if self.sort_by == "_id" else job[self.sort_by])
+            yield {**self.condition, self.sort_by: value, "_id": {beyond: id}}, {"_id": way}
+            yield {**self.condition, self.sort_by: {beyond: value}}, sort
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSlice:
+class JobPage:
     """Part of a list of jobs. `end` is the position after which the next page begins, `None` at the end."""
 
     jobs: list[Document]
-    end: JobPosition | None
+    end: Position | None
     is_partial: bool = False
     """True if a search stopped before the page was full."""
 
 
-def page(query: JobQuery, *, limit: int) -> JobSlice:
+def page(query: JobQuery, *, limit: int) -> JobPage:
     """Return `limit` jobs; fewer on the last page or if a search reached its limits."""
     return _listed(query, limit) if query.text is None else _searched(query, query.text, limit)
 
 
-def _listed(query: JobQuery, limit: int) -> JobSlice:
+def _listed(query: JobQuery, limit: int) -> JobPage:
     found: list[Document] = []
     for condition, order in query.ranges():
         if left := limit + 1 - len(found):
             found += jobs().find(condition, WITHOUT_TEXT, sort=[*order.items()], hint=query.index, limit=left)
-    return _slice_of(query, found, limit)
+    return _page_of(query, found, limit)
 
 
-def _searched(query: JobQuery, text: str, limit: int) -> JobSlice:
+def _searched(query: JobQuery, text: str, limit: int) -> JobPage:
     found_ids: list[Document] = []
     until = time.monotonic() + SEARCH_TIMEOUT
     for scanned in count(SEARCH_BATCH_SIZE, SEARCH_BATCH_SIZE):
@@ -114,13 +116,13 @@ def _searched(query: JobQuery, text: str, limit: int) -> JobSlice:
         if batch.end is None or len(found_ids) > limit:
             break
         if scanned >= MAX_SEARCHED_JOBS or time.monotonic() > until:
-            return JobSlice(jobs=_load(found_ids), end=batch.end, is_partial=True)
+            return JobPage(jobs=_load(found_ids), end=batch.end, is_partial=True)
         query = replace(query, after=batch.end)
-    found = _slice_of(query, found_ids, limit)
-    return JobSlice(jobs=_load(found.jobs), end=found.end)
+    found = _page_of(query, found_ids, limit)
+    return JobPage(jobs=_load(found.jobs), end=found.end)
 
 
-def _search_batch(query: JobQuery, text: str, limit: int) -> JobSlice:
+def _search_batch(query: JobQuery, text: str, limit: int) -> JobPage:
     """Search the next `SEARCH_BATCH_SIZE` jobs; `end` is the last of them; `jobs` have only id and sort field."""
     projection = {"_id": 1, query.sort_by: 1}
     seen = {"_id": None, "jobs": {"$sum": 1}, "last": {"$last": "$$ROOT"}}
@@ -144,7 +146,7 @@ def _search_batch(query: JobQuery, text: str, limit: int) -> JobSlice:
             left, last = left - some["jobs"], some["last"]
         if not left:
             break
-    return JobSlice(jobs=found, end=None if left or last is None else query.position(last))
+    return JobPage(jobs=found, end=None if left or last is None else position(last, query.order))
 
 
 def _text_condition(text: str) -> Document:
@@ -161,7 +163,7 @@ def _load(found_ids: list[Document]) -> list[Document]:
     return [loaded[job["_id"]] for job in found_ids if job["_id"] in loaded]
 
 
-def _slice_of(query: JobQuery, found: list[Document], limit: int) -> JobSlice:
+def _page_of(query: JobQuery, found: list[Document], limit: int) -> JobPage:
     """Return a page of the jobs found, which are `limit` + 1 if there is another page."""
     shown = found[:limit]
-    return JobSlice(jobs=shown, end=query.position(shown[-1]) if len(found) > limit else None)
+    return JobPage(jobs=shown, end=position(shown[-1], query.order) if len(found) > limit else None)

@@ -16,7 +16,7 @@ The life of a job, and the module of each step:
     run         `runner`: a worker runs the due jobs of that name: `executing`, then `success` or `failure`
     retried     `runner`: a failed job is due again after a backoff; `dispatch`: a job whose worker was lost, once its
                 lease has expired, and every failed job when a new leader takes over
-    read        `jobs` and `listing`: one job, pages, search; `stats`: numbers and problems of the dashboard
+    read        `jobs`: one job, pages, search; `stats`: the numbers and problems that the dashboard shows
 """
 
 from __future__ import annotations

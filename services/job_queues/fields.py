@@ -15,7 +15,7 @@ from bson import ObjectId, json_util
 from bson.errors import BSONError
 
 from models.database import Document, read_id
-from models.job import JobState, jobs
+from models.job import JOB_SORT_FIELDS, JobState, jobs
 from queue_manager.core.clock import EPOCH, to_iso, truncate
 from queue_manager.core.errors import AppError, PermanentError
 
@@ -27,6 +27,7 @@ MAX_ARGUMENTS_BYTES = 1024 * 1024  # of one job
 MAX_ARGUMENT_DEPTH = 64  # levels of nesting; MongoDB refuses documents of 200 levels
 MAX_DELAY = timedelta(days=3650)
 MAX_SEARCH_TEXT_LENGTH = 2_000  # characters of the arguments; a search reads the text of thousands of jobs
+MAX_JOB_SEARCH_LENGTH = 256  # characters
 MAX_ID_LENGTH = 1024  # characters, of ids that are not ObjectIds
 INTERNAL_FIELDS = {"key", "unique_key", "singular_key", "first", "text"}
 
@@ -129,6 +130,34 @@ def foreign_ids(id: Any) -> list[Any]:
         return [id]
 
 
+def sort_field(sort: str) -> str:
+    """Return the field of a sort order; `created` is the order of ids."""
+    orders = {"created": "_id", **{field: field for field in JOB_SORT_FIELDS}}
+    if sort not in orders:
+        raise InvalidJob("sort", f"must be one of {', '.join(orders)}")
+    return orders[sort]
+
+
+def search_pattern(search: str) -> str:
+    """Return a regular expression that finds a text, plain or escaped as JSON; ASCII letters match in either case."""
+    if len(search) > MAX_JOB_SEARCH_LENGTH:
+        raise InvalidJob("search", f"must have at most {MAX_JOB_SEARCH_LENGTH} characters")
+    try:
+        search.encode()
+    except UnicodeEncodeError:
+        raise InvalidJob("search", "must not contain unpaired surrogates") from None
+    spellings = dict.fromkeys((search, _compact_json(search)[1:-1]))
+    return "|".join("".join(map(_character_pattern, spelling)) for spelling in spellings)
+
+
+def _character_pattern(character: str) -> str:
+    if not character.isascii():
+        return character
+    if character.isalpha():
+        return f"[{character.lower()}{character.upper()}]"
+    return f"\\x{ord(character):02x}"
+
+
 # Conversion
 
 
@@ -141,10 +170,10 @@ def job_key(name: str, arguments: Sequence[Any]) -> str:
 def search_text(arguments: Sequence[Any]) -> str:
     """Return the beginning of the arguments as JSON, which is stored with the job for searches."""
     stored = bson.decode(bson.encode({"arguments": list(arguments)}), jobs().codec_options)
-    return compact_json(json_value(stored["arguments"]))[:MAX_SEARCH_TEXT_LENGTH]
+    return _compact_json(json_value(stored["arguments"]))[:MAX_SEARCH_TEXT_LENGTH]
 
 
-def compact_json(value: Any) -> str:
+def _compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -11,7 +11,8 @@ from bson import ObjectId
 from models import job, job_pages, job_queue
 from models.database import Document, server_now
 from models.job import DuplicateJob, ExecutingJob, JobState
-from models.job_pages import JobQuery
+from models.job_pages import JobPage, JobQuery
+from models.listing import Position
 from queue_manager.core.errors import AppError
 from services.job_queues.fields import (
     InvalidJob,
@@ -24,9 +25,10 @@ from services.job_queues.fields import (
     foreign_ids,
     is_id,
     job_key,
+    search_pattern,
     search_text,
+    sort_field,
 )
-from services.job_queues.listing import JobPage, format_cursor, parse_cursor, search_pattern, sort_field
 from services.job_queues.registry import Registry, UnknownJob, registry
 
 RETRYABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED, JobState.SUCCESS)
@@ -129,8 +131,9 @@ class Jobs:
     def list(
         self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
     ) -> list[Document]:
-        """Return jobs, newest first, after the job `before`."""
-        return self.page(name=name, state=state, before=before, limit=limit).jobs
+        """Return jobs, newest first, after the job whose id is `before`."""
+        after = None if before is None else (checked_id(before),)
+        return self.page(name=name, state=state, after=after, limit=limit).jobs
 
     def page(
         self,
@@ -140,10 +143,10 @@ class Jobs:
         search: str | None = None,
         sort: str = "created",
         is_descending: bool = True,
-        before: str | None = None,
+        after: Position | None = None,
         limit: int = 50,
     ) -> JobPage:
-        """Return the jobs after `before`, the cursor of the previous page of the same query.
+        """Return the jobs after `after`, the `end` of the previous page of the same query.
 
         Args:
             search: substring of the arguments, name or last error; ASCII letters match case-insensitively.
@@ -151,6 +154,7 @@ class Jobs:
 
         Raises:
             InvalidJob: names the argument.
+            NoPosition: `after` is not a position in this order.
         """
         query = JobQuery(
             name=None if name is None else checked_name(name),
@@ -158,11 +162,9 @@ class Jobs:
             text=search_pattern(search) if search else None,
             sort_by=sort_field(sort),
             is_descending=is_descending,
-            after=None if before is None else parse_cursor(before, sort),
+            after=after,
         )
-        found = job_pages.page(query, limit=limit)
-        cursor = None if found.end is None else format_cursor(found.end, sort)
-        return JobPage(jobs=found.jobs, cursor=cursor, is_partial=found.is_partial)
+        return job_pages.page(query, limit=limit)
 
     def clear(self, states: Iterable[str], name: str | None = None, *, limit: int | None = None) -> int:
         """Delete up to `limit` jobs in these states, of one name or of all names; return their number.

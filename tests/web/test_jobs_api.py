@@ -25,6 +25,7 @@ from models.database import server_now
 from models.job import JobState
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds, to_iso
+from queue_manager.web.http.cursors import encode
 from services import job_queues
 from services.job_queues import Jobs, registry
 from tests.eventually import eventually
@@ -291,11 +292,11 @@ class TestReading:
             ("?sort=_id", "sort"),
             ("?order=down", "order"),
             (f"?search={'x' * 257}", "search"),
-            (f"?sort=due&cursor={'0' * 24}", "cursor"),
-            (f"?sort=due&cursor=updated.1.{'0' * 24}", "cursor"),
-            (f"?sort=due&cursor=due.999999999999999.{'0' * 24}", "cursor"),
-            (f"?sort=priority&cursor=priority.x.{'0' * 24}", "cursor"),
-            (f"?cursor=created.1.{'0' * 24}", "cursor"),
+            ("?sort=due&cursor=" + encode([1, ObjectId()], of="jobs updated desc"), "cursor"),
+            ("?sort=due&cursor=" + encode([ObjectId()], of="jobs due desc"), "cursor"),
+            ("?sort=priority&cursor=" + encode([1, "1"], of="jobs priority desc"), "cursor"),
+            ("?cursor=" + encode([1, ObjectId()], of="jobs created desc"), "cursor"),
+            ("?cursor=" + encode(["x"], of="jobs created desc"), "cursor"),
             ("?name=a%20b", "name"),
             ("?state=done", "state"),
             ("?cursor=x", "cursor"),

@@ -62,11 +62,11 @@ def test_pages_hold_every_job_once_and_nothing_else(lab: Lab) -> None:
 
 def _paged(lab: Lab, only: dict[str, Any], sort: str, is_descending: bool) -> list[str]:
     found: list[str] = []
-    before = None
+    after = None
     while True:
-        page = lab.jobs.page(**only, sort=sort, is_descending=is_descending, before=before, limit=2)
+        page = lab.jobs.page(**only, sort=sort, is_descending=is_descending, after=after, limit=2)
         found += [str(one["_id"]) for one in page.jobs]
-        if (before := page.cursor) is None:
+        if (after := page.end) is None:
             return found
 
 

@@ -51,14 +51,14 @@ def fill(count: int, seed: int = 1) -> list[dict[str, Any]]:
 def walked(lab: Lab, limit: int, **asked: Any) -> list[ObjectId]:
     """Return the ids on all pages, each of which is full but the last, or is partial."""
     ids: list[ObjectId] = []
-    before = None
+    after = None
     while True:
-        page = lab.jobs.page(before=before, limit=limit, **asked)
-        assert len(page.jobs) == limit or page.is_partial or page.cursor is None
+        page = lab.jobs.page(after=after, limit=limit, **asked)
+        assert len(page.jobs) == limit or page.is_partial or page.end is None
         ids += [found["_id"] for found in page.jobs]
-        if page.cursor is None:
+        if page.end is None:
             return ids
-        before = page.cursor
+        after = page.end
 
 
 @pytest.mark.parametrize("sort", ["created", *JOB_SORT_FIELDS])
@@ -88,7 +88,7 @@ def test_a_search_that_stops_in_time_goes_on_where_it_was(sort: str, lab: Lab, m
     monkeypatch.setattr(job_pages, "MAX_SEARCHED_JOBS", 20)
     page = lab.jobs.page(search="nothing", sort=sort)
     assert (page.jobs, page.is_partial) == ([], True)
-    assert page.cursor is not None
+    assert page.end is not None
     whole = [one["_id"] for one in lab.jobs.page(sort=sort, limit=300).jobs]
     hits = [id for id in whole if "beta" in (job.jobs().find_one(id) or {})["text"].lower()]
     assert walked(lab, 5, search="beta", sort=sort) == hits

@@ -16,12 +16,10 @@ from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.query_parameters import EmptyIsNone
 from queue_manager.web.http.responses import fresh
-from queue_manager.web.routes.jobs.error_responses import naming
 from queue_manager.web.routes.jobs.schemas import AnyJob, JobName, Jobs, JobsStatus, SortField
 from queue_manager.web.server_calls import mongodb
 from services.job_queues import as_json, jobs
-from services.job_queues.fields import STATE_ALIASES
-from services.job_queues.listing import MAX_JOB_SEARCH_LENGTH
+from services.job_queues.fields import MAX_JOB_SEARCH_LENGTH, STATE_ALIASES
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 
@@ -50,21 +48,21 @@ def page(
     by, is_descending = sort or "created", order != "asc"
     of = f"jobs {by} {'desc' if is_descending else 'asc'}"
     after = cursors.decode(cursor, of=of)
-    with mongodb(), naming(before="cursor"):
+    with mongodb(), cursors.checked():
         found = jobs.page(
             name=name,
             state=state,
             search=search or None,
             sort=by,
             is_descending=is_descending,
-            before=None if after is None else str(after[0]),
+            after=after,
             limit=limit,
         )
         now = server_now()
     return fresh(
         {
             "jobs": [as_json(job) for job in found.jobs],
-            "cursor": None if found.cursor is None else cursors.encode([found.cursor], of=of),
+            "cursor": None if found.end is None else cursors.encode(found.end, of=of),
             "is_partial": found.is_partial,
             "server_time": to_iso(now),
         }
