@@ -1,6 +1,6 @@
 """The work of a system: a scan takes what is due and nobody holds, oldest first; a worker holds, retries or gives up.
 
-`tasks.base.fan_out` dispatches what a scan took; the item task of the same system acts on one item, or on a batch.
+`tasks.scan.fan_out` dispatches what a scan took; the item task of the same system acts on one item, or on a batch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from uuid import uuid4
 
 from models.database import server_now
 from queue_manager import leases
+from queue_manager.broker.backlog import Backlog as Backlog
 from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem as DueItem
 from queue_manager.leases import Attempts, Leases, MustPause
-from services.backlog import Backlog as Backlog
 
 T = TypeVar("T")
 

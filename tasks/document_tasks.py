@@ -8,7 +8,8 @@ from typing import Any
 
 from services.due_documents import DueDocuments, owed_calls_of, work_of
 from tasks.app import app
-from tasks.base import ItemTask, ScanReport, fan_out, item_task
+from tasks.item import ItemTask, item_task
+from tasks.scan import ScanReport, fan_out
 
 
 def dispatch(system: DueDocuments) -> ScanReport:

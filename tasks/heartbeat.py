@@ -20,7 +20,7 @@ from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from services.due_work import DueItem
-from tasks.base import ItemTask
+from tasks.item import ItemTask
 
 LOOK_EVERY = 0.5  # seconds until a message just received is renewed; `transport.backlog` covers the time before
 

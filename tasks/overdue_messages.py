@@ -15,7 +15,7 @@ from datetime import timedelta
 from queue_manager.core.log import get_logger
 from services.message_queue import SweepResult, sweeper
 from tasks.app import app
-from tasks.base import ScanReport, scan_task
+from tasks.scan import ScanReport, scan_task
 
 INITIATOR = "QM/message-queue"
 

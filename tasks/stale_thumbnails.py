@@ -5,12 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from kombu import Queue
+
 from models.database import server_now
+from queue_manager.broker.keys import FOREIGN_DEFAULT_QUEUE
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.retry import ONCE
 from queue_manager.core.settings import settings
 from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails
-from tasks.base import ScanReport, current_token, described, fan_out, item_task, scan_task, send_by_name
+from tasks.app import app
+from tasks.item import current_token, item_task
+from tasks.scan import ScanReport, described, fan_out, scan_task
 
 QUEUE = "stale-thumbnails"
 
@@ -18,6 +23,12 @@ QUEUE = "stale-thumbnails"
 def thumbnails() -> StaleThumbnails:
     builder = settings().thumbnail_build_task
     return stale_thumbnails(hand_over=partial(send_by_name, builder) if builder else None)
+
+
+def send_by_name(name: str, *args: Any) -> None:
+    """Send a task of another application to the queue where its workers take tasks by default."""
+    # As an object: a queue by its name would be consumed by this worker when it connects again.
+    app.send_task(name, list(args), queue=Queue(FOREIGN_DEFAULT_QUEUE), retry=False)
 
 
 @scan_task(initiator=INITIATOR, sent="Sent stuck thumbnail jobs to be reset.", failed="Error in thumbnail health check")

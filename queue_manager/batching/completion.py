@@ -15,7 +15,7 @@ from celery import signals
 from celery.app.trace import task_has_custom
 from celery.utils.saferepr import saferepr
 
-from tasks.base import ItemTask
+from tasks.item import ItemTask
 
 SIGNALS = (signals.task_prerun, signals.task_postrun, signals.task_success)
 HOOKS = ("before_start", "after_return")

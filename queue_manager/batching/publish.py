@@ -24,7 +24,7 @@ from queue_manager.core.settings import settings
 from services.due_work import DueItem
 
 if TYPE_CHECKING:
-    from tasks.base import ItemTask
+    from tasks.item import ItemTask
 
 SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}

@@ -14,7 +14,8 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.items import DueItem, Item, Listed, Position, State
 from queue_manager.system import SystemStats
 from services.due_work import Due, DueWork, leases_of
-from tasks.base import ScanReport, fan_out, item_task, scan_task
+from tasks.item import item_task
+from tasks.scan import ScanReport, fan_out, scan_task
 
 
 class Trials(DueWork, Listed):

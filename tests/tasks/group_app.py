@@ -28,7 +28,7 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from services.due_work import Due, DueItem, DueWork, Limits, leases_of
 from tasks import app
-from tasks.base import item_task
+from tasks.item import item_task
 from tests.eventually import eventually
 
 __all__ = ["app"]

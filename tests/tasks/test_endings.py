@@ -9,7 +9,7 @@ from celery import Celery, signals
 from celery.utils.saferepr import saferepr
 
 from queue_manager.batching import completion
-from tasks.base import ItemTask
+from tasks.item import ItemTask
 
 
 class Odd:

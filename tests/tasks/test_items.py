@@ -14,7 +14,8 @@ from models.database import server_now
 from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import PermanentError
-from tasks import app, base
+from tasks import app
+from tasks.item import WAIT_IN_PLACE
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.pace import paced
 from tests.real_servers import Servers
@@ -109,7 +110,7 @@ def test_malformed_moment_is_a_permanent_error(broker: str, moment: Any) -> None
 
 
 def test_item_on_a_clock_slightly_ahead_waits_for_its_time(broker: str) -> None:
-    due_at = server_now() + base.WAIT_IN_PLACE - seconds(0.1)
+    due_at = server_now() + WAIT_IN_PLACE - seconds(0.1)
     room = make_room(due_at)
     scan_expired_snoozes()
 

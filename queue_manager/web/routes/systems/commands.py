@@ -28,7 +28,7 @@ from queue_manager.web.routes.systems.schemas import RetriedItems, Sent, SentTas
 from queue_manager.web.server_calls import Unavailable, mongodb
 from services.due_work import DueItem
 from tasks import app
-from tasks.base import ItemTask
+from tasks.item import ItemTask
 
 MAX_RETRIED = 1_000
 """Items that one request sends."""
