@@ -27,6 +27,8 @@ from queue_manager.items import DueItem as DueItem
 from queue_manager.leases import Attempts, Leases, MustPause
 
 T = TypeVar("T")
+ItemResult = dict[str, Any]
+"""What the task of an item returns."""
 
 
 @dataclass(frozen=True, kw_only=True)

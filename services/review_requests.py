@@ -26,16 +26,15 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, ItemResult, Limits, leases_of
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
 NAMED_IN_LOG = 20
-COUNTED = 10_000
+MAX_DUE_COUNT = 10_000
 DUPLICATE_REQUESTS = "review-requests: leave one open request of each account, and set the others to status `dismissed`"
 
 log = get_logger(INITIATOR)
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ class ReviewRequests(DueWork):
 
     def create(
         self, account_id: str, subscription_ids: list[str], parent_account: str | None, oldest_subscription: str
-    ) -> Result:
+    ) -> ItemResult:
         """Create the pulse of one agency unless a request blocks it meanwhile.
 
         Returns:
@@ -93,7 +92,7 @@ class ReviewRequests(DueWork):
         now = self.clock()
         return self._result(request, pulse.create(request, since=now - self.window, now=now))
 
-    def create_many(self, items: Sequence[DueItem]) -> list[Result | None]:
+    def create_many(self, items: Sequence[DueItem]) -> list[ItemResult | None]:
         """Create the pulses of many agencies, as `create` each: one write, and one read if some are blocked.
 
         Returns:
@@ -106,7 +105,7 @@ class ReviewRequests(DueWork):
         results = iter([self._result(*one) for one in zip(requests, statuses, strict=True)])
         return [None if request is None else next(results) for request in asked]
 
-    def _result(self, request: pulse.ReviewRequest, status: str | None) -> Result:
+    def _result(self, request: pulse.ReviewRequest, status: str | None) -> ItemResult:
         if status is None:
             log.info("Review request created", account_id=request.account_id)
             return {"success": True, "account_id": request.account_id}
@@ -200,13 +199,13 @@ def stats() -> SystemStats:
 
 
 def slow_numbers() -> dict[str, float]:
-    """Return `{due, stuck, failed, lag_seconds}` of the agencies; `due` is `COUNTED` for that many or more.
+    """Return `{due, stuck, failed, lag_seconds}` of the agencies; `due` is `MAX_DUE_COUNT` for that many or more.
 
     While few are due it reads every managed subscription.
     """
     agencies = eligible_agencies()
     now = agencies.requests.clock()
-    due = [item.due_at or now for item in islice(agencies.items("due"), COUNTED)]
+    due = [item.due_at or now for item in islice(agencies.items("due"), MAX_DUE_COUNT)]
     lag = max(((now - at).total_seconds() for at in due), default=0.0)
     return {"due": len(due), "stuck": 0, "failed": 0, "lag_seconds": lag}
 

@@ -26,7 +26,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State, merged
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, ItemResult, Limits, leases_of
 from services.problems import counted, ids
 
 INITIATOR = "ThumbnailHealthCheck"
@@ -38,7 +38,6 @@ BETWEEN = ":"
 """Stands in an id between the collection and the site."""
 
 log = get_logger(INITIATOR)
-Result = dict[str, Any]
 HandOver = Callable[[str, str], None]
 
 
@@ -82,7 +81,7 @@ class StaleThumbnails(DueWork):
         if sites in site.ALL:
             site.record_outcome(item.token, sites, site_id, "failed", now=self.clock(), error=error)
 
-    def reset(self, collection: str, site_id: str, started_at: str, *, token: str) -> Result:
+    def reset(self, collection: str, site_id: str, started_at: str, *, token: str) -> ItemResult:
         """Reset one site if the build that began at `started_at` is still said to run.
 
         Returns:
@@ -116,7 +115,7 @@ class StaleThumbnails(DueWork):
             # Best effort: the builder's own scan is the guarantee.
             log.warning("Site could not be handed over", collection=collection, site_id=site_id, error=reason(error))
 
-    def log_resets(self, run: str, expected: int, until: str) -> Result:
+    def log_resets(self, run: str, expected: int, until: str) -> ItemResult:
         """Log how many sites one run has really reset, once its items have reported or their time is over.
 
         Raises:

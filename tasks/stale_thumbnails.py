@@ -17,7 +17,7 @@ from tasks.app import app
 from tasks.item import current_token, item_task
 from tasks.scan import ScanReport, described, fan_out, scan_task
 
-QUEUE = "stale-thumbnails"
+THUMBNAILS_QUEUE = "stale-thumbnails"
 
 
 def thumbnails() -> StaleThumbnails:
@@ -43,11 +43,11 @@ def scan_stale_thumbnails() -> ScanReport:
     return report
 
 
-@item_task(queue=QUEUE, work=thumbnails, retry=ONCE)  # the next hour is the retry
+@item_task(queue=THUMBNAILS_QUEUE, work=thumbnails, retry=ONCE)  # the next hour is the retry
 def reset_stale_thumbnail(collection: str, site_id: str, started_at: str) -> dict[str, Any]:
     return thumbnails().reset(collection, site_id, started_at, token=current_token())
 
 
-@item_task(queue=QUEUE, work=thumbnails, retry=ONCE)
+@item_task(queue=THUMBNAILS_QUEUE, work=thumbnails, retry=ONCE)
 def log_resets(run: str, expected: int, until: str) -> dict[str, Any]:
     return thumbnails().log_resets(run, expected, until)

@@ -3,8 +3,8 @@
 A key of the history has ten minutes of one name, with one field per minute and outcome, and expires soon after a day.
 Writers and readers use the clock of Redis.
 
-Guarantee: counting never raises and waits at most `REDIS_TIMEOUT`. While Redis is unavailable nothing is counted; that
-is logged once, and Redis is tried again every `REDIS_RETRY_DELAY`. If Redis lost its data, counters restart at zero, as
+Guarantee: counting never raises and waits at most `COUNT_TIMEOUT`. While Redis is unavailable nothing is counted; that
+is logged once, and Redis is tried again every `COUNT_RETRY_DELAY`. If Redis lost its data, counters restart at zero, as
 Prometheus expects.
 """
 
@@ -31,8 +31,8 @@ Totals = dict[str, int]
 
 BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 """Upper bounds of the histogram of scan durations; one more bucket has longer ones."""
-REDIS_TIMEOUT = 0.5  # seconds that a caller waits for Redis
-REDIS_RETRY_DELAY = 5.0  # seconds after a failure before Redis is tried again
+COUNT_TIMEOUT = 0.5  # seconds that a caller waits for Redis
+COUNT_RETRY_DELAY = 5.0  # seconds after a failure before Redis is tried again
 
 OUTCOMES = ("done", "failed", "retried")
 BUCKET_SECONDS = 600
@@ -150,7 +150,7 @@ class _Counters:
     """The counters of this process, with a circuit breaker for Redis."""
 
     def __init__(self, url: str) -> None:
-        self._client = make_client(url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT)
+        self._client = make_client(url, socket_timeout=COUNT_TIMEOUT, socket_connect_timeout=COUNT_TIMEOUT)
         self._count_items = self._client.register_script(COUNT_OUTCOMES)
         self._url = url
         self._is_away = False
@@ -192,7 +192,7 @@ class _Counters:
         try:
             count()
         except redis.RedisError as error:
-            self._try_again_at = time.monotonic() + REDIS_RETRY_DELAY
+            self._try_again_at = time.monotonic() + COUNT_RETRY_DELAY
             self._log_change(is_away=True, error=error)
         else:
             self._log_change(is_away=False)

@@ -85,7 +85,7 @@ def fill(name: str, documents: Iterator[dict[str, Any]]) -> None:
 @pytest.mark.usefixtures("clean")
 def test_looking_reads_what_it_shows_and_nothing_else(recorder: Recorder, figure: Callable[[str], None]) -> None:
     now = server_now()
-    fill(support_room.NAME, rooms(now))
+    fill(support_room.ROOMS_COLLECTION, rooms(now))
     fill("agency_websites", sites(now))
     fill(subscription.subscriptions().name, subscriptions())
     fill(scan_run.RUNS_COLLECTION, runs(now))

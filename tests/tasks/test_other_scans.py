@@ -18,7 +18,7 @@ from queue_manager.core.clock import hours, seconds, to_iso
 from queue_manager.core.errors import PermanentError, ScanFailed
 from queue_manager.core.settings import settings
 from tasks.review_requests import create_review_request, scan_eligible_agencies
-from tasks.stale_thumbnails import QUEUE as SITES
+from tasks.stale_thumbnails import THUMBNAILS_QUEUE as SITES
 from tasks.stale_thumbnails import log_resets, reset_stale_thumbnail, scan_stale_thumbnails
 from tests.real_servers import Servers
 from tests.tasks.hand_worker import run, take, waiting_messages

@@ -74,7 +74,7 @@ def test_an_outage_is_logged_once_and_counting_comes_back(
 def test_a_redis_that_hangs_is_waited_for_once(own: Valkey) -> None:
     os.kill(own.pid, signal.SIGSTOP)
     try:
-        with promptly(2 * counters.REDIS_TIMEOUT):
+        with promptly(2 * counters.COUNT_TIMEOUT):
             for _ in range(100):
                 counters.add("items", {"done": 1})
     finally:

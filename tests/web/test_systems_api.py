@@ -275,4 +275,4 @@ def test_what_is_away_is_null_and_said(lonely: Lonely) -> None:
 def presence_of(url: str, member: str, ago: timedelta = timedelta(0)) -> None:
     with connect(url) as client:
         now, micros = client.time()
-        client.zadd(worker_heartbeats.KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})
+        client.zadd(worker_heartbeats.WORKERS_KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})
