@@ -67,7 +67,7 @@ class ReviewRequests(DueWork):
         return super().lease_of((account_id, oldest_subscription))
 
     @property
-    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+    def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         return self.create_many
 
     def _left_out(self) -> DueBatch:
@@ -75,7 +75,7 @@ class ReviewRequests(DueWork):
         if count:
             names = ", ".join(map(str, ids))
             log.warning("Subscriptions have no readable created_at and are left out", count=count, ids=names)
-        return DueBatch(found=0, items=[], noted={"unreadable": count} if count else {})
+        return DueBatch(found=0, items=[], other_counts={"unreadable": count} if count else {})
 
     def create(
         self, account_id: str, subscription_ids: list[str], parent_account: str | None, oldest_subscription: str
@@ -151,7 +151,7 @@ class EligibleAgencies(Listed):
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that are eligible now and not in flight."""
         accounts = [spelling for id in ids for spelling in account.spellings(id)]
-        return self.requests.take_by_hand([due_of(agency) for agency in self._eligible(accounts)])
+        return self.requests.take_manually([due_of(agency) for agency in self._eligible(accounts)])
 
     def has(self, id: str) -> bool:
         return subscription.has_managed(self.requests.product_types, account.spellings(id))
@@ -215,13 +215,13 @@ def due_of(agency: Agency) -> Due:
     id = str(agency.account_id)
     parent = None if agency.parent_account is None else str(agency.parent_account)
     subscriptions = [str(one) for one in agency.subscription_ids]
-    is_left_out = agency.account_id is None
+    is_excluded = agency.account_id is None
     return Due(
         id=id,
         due_at=agency.oldest_subscription,
         args=(id, subscriptions, parent, to_iso(agency.oldest_subscription)),
-        noted="without_account" if is_left_out else None,
-        is_left_out=is_left_out,
+        counted_as="without_account" if is_excluded else None,
+        is_excluded=is_excluded,
     )
 
 

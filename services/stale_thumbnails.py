@@ -53,7 +53,7 @@ class StaleSites(DueWork):
         now = self.clock()
         self.sites.forget_resets()
         if stamped := self.sites.stamp(now, latest=now + self.threshold):
-            yield DueBatch(found=0, items=[], noted={"stamped": stamped})
+            yield DueBatch(found=0, items=[], other_counts={"stamped": stamped})
         yield from super().take_due(backlog)
 
     def find_due(self, until: datetime) -> Iterator[Due]:
@@ -163,7 +163,7 @@ def due_of(collection: str, one: site.Site) -> Due:
         id=f"{collection} {id}",
         due_at=one.started_at,
         args=(collection, id, to_iso(one.started_at)),
-        noted="finished" if one.is_finished else None,
+        counted_as="finished" if one.is_finished else None,
     )
 
 
@@ -233,7 +233,7 @@ class HungSites(Listed):
         return [
             item
             for works in stale_sites(new_run())
-            for item in works.take_by_hand(
+            for item in works.take_manually(
                 [
                     due_of(works.sites.name, one)
                     for one in works.sites.stale_among(by_collection.get(works.sites.name, []), before)

@@ -107,7 +107,7 @@ class ItemTask(BatchedTask):
         try:
             item = self.item(task_id, args, kwargs)
             error = reason(exc) if isinstance(exc, EXPECTED) else typed_reason(exc)
-            self.ask(lambda: self.work().give_up(item, error=error))
+            self.use_database(lambda: self.work().give_up(item, error=error))
         except PermanentError:
             pass  # the arguments name no item, so there is nothing to give up
         except Exception as error:
@@ -151,8 +151,8 @@ class ItemTask(BatchedTask):
                 self._send_again(item, timedelta(0))
 
     def _outcome(self, item: DueItem) -> Any:
-        found = self.found()
-        return self.ask(lambda: self.run(*item.args)) if found is None else found
+        outcome = self.batch_outcome()
+        return self.use_database(lambda: self.run(*item.args)) if outcome is None else outcome
 
     def _send_again(self, item: DueItem, wait: timedelta) -> None:
         """Come back after `wait` as the same attempt of the same task."""
@@ -187,7 +187,7 @@ class ItemTask(BatchedTask):
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:
-            self.ask(lambda: self.work().postpone(item, wait=wait))
+            self.use_database(lambda: self.work().postpone(item, wait=wait))
         except Exception as error:
             # A lease that runs out meanwhile costs a duplicate message, and nothing else.
             log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))

@@ -31,7 +31,7 @@ def requeue_overdue_messages() -> ScanReport:
         found=requeued + dead,
         claimed=requeued + dead,
         enqueued=requeued,
-        noted=Counter(requeued=requeued, dead_lettered=dead),
+        other_counts=Counter(requeued=requeued, dead_lettered=dead),
         details={"ids": swept.requeued, "dlq_ids": swept.dead_lettered},
     )
 

@@ -41,7 +41,7 @@ log = get_logger("QM/tasks")
 
 @dataclass(kw_only=True)
 class ScanReport:
-    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent, `noted` was seen besides.
+    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent, `other_counts` were seen, too.
 
     `details` are returned and not recorded.
     """
@@ -50,7 +50,7 @@ class ScanReport:
     claimed: int = 0
     enqueued: int = 0
     errors: list[str] = field(default_factory=list)
-    noted: Counter[str] = field(default_factory=Counter)
+    other_counts: Counter[str] = field(default_factory=Counter)
     details: dict[str, Any] = field(default_factory=dict)
 
     def add(self, other: ScanReport) -> None:
@@ -59,11 +59,11 @@ class ScanReport:
         self.claimed += other.claimed
         self.enqueued += other.enqueued
         self.errors += other.errors
-        self.noted.update(other.noted)
+        self.other_counts.update(other.other_counts)
 
     def figures(self) -> dict[str, int]:
         return {
-            **self.noted,
+            **self.other_counts,
             "found": self.found,
             "claimed": self.claimed,
             "enqueued": self.enqueued,
@@ -92,7 +92,7 @@ class ScanTask(Task):
             try:
                 report = self.run(*args, **kwargs)
             except Exception as error:
-                report = ScanReport(errors=[described(error)])
+                report = ScanReport(errors=[describe(error)])
         duration_ms = round((time.monotonic() - started) * 1000)
         run = {**report.figures(), "duration_ms": duration_ms}
         scan_log = get_logger(self.initiator)
@@ -159,10 +159,10 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
             for batch in work.take_due(Backlog.of_queue(app, task.queue_name, time_left=_time_of_scan())):
                 report.found += batch.found
                 report.claimed += len(batch.items)
-                report.noted.update(batch.noted)
+                report.other_counts.update(batch.other_counts)
                 _send(task, work, batch, report)
         except Exception as error:
-            report.errors.append(described(error))
+            report.errors.append(describe(error))
     return report
 
 
@@ -173,8 +173,8 @@ def _time_of_scan() -> timedelta:
     return min([0.9 * period for period in periods] + [MAX_SCAN])
 
 
-def described(error: Exception) -> str:
-    """Return an error as a report says it. The stack of one that no outage explains is logged here, once."""
+def describe(error: Exception) -> str:
+    """Return an error as one line. The stack of an unexpected one is logged here, once."""
     said = f"{type(error).__name__}: {reason(error)}"
     if not isinstance(error, EXPECTED):
         log.error("Unexpected error in a scan", error=said, exc_info=error)
@@ -186,7 +186,7 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
     except Exception as error:
-        described(error)
+        describe(error)
         report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
         if not isinstance(error, UNCERTAIN):
             work.release(batch.items)

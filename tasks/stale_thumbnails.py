@@ -15,7 +15,7 @@ from queue_manager.core.settings import settings
 from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails
 from tasks.app import app
 from tasks.item import current_token, item_task
-from tasks.scan import ScanReport, described, fan_out, scan_task
+from tasks.scan import ScanReport, describe, fan_out, scan_task
 
 THUMBNAILS_QUEUE = "stale-thumbnails"
 
@@ -39,7 +39,7 @@ def scan_stale_thumbnails() -> ScanReport:
         try:
             log_resets.delay(run, report.enqueued, to_iso(server_now() + hours(1)))
         except Exception as error:  # any error: the sites were sent
-            report.errors.append(f"The count of the resets could not be sent: {described(error)}")
+            report.errors.append(f"The count of the resets could not be sent: {describe(error)}")
     return report
 
 

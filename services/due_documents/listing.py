@@ -85,7 +85,7 @@ class DocumentList(Listed):
         """Take those of `ids` that are due and not in progress, whether or not they are cooling."""
         found = self.work.documents.among(list(self._keys(ids)), self.work.clock())
         due = sorted((self.work.due_of(one) for one in found), key=lambda one: one.due_at)
-        return self.work.take_by_hand(due) if due else []
+        return self.work.take_manually(due) if due else []
 
     def has(self, id: str) -> bool:
         return any(self.work.documents.get(key, ["_id"]) is not None for key in self._keys([id]))

@@ -87,7 +87,7 @@ class DocumentWork(DueWork):
     # Items
 
     @property
-    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+    def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         return self.execute_batch if self.system.batch else None
 
     def execute(self, id: Any, due_at: Any, *, token: str) -> ItemResult:

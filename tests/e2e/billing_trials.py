@@ -28,7 +28,7 @@ class Trials(DueWork, Listed):
             yield Item(id=id_text(trial["_id"]), title="", state=state, position=position, due_at=trial["ends_at"])
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:
-        return self.take_by_hand([item for item in map(_item, _due()) if item.id in ids])
+        return self.take_manually([item for item in map(_item, _due()) if item.id in ids])
 
     def has(self, id: str) -> bool:
         return collection("trials").find_one({"_id": read_id(id, field="id")}) is not None

@@ -432,8 +432,8 @@ class TestBatch:
         assert all(execute(ours, item)["success"] for item, result in zip(items, results, strict=True) if not result)
 
     def test_system_without_batches_has_no_function_for_many(self, clock: AgingClock) -> None:
-        assert work_on(declare(), clock).many is not None
-        assert work_on(declare(batch=False), clock).many is None
+        assert work_on(declare(), clock).batch_function is not None
+        assert work_on(declare(batch=False), clock).batch_function is None
 
     def test_items_that_fall_due_in_a_moment_are_waited_for(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)

@@ -85,7 +85,7 @@ class Works(DueWork):
         return leases.name(str(args[0]), None)
 
     @property
-    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]]:
+    def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]]:
         return self.touch_many
 
     def touch_many(self, items: Sequence[DueItem]) -> list[Any]:

@@ -104,7 +104,7 @@ def _release(system: System, taken: Sequence[DueItem]) -> None:
 
 def _hold(system: System, taken: Sequence[DueItem]) -> None:
     try:
-        _task(system).work().sent_by_hand(taken)
+        _task(system).work().sent_manually(taken)
     except Unavailable as error:
         log.warning("Items that were sent are held for one lease only", items=len(taken), error=reason(error))
 
