@@ -12,7 +12,8 @@ from typing import Any
 from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
 from services import job_queues
-from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task
+from tasks.item import current_token, item_task
+from tasks.scan import ScanReport, fan_out, scan_task
 
 JOBS_QUEUE = "jobs"
 

@@ -18,7 +18,7 @@ from redis import Redis
 from beat_schedule import systems
 from models.due_documents import COUNTED
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
-from queue_manager.broker import queue_length
+from queue_manager.broker import backlog
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
@@ -114,9 +114,9 @@ def _from_broker() -> Iterator[Metric]:
     waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages that wait in the queue.", labels=["queue"])
     with broker() as connection:
         for queue in queues:
-            waiting.add_metric([queue], queue_length.length_on(connection, queue))
-        unacked = queue_length.unacknowledged_on(connection)
-        dead = queue_length.dead_letters_on(connection)
+            waiting.add_metric([queue], backlog.length_on(connection, queue))
+        unacked = backlog.unacknowledged_on(connection)
+        dead = backlog.dead_letters_on(connection)
     yield waiting
     if unacked is not None:
         yield GaugeMetricFamily("queue_manager_unacked_messages", "Messages that workers hold.", value=unacked)
