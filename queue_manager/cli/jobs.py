@@ -1,6 +1,7 @@
 """`queue-manager jobs`: run, cancel, retry and list jobs; pause and resume queues.
 
-Guarantee: commands on several jobs report an outcome for each; exit code 1 if one failed.
+Guarantee: commands on several jobs report an outcome for each; exit code 1 if one failed. Text of applications reaches
+a terminal without control characters or markup.
 """
 
 from __future__ import annotations
@@ -12,18 +13,28 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from models.database import server_now
+from models.database import Document, server_now
+from models.job import WAITING_STATES, JobState
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.jobs_render import print_job, print_status, table_of
-from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.cli.messages_render import (
+    MAX_ERROR_LENGTH,
+    MAX_PAYLOAD_LENGTH,
+    console,
+    print_json,
+    printable,
+    span,
+)
 from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import PermanentError
 from services import job_queues
 from services.job_queues import InvalidJob, as_json
 from services.job_queues.fields import MAX_DELAY
 
-MAX_PAGE_SIZE = 1_000
+MAX_JOBS_LISTED = 1_000
 
 jobs = typer.Typer(
     help="Run, cancel, retry and list jobs; pause and resume queues.\n\n"
@@ -32,18 +43,18 @@ jobs = typer.Typer(
     no_args_is_help=True,
 )
 
-Ids = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...")]
-Names = Annotated[list[str], typer.Argument(help="Names of jobs.", metavar="NAME...")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON as in the HTTP API.")]
+JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...")]
+JobNames = Annotated[list[str], typer.Argument(help="Names of jobs.", metavar="NAME...")]
+ApiJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON as in the HTTP API.")]
 
 
 @jobs.command("list")
 def list_jobs(
     name: Annotated[str | None, typer.Option(help="Only jobs of this name.")] = None,
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="Maximum number of jobs.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_JOBS_LISTED, help="Maximum number of jobs.")] = 20,
     before: Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")] = None,
-    as_json: JsonOption = False,
+    is_json: ApiJsonOption = False,
 ) -> None:
     """List jobs, newest first.
 
@@ -54,25 +65,27 @@ def list_jobs(
         now = server_now()
     shown = found[:limit]
     cursor = str(shown[-1]["_id"]) if len(found) > limit else None
-    if as_json:
-        page = [job_queues.as_json(job) for job in shown]
+    if is_json:
+        page = [as_json(job) for job in shown]
         _print({"jobs": page, "cursor": cursor, "server_time": to_iso(now)})
         return
     screen = console()
-    screen.print(table_of(shown, now) if shown else "no such job")
+    screen.print(_table_of_jobs(shown, now) if shown else "no such job")
     if cursor is not None:
         screen.print(f"there are more: --before {cursor}", soft_wrap=True)
 
 
 @jobs.command()
-def show(id: Annotated[str, typer.Argument(help="The job's id.", metavar="ID")], as_json: JsonOption = False) -> None:
+def show(
+    id: Annotated[str, typer.Argument(help="The job's id.", metavar="ID")], is_json: ApiJsonOption = False
+) -> None:
     """Show all fields of one job and its history. Times are UTC."""
     with report_errors(InvalidJob):
         job = job_queues.jobs.get(id)
-    if as_json:
-        _print(job_queues.as_json(job))
+    if is_json:
+        _print(as_json(job))
     else:
-        print_job(console(), job)
+        _print_job(console(), job)
 
 
 @jobs.command()
@@ -113,31 +126,31 @@ def run(
 
 
 @jobs.command()
-def cancel(ids: Ids) -> None:
+def cancel(ids: JobIds) -> None:
     """Cancel pending or failed jobs; print an outcome for each."""
     _each(ids, job_queues.jobs.cancel, "canceled")
 
 
 @jobs.command()
-def retry(ids: Ids) -> None:
+def retry(ids: JobIds) -> None:
     """Make jobs due now unless they are executing; print an outcome for each."""
     _each(ids, job_queues.jobs.retry, "due now")
 
 
 @jobs.command()
-def pause(names: Names) -> None:
+def pause(names: JobNames) -> None:
     """Pause queues in the whole system: no job of these names is started; an executing one finishes."""
     _switch(names, job_queues.jobs.pause, "paused")
 
 
 @jobs.command()
-def resume(names: Names) -> None:
+def resume(names: JobNames) -> None:
     """Resume paused queues."""
     _switch(names, job_queues.jobs.resume, "resumed")
 
 
 @jobs.command()
-def status(as_json: JsonOption = False) -> None:
+def status(is_json: ApiJsonOption = False) -> None:
     """Show the leader, and the jobs of each name by state, executing and due.
 
     Includes names without jobs that are registered by JOBS_IMPORTS.
@@ -145,10 +158,10 @@ def status(as_json: JsonOption = False) -> None:
     with report_errors(InvalidJob):
         found = job_queues.jobs.status()
         now = server_now()
-    if as_json:
-        _print({**job_queues.as_json(found), "server_time": to_iso(now)})
+    if is_json:
+        _print({**as_json(found), "server_time": to_iso(now)})
     else:
-        print_status(console(), found, now)
+        _print_status(console(), found, now)
 
 
 # Arguments
@@ -205,8 +218,96 @@ def _switch(names: Sequence[str], change: Callable[[Sequence[str]], None], what:
         typer.echo(f"{name}  {what}")
 
 
-def _print(content: dict[str, Any]) -> None:
-    print_json(json.dumps(content, ensure_ascii=False))
+# Output
 
 
-# Errors
+def _print(content: Document) -> None:
+    print_json(_json_text(content))
+
+
+def _table_of_jobs(jobs: Sequence[Document], now: datetime) -> Table:
+    """Return a table of jobs, with times relative to `now`."""
+    table = _table("id", "name", "state", *(numbers := ("priority", "attempts", "due")), "last error", numbers=numbers)
+    table.add_column("arguments", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
+    for job in jobs:
+        known = [str(job["_id"]), job["name"], job["state"], str(job["priority"]), str(job["attempts"])]
+        due = _from(job["due"], now) if job["state"] in WAITING_STATES else ""
+        error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if job["state"] == JobState.FAILURE else ""
+        _add(table, *known, due, error, _json_text(as_json(job)["arguments"])[:MAX_PAYLOAD_LENGTH])
+    return table
+
+
+def _print_job(console: Console, job: Document) -> None:
+    """Print a job with one field per line, and its history."""
+    shown = as_json(job)
+    history = shown.pop("history") if _has_entries(shown.get("history")) else []
+    for name, value in shown.items():
+        text = value if isinstance(value, str) else _json_text(value)
+        console.print(Text.assemble((f"{printable(name):<12}", "bold"), printable(text)), soft_wrap=True)
+    console.print(Text("history", "bold"))
+    for entry in history:
+        text = "  ".join(f"{name} {value}" for name, value in entry.items() if name not in ("at", "state"))
+        line = f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {text}"
+        console.print(Text(printable(line.rstrip())), soft_wrap=True)
+
+
+def _has_entries(history: Any) -> bool:
+    """Return True if a history, which another program may have written, is a list of documents."""
+    return isinstance(history, list) and all(isinstance(entry, dict) for entry in history)
+
+
+def _print_status(console: Console, status: dict[str, Any], now: datetime) -> None:
+    """Print the leader, and a table of the queues."""
+    leader = status["leader"]
+    if leader is None:
+        text = "no leader has dispatched jobs yet: start `celery beat` and workers with QM_JOBS=true"
+    else:
+        heartbeat, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
+        text = f"leader of epoch {leader['epoch']}, last heartbeat {heartbeat}, took over {since}"
+    console.print(Text(text), soft_wrap=True)
+    if others := status["other_documents"]:
+        console.print(f"{others} documents that are not jobs, which are ignored")
+    if not status["queues"]:
+        console.print("no queue")
+        return
+    states = tuple(state.value for state in JobState)
+    table = _table("name", *states, "running", "oldest due", "next due", numbers=states)
+    for queue in status["queues"]:
+        name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]
+        counts = [str(queue["states"][state]) for state in states]
+        due = [_from(queue[name], now) if queue[name] else "" for name in ("oldest_due", "next_due")]
+        _add(table, name, *counts, _running(queue["running"], now), *due)
+    console.print(table)
+
+
+def _running(running: Document | None, now: datetime) -> str:
+    if running is None:
+        return ""
+    left = (running["claimed_until"] - now).total_seconds()
+    where = f" on {running['worker']}" if "worker" in running else ""
+    return f"{running['id']}{where}, lease {f'{left:.0f} s' if left > 0 else 'over'}"
+
+
+def _table(*titles: str, numbers: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    for title in titles:
+        is_number = title in numbers
+        table.add_column(title, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
+    return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    table.add_row(*(Text(printable(cell)) for cell in cells))
+
+
+def _from(moment: datetime, now: datetime) -> str:
+    left = (moment - now).total_seconds()
+    return f"in {span(left)}" if left > 0 else _ago(moment, now)
+
+
+def _ago(moment: datetime, now: datetime) -> str:
+    return f"{span((now - moment).total_seconds())} ago"
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

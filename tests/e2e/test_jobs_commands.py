@@ -207,13 +207,14 @@ class TestStatus:
         made(INVOICE, 2)
         made(INVOICE, 3, delay=seconds(500))
         begin(runs)
+        model.jobs().update_one({"_id": runs["_id"]}, {"$set": {"claim.worker": "here:1"}})
         jobs.pause([REPORT])
         leader, title, *rows = run("status").stdout.splitlines()
         assert leader.startswith("leader of epoch 3, last heartbeat 30 min ago, took over 30 min ago")
         assert title.split()[:6] == ["name", "pending", "executing", "success", "failure", "canceled"]
         by_name = {row.split()[0]: row for row in rows}
         assert by_name[INVOICE].split()[1:6] == ["2", "1", "0", "0", "0"]
-        assert f"{runs['_id']}, lease " in by_name[INVOICE]
+        assert f"{runs['_id']} on here:1, lease " in by_name[INVOICE]
         assert by_name[INVOICE].rstrip().endswith("in 8 min")
         assert f"{REPORT} (paused)" in by_name[REPORT]
         assert IMPORT in by_name  # it is registered, and has no job
