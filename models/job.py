@@ -48,13 +48,13 @@ JOB_SORT_FIELDS = ("due", "updated", "priority", "attempts")
 
 
 class JobState(StrEnum):
-    """JobState of a job; the comments say who moves it to another state."""
+    """State of a job; the comments say who moves it to another state."""
 
     PENDING = "pending"  # a worker, when it is due
     EXECUTING = "executing"  # its worker; the next dispatch if its lease expired
     SUCCESS = "success"  # only `retry` by an operator
     FAILURE = "failure"  # a worker, after the backoff; a take-over or an operator
-    CANCELED = "canceled"  # only `retry` by an operator
+    CANCELED = "canceled"  # only `retry` or `reschedule` by an operator
 
 
 WAITING_STATES = (JobState.PENDING, JobState.FAILURE)

@@ -22,7 +22,7 @@ from queue_manager.core.clock import EPOCH, truncate
 
 @dataclass(frozen=True, kw_only=True)
 class JobOutcome:
-    """JobOutcome of an attempt: the new state, and the backoff before a retry; without backoff it is not retried."""
+    """Outcome of an attempt: the new state, and the backoff before a retry; without backoff it is not retried."""
 
     state: JobState
     backoff: timedelta | None = None

@@ -27,6 +27,10 @@ LEADER_ID = "jobs"
 SILENCE_TIMEOUT = minutes(1)
 
 
+class NewerLeader(Exception):
+    """A leader of a higher epoch dispatches the jobs."""
+
+
 def queues() -> Collection[Document]:
     return collection(QUEUES_COLLECTION)
 
@@ -63,10 +67,13 @@ def is_paused(name: str) -> bool:
 # The leader
 
 
-def lead(epoch: int, *, now: datetime) -> bool | None:
-    """Record a heartbeat of the leader of `epoch`. Returns True on a take-over, `None` if the epoch is refused.
+def lead(epoch: int, *, now: datetime) -> bool:
+    """Record a heartbeat of the leader of `epoch`; return True if its take-over is not complete.
 
     Returns True until `settle` is called, so that a take-over interrupted by a crash is completed by the next call.
+
+    Raises:
+        NewerLeader: the epoch is refused.
     """
     known = {"_id": LEADER_ID, "epoch": epoch}
     leading = leaders().find_one_and_update(known, {"$max": {"heartbeat": now}})
@@ -77,8 +84,9 @@ def lead(epoch: int, *, now: datetime) -> bool | None:
     try:
         leaders().update_one({"_id": LEADER_ID, "$or": is_older_or_silent}, taken, upsert=True)
     except DuplicateKeyError:
-        # Refused, or another process has just recorded the same take-over.
-        return False if leader_epoch() == epoch else None
+        if leader_epoch() != epoch:
+            raise NewerLeader from None
+        return False  # another process has just recorded the same take-over
     return True
 
 

@@ -121,12 +121,13 @@ class Dispatch(DueWork):
         """Record the leader and complete its take-over; return False if it is refused."""
         if self.epoch is None:
             return True
-        has_taken_over = job_queue.lead(self.epoch, now=now)
-        if has_taken_over is None:
+        try:
+            is_settling = job_queue.lead(self.epoch, now=now)
+        except job_queue.NewerLeader:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
             _raise_epoch(now)
             return False
-        if has_taken_over:
+        if is_settling:
             log.info(
                 "A new leader dispatches; failed jobs are due now", failed=job.make_failed_due(now), epoch=self.epoch
             )
