@@ -23,7 +23,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import redact_url, settings
-from queue_manager.web.publishing import broker
+from queue_manager.web.server_calls import broker
 from services.message_queue import server_url
 
 TIMEOUT = 2.0  # seconds for each server; all are asked at once

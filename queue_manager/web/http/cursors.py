@@ -15,7 +15,7 @@ from bson.json_util import CANONICAL_JSON_OPTIONS
 from fastapi import Query
 
 from models.listing import NoPosition
-from queue_manager.web.http.errors import Refused, invalid
+from queue_manager.web.http.errors import ApiError, invalid
 
 MAX_LENGTH = 4_096
 MAX_INTEGER = 2**63 - 1
@@ -30,7 +30,7 @@ def encode(position: Sequence[Any], *, of: str) -> str:
 
 
 def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
-    """Return the position of a cursor of the list `of`; `None` for none. Raises `Refused`."""
+    """Return the position of a cursor of the list `of`; `None` for none. Raises `ApiError`."""
     if not text:
         return None
     try:
@@ -45,14 +45,14 @@ def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Raise `Refused` when a position does not belong to the list."""
+    """Raise `ApiError` when a position does not belong to the list."""
     try:
         yield
     except NoPosition:
         raise refused() from None
 
 
-def refused() -> Refused:
+def refused() -> ApiError:
     return invalid("cursor", "must be the cursor of an earlier page of the same list")
 
 

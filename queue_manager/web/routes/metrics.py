@@ -26,8 +26,7 @@ from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Totals
-from queue_manager.web.publishing import broker
-from queue_manager.web.server_calls import Unavailable, mongodb, ping_mongodb, redis_server
+from queue_manager.web.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
 from services.job_queues import jobs_by_state
 
 SCAN_TOTALS = {

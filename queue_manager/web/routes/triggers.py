@@ -19,9 +19,8 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System
-from queue_manager.web.http.errors import Refused, errors
-from queue_manager.web.publishing import broker
-from queue_manager.web.server_calls import Unavailable, mongodb
+from queue_manager.web.http.errors import ApiError, errors
+from queue_manager.web.server_calls import Unavailable, broker, mongodb
 from tasks import app
 
 log = get_logger("QM/triggers")
@@ -52,7 +51,7 @@ def trigger(path: str) -> TriggeredScan:
     system = next((system for system in systems() if path in spellings(system.trigger)), None)
     if system is None:
         known = ", ".join(system.trigger for system in systems())
-        raise Refused(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
+        raise ApiError(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
     token = str(uuid4())
     _mark(system, token)
     try:
@@ -70,7 +69,9 @@ def _mark(system: System, token: str) -> None:
     lease = min(scan_mark.LEASE, system.period(settings()))
     with mongodb():
         if not scan_mark.try_begin(system.scan_task, token, now=server_now(), lease=lease):
-            raise Refused(HTTPStatus.CONFLICT, "already running", f"The scan {system.name} is running; try again later")
+            raise ApiError(
+                HTTPStatus.CONFLICT, "already running", f"The scan {system.name} is running; try again later"
+            )
 
 
 def _unmark(system: System, token: str) -> None:

@@ -14,13 +14,13 @@ from pydantic import AfterValidator, Field
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import errors
-from queue_manager.web.http.query_parameters import EmptyIsNone
-from queue_manager.web.routes.messages.message_state import NamedQueue
-from queue_manager.web.routes.messages.query_parameters import (
+from queue_manager.web.http.requests import EmptyIsNone
+from queue_manager.web.routes.messages.requests import (
     MAX_WHOLE,
     FilterText,
     FilterType,
     MomentOf,
+    NamedQueue,
     WholeFilter,
 )
 from queue_manager.web.routes.messages.schemas import MessageCount, MessagePage

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from queue_manager.core.settings import settings
-from queue_manager.web.http.request_body import Members
-from queue_manager.web.http.schemas import NextCursor, Number, optional
-from queue_manager.web.routes.messages.query_parameters import FilterText, FilterType, MomentOf, WholeFilter
+from queue_manager.web.http.requests import Members
+from queue_manager.web.http.responses import NextCursor, Number, optional
+from queue_manager.web.routes.messages.requests import FilterText, FilterType, MomentOf, WholeFilter
 from services.message_queue import Filter, InvalidMessage, MessageState
 from services.message_queue.admin import MAX_BULK_IDS, Outcome
 from services.message_queue.messages import MAX_ACK_TIMEOUT, MAX_ATTEMPTS, MAX_ID_BYTES, MAX_TYPE_BYTES, checked_id
