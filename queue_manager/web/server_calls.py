@@ -20,17 +20,19 @@ from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import redact_url, settings
 from tasks import app
 
-MONGODB_TIMEOUT = 2.5  # seconds for all calls within one `mongodb()`
-REDIS_TIMEOUT = 2.0  # seconds for each command
+MONGODB_CALL_TIMEOUT = 2.5  # seconds for all calls within one `mongodb()`
+REDIS_CALL_TIMEOUT = 2.0  # seconds for each command
 
-_client = PerProcess(lambda: make_client(settings().redis_url, decode_responses=True, socket_timeout=REDIS_TIMEOUT))
+_client = PerProcess(
+    lambda: make_client(settings().redis_url, decode_responses=True, socket_timeout=REDIS_CALL_TIMEOUT)
+)
 
 
 @contextmanager
 def mongodb() -> Iterator[None]:
     """Limit the total time of MongoDB calls in the block. Raises `Unavailable` for errors of the driver."""
     try:
-        with pymongo.timeout(MONGODB_TIMEOUT):
+        with pymongo.timeout(MONGODB_CALL_TIMEOUT):
             yield
     except OperationFailure as error:
         raise Unavailable(_refusal(error)) from error
@@ -65,7 +67,7 @@ def redis_server() -> Iterator[redis.Redis]:
 def broker() -> Iterator[Connection]:
     """Yield a new connection to the broker, which does not retry. Raises `Unavailable` for its errors in the block."""
     url = settings().broker
-    with app.connection_for_write(transport_options=timeouts(url, REDIS_TIMEOUT)) as connection:
+    with app.connection_for_write(transport_options=timeouts(url, REDIS_CALL_TIMEOUT)) as connection:
         try:
             connection.ensure_connection(max_retries=0)
             yield connection

@@ -33,7 +33,7 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
 """
 REFRESH_INTERVAL = 0.5  # seconds
 COMMAND_TIMEOUT = 1.0  # seconds, for which a request may wait
-CLIENT_OPTIONS: dict[str, Any] = {
+REVOCATION_CLIENT_OPTIONS: dict[str, Any] = {
     "decode_responses": True,
     "socket_timeout": COMMAND_TIMEOUT,
     "socket_connect_timeout": COMMAND_TIMEOUT,
@@ -57,7 +57,7 @@ class Revocations:
     @asynccontextmanager
     async def refreshing(self) -> AsyncIterator[None]:
         """Follow the log-outs in other processes within the block."""
-        async with Redis.from_url(self._url, **CLIENT_OPTIONS) as self._client:
+        async with Redis.from_url(self._url, **REVOCATION_CLIENT_OPTIONS) as self._client:
             task = asyncio.create_task(self._refresh_forever())
             try:
                 yield

@@ -28,7 +28,7 @@ router = APIRouter()
 
 
 def spellings(trigger: str) -> tuple[str, str]:
-    """Return `group/some-job` and `group/someJob`."""
+    """Return both accepted forms: `group/some-job` and `group/someJob`."""
     group, _, job = trigger.rpartition("/")
     first, *others = job.split("-")
     return trigger, f"{group}/{first}{''.join(map(str.capitalize, others))}"
@@ -64,7 +64,7 @@ def trigger(path: str) -> TriggeredScan:
 
 
 def _mark(system: System, token: str) -> None:
-    """Mark the scan as running from now on. The scan renews the mark of its task id, and removes it in the end."""
+    """Mark the scan as running. The scan renews the mark of its task id, and removes it at its end."""
     # A message that no worker takes expires after one period, and must not block the next trigger for longer.
     lease = min(scan_mark.LEASE, system.period(settings()))
     with mongodb():

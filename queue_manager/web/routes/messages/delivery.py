@@ -18,7 +18,7 @@ from queue_manager.web.http.requests import EmptyIsNone
 from queue_manager.web.http.responses import NO_STORE
 from queue_manager.web.routes.messages.long_poll import ReceiveOptions, wait_for_message
 from queue_manager.web.routes.messages.requests import (
-    MAX_BATCH_SIZE,
+    MAX_BATCH_MESSAGES,
     BatchBody,
     FilterType,
     MessageBody,
@@ -47,7 +47,7 @@ from services.message_queue.queue import MAX_POLL_TIMEOUT
 MAX_POLL_DURATION = 55.0
 """Seconds after which a poll is answered, even if its `timeout` is longer."""
 
-NewMessageBatch = Annotated[list[NewMessageBody], Field(max_length=MAX_BATCH_SIZE)]
+NewMessageBatch = Annotated[list[NewMessageBody], Field(max_length=MAX_BATCH_MESSAGES)]
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_POLL_TIMEOUT, description="Seconds to wait for a message.")]
 AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline.")]
 

@@ -23,7 +23,7 @@ from queue_manager.web.routes.messages.requests import (
     NamedQueue,
     WholeFilter,
 )
-from queue_manager.web.routes.messages.schemas import MessageCount, MessagePage
+from queue_manager.web.routes.messages.schemas import MessageCount, MessageList
 from services import message_queue
 from services.message_queue import Counts, Filter, MessageState, queue_admin
 from services.message_queue.admin import MAX_PAGE_SIZE, SORTABLE
@@ -99,7 +99,7 @@ def _options(
     )
 
 
-@router.get("/queue/{queueType}/messages", response_model=MessagePage)
+@router.get("/queue/{queueType}/messages", response_model=MessageList)
 def messages(place: NamedQueue, options: Annotated[ListOptions, Depends(_options)]) -> Response:
     """List messages, by default the newest first; those in processing by deadline, the latest first.
 

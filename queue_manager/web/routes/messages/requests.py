@@ -31,7 +31,7 @@ MAX_TIMESTAMP = 1e15
 MAX_OTHER_BYTES = 64 * 1024
 """Bytes of a body besides its payload."""
 MAX_BATCH_BYTES = 16 * 1024 * 1024
-MAX_BATCH_SIZE = 1_000
+MAX_BATCH_MESSAGES = 1_000
 
 Parsed = TypeVar("Parsed")
 
@@ -147,7 +147,7 @@ def parse_object(body: bytes) -> dict[str, Json]:
 
 def parse_list(body: bytes) -> list[Json]:
     """Return the elements of a JSON list without decoding them. Raises `ApiError`, `InvalidMessage`."""
-    return _parsed(partial(elements, maximum=MAX_BATCH_SIZE), body)
+    return _parsed(partial(elements, maximum=MAX_BATCH_MESSAGES), body)
 
 
 def _parsed(parse: Callable[[str], Parsed], body: bytes) -> Parsed:

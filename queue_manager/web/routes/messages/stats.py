@@ -7,17 +7,17 @@ from fastapi import APIRouter
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import errors
 from queue_manager.web.routes.messages.requests import whole
-from queue_manager.web.routes.messages.schemas import QueueConfig, QueueHealth, QueueMetrics, QueueStatus
+from queue_manager.web.routes.messages.schemas import MessageQueueStatus, QueueConfig, QueueHealth, QueueMetrics
 from services.message_queue import queue_admin
 
 router = APIRouter()
 
 
 @router.get("/queue/status", responses=errors(503))
-def status() -> QueueStatus:
+def status() -> MessageQueueStatus:
     """Count the messages in each state."""
     counts = queue_admin().counts()
-    return QueueStatus(
+    return MessageQueueStatus(
         main=counts.main,
         processing=counts.processing,
         dead=counts.dead,
