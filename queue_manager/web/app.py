@@ -24,7 +24,7 @@ from tasks.registration import require_tasks
 def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     """Return the application. It connects to nothing until it is started.
 
-    `ending` is set when the process is told to end; long polls are answered then.
+    `ending` is set when the process shuts down; long polls are answered then.
 
     Raises:
         ConfigurationError: the keys, a system, or a module of `JOBS_IMPORTS` are wrong.

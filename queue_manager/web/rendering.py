@@ -30,7 +30,7 @@ class Link(NamedTuple):
 
 
 def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
-    """Return a page. Caches must not store it, because it depends on who asks."""
+    """Return a page. Caches must not store it, because it depends on the principal."""
     return HTMLResponse(_templates.get_template(template).render(values), status_code=status, headers=NO_STORE)
 
 

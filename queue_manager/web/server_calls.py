@@ -44,7 +44,7 @@ def mongodb() -> Iterator[None]:
 def _refusal(error: OperationFailure) -> str:
     if "hint provided does not correspond to an existing index" in str(error):
         return "An index is missing in MongoDB: run `queue-manager migrate` while its system is switched on"
-    return f"MongoDB refused what it was asked ({reason(error):.300})"
+    return f"MongoDB refused the command ({reason(error):.300})"
 
 
 def ping_mongodb() -> None:

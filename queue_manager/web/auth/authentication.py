@@ -153,6 +153,12 @@ class Authenticator:
         return replace(_holder(key), by="session", session=id, expires_at=expires_at)
 
 
+def authenticator_of(connection: HTTPConnection) -> Authenticator:
+    """Return the authenticator of the application that serves a request."""
+    authenticator: Authenticator = connection.app.state.authenticator
+    return authenticator
+
+
 def unauthorized(message: str) -> ApiError:
     return ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", message, headers={"www-authenticate": "Bearer"})
 

@@ -20,7 +20,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from queue_manager.core.log import get_logger
-from queue_manager.web.auth.authentication import Authenticator, Principal, sent_key
+from queue_manager.web.auth.authentication import Principal, authenticator_of, sent_key
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view, refuse_unknown_parameters
 
@@ -56,9 +56,8 @@ class RequiredRole:
         refuse_unknown_parameters(request)
 
     async def _authenticate(self, request: Request) -> Principal:
-        authenticator: Authenticator = request.app.state.authenticator
         try:
-            return await authenticator.authenticate(request)
+            return await authenticator_of(request).authenticate(request)
         except ApiError:
             if is_page_view(request) and sent_key(request.headers) is None:
                 raise LoginRequired from None

@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 
 from fastapi import Request
 
+from queue_manager.web.auth.authentication import authenticator_of
+
 ACCESS_CHECK_INTERVAL = 0.5  # seconds; with a second for a changed key file, a client is disconnected within 2 s
 
 
 def is_over(request: Request) -> Callable[[], bool]:
     """Return a function that returns True once the sender of `request` has lost access."""
-    authenticator, principal = request.app.state.authenticator, request.state.principal
+    authenticator, principal = authenticator_of(request), request.state.principal
     return lambda: not authenticator.is_valid(principal)
 
 

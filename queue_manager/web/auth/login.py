@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 
-from queue_manager.web.auth.authentication import Authenticator, delete_session_cookie, set_session_cookie
+from queue_manager.web.auth.authentication import authenticator_of, delete_session_cookie, set_session_cookie
 from queue_manager.web.auth.authorization import LoginRequired
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import prefers_page, read_body
@@ -42,7 +42,7 @@ router = APIRouter()
 @router.get("/login", response_class=HTMLResponse, responses=REDIRECT)
 async def page(request: Request, next: str = "/") -> Response:
     """Show the form. Without keys it redirects to `next`."""
-    return _form(next) if _authenticator(request).is_required else _redirect(next)
+    return _form(next) if authenticator_of(request).is_required else _redirect(next)
 
 
 @router.post(
@@ -57,7 +57,7 @@ async def log_in(request: Request) -> Response:
     request.state.is_action = True  # log-ins and failed ones are in the audit log
     form = parse_qs((await read_body(request, MAX_FORM_BYTES, field="body")).decode("utf-8", "replace"))
     key, next = (form.get(name, [""])[0].strip() for name in ("key", "next"))
-    authenticator = _authenticator(request)
+    authenticator = authenticator_of(request)
     if not authenticator.is_required:
         return _redirect(next)
     try:
@@ -74,7 +74,7 @@ async def log_in(request: Request) -> Response:
 @router.post("/logout", status_code=HTTPStatus.SEE_OTHER, response_class=RedirectResponse)
 async def log_out(request: Request) -> Response:
     """End the session in every process, and delete the cookie."""
-    await _authenticator(request).log_out(request.headers)
+    await authenticator_of(request).log_out(request.headers)
     response = _redirect("/login")
     delete_session_cookie(response, is_https=_is_https(request))
     return response
@@ -87,11 +87,6 @@ def install(api: FastAPI) -> None:
     async def redirect_to_login(request: Request, _: LoginRequired) -> Response:
         page = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return _redirect(f"/login?next={quote(page, safe='')}")
-
-
-def _authenticator(request: Request) -> Authenticator:
-    authenticator: Authenticator = request.app.state.authenticator
-    return authenticator
 
 
 def _form(next: str, error: ApiError | None = None) -> Response:

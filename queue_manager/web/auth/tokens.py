@@ -57,5 +57,5 @@ def read(token: Any, *, secret: str) -> Access:
         raise TokenRefused(f"The token is refused: {error}") from None
     accounts = claims["accounts"]
     if not isinstance(accounts, list) or not all(map(is_account, accounts)):
-        raise TokenRefused("The token is refused: its claim accounts is no list of account ids")
+        raise TokenRefused("The token is refused: its claim accounts must be a list of account ids")
     return Access(accounts=frozenset(accounts), expires_at=expires_at)

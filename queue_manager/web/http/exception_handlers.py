@@ -53,7 +53,7 @@ def install(api: FastAPI) -> None:
 def _response(request: Request, error: ApiError) -> Response:
     if not is_page_view(request) or request.url.path.startswith(PROGRAM_PATHS):
         return error.response()
-    principal = getattr(request.state, "principal", None)  # nobody is authenticated for a path that does not exist
+    principal = getattr(request.state, "principal", None)  # not set for a path that does not exist
     title, message = error.status.phrase, error.message
     return rendered_page("problem.html", request, principal, status=error.status, title=title, message=message)
 

@@ -31,7 +31,7 @@ async def _no_store(response: Response) -> None:
 
 
 no_store = Depends(_no_store)
-"""Forbids caches to store the responses of a route: they change all the time, and depend on who asks."""
+"""Forbids caches to store the responses of a route: they change all the time, and depend on the principal."""
 
 
 def fresh(content: dict[str, Any]) -> JSONResponse:

@@ -1,7 +1,7 @@
 """`POST /api/trigger/<group>/<job>`: one scan now, whether or not its system is switched on.
 
 Guarantee: 202 with the task's id after the broker took the message; of two requests at once, one is 202 and the
-other 409. Only while `QM_HOOKS` is true: otherwise there is no such path.
+other 409. The route exists only while `QM_HOOKS` is true.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def api(servers: Servers) -> FastAPI:
 
 @pytest.fixture(scope="session")
 def routes(api: FastAPI) -> list[tuple[str, str, str]]:
-    """Method, path and rule of each, with an id of no message and no job in place of a parameter."""
+    """Method, path and required role of each, with an id of no message and no job in place of a parameter."""
     return [
         (method, OF_MOUNTS.get(str(route.path), re.sub(r"{.*?}", "0", str(route.path))), required.role)
         for route, required in auth.required_roles(api)
