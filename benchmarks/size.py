@@ -196,7 +196,7 @@ class _Walks:
                 message = json.loads(taken)
                 messages.append((message["headers"]["id"], message["headers"], json.loads(b64decode(message["body"]))))
         task = self._app.tasks[str(system.item_task)]
-        if task.work().many is not None:
+        if task.work().batch_function is not None:
             ended: list[Any] = [*strategy.run(task.name, messages)]
         else:
             ended = [trace.trace_task_ret(task.name, *message, None, None) for message in messages]

@@ -78,7 +78,7 @@ def clear_up(rooms: Collection[Room]) -> None:
 
 
 def _rooms(database: Database[Room]) -> Collection[Room]:
-    return database[support_room.NAME]
+    return database[support_room.ROOMS_COLLECTION]
 
 
 def _some_time() -> timedelta:

@@ -38,7 +38,7 @@ Update = Document | list[Document]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class UpdateGroup:
     """One update, and the documents that get it."""
 
     ids: list[Any]
@@ -199,7 +199,7 @@ class DueCollection:
     def apply(
         self,
         due_at: Mapping[Any, datetime | None],
-        decide: Callable[[list[Document]], list[Change]],
+        decide: Callable[[list[Document]], list[UpdateGroup]],
         *,
         fields: Sequence[str] | None,
         now: datetime,
@@ -238,7 +238,7 @@ class DueCollection:
         return transact(act)
 
     def _refuse_still_due(
-        self, changes: Sequence[Change], before: Mapping[Any, Document], now: datetime, session: ClientSession
+        self, changes: Sequence[UpdateGroup], before: Mapping[Any, Document], now: datetime, session: ClientSession
     ) -> None:
         unsure = [id for change in changes if not change.is_sure_to_end for id in change.ids]
         if unsure:
@@ -247,7 +247,7 @@ class DueCollection:
             if ids := [one["_id"] for one in still if self.due_at(one) <= self.due_at(before[id_key(one["_id"])])]:
                 raise StillDue(ids)
 
-    def rehearse(self, document: Document, change: Change, *, now: datetime) -> None:
+    def rehearse(self, document: Document, change: UpdateGroup, *, now: datetime) -> None:
         """Write a change to one document, see that it is not due any more, and take it back.
 
         Raises StillDue, and what the driver raises.

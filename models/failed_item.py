@@ -20,15 +20,15 @@ from models.database import Document, collection, doubled, id_key
 from models.listing import Position
 from queue_manager.core.clock import hours, minutes
 
-NAME = "qm_failed_items"
+FAILED_ITEMS_COLLECTION = "qm_failed_items"
 BY_TIME, BY_AGE = "failed_by_time", "failed_kept"
 MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
-ORDER = ("failed_at", "_id")
-RETENTION = hours(24 * 30)
+FAILED_ITEM_ORDER = ("failed_at", "_id")
+FAILED_ITEM_RETENTION = hours(24 * 30)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class FailedItem:
     """An item whose last attempt failed."""
 
     id: Any
@@ -40,7 +40,7 @@ class Failure:
     position: Position
 
 
-def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime) -> Failure:
+def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime) -> FailedItem:
     """Record that all attempts of an item failed; its cool-down doubles with each failure."""
     same = {"$eq": ["$due_at", due_at]}
     failures = {"$cond": [same, {"$ifNull": ["$failures", 0]}, 0]}
@@ -70,17 +70,24 @@ def delete(system: str, ids: Sequence[Any]) -> None:
         _failed().delete_many({"_id": {"$in": [_key(system, id) for id in ids]}})
 
 
-def page(system: str, *, after: Position | None, is_descending: bool) -> Iterator[Failure]:
+def page(system: str, *, after: Position | None, is_descending: bool) -> Iterator[FailedItem]:
     """Yield the failures of a system by time, after a position."""
     found = listing.walk(
-        _failed(), {"_id.system": system}, index=BY_TIME, order=ORDER, after=after, is_descending=is_descending
+        _failed(),
+        {"_id.system": system},
+        index=BY_TIME,
+        order=FAILED_ITEM_ORDER,
+        after=after,
+        is_descending=is_descending,
     )
     return map(_failure, found)
 
 
-def _failure(document: Document) -> Failure:
+def _failure(document: Document) -> FailedItem:
     fields = {name: document[name] for name in ("due_at", "error", "failures", "failed_at", "retry_at")}
-    return Failure(id=id_key(document["_id"]["id"]), position=listing.position(document, ORDER), **fields)
+    return FailedItem(
+        id=id_key(document["_id"]["id"]), position=listing.position(document, FAILED_ITEM_ORDER), **fields
+    )
 
 
 def _key(system: str, id: Any) -> Document:
@@ -88,11 +95,13 @@ def _key(system: str, id: Any) -> Document:
 
 
 def _failed() -> Collection[Document]:
-    return collection(NAME)
+    return collection(FAILED_ITEMS_COLLECTION)
 
 
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
     by_time = [("_id.system", ASCENDING), ("failed_at", ASCENDING), ("_id", ASCENDING)]
-    kept = IndexModel([("failed_at", ASCENDING)], name=BY_AGE, expireAfterSeconds=int(RETENTION.total_seconds()))
-    return {NAME: [IndexModel(by_time, name=BY_TIME), kept]}
+    kept = IndexModel(
+        [("failed_at", ASCENDING)], name=BY_AGE, expireAfterSeconds=int(FAILED_ITEM_RETENTION.total_seconds())
+    )
+    return {FAILED_ITEMS_COLLECTION: [IndexModel(by_time, name=BY_TIME), kept]}

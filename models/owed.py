@@ -19,7 +19,7 @@ from pymongo.collection import Collection
 
 from models.database import Document, collection, id_key
 
-NAME = "qm_owed"
+OWED_COLLECTION = "qm_owed"
 BY_AGE = "owed_by_age"
 
 
@@ -55,9 +55,9 @@ def left(system: str, until: datetime) -> Iterator[tuple[str, datetime]]:
 
 
 def _records() -> Collection[Document]:
-    return collection(NAME)
+    return collection(OWED_COLLECTION)
 
 
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
-    return {NAME: [IndexModel([("system", ASCENDING), ("at", ASCENDING), ("_id", ASCENDING)], name=BY_AGE)]}
+    return {OWED_COLLECTION: [IndexModel([("system", ASCENDING), ("at", ASCENDING), ("_id", ASCENDING)], name=BY_AGE)]}

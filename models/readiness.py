@@ -9,11 +9,11 @@ from pymongo import WriteConcern
 
 from models.database import collection
 
-NAME = "qm_readiness"
+READINESS_COLLECTION = "qm_readiness"
 MAJORITY = WriteConcern("majority")
 
 
 def write() -> None:
     """Write the document with majority write concern. Raises the errors of the driver."""
-    durable = collection(NAME).with_options(write_concern=MAJORITY)
+    durable = collection(READINESS_COLLECTION).with_options(write_concern=MAJORITY)
     durable.update_one({"_id": "web"}, {"$currentDate": {"at": True}}, upsert=True)

@@ -33,10 +33,10 @@ NO_LIST: Document = {f"{STARTED}.0": None}  # excludes lists of dates, which mat
 IN_PROGRESS: Document = {"thumbnail_build_in_progress": True}
 RESET_COUNT = "thumbnail_reset_count"
 FAILED: Document = {"outcome": "failed"}
-RETENTION = hours(25)  # a little more than the last day that is queried
+RESET_RETENTION = hours(25)  # a little more than the last day that is queried
 MANY_RESETS = 5  # consecutive resets that are reported as a problem
 
-Outcome = Literal["reset", "skipped", "failed"]
+ResetOutcome = Literal["reset", "skipped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ ALL = {sites.name: sites for sites in (AGENCY_WEBSITES, INSTASITES)}
 
 
 def record_outcome(
-    token: str, sites: str, site_id: str, outcome: Outcome, *, now: datetime, error: str | None = None
+    token: str, sites: str, site_id: str, outcome: ResetOutcome, *, now: datetime, error: str | None = None
 ) -> None:
     """Store the outcome of an item. A second delivery changes nothing."""
     run = token.partition("-")[0]
@@ -240,7 +240,7 @@ def reset_indexes() -> list[IndexModel]:
     return [
         IndexModel([("at", ASCENDING), ("_id", ASCENDING)], name="failed", partialFilterExpression=FAILED),
         IndexModel([("run", ASCENDING)], name="items_of_a_run"),
-        IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(RETENTION.total_seconds())),
+        IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(RESET_RETENTION.total_seconds())),
     ]
 
 

@@ -25,11 +25,11 @@ from models.listing import NoPosition
 from queue_manager.core.clock import truncate
 from queue_manager.core.settings import settings
 
-MILLISECONDS_FROM = 1e11  # as seconds that would be the year 5138
+MIN_MILLISECONDS = 1e11  # as seconds that would be the year 5138
 _IS_A_DATE: Document = {"$eq": [{"$type": "$created_at"}, "date"]}
-_WITHIN_REASON: Document = {"$and": [{"$gte": ["$created_at", 0]}, {"$lte": ["$created_at", MILLISECONDS_FROM]}]}
+_WITHIN_REASON: Document = {"$and": [{"$gte": ["$created_at", 0]}, {"$lte": ["$created_at", MIN_MILLISECONDS]}]}
 _READABLE: Document = {
-    "$or": [{"created_at": A_DATE}, {"created_at": {"$gte": 0, "$lte": MILLISECONDS_FROM}}],
+    "$or": [{"created_at": A_DATE}, {"created_at": {"$gte": 0, "$lte": MIN_MILLISECONDS}}],
     "created_at.0": None,  # not a list
 }
 _STARTED: Document = {

@@ -18,7 +18,7 @@ from pymongo.collection import Collection
 from models.database import Document, collection
 from models.due_documents import A_DATE
 
-NAME = "support_rooms"
+ROOMS_COLLECTION = "support_rooms"
 DUE = "snooze_time.time"
 FLAG = "snooze_queue_in_progress"
 HISTORY = ("unsnooze_error", "unsnooze_failures", "unsnooze_retry_at")
@@ -40,7 +40,7 @@ MALFORMED: Document = {
 
 
 def rooms() -> Collection[Document]:
-    return collection(NAME)
+    return collection(ROOMS_COLLECTION)
 
 
 def indexes() -> list[IndexModel]:

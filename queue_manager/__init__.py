@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from queue_manager.system import System
     from services.due_documents import DueDocuments, Failure, Run, Written
     from services.due_work import Due, DueWork, leases_of
-    from tasks.base import fan_out, item_task, scan_task
+    from tasks.item import item_task
+    from tasks.scan import fan_out, scan_task
 
 _MODULES = {
     "Due": "services.due_work",
@@ -21,10 +22,10 @@ _MODULES = {
     "Run": "services.due_documents",
     "System": "queue_manager.system",
     "Written": "services.due_documents",
-    "fan_out": "tasks.base",
-    "item_task": "tasks.base",
+    "fan_out": "tasks.scan",
+    "item_task": "tasks.item",
     "leases_of": "services.due_work",
-    "scan_task": "tasks.base",
+    "scan_task": "tasks.scan",
 }
 __all__ = [
     "Due",

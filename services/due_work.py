@@ -1,6 +1,6 @@
 """The work of a system: a scan takes what is due and nobody holds, oldest first; a worker holds, retries or gives up.
 
-`tasks.base.fan_out` dispatches what a scan took; the item task of the same system acts on one item, or on a batch.
+`tasks.scan.fan_out` dispatches what a scan took; the item task of the same system acts on one item, or on a batch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from uuid import uuid4
 
 from models.database import server_now
 from queue_manager import leases
+from queue_manager.broker.backlog import Backlog as Backlog
 from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem as DueItem
 from queue_manager.leases import Attempts, Leases, MustPause
-from services.backlog import Backlog as Backlog
 
 T = TypeVar("T")
+ItemResult = dict[str, Any]
+"""What the task of an item returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,9 @@ class Due:
     """Of the item's task; by default the id and the due time."""
     is_flagged: bool = False
     """Another program may be working on it."""
-    noted: str | None = None
-    """Under which name the scan counts it, besides."""
-    is_left_out: bool = False
+    counted_as: str | None = None
+    """A name under which the scan counts it, too."""
+    is_excluded: bool = False
     """It cannot be dispatched."""
 
     def __post_init__(self) -> None:
@@ -56,11 +58,11 @@ class Due:
 
 @dataclass(frozen=True, kw_only=True)
 class DueBatch:
-    """`found` items looked due; `items` are the ones to send; `noted` is what else was seen, counted by name."""
+    """`found` items looked due; `items` are the ones to send; `other_counts` is what else was seen, by name."""
 
     found: int
     items: list[DueItem]
-    noted: Mapping[str, int] = field(default_factory=dict)
+    other_counts: Mapping[str, int] = field(default_factory=dict)
     lease_ends_ms: int = 0
     """When the leases end that were taken for the time of sending."""
 
@@ -126,16 +128,16 @@ class DueWork(ABC):
         outnumber the messages.
         """
         if self.system_name in leases.paused():
-            yield DueBatch(found=0, items=[], noted={"paused": 1})
+            yield DueBatch(found=0, items=[], other_counts={"paused": 1})
             return
         if self.system_name in settings().qm_dry_run:
             for some in self.limits.batches(self.find_due(self.clock()), backlog):
                 backlog.add(len(some))  # the scan ends in time, as it would
-                yield DueBatch(found=len(some), items=[], noted={"dry_run": len(some)})
+                yield DueBatch(found=len(some), items=[], other_counts={"dry_run": len(some)})
             return
         with self.leases.scan() as goes_on:
             if not goes_on():
-                yield DueBatch(found=0, items=[], noted={"already_running": 1})
+                yield DueBatch(found=0, items=[], other_counts={"already_running": 1})
                 return
             self.leases.free_lost(backlog.waiting)
             now = self.clock()
@@ -165,23 +167,23 @@ class DueWork(ABC):
         left = now + self.period - max(self.leases.next_slot() or now, now)
         return ceil(left.total_seconds() * self.max_rate)
 
-    def take_by_hand(self, some: Sequence[Due]) -> list[DueItem]:
+    def take_manually(self, some: Sequence[Due]) -> list[DueItem]:
         """Take what nobody holds, at once: whether or not it is cooling or another program may be working on it."""
-        return self._take(some, is_by_hand=True).items
+        return self._take(some, is_manual=True).items
 
-    def _take(self, some: Sequence[Due], *, is_by_hand: bool = False) -> DueBatch:
-        fit = [one for one in some if not one.is_left_out]
-        flagged = [] if is_by_hand else [one.lease for one in fit if one.is_flagged]
+    def _take(self, some: Sequence[Due], *, is_manual: bool = False) -> DueBatch:
+        fit = [one for one in some if not one.is_excluded]
+        flagged = [] if is_manual else [one.lease for one in fit if one.is_flagged]
         if flagged:
             self.leases.hold_unknown(flagged)
         flagged_for = self.ahead + 2 * self.leases.lease if self.flags_documents else seconds(0)
-        taken = self.leases.take([one.lease for one in fit], is_forced=is_by_hand, flagged_for=flagged_for)
+        taken = self.leases.take([one.lease for one in fit], is_forced=is_manual, flagged_for=flagged_for)
         ours = [fit[position] for position in taken.positions]
         if ours:
             self.mark(ours)
         now, batch = self.clock(), uuid4().hex
         times = [one.due_at for one in ours]
-        if self.max_rate is not None and ours and not is_by_hand:
+        if self.max_rate is not None and ours and not is_manual:
             times = self.leases.reserve(times, interval=seconds(1) / self.max_rate, now=now)
         items = [
             DueItem(
@@ -192,9 +194,9 @@ class DueWork(ABC):
             )
             for number, (one, at) in enumerate(zip(ours, times, strict=True))
         ]
-        noted = Counter(one.noted for one in some if one.noted is not None)
+        other_counts = Counter(one.counted_as for one in some if one.counted_as is not None)
         found = len(ours) + len(some) - len(fit)  # what is in flight was found before
-        return DueBatch(found=found, items=items, noted=noted, lease_ends_ms=taken.ends_ms)
+        return DueBatch(found=found, items=items, other_counts=other_counts, lease_ends_ms=taken.ends_ms)
 
     def sent(self, batch: DueBatch) -> None:
         """Say that the items of a batch were sent."""
@@ -208,8 +210,8 @@ class DueWork(ABC):
         """Say that items were sent, to be executed within `wait`: then they wait for a worker, as long as it takes."""
         self.leases.sent_again([item.lease for item in items], wait=wait)
 
-    def sent_by_hand(self, items: Sequence[DueItem]) -> None:
-        """Say that items taken by hand were sent: they wait for a worker, as long as it takes."""
+    def sent_manually(self, items: Sequence[DueItem]) -> None:
+        """Say that items taken manually were sent: they wait for a worker, as long as it takes."""
         self.leases.sent_again([item.lease for item in items], wait=seconds(0))
 
     def token(self, due: Due, *, batch: str, number: int) -> str:
@@ -253,7 +255,7 @@ class DueWork(ABC):
     # Attempts
 
     @property
-    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+    def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         """The function that executes a batch of items, if the system has one.
 
         It returns, item by item, the result of the item's task, or `None` for an item that its own task executes. It

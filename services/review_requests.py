@@ -26,16 +26,15 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, ItemResult, Limits, leases_of
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
 NAMED_IN_LOG = 20
-COUNTED = 10_000
+MAX_DUE_COUNT = 10_000
 DUPLICATE_REQUESTS = "review-requests: leave one open request of each account, and set the others to status `dismissed`"
 
 log = get_logger(INITIATOR)
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class ReviewRequests(DueWork):
         return super().lease_of((account_id, oldest_subscription))
 
     @property
-    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+    def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         return self.create_many
 
     def _left_out(self) -> DueBatch:
@@ -76,11 +75,11 @@ class ReviewRequests(DueWork):
         if count:
             names = ", ".join(map(str, ids))
             log.warning("Subscriptions have no readable created_at and are left out", count=count, ids=names)
-        return DueBatch(found=0, items=[], noted={"unreadable": count} if count else {})
+        return DueBatch(found=0, items=[], other_counts={"unreadable": count} if count else {})
 
     def create(
         self, account_id: str, subscription_ids: list[str], parent_account: str | None, oldest_subscription: str
-    ) -> Result:
+    ) -> ItemResult:
         """Create the pulse of one agency unless a request blocks it meanwhile.
 
         Returns:
@@ -93,7 +92,7 @@ class ReviewRequests(DueWork):
         now = self.clock()
         return self._result(request, pulse.create(request, since=now - self.window, now=now))
 
-    def create_many(self, items: Sequence[DueItem]) -> list[Result | None]:
+    def create_many(self, items: Sequence[DueItem]) -> list[ItemResult | None]:
         """Create the pulses of many agencies, as `create` each: one write, and one read if some are blocked.
 
         Returns:
@@ -106,7 +105,7 @@ class ReviewRequests(DueWork):
         results = iter([self._result(*one) for one in zip(requests, statuses, strict=True)])
         return [None if request is None else next(results) for request in asked]
 
-    def _result(self, request: pulse.ReviewRequest, status: str | None) -> Result:
+    def _result(self, request: pulse.ReviewRequest, status: str | None) -> ItemResult:
         if status is None:
             log.info("Review request created", account_id=request.account_id)
             return {"success": True, "account_id": request.account_id}
@@ -152,7 +151,7 @@ class EligibleAgencies(Listed):
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that are eligible now and not in flight."""
         accounts = [spelling for id in ids for spelling in account.spellings(id)]
-        return self.requests.take_by_hand([due_of(agency) for agency in self._eligible(accounts)])
+        return self.requests.take_manually([due_of(agency) for agency in self._eligible(accounts)])
 
     def has(self, id: str) -> bool:
         return subscription.has_managed(self.requests.product_types, account.spellings(id))
@@ -200,13 +199,13 @@ def stats() -> SystemStats:
 
 
 def slow_numbers() -> dict[str, float]:
-    """Return `{due, stuck, failed, lag_seconds}` of the agencies; `due` is `COUNTED` for that many or more.
+    """Return `{due, stuck, failed, lag_seconds}` of the agencies; `due` is `MAX_DUE_COUNT` for that many or more.
 
     While few are due it reads every managed subscription.
     """
     agencies = eligible_agencies()
     now = agencies.requests.clock()
-    due = [item.due_at or now for item in islice(agencies.items("due"), COUNTED)]
+    due = [item.due_at or now for item in islice(agencies.items("due"), MAX_DUE_COUNT)]
     lag = max(((now - at).total_seconds() for at in due), default=0.0)
     return {"due": len(due), "stuck": 0, "failed": 0, "lag_seconds": lag}
 
@@ -216,13 +215,13 @@ def due_of(agency: Agency) -> Due:
     id = str(agency.account_id)
     parent = None if agency.parent_account is None else str(agency.parent_account)
     subscriptions = [str(one) for one in agency.subscription_ids]
-    is_left_out = agency.account_id is None
+    is_excluded = agency.account_id is None
     return Due(
         id=id,
         due_at=agency.oldest_subscription,
         args=(id, subscriptions, parent, to_iso(agency.oldest_subscription)),
-        noted="without_account" if is_left_out else None,
-        is_left_out=is_left_out,
+        counted_as="without_account" if is_excluded else None,
+        is_excluded=is_excluded,
     )
 
 

@@ -26,7 +26,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State, merged
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, ItemResult, Limits, leases_of
 from services.problems import counted, ids
 
 INITIATOR = "ThumbnailHealthCheck"
@@ -38,7 +38,6 @@ BETWEEN = ":"
 """Stands in an id between the collection and the site."""
 
 log = get_logger(INITIATOR)
-Result = dict[str, Any]
 HandOver = Callable[[str, str], None]
 
 
@@ -54,7 +53,7 @@ class StaleSites(DueWork):
         now = self.clock()
         self.sites.forget_resets()
         if stamped := self.sites.stamp(now, latest=now + self.threshold):
-            yield DueBatch(found=0, items=[], noted={"stamped": stamped})
+            yield DueBatch(found=0, items=[], other_counts={"stamped": stamped})
         yield from super().take_due(backlog)
 
     def find_due(self, until: datetime) -> Iterator[Due]:
@@ -82,7 +81,7 @@ class StaleThumbnails(DueWork):
         if sites in site.ALL:
             site.record_outcome(item.token, sites, site_id, "failed", now=self.clock(), error=error)
 
-    def reset(self, collection: str, site_id: str, started_at: str, *, token: str) -> Result:
+    def reset(self, collection: str, site_id: str, started_at: str, *, token: str) -> ItemResult:
         """Reset one site if the build that began at `started_at` is still said to run.
 
         Returns:
@@ -116,7 +115,7 @@ class StaleThumbnails(DueWork):
             # Best effort: the builder's own scan is the guarantee.
             log.warning("Site could not be handed over", collection=collection, site_id=site_id, error=reason(error))
 
-    def log_resets(self, run: str, expected: int, until: str) -> Result:
+    def log_resets(self, run: str, expected: int, until: str) -> ItemResult:
         """Log how many sites one run has really reset, once its items have reported or their time is over.
 
         Raises:
@@ -164,7 +163,7 @@ def due_of(collection: str, one: site.Site) -> Due:
         id=f"{collection} {id}",
         due_at=one.started_at,
         args=(collection, id, to_iso(one.started_at)),
-        noted="finished" if one.is_finished else None,
+        counted_as="finished" if one.is_finished else None,
     )
 
 
@@ -234,7 +233,7 @@ class HungSites(Listed):
         return [
             item
             for works in stale_sites(new_run())
-            for item in works.take_by_hand(
+            for item in works.take_manually(
                 [
                     due_of(works.sites.name, one)
                     for one in works.sites.stale_among(by_collection.get(works.sites.name, []), before)

@@ -67,12 +67,12 @@ system = SupportSnooze(
     page="/rooms",
     panel="rooms.html",
     initiator=INITIATOR,
-    collection=support_room.NAME,
+    collection=support_room.ROOMS_COLLECTION,
     due=support_room.DUE,
     fields=("account_id", "status"),
     shown=("account_id",),
     arguments=("room_id", "snoozed_until"),
-    obsolete_indexes={support_room.NAME: old_claims.INDEXES},
+    obsolete_indexes={support_room.ROOMS_COLLECTION: old_claims.INDEXES},
     reasons=Reasons(not_found="Room not found", not_due="Still snoozed", changed="Snooze changed"),
 )
 

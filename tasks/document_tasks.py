@@ -8,13 +8,14 @@ from typing import Any
 
 from services.due_documents import DueDocuments, owed_calls_of, work_of
 from tasks.app import app
-from tasks.base import ItemTask, ScanReport, fan_out, item_task
+from tasks.item import ItemTask, item_task
+from tasks.scan import ScanReport, fan_out
 
 
 def dispatch(system: DueDocuments) -> ScanReport:
     """Dispatch what is due, and the calls of `after` that a crash or an error left."""
     report = fan_out(app.tasks[system.item_task], work_of(system))
-    if system.functions.after is not None and "paused" not in report.noted:
+    if system.functions.after is not None and "paused" not in report.other_counts:
         report.add(fan_out(app.tasks[after_task_name(system)], owed_calls_of(system)))
     return report
 

@@ -7,8 +7,9 @@ from typing import Any
 from beat_schedule import systems
 from services.due_documents import DueDocuments, work_of
 from tasks.app import app
-from tasks.base import ItemTask, ScanReport, current_token, scan_task
 from tasks.document_tasks import after_of, dispatch, item_of
+from tasks.item import ItemTask, current_token
+from tasks.scan import ScanReport, scan_task
 
 
 def bind(system: DueDocuments) -> ItemTask:

@@ -20,9 +20,9 @@ from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from services.due_work import DueItem
-from tasks.base import ItemTask
+from tasks.item import ItemTask
 
-LOOK_EVERY = 0.5  # seconds until a message just received is renewed; `transport.backlog` covers the time before
+RENEW_DELAY = 0.5  # seconds until a message just received is renewed; `transport.backlog` covers the time before
 
 log = get_logger("QM/leases")
 
@@ -49,7 +49,7 @@ class Heartbeat:
         self._stop.set()
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_EVERY):
+        while not self._stop.wait(RENEW_DELAY):
             for act in (self.beat, self.release_lost, server_now):
                 try:
                     act()

@@ -13,7 +13,8 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
 from services.job_queues import INITIATOR, dispatch
 from services.job_queues import run_queue as run_jobs_of
-from tasks.base import ScanReport, current_token, fan_out, item_task, scan_task
+from tasks.item import current_token, item_task
+from tasks.scan import ScanReport, fan_out, scan_task
 
 QUEUE = "jobs"
 

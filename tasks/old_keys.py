@@ -15,7 +15,7 @@ from queue_manager.core.settings import settings
 from tasks.app import app
 
 PERIOD = 2.0  # seconds
-TURN = "qm:old_keys:turn"
+DRAIN_LOCK = "qm:old_keys:turn"
 
 log = get_logger("QM/broker")
 _stop = Event()
@@ -43,7 +43,7 @@ def _run(url: str) -> None:
         try:
             with redis_client.connect(url) as client:
                 # Expires a little before the next turn: whichever worker comes first takes it.
-                if client.set(TURN, 1, nx=True, px=int(PERIOD * 900)) and (moved := old.empty(client)):
+                if client.set(DRAIN_LOCK, 1, nx=True, px=int(PERIOD * 900)) and (moved := old.empty(client)):
                     log.info("Messages of release 0.1 and of callers without a queue were moved", messages=moved)
         except redis_client.Error as error:
             log.debug("The keys of release 0.1 could not be read", error=reason(error))

@@ -15,7 +15,7 @@ from datetime import timedelta
 from queue_manager.core.log import get_logger
 from services.message_queue import SweepResult, sweeper
 from tasks.app import app
-from tasks.base import ScanReport, scan_task
+from tasks.scan import ScanReport, scan_task
 
 INITIATOR = "QM/message-queue"
 
@@ -31,7 +31,7 @@ def requeue_overdue_messages() -> ScanReport:
         found=requeued + dead,
         claimed=requeued + dead,
         enqueued=requeued,
-        noted=Counter(requeued=requeued, dead_lettered=dead),
+        other_counts=Counter(requeued=requeued, dead_lettered=dead),
         details={"ids": swept.requeued, "dlq_ids": swept.dead_lettered},
     )
 

@@ -7,7 +7,8 @@ from typing import Any
 from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
 from services.review_requests import INITIATOR, review_requests
-from tasks.base import ScanReport, fan_out, item_task, scan_task
+from tasks.item import item_task
+from tasks.scan import ScanReport, fan_out, scan_task
 
 
 @scan_task(initiator=INITIATOR, sent="Sent review requests.", failed="Error in review requests")

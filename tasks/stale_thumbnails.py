@@ -5,19 +5,30 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from kombu import Queue
+
 from models.database import server_now
+from queue_manager.broker.keys import FOREIGN_DEFAULT_QUEUE
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.retry import ONCE
 from queue_manager.core.settings import settings
 from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails
-from tasks.base import ScanReport, current_token, described, fan_out, item_task, scan_task, send_by_name
+from tasks.app import app
+from tasks.item import current_token, item_task
+from tasks.scan import ScanReport, describe, fan_out, scan_task
 
-QUEUE = "stale-thumbnails"
+THUMBNAILS_QUEUE = "stale-thumbnails"
 
 
 def thumbnails() -> StaleThumbnails:
     builder = settings().thumbnail_build_task
     return stale_thumbnails(hand_over=partial(send_by_name, builder) if builder else None)
+
+
+def send_by_name(name: str, *args: Any) -> None:
+    """Send a task of another application to the queue where its workers take tasks by default."""
+    # As an object: a queue by its name would be consumed by this worker when it connects again.
+    app.send_task(name, list(args), queue=Queue(FOREIGN_DEFAULT_QUEUE), retry=False)
 
 
 @scan_task(initiator=INITIATOR, sent="Sent stuck thumbnail jobs to be reset.", failed="Error in thumbnail health check")
@@ -28,15 +39,15 @@ def scan_stale_thumbnails() -> ScanReport:
         try:
             log_resets.delay(run, report.enqueued, to_iso(server_now() + hours(1)))
         except Exception as error:  # any error: the sites were sent
-            report.errors.append(f"The count of the resets could not be sent: {described(error)}")
+            report.errors.append(f"The count of the resets could not be sent: {describe(error)}")
     return report
 
 
-@item_task(queue=QUEUE, work=thumbnails, retry=ONCE)  # the next hour is the retry
+@item_task(queue=THUMBNAILS_QUEUE, work=thumbnails, retry=ONCE)  # the next hour is the retry
 def reset_stale_thumbnail(collection: str, site_id: str, started_at: str) -> dict[str, Any]:
     return thumbnails().reset(collection, site_id, started_at, token=current_token())
 
 
-@item_task(queue=QUEUE, work=thumbnails, retry=ONCE)
+@item_task(queue=THUMBNAILS_QUEUE, work=thumbnails, retry=ONCE)
 def log_resets(run: str, expected: int, until: str) -> dict[str, Any]:
     return thumbnails().log_resets(run, expected, until)

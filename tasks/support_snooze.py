@@ -9,8 +9,9 @@ from typing import Any
 
 from services.due_documents import work_of
 from services.support_snooze import INITIATOR, system
-from tasks.base import ScanReport, current_token, scan_task
 from tasks.document_tasks import after_of, dispatch, item_of
+from tasks.item import current_token
+from tasks.scan import ScanReport, scan_task
 
 
 @scan_task(

@@ -89,7 +89,7 @@ class Lab:
         for batch in work.take_due(Backlog(messages)):
             work.sent(batch)
             items += batch.items
-            noted.update(batch.noted)
+            noted.update(batch.other_counts)
         return items, noted
 
     def names_dispatched(self, epoch: int | None = None, **options: Any) -> list[str]:

@@ -12,8 +12,8 @@ from beat_schedule import SYSTEMS, warnings
 from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, item_queues
 from tasks import app
-from tasks.base import ItemTask
 from tasks.beat_entries import beat_entries
+from tasks.item import ItemTask
 
 every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
 

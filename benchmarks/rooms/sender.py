@@ -39,7 +39,7 @@ def _ours(sent: dict[str, float]) -> tuple[Any, Any]:
     from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 
     memory.reduce_garbage_collection()  # as our workers do
-    base: Any = import_module("tasks.base")
+    base: Any = import_module("tasks.scan")
     publish = base.publish
 
     def timed(task: Any, items: Sequence[DueItem], producer: Any) -> None:

@@ -15,9 +15,9 @@ from celery import signals
 from celery.app.trace import task_has_custom
 from celery.utils.saferepr import saferepr
 
-from tasks.base import ItemTask
+from tasks.item import ItemTask
 
-SIGNALS = (signals.task_prerun, signals.task_postrun, signals.task_success)
+TASK_SIGNALS = (signals.task_prerun, signals.task_postrun, signals.task_success)
 HOOKS = ("before_start", "after_return")
 OURS = ("__call__", "on_success")
 FOLLOW_UPS = ("callbacks", "chain", "chord")
@@ -30,7 +30,7 @@ def has_listeners(task: ItemTask) -> bool:
     """Return True if a task hook or signal receiver is installed."""
     kind = task.__class__
     is_another = any(getattr(kind, one) is not getattr(ItemTask, one) for one in OURS)
-    return is_another or any(task_has_custom(task, one) for one in HOOKS) or any(one.receivers for one in SIGNALS)
+    return is_another or any(task_has_custom(task, one) for one in HOOKS) or any(one.receivers for one in TASK_SIGNALS)
 
 
 def is_final(task: ItemTask, headers: Mapping[str, Any], embed: Any) -> bool:

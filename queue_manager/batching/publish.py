@@ -24,16 +24,16 @@ from queue_manager.core.settings import settings
 from services.due_work import DueItem
 
 if TYPE_CHECKING:
-    from tasks.base import ItemTask
+    from tasks.item import ItemTask
 
-SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
+PUBLISH_SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 NONCE = uuid4().hex
 PLACEHOLDER = re.compile(f'"{NONCE}:([a-z]+)"')
 ONE_RETRY = {"max_retries": 1, "interval_start": 0}
 MAX_ARGS_REPR = 1024  # characters of the arguments, as Celery's own
-Message = dict[str, Any]
-Captured = tuple[str, Message]
+KombuMessage = dict[str, Any]
+Captured = tuple[str, KombuMessage]
 """What Celery would push: the name of the list, and the message."""
 
 
@@ -60,7 +60,7 @@ def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
 def _has_listeners(task: ItemTask) -> bool:
     """Return True if a program listens to each message, or tasks are executed eagerly."""
     chosen = task.app.conf
-    return any(one.receivers for one in SIGNALS) or chosen.task_send_sent_event or chosen.task_always_eager
+    return any(one.receivers for one in PUBLISH_SIGNALS) or chosen.task_send_sent_event or chosen.task_always_eager
 
 
 def _captured(task: ItemTask, items: Sequence[DueItem], producer: Any) -> list[Captured]:
@@ -102,7 +102,7 @@ def _can_be_copied(captured: Sequence[Captured], items: Sequence[DueItem]) -> bo
     return copies == messages
 
 
-def _copies(message: Message, items: Sequence[DueItem]) -> Iterator[str]:
+def _copies(message: KombuMessage, items: Sequence[DueItem]) -> Iterator[str]:
     """Yield the message of each item as JSON, copied from the first."""
     one = deepcopy(message)
     headers, properties = one["headers"], one["properties"]

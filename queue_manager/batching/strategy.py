@@ -1,13 +1,13 @@
 """A worker executes items of one kind that wait together as one batch.
 
 Each item stays an ordinary task with its own message, attempt, retry, outcome, acknowledgement and events. Only the
-work is shared: the `many` of the system is called once for the batch, and each task then completes with the outcome
-that was found for it. An item that arrives alone is executed by Celery as usual, and so is every item if the pool does
-not report free processes (solo, threads) or if a time limit applies to a single task.
+work is shared: the system's `batch_function` is called once for the batch, and each task completes with its outcome.
+An item that arrives alone is executed by Celery as usual, and so is every item if the pool does not report free
+processes (solo, threads) or if a time limit applies to a single task.
 
-Guarantee: an item without an outcome, because `many` failed as a whole or left it out, is executed by its own task.
-When a process dies, or is replaced because its batch exceeded the timeout, each item of the batch is executed alone, at
-once; so is an item that a previous process did not survive (`queue_manager.leases`).
+Guarantee: an item without an outcome, because the function failed or left it out, is executed by its own task. When a
+process dies, or is replaced because its batch exceeded the timeout, each item of the batch is executed alone, at once;
+so is an item that a previous process did not survive (`queue_manager.leases`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _can_batch(task: Any, consumer: Any) -> bool:
     task.has_worker_limit = bool(worker.time_limit)
     is_told = consumer.on_task_request == getattr(worker, "_process_task_sem", None)
     limits = (task.time_limit, task.soft_time_limit, worker.time_limit, worker.soft_time_limit)
-    return settings().qm_batching and is_told and not any(limits) and task.work().many is not None
+    return settings().qm_batching and is_told and not any(limits) and task.work().batch_function is not None
 
 
 class _BatchingConsumer:

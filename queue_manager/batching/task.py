@@ -36,7 +36,7 @@ class Verdict(Enum):
 class Batch:
     """A batch while its tasks complete."""
 
-    found: list[Any] = field(default_factory=list)
+    outcome: list[Any] = field(default_factory=list)
     """The outcome for the task that completes now, until the task reads it."""
     attempts: Attempts
     outage: Exception | None = None
@@ -47,7 +47,7 @@ class Batch:
         self.attempts.done.add(item.lease)
         return result
 
-    def ask(self, act: Callable[[], T]) -> T:
+    def use_database(self, act: Callable[[], T]) -> T:
         """Call `act`, which needs MongoDB. Only the first caller waits for a server that is away."""
         if self.outage is not None:
             raise self.outage.with_traceback(None)
@@ -59,7 +59,7 @@ class Batch:
 
 
 class BatchedTask(Task):
-    """A task type whose instances may be executed as a batch by the `…_many` of its `work`: `batching.strategy`."""
+    """A task type whose instances may be executed as a batch, by the `batch_function` of `work`; see `strategy`."""
 
     abstract = True
     work: Callable[[], DueWork]
@@ -71,13 +71,13 @@ class BatchedTask(Task):
         """Return the item that the arguments name. Raises PermanentError."""
         raise NotImplementedError
 
-    def found(self) -> Any:
+    def batch_outcome(self) -> Any:
         """Return the outcome that the batch found for the task that completes now, once; `None` if there is none."""
-        return self._batch.found.pop() if self._batch is not None and self._batch.found else None
+        return self._batch.outcome.pop() if self._batch is not None and self._batch.outcome else None
 
-    def ask(self, act: Callable[[], Any]) -> Any:
+    def use_database(self, act: Callable[[], Any]) -> Any:
         """Call `act`, which needs MongoDB; within a batch, only while MongoDB is not known to be away."""
-        return act() if self._batch is None else self._batch.ask(act)
+        return act() if self._batch is None else self._batch.use_database(act)
 
     @contextmanager
     def execute_batch(self, group: Sequence[tuple[str, Any, Any]]) -> Iterator[list[Any]]:
@@ -86,7 +86,7 @@ class BatchedTask(Task):
         Within the block, `completing_with` sets the outcome of the task that runs, and an outage of MongoDB is waited
         for once.
         """
-        items = [self._named(*given) for given in group]
+        items = [self._read_item(*given) for given in group]
         named = [item for item in items if item is not None]
         with counters.batched(), self.work().attempts(named) as attempts:
             self._batch = Batch(attempts=attempts)
@@ -106,11 +106,11 @@ class BatchedTask(Task):
     def completing_with(self, outcome: Any) -> Iterator[None]:
         """Let the task that runs within the block complete with `outcome`, unless it is `None`."""
         assert self._batch is not None
-        self._batch.found = [] if outcome is None else [outcome]
+        self._batch.outcome = [] if outcome is None else [outcome]
         try:
             yield
         finally:
-            self._batch.found = []
+            self._batch.outcome = []
 
     def _execute_batch(self, named: list[DueItem], suspects: set[int], group: Batch) -> Sequence[Any]:
         if not suspects:
@@ -123,7 +123,7 @@ class BatchedTask(Task):
             return []
         nothing = [None] * len(items)
         try:
-            outcomes = group.ask(lambda: self._execute_when_due(items))
+            outcomes = group.use_database(lambda: self._execute_when_due(items))
         except OUTAGES:
             return nothing  # each task meets the outage itself, and is retried
         except Exception as error:
@@ -137,17 +137,17 @@ class BatchedTask(Task):
         return outcomes
 
     def _execute_when_due(self, items: list[DueItem]) -> Sequence[Any]:
-        many = self.work().many
-        while many is not None:
+        execute = self.work().batch_function
+        while execute is not None:
             try:
-                return many(items)
+                return execute(items)
             except NotYetDue as early:
                 if early.remaining > WAIT_IN_PLACE:
                     raise
                 time.sleep(early.remaining.total_seconds())
         return [None] * len(items)
 
-    def _named(self, token: str, args: Any, kwargs: Any) -> DueItem | None:
+    def _read_item(self, token: str, args: Any, kwargs: Any) -> DueItem | None:
         """Return the item that the arguments name, `None` for invalid ones, which the task itself refuses."""
         try:
             return self.item(token, args, kwargs)

@@ -61,11 +61,11 @@ DONE_FOR = seconds(5)
 FIRST_PAUSE, MAX_PAUSE = minutes(1), hours(1)
 OFTEN = 3  # losses in a row after which health names the item
 START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
-RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
+LEASE_RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
 
 PAUSED = "qm:paused"  # the set of systems that dispatch nothing
 
-State = Literal["free", "in-progress", "stuck", "cooling"]
+LeaseState = Literal["free", "in-progress", "stuck", "cooling"]
 """`stuck`: the lease ended without a result. `cooling`: the last attempt failed."""
 
 log = get_logger("QM/leases")
@@ -81,8 +81,8 @@ def id_of(name: str) -> str:
     return name.rpartition("@")[0]
 
 
-_IN_PROGRESS: State = "in-progress"
-_COOLING: State = "cooling"
+_IN_PROGRESS: LeaseState = "in-progress"
+_COOLING: LeaseState = "cooling"
 
 
 def pause(system: str) -> None:
@@ -134,7 +134,7 @@ class Taken:
 class Standing:
     """The lease of one item."""
 
-    state: State
+    state: LeaseState
     ends_at: datetime | None = None
     """When the lease or the cool-down ends. For a task with an ETA to come, when its item counts as lost; `None` while
     the message waits for a worker."""
@@ -390,7 +390,7 @@ class _Recorder:
         try:
             return script(self._client, leases.keys, arguments)
         except redis.RedisError as error:
-            self._retry_at = time.monotonic() + RETRY_DELAY
+            self._retry_at = time.monotonic() + LEASE_RETRY_DELAY
             log.warning("Starts of items are not recorded for now", system=leases.system, error=reason(error))
             return None
 

@@ -1,7 +1,7 @@
 """Heartbeats of workers: name, release and consumed queues, every two seconds until shutdown.
 
 Guarantee: a worker that was killed or lost its connection is offline after `OFFLINE_AFTER`, by the clock of Redis.
-Recording a heartbeat never raises and waits at most `REDIS_TIMEOUT`.
+Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 
-KEY = "qm:workers"
+WORKERS_KEY = "qm:workers"
 QUEUES_KEY = "qm:workers:queues"
 RELEASES_KEY = "qm:workers:releases"
-RELEASE = version("queue-manager")
+OWN_RELEASE = version("queue-manager")
 OFFLINE_AFTER = seconds(10)
-REDIS_TIMEOUT = 0.5  # seconds that a worker waits for Redis
+HEARTBEAT_TIMEOUT = 0.5  # seconds that a worker waits for Redis
 
 # Records the heartbeat of a worker, and deletes workers that are offline.
 #
@@ -67,7 +67,9 @@ class Worker:
 
 
 _client = PerProcess(
-    lambda: make_client(settings().redis_url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT)
+    lambda: make_client(
+        settings().redis_url, socket_timeout=HEARTBEAT_TIMEOUT, socket_connect_timeout=HEARTBEAT_TIMEOUT
+    )
 )
 
 
@@ -75,15 +77,15 @@ def record(name: str, queues: Iterable[str] | None = None) -> None:
     """Record a heartbeat of the worker `name` of this process, which consumes `queues`. Best effort."""
     consumed = "" if queues is None else json.dumps(sorted(queues))
     with suppress(redis.RedisError):
-        keys = KEY, QUEUES_KEY, RELEASES_KEY
-        _client().eval(RECORD, len(keys), *keys, _member(name), milliseconds(OFFLINE_AFTER), consumed, RELEASE)
+        keys = WORKERS_KEY, QUEUES_KEY, RELEASES_KEY
+        _client().eval(RECORD, len(keys), *keys, _member(name), milliseconds(OFFLINE_AFTER), consumed, OWN_RELEASE)
 
 
 def remove(name: str) -> None:
     """Remove a worker on shutdown. Best effort: otherwise it expires after `OFFLINE_AFTER`."""
     with suppress(redis.RedisError):
         with _client().pipeline() as pipe:
-            pipe.zrem(KEY, _member(name))
+            pipe.zrem(WORKERS_KEY, _member(name))
             pipe.hdel(QUEUES_KEY, _member(name))
             pipe.hdel(RELEASES_KEY, _member(name))
             pipe.execute()
@@ -93,7 +95,7 @@ def online(client: redis.Redis) -> list[Worker]:
     """Return the online workers by name; `client` must decode its replies. Raises the errors of redis-py."""
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
-        pipe.zrange(KEY, 0, -1, withscores=True)
+        pipe.zrange(WORKERS_KEY, 0, -1, withscores=True)
         pipe.hgetall(QUEUES_KEY)
         pipe.hgetall(RELEASES_KEY)
         (now, micros), found, queues, releases = pipe.execute()

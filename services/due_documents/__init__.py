@@ -12,7 +12,7 @@ from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
 from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
-from services.due_documents.declaration import DueDocuments, Failure, Item, Reasons, Run, Written
+from services.due_documents.declaration import DueDocuments, Failure, Reasons, Run, Written
 from services.due_documents.listing import DocumentList
 from services.due_documents.preview import Preview, previews
 from services.due_documents.stats import stats
@@ -22,7 +22,6 @@ from services.due_work import Limits, leases_of
 __all__ = [
     "DueDocuments",
     "Failure",
-    "Item",
     "Preview",
     "Reasons",
     "Run",

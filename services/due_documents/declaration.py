@@ -31,14 +31,13 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pymongo import IndexModel
 
-from models.database import shown_id, value_at
+from models.database import Document, shown_id, value_at
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.system import System, SystemStats
 
-Document = dict[str, Any]
-Update = Document | list[Document] | None
+ReturnedUpdate = Document | list[Document] | None
 F = TypeVar("F", bound=Callable[..., Any])
 A = TypeVar("A", bound=Callable[[Sequence["Written"]], object])
 G = TypeVar("G", bound=Callable[["Failure"], Any])
@@ -82,7 +81,7 @@ class Failure:
     retry_at: datetime
 
 
-class Item(Generic[F]):
+class ItemFunction(Generic[F]):
     """The function of a system's items, which is also their Celery task.
 
     Called, it is the function itself, so that a unit test needs nothing else. `delay(id)` sends the task, which acts on
@@ -120,10 +119,10 @@ class Item(Generic[F]):
 class Functions:
     """The functions of one system, as its decorators collect them."""
 
-    item: Item[Any] | None = None
+    item: ItemFunction[Any] | None = None
     retry: RetryPolicy = DEFAULT_RETRY
     after: Callable[[Sequence[Written]], object] | None = None
-    failed: Callable[[Failure], Update] | None = None
+    failed: Callable[[Failure], ReturnedUpdate] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +191,7 @@ class DueDocuments(System):
             is_list = not isinstance(value, str) and all(isinstance(one, str) for one in value or ())
             self._require(is_list, name, 'a list of fields such as ["status"]')
 
-    def item(self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None) -> Callable[[F], Item[F]]:
+    def item(self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None) -> Callable[[F], ItemFunction[F]]:
         """Make a function the work of one item.
 
         It gets a document and returns an update: operators, or a pipeline. It must make the document not due any more.
@@ -205,12 +204,12 @@ class DueDocuments(System):
         if callable(retry):
             raise ConfigurationError(f"System {self.name!r}: write `@….item()` with parentheses")
 
-        def decorate(function: F) -> Item[F]:
+        def decorate(function: F) -> ItemFunction[F]:
             if self.functions.item is not None:
                 raise ConfigurationError(f"System {self.name!r}: it has an item function already")
             named = task or f"{function.__module__}.{function.__name__}"
             object.__setattr__(self, "item_task", named)
-            self.functions.item, self.functions.retry = Item(function, self), retry
+            self.functions.item, self.functions.retry = ItemFunction(function, self), retry
             return self.functions.item
 
         return decorate

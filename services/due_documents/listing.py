@@ -18,8 +18,8 @@ from queue_manager.leases import Standing
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem
 
-PAGE = 250
-SHOWN_AS: dict[leases.State, State] = {"free": "due", "in-progress": "in-progress", "stuck": "stuck"}
+LIST_PAGE_SIZE = 250
+SHOWN_AS: dict[leases.LeaseState, State] = {"free": "due", "in-progress": "in-progress", "stuck": "stuck"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class DocumentList(Listed):
         until = self.work.clock() + self.work.ahead
         fields = (self.work.documents.due, *self.work.system.shown)
         found = self.work.documents.walk(until, fields, position=after, is_descending=newest_first)
-        for page in pages(found, PAGE):
+        for page in pages(found, LIST_PAGE_SIZE):
             standings = self.work.leases.standings([self.work.due_of(one).lease for one in page])
             for document, standing in zip(page, standings, strict=True):
                 item = self._item(document, standing)
@@ -61,7 +61,7 @@ class DocumentList(Listed):
         """Yield failures that are cooling, of documents that are still due as they were."""
         documents = self.work.documents
         found = failed_item.page(self.work.system.name, after=after, is_descending=newest_first)
-        for page in pages(found, PAGE):
+        for page in pages(found, LIST_PAGE_SIZE):
             due = documents.among([one.id for one in page], self.work.clock(), self.work.system.shown)
             by_id = {id_key(one["_id"]): one for one in due}
             standings = self.work.leases.standings([leases.name(id_text(one.id), one.due_at) for one in page])
@@ -85,7 +85,7 @@ class DocumentList(Listed):
         """Take those of `ids` that are due and not in progress, whether or not they are cooling."""
         found = self.work.documents.among(list(self._keys(ids)), self.work.clock())
         due = sorted((self.work.due_of(one) for one in found), key=lambda one: one.due_at)
-        return self.work.take_by_hand(due) if due else []
+        return self.work.take_manually(due) if due else []
 
     def has(self, id: str) -> bool:
         return any(self.work.documents.get(key, ["_id"]) is not None for key in self._keys([id]))

@@ -14,13 +14,13 @@ from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, owed
 from models.database import id_key, id_text, is_same_id, shown_id
-from models.due_documents import Change, DueCollection, StillDue, Update
+from models.due_documents import DueCollection, StillDue, Update, UpdateGroup
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.leases import Leases, MustPause
 from services.due_documents.declaration import DueDocuments, Failure, Run, Written
-from services.due_work import Due, DueItem, DueWork
+from services.due_work import Due, DueItem, DueWork, ItemResult
 
 AFTER_GRACE, AFTER_PAUSE = seconds(10), minutes(1)
 A_MOMENT = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
@@ -28,7 +28,6 @@ MAX_CALLS = 0.25  # seconds that the functions of one batch may take; the other 
 MAX_REPEATS = 100_000  # dates that a repeating item may have missed
 
 log = get_logger("QM/systems")
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +87,10 @@ class DocumentWork(DueWork):
     # Items
 
     @property
-    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
+    def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         return self.execute_batch if self.system.batch else None
 
-    def execute(self, id: Any, due_at: Any, *, token: str) -> Result:
+    def execute(self, id: Any, due_at: Any, *, token: str) -> ItemResult:
         """Act on one document if it is due, at `due_at` unless that is `None`.
 
         Returns:
@@ -108,7 +107,7 @@ class DocumentWork(DueWork):
             return self.system.result(written[key], run)
         return self._not_written(key, meant, run.now)
 
-    def execute_batch(self, items: Sequence[DueItem]) -> list[Result | None]:
+    def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | None]:
         """Act on many documents as `execute` does, in one transaction.
 
         Returns:
@@ -124,14 +123,14 @@ class DocumentWork(DueWork):
 
     def _result(
         self, written: Mapping[Any, database.Document], key: Any, meant: datetime | None, run: Run
-    ) -> Result | None:
+    ) -> ItemResult | None:
         """Return the result of one item of a batch; another one may have meant this document, or an equal key."""
         document = written.get(key)
         if document is None or not is_same_id(document["_id"], key):
             return None
         return self.system.result(document, run) if meant in (None, self.documents.due_at(document)) else None
 
-    def change_of(self, document: database.Document, run: Run) -> Change:
+    def change_of(self, document: database.Document, run: Run) -> UpdateGroup:
         """Return the change that the function makes of a due document, unwritten. Raises what the function raises."""
         return self._change(self._update(document, run), run)
 
@@ -222,12 +221,12 @@ class DocumentWork(DueWork):
             # The write stands; what is owed is kept and called again.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
 
-    def _decide(self, documents: list[database.Document], run: Run, *, is_batch: bool) -> list[Change]:
+    def _decide(self, documents: list[database.Document], run: Run, *, is_batch: bool) -> list[UpdateGroup]:
         """Call the function for each document; documents with equal updates are written together.
 
         In a batch, a document whose function fails or comes too late is left to its own task.
         """
-        changes: dict[bytes, Change] = {}
+        changes: dict[bytes, UpdateGroup] = {}
         ends_at = time.monotonic() + MAX_CALLS
         for document in documents:
             if is_batch and time.monotonic() > ends_at:
@@ -244,8 +243,8 @@ class DocumentWork(DueWork):
             changes[key].ids.append(document["_id"])
         return list(changes.values())
 
-    def _change(self, update: Update, run: Run) -> Change:
-        return Change(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
+    def _change(self, update: Update, run: Run) -> UpdateGroup:
+        return UpdateGroup(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
 
     def _update(self, document: database.Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
@@ -301,7 +300,7 @@ class DocumentWork(DueWork):
 
     # Results
 
-    def _not_written(self, key: Any, meant: datetime | None, now: datetime) -> Result:
+    def _not_written(self, key: Any, meant: datetime | None, now: datetime) -> ItemResult:
         document = self.documents.get(key)
         if document is None:
             return skipped(self.system.reasons.not_found)
@@ -364,7 +363,7 @@ class OwedCalls(DueWork):
         self.leases.release([item.lease], pause=AFTER_PAUSE)
 
 
-def skipped(reason: str) -> Result:
+def skipped(reason: str) -> ItemResult:
     return {"skipped": True, "reason": reason}
 
 

@@ -59,11 +59,11 @@ class Dispatch(DueWork):
         """Record the leader, requeue lost jobs, and lease the due queues."""
         now = self.clock()
         if not self._leads(now):
-            yield DueBatch(found=0, items=[], noted={"refused": 1})
+            yield DueBatch(found=0, items=[], other_counts={"refused": 1})
             return
         reaped = [lost.name for lost in job.executing() if lost.claimed_until <= now and self._reap(lost, now)]
         if reaped:
-            yield DueBatch(found=0, items=[], noted={"reaped": len(reaped)})
+            yield DueBatch(found=0, items=[], other_counts={"reaped": len(reaped)})
             epoch = self._epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(backlog)
@@ -97,12 +97,12 @@ class Dispatch(DueWork):
         """Start a cool-down of one lease duration: the run itself failed, not one of its jobs."""
         self.cool_down(item, pause=self.leases.lease)
 
-    def _take(self, some: Sequence[Due], *, is_by_hand: bool = False) -> DueBatch:
+    def _take(self, some: Sequence[Due], *, is_manual: bool = False) -> DueBatch:
         """Lease the queues; also those dispatched ahead of time for a later job, if a job is due now."""
         now = self.clock()
         if due := [one.lease for one in some if one.due_at <= now]:
             self.leases.end_early(due)
-        return super()._take(some, is_by_hand=is_by_hand)
+        return super()._take(some, is_manual=is_manual)
 
     def sent_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
         """Hold queues for one lease after their time: `end_early` knows them by the end of their lease."""

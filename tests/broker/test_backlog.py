@@ -11,7 +11,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from dev.servers import Valkey
-from queue_manager.broker.queue_length import waiting
+from queue_manager.broker.backlog import waiting
 from queue_manager.core.clock import seconds
 from tests.broker.guard_app import client_app
 from tests.pace import promptly

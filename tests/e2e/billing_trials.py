@@ -14,7 +14,8 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.items import DueItem, Item, Listed, Position, State
 from queue_manager.system import SystemStats
 from services.due_work import Due, DueWork, leases_of
-from tasks.base import ScanReport, fan_out, item_task, scan_task
+from tasks.item import item_task
+from tasks.scan import ScanReport, fan_out, scan_task
 
 
 class Trials(DueWork, Listed):
@@ -27,7 +28,7 @@ class Trials(DueWork, Listed):
             yield Item(id=id_text(trial["_id"]), title="", state=state, position=position, due_at=trial["ends_at"])
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:
-        return self.take_by_hand([item for item in map(_item, _due()) if item.id in ids])
+        return self.take_manually([item for item in map(_item, _due()) if item.id in ids])
 
     def has(self, id: str) -> bool:
         return collection("trials").find_one({"_id": read_id(id, field="id")}) is not None

@@ -90,13 +90,13 @@ def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(cle
     worker_heartbeats.record("newer@here")
     with connect(clean.valkey.url) as client:
         second, _ = client.time()
-        client.zadd(worker_heartbeats.KEY, {"older@there 1": 1000 * (second + 60)})
+        client.zadd(worker_heartbeats.WORKERS_KEY, {"older@there 1": 1000 * (second + 60)})
         result = queue_manager("migrate", "--finish", cwd=tmp_path)
         assert (result.returncode, result.stdout) == (2, "")
         refused = "Nothing was changed, because workers of an older release are online: stop older@there first"
         assert result.stderr == f"queue-manager: {refused}\n"
         assert "claim" in get_room(room)
-        client.zrem(worker_heartbeats.KEY, "older@there 1")
+        client.zrem(worker_heartbeats.WORKERS_KEY, "older@there 1")
     result = queue_manager("migrate", "--finish", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "claim" not in get_room(room)

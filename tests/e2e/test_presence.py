@@ -40,12 +40,15 @@ def test_a_worker_without_events_is_online_until_it_ends(clean: Servers, tmp_pat
 def test_a_worker_shows_the_queues_that_it_consumes(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log", "--queues", "scans,jobs") as process, connect(clean.valkey.url) as client:
         (seen,) = eventually(lambda: worker_heartbeats.online(client), within=10)
-        assert (seen.queues, seen.release) == (("jobs", "scans"), worker_heartbeats.RELEASE)
+        assert (seen.queues, seen.release) == (("jobs", "scans"), worker_heartbeats.OWN_RELEASE)
         assert worker_heartbeats.unconsumed([seen], ["scans", "support-snooze"]) == ["support-snooze"]
         app.control.cancel_consumer("jobs")
         eventually(lambda: [one.queues for one in worker_heartbeats.online(client)] == [("scans",)], within=10)
         process.stop()
-        assert client.exists(worker_heartbeats.KEY, worker_heartbeats.QUEUES_KEY, worker_heartbeats.RELEASES_KEY) == 0
+        assert (
+            client.exists(worker_heartbeats.WORKERS_KEY, worker_heartbeats.QUEUES_KEY, worker_heartbeats.RELEASES_KEY)
+            == 0
+        )
 
 
 def test_a_killed_worker_is_gone_within_15_seconds(

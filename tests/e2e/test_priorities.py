@@ -11,7 +11,7 @@ import redis
 from celery import Celery
 
 from models.database import server_now
-from queue_manager.broker.queue_length import waiting
+from queue_manager.broker.backlog import waiting
 from queue_manager.core.clock import seconds
 from tests.e2e.celery_processes import worker
 from tests.e2e.commands import environment

@@ -76,5 +76,5 @@ def profile() -> Iterator[list[dict[str, Any]]]:
         yield found
     finally:
         database.database().command("profile", 0)
-        found += profiles.find({"ns": f"{database.database().name}.{support_room.NAME}"})
+        found += profiles.find({"ns": f"{database.database().name}.{support_room.ROOMS_COLLECTION}"})
         profiles.drop()

@@ -85,10 +85,10 @@ def fill(name: str, documents: Iterator[dict[str, Any]]) -> None:
 @pytest.mark.usefixtures("clean")
 def test_looking_reads_what_it_shows_and_nothing_else(recorder: Recorder, figure: Callable[[str], None]) -> None:
     now = server_now()
-    fill(support_room.NAME, rooms(now))
+    fill(support_room.ROOMS_COLLECTION, rooms(now))
     fill("agency_websites", sites(now))
     fill(subscription.subscriptions().name, subscriptions())
-    fill(scan_run.NAME, runs(now))
+    fill(scan_run.RUNS_COLLECTION, runs(now))
     work = make_work(server_now, max_queue=IN_FLIGHT + RESTING)
     for item in scan(work)[:RESTING]:
         work.give_up(item, error="boom")

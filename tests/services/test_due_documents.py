@@ -432,8 +432,8 @@ class TestBatch:
         assert all(execute(ours, item)["success"] for item, result in zip(items, results, strict=True) if not result)
 
     def test_system_without_batches_has_no_function_for_many(self, clock: AgingClock) -> None:
-        assert work_on(declare(), clock).many is not None
-        assert work_on(declare(batch=False), clock).many is None
+        assert work_on(declare(), clock).batch_function is not None
+        assert work_on(declare(batch=False), clock).batch_function is None
 
     def test_items_that_fall_due_in_a_moment_are_waited_for(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
@@ -521,13 +521,13 @@ class TestAfter:
         document = {"_id": id, "trial_ends_at": OVER, "plan": "a"}
         assert [replace(one, document={}) for one in calls] == [Written(id=id, due_at=OVER, written_at=T0, document={})]
         assert calls[0].document.items() <= document.items()
-        assert collection(owed.NAME).count_documents({}) == 0
+        assert collection(owed.OWED_COLLECTION).count_documents({}) == 0
 
     def test_nothing_written_is_not_called(self, clock: AgingClock, system: DueDocuments, calls: list[Written]) -> None:
         ours = work_on(system, clock)
         execute(ours, item_of(ours, make_account(status="paid")))
         assert calls == []
-        assert collection(owed.NAME).count_documents({}) == 0
+        assert collection(owed.OWED_COLLECTION).count_documents({}) == 0
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit], ids=["raised", "process died"])
     def test_it_is_called_again_after_an_error_and_a_death(self, clock: AgingClock, error: type[BaseException]) -> None:
@@ -567,7 +567,7 @@ class TestAfter:
     ) -> None:
         ours = work_on(system, clock)
         id = make_account()
-        collection(owed.NAME).insert_one(
+        collection(owed.OWED_COLLECTION).insert_one(
             {"_id": "b", "system": system.name, "at": OVER, "items": [{"id": id, "due_at": OVER}]}
         )
         collection("accounts").delete_one({"_id": id})
@@ -579,7 +579,7 @@ class TestAfter:
         self, clock: AgingClock, system: DueDocuments
     ) -> None:
         calls = work_on(system, clock).owed_calls()
-        collection(owed.NAME).insert_one({"_id": "b", "system": system.name, "at": OVER, "items": []})
+        collection(owed.OWED_COLLECTION).insert_one({"_id": "b", "system": system.name, "at": OVER, "items": []})
         (call,) = scan(calls)
         calls.give_up(call, error="boom")
         assert scan(calls) == []
@@ -591,7 +591,7 @@ class TestAfter:
         items = [item_of(ours, make_account())]
         with commands() as seen:
             ours.execute_batch(items)
-        assert not [one for one in seen if owed.NAME in one]
+        assert not [one for one in seen if owed.OWED_COLLECTION in one]
 
 
 class TestFailure:
@@ -600,7 +600,7 @@ class TestFailure:
         for _ in range(times):
             (item,) = scan(ours)
             ours.give_up(item, error="boom")
-            (record,) = collection(failed_item.NAME).find()
+            (record,) = collection(failed_item.FAILED_ITEMS_COLLECTION).find()
             pauses.append(record["retry_at"] - clock.now)
             assert scan(ours) == []
             clock.advance(pauses[-1])
@@ -614,7 +614,7 @@ class TestFailure:
         pauses = self.fail(ours, 8, clock)
 
         assert [pause / minutes(1) for pause in pauses] == [1, 2, 4, 8, 16, 32, 60, 60]
-        (record,) = collection(failed_item.NAME).find()
+        (record,) = collection(failed_item.FAILED_ITEMS_COLLECTION).find()
         assert record["_id"] == {"system": "trial-end", "id": id}
         assert (record["due_at"], record["error"], record["failures"]) == (OVER, "boom", 8)
         assert get_account(id) == before
@@ -625,7 +625,7 @@ class TestFailure:
         self.fail(ours, 2, clock)
         (item,) = scan(ours)
         execute(ours, item)
-        assert collection(failed_item.NAME).count_documents({}) == 0
+        assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 0
 
     def test_new_due_time_starts_from_none(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
@@ -643,7 +643,9 @@ class TestFailure:
         clock.advance(minutes(1))
         (item,) = scan(others)
         execute(others, item)
-        assert [one["_id"] for one in collection(failed_item.NAME).find()] == [{"system": "trial-end", "id": id}]
+        assert [one["_id"] for one in collection(failed_item.FAILED_ITEMS_COLLECTION).find()] == [
+            {"system": "trial-end", "id": id}
+        ]
 
     def test_hook_may_write_fields_of_its_own(self, clock: AgingClock) -> None:
         told: list[Failure] = []
@@ -675,7 +677,7 @@ class TestFailure:
         with pytest.raises(ValueError, match="in the hook"):
             ours.give_up(item, error="boom")
         assert lease_state(ours, item) == "cooling"
-        assert collection(failed_item.NAME).count_documents({}) == 1
+        assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 1
 
     def test_document_that_is_not_due_any_more_has_none(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
@@ -683,7 +685,7 @@ class TestFailure:
         (item,) = scan(ours)
         collection("accounts").update_one({"_id": id}, EXPIRE)
         ours.give_up(item, error="boom")
-        assert collection(failed_item.NAME).count_documents({}) == 0
+        assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 0
         assert lease_state(ours, item) == "free"
 
 

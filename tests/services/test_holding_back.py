@@ -135,14 +135,14 @@ class TestRate:
     def test_retries_by_hand_come_at_once(self, work: DocumentWork, clock: HandClock) -> None:
         add(30)
         due = list(work.find_due(clock.now))
-        assert [item.eta for item in work.take_by_hand(due)] == [None] * 30
+        assert [item.eta for item in work.take_manually(due)] == [None] * 30
 
 
 class TestPause:
     def test_a_paused_system_dispatches_nothing_until_it_is_resumed(self, work: DocumentWork) -> None:
         add(1)
         leases.pause("calls")
-        assert scan(work) == [DueBatch(found=0, items=[], noted={"paused": 1})]
+        assert scan(work) == [DueBatch(found=0, items=[], other_counts={"paused": 1})]
         assert leases.paused() == {"calls"}
         leases.resume("calls")
         assert len(items_of(scan(work))) == 1
@@ -154,7 +154,7 @@ class TestPause:
 
     def test_calls_of_after_that_are_owed_pause_too(self, work: DocumentWork) -> None:
         leases.pause("calls")
-        assert [batch.noted for batch in work.owed_calls().take_due(Backlog())] == [{"paused": 1}]
+        assert [batch.other_counts for batch in work.owed_calls().take_due(Backlog())] == [{"paused": 1}]
 
 
 class TestDryRun:
@@ -163,7 +163,7 @@ class TestDryRun:
         add(3)
         add(1, T0 + seconds(1))
         for _ in range(2):
-            assert scan(work) == [DueBatch(found=3, items=[], noted={"dry_run": 3})]
+            assert scan(work) == [DueBatch(found=3, items=[], other_counts={"dry_run": 3})]
 
     @pytest.mark.usefixtures("dry_run")
     def test_an_unknown_name_is_refused_at_the_start(self) -> None:

@@ -134,7 +134,7 @@ class TestEligible:
         good = subscribe()
         batches = list(reviews.take_due(Backlog()))
         assert [item.args[2] for batch in batches for item in batch.items] == [str(good["account"])]
-        assert batches[0].noted == {"unreadable": 1}
+        assert batches[0].other_counts == {"unreadable": 1}
         assert str(bad["_id"]) in str(caplog.records[-1].msg)
 
     def test_the_oldest_decides_whose_account_it_is_on_every_run(self, reviews: ReviewRequests) -> None:
@@ -155,7 +155,7 @@ class TestEligible:
         subscribe(metadata={})
         batches = list(reviews.take_due(Backlog()))
         assert [batch.items for batch in batches] == [[], []]
-        assert batches[1].noted == {"without_account": 1}
+        assert batches[1].other_counts == {"without_account": 1}
 
 
 class TestBlocked:

@@ -180,8 +180,8 @@ def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: AgingClock) 
     make_site()
     make_site(details="nonsense")
     stamped, stale = work_on(AGENCY_WEBSITES, clock, batch=10).take_due(Backlog())
-    assert (stamped.found, stamped.noted) == (0, {"stamped": 1})
-    assert (stale.found, stale.noted) == (3, {"finished": 1})
+    assert (stamped.found, stamped.other_counts) == (0, {"stamped": 1})
+    assert (stale.found, stale.other_counts) == (3, {"finished": 1})
 
 
 def test_flag_beside_a_thumbnail_is_cleared_and_does_not_count_as_a_reset_in_a_row(

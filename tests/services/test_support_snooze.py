@@ -567,7 +567,7 @@ class TestExhaustion:
         execute(snooze, again)
 
         assert not {"unsnooze_error", "unsnooze_failures", "unsnooze_retry_at"} & get_room(room).keys()
-        assert collection(failed_item.NAME).count_documents({}) == 0
+        assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 0
 
     def test_new_snooze_under_a_live_lease_wakes_at_its_time(self, snooze: DocumentWork, clock: AgingClock) -> None:
         room = make_room(OVER)

@@ -28,7 +28,7 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from services.due_work import Due, DueItem, DueWork, Limits, leases_of
 from tasks import app
-from tasks.base import item_task
+from tasks.item import item_task
 from tests.eventually import eventually
 
 __all__ = ["app"]
@@ -85,7 +85,7 @@ class Works(DueWork):
         return leases.name(str(args[0]), None)
 
     @property
-    def many(self) -> Callable[[Sequence[DueItem]], Sequence[Any]]:
+    def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]]:
         return self.touch_many
 
     def touch_many(self, items: Sequence[DueItem]) -> list[Any]:

@@ -8,7 +8,7 @@ import redis
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
-from queue_manager.telemetry import counters, history
+from queue_manager.telemetry import counters
 from services import job_queues
 from tasks.job_queues import QUEUE, dispatch_due_jobs
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -21,8 +21,8 @@ from tests.tasks.hand_worker import run, take
 def counted(servers: Servers, name: str) -> dict[str, int]:
     """Return what the last bucket has; a bucket that began meanwhile would make it less."""
     with connect(servers.valkey.url) as client:
-        of_name = history.day(client, [name]).counts[name]
-    return {outcome: sum(of_name[outcome][-2:]) for outcome in history.OUTCOMES}
+        of_name = counters.last_day(client, [name]).counts[name]
+    return {outcome: sum(of_name[outcome][-2:]) for outcome in counters.OUTCOMES}
 
 
 def test_items_are_counted_by_how_they_end(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

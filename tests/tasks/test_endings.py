@@ -9,7 +9,7 @@ from celery import Celery, signals
 from celery.utils.saferepr import saferepr
 
 from queue_manager.batching import completion
-from tasks.base import ItemTask
+from tasks.item import ItemTask
 
 
 class Odd:
@@ -41,7 +41,7 @@ def test_task_with_a_hook_of_its_own_is_run(hook: str) -> None:
     assert completion.has_listeners(task(**{hook: hear}))
 
 
-@pytest.mark.parametrize("signal", completion.SIGNALS, ids=lambda signal: signal.name)
+@pytest.mark.parametrize("signal", completion.TASK_SIGNALS, ids=lambda signal: signal.name)
 def test_task_is_run_where_a_program_listens(signal: signals.Signal) -> None:
     signal.connect(hear)
     try:

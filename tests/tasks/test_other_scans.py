@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,10 +17,12 @@ from models.site import Sites
 from queue_manager.core.clock import hours, seconds, to_iso
 from queue_manager.core.errors import PermanentError, ScanFailed
 from queue_manager.core.settings import settings
+from tasks import item
 from tasks.review_requests import create_review_request, scan_eligible_agencies
-from tasks.stale_thumbnails import QUEUE as SITES
+from tasks.stale_thumbnails import THUMBNAILS_QUEUE as SITES
 from tasks.stale_thumbnails import log_resets, reset_stale_thumbnail, scan_stale_thumbnails
 from tests.real_servers import Servers
+from tests.rooms import T0
 from tests.tasks.hand_worker import run, take, waiting_messages
 
 REVIEWS = "review-request-pulse"
@@ -76,11 +78,11 @@ class TestReviewRequests:
 
         monkeypatch.setattr(pulse, "create", away)
         for wait in (2, 4):
-            began = datetime.now(UTC)
-            assert isinstance(run(take(broker, REVIEWS)), Retry)
+            with monkeypatch.context() as patched:
+                patched.setattr(item, "estimated_now", lambda: T0)
+                assert isinstance(run(take(broker, REVIEWS)), Retry)
             (again,) = waiting_messages(broker, REVIEWS)
-            assert again.eta is not None
-            assert began <= again.eta - seconds(wait) <= datetime.now(UTC)
+            assert again.eta == T0 + seconds(wait)
         assert isinstance(run(take(broker, REVIEWS)), AutoReconnect)
         monkeypatch.undo()
         assert scan_eligible_agencies()["found"] == 1

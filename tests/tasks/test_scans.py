@@ -19,7 +19,7 @@ from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.core.settings import settings
 from services.due_documents.work import DocumentWork
 from services.due_work import Backlog, DueBatch
-from tasks import base
+from tasks import scan as scan_module
 from tasks.support_snooze import scan_expired_snoozes
 from tests.real_servers import Servers
 from tests.room_lease import lease
@@ -110,7 +110,7 @@ def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
 ) -> None:
     with_settings(QM_CLAIM_BATCH="2")
     rooms = [make_room(server_now() - minutes(age)) for age in (6, 5, 4, 3, 2, 1)]
-    publish, calls = base.publish, []
+    publish, calls = scan_module.publish, []
 
     def second_fails(*args: object) -> None:
         calls.append(args)
@@ -118,7 +118,7 @@ def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
             raise error
         publish(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(base, "publish", second_fails)
+    monkeypatch.setattr(scan_module, "publish", second_fails)
     with pytest.raises(ScanFailed, match=f"2 items could not be sent: {error}"):
         scan_expired_snoozes()
 

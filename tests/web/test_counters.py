@@ -58,7 +58,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
 def test_an_outage_is_logged_once_and_counting_comes_back(
     own: Valkey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counters, "RETRY_DELAY", 0)  # each of the calls tries
+    monkeypatch.setattr(counters, "COUNT_RETRY_DELAY", 0)  # each of the calls tries
     caplog.set_level(logging.INFO, logger="queue_manager.QM/counters")
     counters.add("items", {"done": 1})
     own.kill()
@@ -74,7 +74,7 @@ def test_an_outage_is_logged_once_and_counting_comes_back(
 def test_a_redis_that_hangs_is_waited_for_once(own: Valkey) -> None:
     os.kill(own.pid, signal.SIGSTOP)
     try:
-        with promptly(2 * counters.REDIS_TIMEOUT):
+        with promptly(2 * counters.COUNT_TIMEOUT):
             for _ in range(100):
                 counters.add("items", {"done": 1})
     finally:

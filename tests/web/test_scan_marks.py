@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from models import scan_mark
+from models import scan_run
 from models.database import collection
 from queue_manager.core.clock import minutes, seconds
 from tests.rooms import T0
@@ -16,45 +16,45 @@ SCAN = "tasks.some.scan"
 
 
 def test_a_scan_runs_from_its_beginning_to_its_end() -> None:
-    assert not scan_mark.is_running(SCAN, now=T0)
-    scan_mark.begin(SCAN, "a", now=T0)
-    assert scan_mark.is_running(SCAN, now=T0)
-    assert not scan_mark.is_running("tasks.other.scan", now=T0)
-    scan_mark.end(SCAN, "a")
-    assert not scan_mark.is_running(SCAN, now=T0)
+    assert not scan_run.is_running(SCAN, now=T0)
+    scan_run.begin(SCAN, "a", now=T0)
+    assert scan_run.is_running(SCAN, now=T0)
+    assert not scan_run.is_running("tasks.other.scan", now=T0)
+    scan_run.end(SCAN, "a")
+    assert not scan_run.is_running(SCAN, now=T0)
 
 
 def test_a_crashed_scan_blocks_until_its_lease_ends() -> None:
-    scan_mark.begin(SCAN, "crashed", now=T0)
-    assert not scan_mark.try_begin(SCAN, "b", now=T0 + minutes(5) - seconds(1))
-    assert scan_mark.try_begin(SCAN, "b", now=T0 + minutes(5))
+    scan_run.begin(SCAN, "crashed", now=T0)
+    assert not scan_run.try_begin(SCAN, "b", now=T0 + minutes(5) - seconds(1))
+    assert scan_run.try_begin(SCAN, "b", now=T0 + minutes(5))
 
 
 def test_runs_may_overlap_and_each_ends_its_own_mark_only() -> None:
-    scan_mark.begin(SCAN, "a", now=T0)
-    scan_mark.begin(SCAN, "b", now=T0)
-    scan_mark.end(SCAN, "a")
-    assert scan_mark.is_running(SCAN, now=T0)
-    scan_mark.end(SCAN, "b")
-    assert scan_mark.try_begin(SCAN, "c", now=T0)
+    scan_run.begin(SCAN, "a", now=T0)
+    scan_run.begin(SCAN, "b", now=T0)
+    scan_run.end(SCAN, "a")
+    assert scan_run.is_running(SCAN, now=T0)
+    scan_run.end(SCAN, "b")
+    assert scan_run.try_begin(SCAN, "c", now=T0)
 
 
 def test_of_many_that_try_at_once_one_begins() -> None:
     with ThreadPoolExecutor(8) as threads:
-        begun = list(threads.map(lambda token: scan_mark.try_begin(SCAN, token, now=T0), "abcdefgh"))
+        begun = list(threads.map(lambda token: scan_run.try_begin(SCAN, token, now=T0), "abcdefgh"))
     assert begun.count(True) == 1
 
 
 def test_the_scan_takes_over_the_mark_of_its_trigger() -> None:
-    assert scan_mark.try_begin(SCAN, "task id", now=T0, lease=seconds(10))
-    scan_mark.begin(SCAN, "task id", now=T0 + seconds(9))
-    assert scan_mark.is_running(SCAN, now=T0 + seconds(60))
-    scan_mark.end(SCAN, "task id")
-    assert not scan_mark.is_running(SCAN, now=T0 + seconds(60))
+    assert scan_run.try_begin(SCAN, "task id", now=T0, lease=seconds(10))
+    scan_run.begin(SCAN, "task id", now=T0 + seconds(9))
+    assert scan_run.is_running(SCAN, now=T0 + seconds(60))
+    scan_run.end(SCAN, "task id")
+    assert not scan_run.is_running(SCAN, now=T0 + seconds(60))
 
 
 def test_marks_that_ended_are_cleared_away_and_tokens_are_no_expressions() -> None:
     for number in range(5):
-        scan_mark.begin(SCAN, f"$token{number}", now=T0 + minutes(10 * number))
-    (document,) = collection(scan_mark.NAME).find()
+        scan_run.begin(SCAN, f"$token{number}", now=T0 + minutes(10 * number))
+    (document,) = collection(scan_run.MARKS_COLLECTION).find()
     assert [run["token"] for run in document["runs"]] == ["$token4"]

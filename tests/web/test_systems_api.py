@@ -15,14 +15,14 @@ import pytest
 
 from beat_schedule import SYSTEMS
 from dev.servers import Mongo, Valkey
-from models import scan_mark, scan_run
+from models import scan_run
 from models.database import server_now
 from queue_manager.beat import next_runs
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
-from queue_manager.telemetry import counters, history, worker_heartbeats
+from queue_manager.telemetry import counters, worker_heartbeats
 from tests.e2e.celery_processes import CeleryProcess
 from tests.eventually import eventually
 from tests.pace import promptly
@@ -130,7 +130,7 @@ def test_the_last_minute_and_the_last_day_are_counted(clean: Servers, process: W
         minute = client.time()[0] // 60
         for ago, done in ((1, 4), (2, 50), (10, 600), (24 * 60 + 20, 7000)):
             at = minute - ago
-            client.hset(f"{history.key(QUEUE)}{at // 10}", f"done:{at % 10}", done)
+            client.hset(f"{counters.history_key(QUEUE)}{at // 10}", f"done:{at % 10}", done)
     counters.items(QUEUE, {"done": 1, "failed": 2, "retried": 3})
     day = get(process, "/overview/history")
     of_rooms = day["systems"]["support-snooze"]
@@ -145,7 +145,7 @@ def test_the_last_minute_and_the_last_day_are_counted(clean: Servers, process: W
 def test_the_history_of_a_day_expires_soon_after_it(clean: Servers) -> None:
     counters.items(QUEUE, {"done": 1})
     with connect(clean.valkey.url) as client:
-        (key,) = client.scan_iter(f"{history.key(QUEUE)}*")
+        (key,) = client.scan_iter(f"{counters.history_key(QUEUE)}*")
         assert 24 * 3600 < client.ttl(key) < 25 * 3600
         assert counters.read(client, [QUEUE]) == {QUEUE: {"done": 1}}
 
@@ -184,7 +184,7 @@ def test_a_cursor_that_is_none_is_422(cursor: str, clean: Servers, process: Web)
 def test_the_schedule_shows_every_scan(clean: Servers, process: Web) -> None:
     now = server_now()
     lead(clean.valkey.url, support_snooze=(now + seconds(5)).timestamp())
-    scan_mark.begin(SCAN, "a run", now=now)
+    scan_run.begin(SCAN, "a run", now=now)
     for number in range(12):
         scan_run.record(SCAN, {**RUN, "found": number}, error="boom" if number == 11 else None, now=now)
     body = get(process, "/schedule")
@@ -275,4 +275,4 @@ def test_what_is_away_is_null_and_said(lonely: Lonely) -> None:
 def presence_of(url: str, member: str, ago: timedelta = timedelta(0)) -> None:
     with connect(url) as client:
         now, micros = client.time()
-        client.zadd(worker_heartbeats.KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})
+        client.zadd(worker_heartbeats.WORKERS_KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})

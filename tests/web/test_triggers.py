@@ -12,7 +12,7 @@ import redis
 
 from beat_schedule import SYSTEMS
 from dev.ports import free_port
-from models import scan_mark
+from models import scan_run
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from queue_manager.system import System
@@ -71,16 +71,16 @@ def test_an_unknown_job_is_404_with_the_known_ones(hooked: Web) -> None:
 
 
 def test_a_scan_that_runs_is_not_joined(clean: Servers, hooked: Web) -> None:
-    scan_mark.begin(TASK, "beat sent this", now=server_now())
+    scan_run.begin(TASK, "beat sent this", now=server_now())
     assert hooked.post(SNOOZE).status == 409
-    scan_mark.end(TASK, "beat sent this")
+    scan_run.end(TASK, "beat sent this")
     assert hooked.post(SNOOZE).status == 202
 
 
 def test_a_message_that_nobody_takes_blocks_no_longer_than_it_lives(clean: Servers, hooked: Web) -> None:
     hooked.post(SNOOZE)
     # One second more, because two processes know the server's clock to within a round trip.
-    assert not scan_mark.is_running(TASK, now=server_now() + seconds(11))
+    assert not scan_run.is_running(TASK, now=server_now() + seconds(11))
 
 
 def test_another_sites_page_may_not_trigger(clean: Servers, hooked: Web) -> None:
@@ -103,7 +103,7 @@ def test_a_broker_that_is_away_is_503_and_leaves_no_mark(clean: Servers, tmp_pat
     assert (answer.status, answer.body["error"]) == (503, "unavailable")
     assert answer.body["message"].startswith("The broker at redis://")
     assert "s3cret" not in answer.text + process.log
-    assert collection(scan_mark.NAME).find_one({"runs.0": {"$exists": True}}) is None
+    assert collection(scan_run.MARKS_COLLECTION).find_one({"runs.0": {"$exists": True}}) is None
 
 
 def test_a_mongodb_that_is_away_is_503(servers: Servers, tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from redis import Redis
 from beat_schedule import systems
 from models.due_documents import COUNTED
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
-from queue_manager.broker import queue_length
+from queue_manager.broker import backlog
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System, item_queues
-from queue_manager.telemetry import counters, history
+from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Totals
 from queue_manager.web.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
 from services.job_queues import jobs_by_state
@@ -102,7 +102,7 @@ def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
 def _items(totals: dict[str, Totals]) -> Metric:
     items = CounterMetricFamily("queue_manager_items", "Attempts at items by outcome.", labels=["system", "outcome"])
     for system, of_system in totals.items():
-        for outcome in history.OUTCOMES:
+        for outcome in counters.OUTCOMES:
             items.add_metric([system, outcome], of_system.get(outcome, 0))
     return items
 
@@ -112,9 +112,9 @@ def _from_broker() -> Iterator[Metric]:
     waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages that wait in the queue.", labels=["queue"])
     with broker() as connection:
         for queue in queues:
-            waiting.add_metric([queue], queue_length.length_on(connection, queue))
-        unacked = queue_length.unacknowledged_on(connection)
-        dead = queue_length.dead_letters_on(connection)
+            waiting.add_metric([queue], backlog.length_on(connection, queue))
+        unacked = backlog.unacknowledged_on(connection)
+        dead = backlog.dead_letters_on(connection)
     yield waiting
     if unacked is not None:
         yield GaugeMetricFamily("queue_manager_unacked_messages", "Messages that workers hold.", value=unacked)

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from beat_schedule import systems
-from models import scan_mark
+from models import scan_run
 from models.database import server_now
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -66,18 +66,17 @@ def trigger(path: str) -> TriggeredScan:
 def _mark(system: System, token: str) -> None:
     """Mark the scan as running. The scan renews the mark of its task id, and removes it at its end."""
     # A message that no worker takes expires after one period, and must not block the next trigger for longer.
-    lease = min(scan_mark.LEASE, system.period(settings()))
+    lease = min(scan_run.MARK_LEASE, system.period(settings()))
     with mongodb():
-        if not scan_mark.try_begin(system.scan_task, token, now=server_now(), lease=lease):
-            raise ApiError(
-                HTTPStatus.CONFLICT, "already running", f"The scan {system.name} is running; try again later"
-            )
+        if not scan_run.try_begin(system.scan_task, token, now=server_now(), lease=lease):
+            message = f"The scan {system.name} is running; try again later"
+            raise ApiError(HTTPStatus.CONFLICT, "already running", message)
 
 
 def _unmark(system: System, token: str) -> None:
     try:
         with mongodb():
-            scan_mark.end(system.scan_task, token)
+            scan_run.end(system.scan_task, token)
     except Unavailable as error:
         log.warning("The mark of a scan that was not sent stays until its lease ends", error=reason(error))
 

@@ -27,7 +27,7 @@ from queue_manager.web.routes.systems.schemas import RetriedItems, Sent, SentTas
 from queue_manager.web.server_calls import Unavailable, broker, mongodb
 from services.due_work import DueItem
 from tasks import app
-from tasks.base import ItemTask
+from tasks.item import ItemTask
 
 MAX_RETRIED = 1_000
 """Items that one request sends."""
@@ -103,7 +103,7 @@ def _release(system: System, taken: Sequence[DueItem]) -> None:
 
 def _hold(system: System, taken: Sequence[DueItem]) -> None:
     try:
-        _task(system).work().sent_by_hand(taken)
+        _task(system).work().sent_manually(taken)
     except Unavailable as error:
         log.warning("Items that were sent are held for one lease only", items=len(taken), error=reason(error))
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from anyio import to_thread
 
 from beat_schedule import systems
-from models import scan_mark, scan_run
+from models import scan_run
 from models.database import server_now
 from models.due_documents import COUNTED
 from queue_manager.beat import next_runs
@@ -35,7 +35,7 @@ from queue_manager.health import (
     problems_of_scan,
 )
 from queue_manager.system import System, SystemStats
-from queue_manager.telemetry import history
+from queue_manager.telemetry import counters
 from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.routes.systems.cache import CachedAnswer
 from queue_manager.web.routes.systems.schemas import Leader, OnlineWorker, Overview, ScanRun, Servers, SystemState
@@ -132,7 +132,7 @@ def _redis() -> InRedis:
     with redis_server() as client:
         return InRedis(
             processes=Processes.read(client),
-            last_minute=history.last_minute(client, counted()),
+            last_minute=counters.last_minute(client, counted()),
             next_runs=next_runs.next_runs(client, [system.name for system in systems()]),
         )
 
@@ -148,7 +148,7 @@ def _mongodb() -> InMongoDB:
             now=now,
             last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
             errors=scan_run.errors(now - hours(24)),
-            running=scan_mark.running(now=now),
+            running=scan_run.running(now=now),
         )
 
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from beat_schedule import systems
-from models import listing, scan_mark, scan_run
+from models import listing, scan_run
 from models.database import server_now
 from queue_manager.beat import next_runs
 from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
 from queue_manager.core.settings import settings
-from queue_manager.telemetry import history
+from queue_manager.telemetry import counters
 from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
@@ -42,10 +42,10 @@ async def overview(request: Request) -> Overview:
 def overview_history() -> History:
     """Return how many items ended in the last 24 hours, by outcome, in buckets of ten minutes."""
     with redis_server() as client:
-        day = history.day(client, counted())
+        day = counters.last_day(client, counted())
     return History(
         server_time=own_now(),
-        bucket_seconds=history.BUCKET_SECONDS,
+        bucket_seconds=counters.BUCKET_SECONDS,
         begins_at=day.begins_at,
         systems={one.name: None if one.counted_as is None else day.counts[one.counted_as] for one in systems()},
     )
@@ -75,7 +75,7 @@ def scans(
     shown, has_more = found[:limit], len(found) > limit
     return Scans(
         scans=[_scan(run) for run in shown],
-        cursor=cursors.encode(listing.position(shown[-1], scan_run.ORDER), of=system.name) if has_more else None,
+        cursor=cursors.encode(listing.position(shown[-1], scan_run.RUN_ORDER), of=system.name) if has_more else None,
         server_time=now,
     )
 
@@ -88,7 +88,7 @@ def schedule() -> Schedule:
         next_at_of = next_runs.next_runs(client, [system.name for system in systems()]) if leader is not None else {}
     with mongodb():
         now = server_now()
-        running = scan_mark.running(now=now)
+        running = scan_run.running(now=now)
         entries = []
         for system in systems():
             is_on = system.is_on(settings())

@@ -1,11 +1,13 @@
-"""How many messages are in the broker."""
+"""How many messages wait in the broker, and how many more a scan may send."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 from kombu import Connection
 from kombu.transport import redis
@@ -18,6 +20,63 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 404  # AMQP's code for a queue that does not exist
 JUST_DELIVERED = seconds(5)  # a worker renews the leases of what it received well within this time
+POLL_INTERVAL = 0.02  # seconds
+STALLED_AFTER = 1.0  # seconds without a message taken, after which the next scan is soon enough
+
+
+class Backlog:
+    """The messages of one queue: how many wait for a worker, and how many more a scan may send.
+
+    It waits for workers that keep up, and ends the scan when they do not.
+
+    Args:
+        waiting: messages when the scan begins, including those that a worker received only just now.
+        length: counts the messages in the queue; by default, none of them is taken during the scan.
+        time_left: after which the scan ends even if items are left; its first batch is always sent.
+    """
+
+    def __init__(
+        self, waiting: int = 0, *, length: Callable[[], int] | None = None, time_left: timedelta = timedelta.max
+    ) -> None:
+        self.waiting = waiting
+        self._expected = waiting
+        self._length = length
+        self._ends_at = time.monotonic() + time_left.total_seconds()
+        self._has_sent = self._is_stalled = False
+
+    @classmethod
+    def of_queue(cls, app: Celery, queue: str, *, time_left: timedelta) -> Self:
+        """Return the backlog of a Celery queue. Raises like `waiting`, and so does `room`."""
+        return cls(waiting(app, queue), length=partial(length, app, queue), time_left=time_left)
+
+    def room(self, limit: int, *, at_least: int = 1) -> int:
+        """Return how many more messages may be sent so that at most `limit` wait; 0 ends the scan.
+
+        The queue is counted again only if there may be no room for `at_least` messages.
+        """
+        if self._is_stalled or (self._has_sent and time.monotonic() > self._ends_at):
+            return 0
+        wanted = min(at_least, limit // 2 or 1)
+        if limit - self._expected < wanted and self._length is not None:
+            self._expected = self._wait_until_at_most(limit - wanted, self._length)
+        return max(limit - self._expected, 0)
+
+    def add(self, count: int) -> None:
+        """Count messages that are sent now."""
+        self._expected += count
+        self._has_sent = True
+
+    def _wait_until_at_most(self, wanted: int, count: Callable[[], int]) -> int:
+        """Wait until at most `wanted` messages are in the queue, as long as workers take some; return how many are."""
+        now_there = fewest = count()
+        fell_at = time.monotonic()
+        while now_there > wanted and (now := time.monotonic()) < min(self._ends_at, fell_at + STALLED_AFTER):
+            time.sleep(POLL_INTERVAL)
+            now_there = count()
+            if now_there < fewest:
+                fewest, fell_at = now_there, now
+        self._is_stalled = now_there > wanted
+        return now_there
 
 
 def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVERED) -> int:

@@ -1,0 +1,195 @@
+"""Scan tasks: each finds what is due, sends one message an item, records what it did, and raises if anything failed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from celery import Task, current_task
+from kombu.exceptions import BatchPublishError, OperationalError
+
+from beat_schedule import systems
+from models import scan_run
+from models.database import server_now, within
+from queue_manager.batching.publish import publish
+from queue_manager.beat import scan_ticks
+from queue_manager.broker.backlog import Backlog
+from queue_manager.broker.unacked import LOST
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import ScanFailed, reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.system import SCANS_QUEUE
+from queue_manager.telemetry import counters
+from services.due_work import DueBatch, DueWork
+from tasks.app import app
+from tasks.item import EXPECTED, ItemTask, current_token
+
+UNCERTAIN = (OperationalError, BatchPublishError, *LOST)
+"""After these the broker may have the messages all the same."""
+MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
+RECORD_TIMEOUT = seconds(1)  # a scan waits no longer to record what only people read
+
+
+log = get_logger("QM/tasks")
+
+
+@dataclass(kw_only=True)
+class ScanReport:
+    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent, `other_counts` were seen, too.
+
+    `details` are returned and not recorded.
+    """
+
+    found: int = 0
+    claimed: int = 0
+    enqueued: int = 0
+    errors: list[str] = field(default_factory=list)
+    other_counts: Counter[str] = field(default_factory=Counter)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, other: ScanReport) -> None:
+        """Add what another part of the scan did."""
+        self.found += other.found
+        self.claimed += other.claimed
+        self.enqueued += other.enqueued
+        self.errors += other.errors
+        self.other_counts.update(other.other_counts)
+
+    def figures(self) -> dict[str, int]:
+        return {
+            **self.other_counts,
+            "found": self.found,
+            "claimed": self.claimed,
+            "enqueued": self.enqueued,
+            "errors": len(self.errors),
+        }
+
+
+class ScanTask(Task):
+    """Runs a scan once. It is neither acknowledged late nor retried: the next period is the retry."""
+
+    abstract = True
+    queue_name = SCANS_QUEUE
+    acks_late = False
+    max_retries = 0
+    throws = (ScanFailed,)  # each of its errors is logged already
+    initiator: str
+    sent: str
+    failed: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.HEADER)):
+            log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
+            return {"skipped": True}
+        started = time.monotonic()
+        with self._marked():
+            try:
+                report = self.run(*args, **kwargs)
+            except Exception as error:
+                report = ScanReport(errors=[describe(error)])
+        duration_ms = round((time.monotonic() - started) * 1000)
+        run = {**report.figures(), "duration_ms": duration_ms}
+        scan_log = get_logger(self.initiator)
+        self._record(run, report)
+        counters.scan(self.name, run)
+        if report.enqueued:
+            scan_log.info(self.sent, **run)
+        for message in report.errors:
+            scan_log.error(self.failed, error=message)
+        if report.errors:
+            raise ScanFailed(f"{len(report.errors)} of the scan's steps failed; the first: {report.errors[0]}")
+        return {**run, **report.details}
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Show that the scan runs, so that nobody starts it by hand meanwhile."""
+        token = current_token()
+        self._try_to_mark(lambda: scan_run.begin(self.name, token, now=server_now()))
+        try:
+            yield
+        finally:
+            self._try_to_mark(lambda: scan_run.end(self.name, token))
+
+    def _try_to_mark(self, mark: Callable[[], None]) -> None:
+        try:
+            with within(RECORD_TIMEOUT):
+                mark()
+        except Exception as error:
+            # The mark is for people; a scan that MongoDB fails says so itself.
+            log.warning("The scan could not be marked as running", scan=self.name, error=reason(error))
+
+    def _record(self, run: dict[str, int], report: ScanReport) -> None:
+        try:
+            with within(RECORD_TIMEOUT):
+                scan_run.record(self.name, run, error=next(iter(report.errors), None), now=server_now())
+        except Exception as error:
+            # The record only informs: an error while writing it must not fail the scan.
+            log.warning("The run could not be recorded", scan=self.name, error=reason(error))
+
+
+def scan_task(
+    *, initiator: str, sent: str, failed: str, name: str | None = None
+) -> Callable[[Callable[[], ScanReport]], ScanTask]:
+    """Make a scan of a function that returns its `ScanReport`.
+
+    Args:
+        initiator: who the log lines are from.
+        sent: the line logged when items were sent.
+        failed: the line logged for each error.
+        name: the registered name; by default the module and the name of the function.
+    """
+    return app.task(base=ScanTask, initiator=initiator, sent=sent, failed=failed, name=name)
+
+
+def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
+    """Claim what is due and send one `task` an item, batch by batch; one work that fails does not stop the next.
+
+    A batch that the broker refused is released at once, and the rest goes on. One whose delivery is uncertain keeps its
+    leases, and is dispatched again when they end.
+    """
+    report = ScanReport()
+    for work in works:
+        try:
+            for batch in work.take_due(Backlog.of_queue(app, task.queue_name, time_left=_time_of_scan())):
+                report.found += batch.found
+                report.claimed += len(batch.items)
+                report.other_counts.update(batch.other_counts)
+                _send(task, work, batch, report)
+        except Exception as error:
+            report.errors.append(describe(error))
+    return report
+
+
+def _time_of_scan() -> timedelta:
+    """Return how long the running scan may take: it ends before its next tick."""
+    name = current_task.name if current_task else ""
+    periods = [system.period(settings()) for system in systems() if system.scan_task == name]
+    return min([0.9 * period for period in periods] + [MAX_SCAN])
+
+
+def describe(error: Exception) -> str:
+    """Return an error as one line. The stack of an unexpected one is logged here, once."""
+    said = f"{type(error).__name__}: {reason(error)}"
+    if not isinstance(error, EXPECTED):
+        log.error("Unexpected error in a scan", error=said, exc_info=error)
+    return said
+
+
+def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) -> None:
+    try:
+        with app.producer_pool.acquire(block=True, timeout=10) as producer:
+            publish(task, batch.items, producer)
+    except Exception as error:
+        describe(error)
+        report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
+        if not isinstance(error, UNCERTAIN):
+            work.release(batch.items)
+        return
+    report.enqueued += len(batch.items)
+    work.sent(batch)
