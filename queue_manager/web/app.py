@@ -1,4 +1,4 @@
-"""The ASGI application of the `web` process, put together."""
+"""The ASGI application of the `web` process, assembled from its parts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from models import database
 from queue_manager.core.settings import Settings
 from queue_manager.web import auth
 from queue_manager.web.http import exception_handlers
-from queue_manager.web.http.boundary import Boundary
-from queue_manager.web.http.head import Head
+from queue_manager.web.http.middleware import HeadMiddleware, SecurityMiddleware
 from queue_manager.web.live.socketio_server import Live
 from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, systems, triggers
 from tasks.registration import require_tasks
@@ -25,21 +24,21 @@ from tasks.registration import require_tasks
 def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     """Return the application. It connects to nothing until it is started.
 
-    `ending` is set when the process is told to end; long polls are answered then.
+    `ending` is set when the process shuts down; long polls are answered then.
 
     Raises:
         ConfigurationError: the keys, a system, or a module of `JOBS_IMPORTS` are wrong.
     """
     require_tasks()
     api = api_of(chosen, ending)
-    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=Head(auth.Journal(api)))
-    return Boundary(application, local_only=not chosen.has_credentials)
+    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=HeadMiddleware(auth.AuditLogMiddleware(api)))
+    return SecurityMiddleware(application, local_only=not chosen.has_credentials)
 
 
 def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
-    """Return what answers HTTP. Raises like `create`; `LookupError`: a route has no rule."""
-    credentials = auth.Credentials(chosen)
-    live = Live(chosen, credentials)
+    """Return the HTTP application. Raises like `create`; `LookupError`: a route has no role."""
+    authenticator = auth.Authenticator(chosen)
+    live = Live(chosen, authenticator)
     background = messages.Background(ending) if chosen.qm_message_queue else None
     job_feed = jobs.Feed(ending) if chosen.runs_jobs else None
     overview = systems.OverviewBroadcaster(systems.read_overview, ending)
@@ -48,7 +47,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.callback(database.close)
-            await stack.enter_async_context(credentials.refreshing())
+            await stack.enter_async_context(authenticator.refreshing())
             await live.start()
             stack.push_async_callback(live.stop)
             if background is not None:
@@ -69,10 +68,10 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     )
     api.state.live = live
     exception_handlers.install(api)
-    auth.install(api, credentials)
+    auth.install(api, authenticator)
     systems.install(api, overview)
     _install(api, chosen, background, job_feed)
-    list(auth.rules(api))  # every route has one
+    list(auth.required_roles(api))  # every route has one
     return api
 
 

@@ -1,14 +1,18 @@
-"""HTML from the templates in `templates`. Values are escaped: they are text, never markup."""
+"""HTML pages from the templates in `templates`. Values are escaped."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from beat_schedule import systems
+from queue_manager.system import SCHEDULE_PAGE
+from queue_manager.web.auth.authentication import Principal
 from queue_manager.web.http.responses import NO_STORE
 
 _templates = Environment(
@@ -20,6 +24,22 @@ _templates = Environment(
 )
 
 
+class Link(NamedTuple):
+    path: str
+    title: str
+
+
 def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
-    """Return the page that `template` makes of `values`. It says who looks, so no cache may show it to the next one."""
+    """Return a page. Caches must not store it, because it depends on the principal."""
     return HTMLResponse(_templates.get_template(template).render(values), status_code=status, headers=NO_STORE)
+
+
+def rendered_page(
+    template: str, request: Request, principal: Principal | None, *, status: HTTPStatus = HTTPStatus.OK, **values: Any
+) -> HTMLResponse:
+    """Return a page with the navigation and the principal, `None` if nobody is authenticated."""
+    of_systems = [Link(system.page, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
+    pages = [Link("/", "Overview"), *of_systems, Link(SCHEDULE_PAGE, "Schedule")]
+    path = request.url.path
+    here = next((page.path for page in pages[1:] if f"{path}/".startswith(f"{page.path}/")), path)
+    return rendered(template, status=status, nav=pages, here=here, principal=principal, **values)

@@ -1,7 +1,6 @@
 """`queue-manager web`: the application on uvicorn, until SIGTERM or Ctrl-C.
 
-Guarantee: it ends within about 2 s, also while clients are connected; without keys it listens on
-loopback only.
+Guarantee: it stops within about 2 s, also while clients are connected; without keys it listens on loopback only.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import OUTAGES, require_server
 from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.web.app import create
-from queue_manager.web.http.boundary import is_loopback
+from queue_manager.web.http.middleware import is_loopback
 from services import message_queue
 
-GRACE = 1  # seconds for what is under way when it is told to end
+SHUTDOWN_TIMEOUT = 1  # seconds for running requests
 
 log = logging.get_logger("QM/web")
 
 
 def serve(*, host: str, port: int) -> None:
-    """Serve until told to end.
+    """Serve until the process is stopped.
 
     Raises:
-        ConfigurationError: others could reach it without a key, the keys are wrong, or the queue's server is too old.
+        ConfigurationError: others could reach it without a key, the keys are invalid, or the queue's server is too old.
     """
     chosen = settings()
-    _refuse_open_house(host, chosen)
+    _require_keys_or_loopback(host, chosen)
     logging.configure(level=chosen.qm_log_level, form=chosen.qm_log_format)
     stdlib_logging.captureWarnings(True)
     stdlib_logging.getLogger("uvicorn.error").addFilter(_without_query)
     if chosen.qm_message_queue:
-        _refuse_old_server(message_queue.server_url())
+        _require_recent_server(message_queue.server_url())
     for warning in warnings():
         log.warning(warning)
     ending = asyncio.Event()
@@ -53,16 +52,16 @@ def serve(*, host: str, port: int) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
     )
-    # uvicorn ends in order at the first signal, and then raises it again.
+    # uvicorn shuts down at the first signal and then raises it again.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with suppress(KeyboardInterrupt):
         _Server(config, ending).run()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which tells the application at once that it is to end: the lifespan hears of it after all clients."""
+    """Sets `ending` as soon as the shutdown begins; the lifespan ends only after all clients have disconnected."""
 
     def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
         super().__init__(config)
@@ -74,13 +73,13 @@ class _Server(uvicorn.Server):
 
 
 def _without_query(record: stdlib_logging.LogRecord) -> bool:
-    """Cut the query off the path of a WebSocket: clients send keys and tokens in it, though none is read there."""
+    """Remove the query from the logged path of a WebSocket: clients may send keys and tokens in it."""
     if "WebSocket" in str(record.msg) and isinstance(record.args, tuple):
         record.args = tuple(arg.partition("?")[0] if isinstance(arg, str) else arg for arg in record.args)
     return True
 
 
-def _refuse_open_house(host: str, chosen: Settings) -> None:
+def _require_keys_or_loopback(host: str, chosen: Settings) -> None:
     if not is_loopback(host) and not chosen.has_credentials:
         raise ConfigurationError(
             f"--host {host}: without QM_API_KEYS anybody could use it, so it must be a loopback address, such as "
@@ -88,9 +87,9 @@ def _refuse_open_house(host: str, chosen: Settings) -> None:
         )
 
 
-def _refuse_old_server(url: str) -> None:
+def _require_recent_server(url: str) -> None:
     try:
         require_server(url)
     except OUTAGES as error:
-        # The pages say so, and work again when it is back.
+        # The pages show the outage, and recover from it.
         log.warning(f"The queue's server at {redact_url(url)} does not answer yet", error=reason(error))

@@ -1,4 +1,4 @@
-"""Asking MongoDB and Redis while somebody waits for an HTTP answer: bounded, and with one error for both."""
+"""Calls of MongoDB, Redis and the broker during an HTTP request: bounded in time, with one error for all of them."""
 
 from __future__ import annotations
 
@@ -7,38 +7,50 @@ from contextlib import contextmanager
 
 import pymongo
 import redis
+from kombu import Connection
+from kombu.exceptions import OperationalError
 from pymongo.errors import OperationFailure
 
 from models import database
+from queue_manager.broker.options import timeouts
 from queue_manager.core.errors import Unavailable as Unavailable
 from queue_manager.core.errors import reason
 from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import redact_url, settings
+from tasks import app
 
-MONGO_PATIENCE = 2.5  # seconds for everything asked in one `mongodb()`
-REDIS_PATIENCE = 2.0  # seconds for each command
+MONGODB_CALL_TIMEOUT = 2.5  # seconds for all calls within one `mongodb()`
+REDIS_CALL_TIMEOUT = 2.0  # seconds for each command
 
-_client = PerProcess(lambda: make_client(settings().redis_url, decode_responses=True, socket_timeout=REDIS_PATIENCE))
+_client = PerProcess(
+    lambda: make_client(settings().redis_url, decode_responses=True, socket_timeout=REDIS_CALL_TIMEOUT)
+)
 
 
 @contextmanager
 def mongodb() -> Iterator[None]:
     """Limit the total time of MongoDB calls in the block. Raises `Unavailable` for errors of the driver."""
     try:
-        with pymongo.timeout(MONGO_PATIENCE):
+        with pymongo.timeout(MONGODB_CALL_TIMEOUT):
             yield
     except OperationFailure as error:
-        raise Unavailable(_refused(error)) from error
+        raise Unavailable(_refusal(error)) from error
     except database.Error as error:
         url = redact_url(settings().mongo_db_url)
         raise Unavailable(f"MongoDB at {url} does not answer ({reason(error)})") from error
 
 
-def _refused(error: OperationFailure) -> str:
+def _refusal(error: OperationFailure) -> str:
     if "hint provided does not correspond to an existing index" in str(error):
         return "An index is missing in MongoDB: run `queue-manager migrate` while its system is switched on"
-    return f"MongoDB refused what it was asked ({reason(error):.300})"
+    return f"MongoDB refused the command ({reason(error):.300})"
+
+
+def ping_mongodb() -> None:
+    """Raises `Unavailable`."""
+    with mongodb():
+        database.database().command("ping")
 
 
 @contextmanager
@@ -51,7 +63,13 @@ def redis_server() -> Iterator[redis.Redis]:
         raise Unavailable(f"Redis at {url} does not answer ({reason(error)})") from error
 
 
-def ping_mongodb() -> None:
-    """Raises `Unavailable`."""
-    with mongodb():
-        database.database().command("ping")
+@contextmanager
+def broker() -> Iterator[Connection]:
+    """Yield a new connection to the broker, which does not retry. Raises `Unavailable` for its errors in the block."""
+    url = settings().broker
+    with app.connection_for_write(transport_options=timeouts(url, REDIS_CALL_TIMEOUT)) as connection:
+        try:
+            connection.ensure_connection(max_retries=0)
+            yield connection
+        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
+            raise Unavailable(f"The broker at {redact_url(url)} takes no messages ({reason(error)})") from error

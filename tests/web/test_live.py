@@ -81,9 +81,9 @@ def test_a_client_may_leave_and_join_its_own_accounts_only(secured: Web, events:
         ({"token": token("a", exp=float("inf"))}, "The token is refused"),
         ({"token": jwt.encode({"accounts": ["a"]}, "", algorithm="none")}, "The token is refused"),
         ({"token": jwt.encode({"account": "a"}, SECRET)}, 'missing the "accounts" claim'),
-        ({"token": token("a", "no/account")}, "no list of account ids"),
-        ({"token": token("")}, "no list of account ids"),
-        ({"token": token("x" * 65)}, "no list of account ids"),
+        ({"token": token("a", "no/account")}, "must be a list of account ids"),
+        ({"token": token("")}, "must be a list of account ids"),
+        ({"token": token("x" * 65)}, "must be a list of account ids"),
     ],
 )
 def test_a_wrong_missing_or_expired_token_is_refused(secured: Web, auth: Any, said: str) -> None:

@@ -1,7 +1,7 @@
-"""Who may use the web process: keys for programs, a session for people, one rule for each route.
+"""Access to the web process: API keys for programs, sessions for people, one required role per route.
 
-Guarantee: without keys it serves this machine alone, which may do everything; with keys every route that is not
-`public` needs one, also while a client stays connected. Every action is logged with its principal.
+Guarantee: without keys only this machine is served, and may do everything. With keys every route that is not `public`
+needs one, also while a client stays connected. Every action is logged with its principal.
 """
 
 from __future__ import annotations
@@ -9,16 +9,31 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from queue_manager.web.auth import login
-from queue_manager.web.auth.audit_log import Journal
-from queue_manager.web.auth.authorization import Current, operator, public, rules, viewer
-from queue_manager.web.auth.credentials import Credentials
-from queue_manager.web.auth.principal import Who
+from queue_manager.web.auth.authentication import Authenticator, Principal
+from queue_manager.web.auth.authorization import (
+    AuditLogMiddleware,
+    CurrentPrincipal,
+    operator,
+    public,
+    required_roles,
+    viewer,
+)
 
-__all__ = ["Credentials", "Current", "Journal", "Who", "install", "operator", "public", "rules", "viewer"]
+__all__ = [
+    "AuditLogMiddleware",
+    "Authenticator",
+    "CurrentPrincipal",
+    "Principal",
+    "install",
+    "operator",
+    "public",
+    "required_roles",
+    "viewer",
+]
 
 
-def install(api: FastAPI, credentials: Credentials) -> None:
-    """Let the routes of `api` ask who somebody is, and people log in."""
-    api.state.credentials = credentials
+def install(api: FastAPI, authenticator: Authenticator) -> None:
+    """Add authentication to `api`, and the login page."""
+    api.state.authenticator = authenticator
     login.install(api)
     api.include_router(login.router, dependencies=[public], tags=["login"])

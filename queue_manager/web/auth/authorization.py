@@ -1,8 +1,9 @@
-"""The rule of a route: `viewer` reads, `operator` acts, `public` asks nothing. Declared where a route is included:
+"""Authorization: the role that each route requires, which sites may send a request, and the audit log of actions.
 
     api.include_router(listing.router, prefix="/api", dependencies=[viewer])
 
-Guarantee: an application with a route that has no rule, or two, does not start.
+A `viewer` reads, an `operator` acts; a `public` route needs no key. Guarantee: an application with a route that has no
+role, or two, does not start.
 """
 
 from __future__ import annotations
@@ -10,102 +11,163 @@ from __future__ import annotations
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.datastructures import Headers
 from starlette.routing import Mount
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from queue_manager.web.auth.credentials import Credentials, shown_key
-from queue_manager.web.auth.origin import is_from_elsewhere, is_from_own_page, is_link_followed
-from queue_manager.web.auth.principal import Who
-from queue_manager.web.http.content_negotiation import SAFE, LoginFirst, address_of, is_page_view
-from queue_manager.web.http.errors import Refused
-from queue_manager.web.http.query_parameters import refuse_unknown
+from queue_manager.core.log import get_logger
+from queue_manager.web.auth.authentication import Principal, authenticator_of, sent_key
+from queue_manager.web.http.errors import ApiError
+from queue_manager.web.http.requests import SAFE_METHODS, is_page_view, refuse_unknown_parameters
 
-PUBLIC_MOUNTS = {"/static"}  # what the login page needs
+PUBLIC_MOUNTS = {"/static"}  # the login page needs it
+
+log = get_logger("QM/access")
 
 
-class Rule:
-    """A dependency of a route that lets a request pass, or raises `Refused`."""
+class LoginRequired(Exception):
+    """A person opens a page without a session."""
+
+
+class RequiredRole:
+    """A dependency of a route that lets a request pass, or raises `ApiError` or `LoginRequired`."""
 
     def __init__(self, role: Literal["public", "viewer", "operator"]) -> None:
         self.role = role
 
     async def __call__(self, request: Request) -> None:
-        await self._admit(request)
-        if self.role != "public":  # monitors add parameters of their own to probes, and links to the login page do
-            refuse_unknown(request)
-
-    async def _admit(self, request: Request) -> None:
-        headers, state = request.headers, request.state
-        if self.role == "operator" and getattr(state, "is_head", False):
-            raise _no_head()  # HEAD must have no effect, and this GET takes a message
-        state.acts = self.role == "operator"
         if self.role == "public":
-            if request.method not in SAFE and is_from_elsewhere(headers):
+            if request.method not in SAFE_METHODS and is_from_other_site(request.headers):
                 raise _other_site()
-            return
-        credentials: Credentials = request.app.state.credentials
-        try:
-            state.who = who = await credentials.who(headers, address=address_of(request.scope))
-        except Refused:
-            if is_page_view(request) and shown_key(headers) is None:
-                raise LoginFirst from None
-            raise
-        if not who.may(self.role):
-            message = f"The key {who.name} is a {who.role}'s; this needs an {self.role}'s"
-            raise Refused(HTTPStatus.FORBIDDEN, "forbidden", message)
-        if not self._may_come_from(who, headers):
+            return  # unknown parameters may pass: monitors add their own to probes, and links to the login page
+        if self.role == "operator" and getattr(request.state, "is_head", False):
+            raise _no_head()  # HEAD must have no effect, and this GET receives a message
+        request.state.is_action = self.role == "operator"
+        request.state.principal = principal = await self._authenticate(request)
+        if not principal.has_role(self.role):
+            message = f"The key {principal.name} is a {principal.role}'s; this needs an {self.role}'s"
+            raise ApiError(HTTPStatus.FORBIDDEN, "forbidden", message)
+        if not self._accepts_site(principal, request.headers):
             raise _other_site()
+        refuse_unknown_parameters(request)
 
-    def _may_come_from(self, who: Who, headers: Headers) -> bool:
-        if who.by == "key":  # which no browser adds by itself
+    async def _authenticate(self, request: Request) -> Principal:
+        try:
+            return await authenticator_of(request).authenticate(request)
+        except ApiError:
+            if is_page_view(request) and sent_key(request.headers) is None:
+                raise LoginRequired from None
+            raise
+
+    def _accepts_site(self, principal: Principal, headers: Headers) -> bool:
+        if principal.by == "key":  # no browser adds a key by itself
             return True
-        if self.role == "operator" and who.by == "session":
+        if self.role == "operator" and principal.by == "session":
             return is_from_own_page(headers)
-        return not is_from_elsewhere(headers) or (self.role == "viewer" and is_link_followed(headers))
+        return not is_from_other_site(headers) or (self.role == "viewer" and _is_followed_link(headers))
 
 
-public = Depends(Rule("public"))
-viewer = Depends(Rule("viewer"))
-operator = Depends(Rule("operator"))
+public = Depends(RequiredRole("public"))
+viewer = Depends(RequiredRole("viewer"))
+operator = Depends(RequiredRole("operator"))
 
 
-def _who(request: Request) -> Who:
-    who: Who = request.state.who
-    return who
+def _principal(request: Request) -> Principal:
+    principal: Principal = request.state.principal
+    return principal
 
 
-Current = Annotated[Who, Depends(_who)]
-"""Who sends this request; for routes whose rule is `viewer` or `operator`."""
+CurrentPrincipal = Annotated[Principal, Depends(_principal)]
+"""The principal that sends the request; for routes that require `viewer` or `operator`."""
 
 
-def rules(api: FastAPI) -> Iterator[tuple[RouteContext, Rule]]:
-    """Give every route with its rule. Raises `LookupError`: one has none, or two."""
+def required_roles(api: FastAPI) -> Iterator[tuple[RouteContext, RequiredRole]]:
+    """Yield every route with its required role. Raises `LookupError` if a route has none, or two."""
     for route in iter_route_contexts(api.routes):
         if isinstance(route.original_route, Mount) and route.path in PUBLIC_MOUNTS:
-            yield route, Rule("public")
+            yield route, RequiredRole("public")
             continue
-        found = [rule for rule in map(_rule, _dependencies(route)) if rule is not None]
+        dependant: Any = getattr(route, "dependant", None)
+        dependencies = dependant.dependencies if dependant is not None else []
+        found = [one.call for one in dependencies if isinstance(one.call, RequiredRole)]
         if len(found) != 1:
             raise LookupError(f"{route.path}: give its router one of public, viewer, operator as a dependency")
         yield route, found[0]
 
 
-def _dependencies(route: RouteContext) -> list[Any]:
-    dependant = getattr(route, "dependant", None)
-    return dependant.dependencies if dependant is not None else []
-
-
-def _rule(dependency: Any) -> Rule | None:
-    return dependency.call if isinstance(dependency.call, Rule) else None
-
-
-def _no_head() -> Refused:
+def _no_head() -> ApiError:
     status = HTTPStatus.METHOD_NOT_ALLOWED
-    return Refused(status, status.phrase.lower(), "HEAD must have no effect, and GET has one here")
+    return ApiError(status, status.phrase.lower(), "HEAD must have no effect, and GET has one here")
 
 
-def _other_site() -> Refused:
-    return Refused(HTTPStatus.FORBIDDEN, "forbidden", "Pages of another site may not do this")
+def _other_site() -> ApiError:
+    return ApiError(HTTPStatus.FORBIDDEN, "forbidden", "Pages of another site may not do this")
+
+
+# The site of the page that sent a request. Current browsers send `Sec-Fetch-Site`, except over plain HTTP from another
+# machine; they send `Origin` with everything but simple reads. Programs send neither.
+
+
+def is_from_other_site(headers: Headers) -> bool:
+    """Return True if a page of another site sent the request."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return "origin" in headers and not _has_own_origin(headers)
+
+
+def is_from_own_page(headers: Headers) -> bool:
+    """Return True if a browser states that one of our own pages sent the request."""
+    site = headers.get("sec-fetch-site")
+    return site == "same-origin" if site is not None else _has_own_origin(headers)
+
+
+def _is_followed_link(headers: Headers) -> bool:
+    """Return True if a person follows a link: they see the response, the page with the link does not."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+
+
+def _has_own_origin(headers: Headers) -> bool:
+    try:
+        return urlsplit(headers.get("origin", "")).netloc == headers["host"] != ""
+    except (KeyError, ValueError):
+        return False
+
+
+# The audit log
+
+
+class AuditLogMiddleware:
+    """ASGI middleware that logs each action with its principal and status.
+
+    Reads `is_action` and `principal` from the request's state.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope.setdefault("state", {})  # shared with the request
+
+        async def send_and_log(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _log_action(scope, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, send_and_log)
+
+
+def _log_action(scope: Scope, status: int) -> None:
+    received_nothing = scope["method"] == "GET" and status == HTTPStatus.NOT_FOUND
+    if not scope["state"].get("is_action") or received_nothing:
+        return
+    name = getattr(scope["state"].get("principal"), "name", "nobody")
+    path = scope.get("raw_path", b"").decode("ascii", "replace")  # undecoded, to prevent log injection
+    log.info("Asked to act", who=name, method=scope["method"], path=path, status=int(status))

@@ -1,4 +1,4 @@
-"""Cutting off those who stay connected when what let them in ends."""
+"""Disconnects clients whose key or session ends while they are connected."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from contextlib import asynccontextmanager
 
 from fastapi import Request
 
-LOOK_EVERY = 0.5  # seconds; with a second for a changed file, a client that lost access is disconnected within 2
+from queue_manager.web.auth.authentication import authenticator_of
+
+ACCESS_CHECK_INTERVAL = 0.5  # seconds; with a second for a changed key file, a client is disconnected within 2 s
 
 
 def is_over(request: Request) -> Callable[[], bool]:
-    """Return what tells whether the sender of `request` is not admitted any more."""
-    credentials, who = request.app.state.credentials, request.state.who
-    return lambda: not credentials.still_admit(who)
+    """Return a function that returns True once the sender of `request` has lost access."""
+    authenticator, principal = authenticator_of(request), request.state.principal
+    return lambda: not authenticator.is_valid(principal)
 
 
 async def over(is_over: Callable[[], bool]) -> None:
-    """Wait until it is so."""
+    """Wait until `is_over` returns True."""
     while not is_over():
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(ACCESS_CHECK_INTERVAL)
 
 
 @asynccontextmanager
 async def ending(end: Callable[[], None], *, when: Callable[[], bool]) -> AsyncIterator[None]:
-    """Call `end` as soon as `when` tells so, while it is entered."""
+    """Call `end` once `when` returns True within the block."""
     task = asyncio.create_task(over(when))
     task.add_done_callback(lambda done: None if done.cancelled() else end())
     try:

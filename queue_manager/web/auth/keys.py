@@ -1,7 +1,7 @@
-"""The keys as they are now: of the setting, or of a file that is read again when it changes.
+"""API keys, from the setting or from a file that is read again when it changes.
 
-Guarantee: a change of the file counts within a second. A file that cannot be read, or has a mistake, changes nothing
-and is said in the log: half of it being written must not lock everybody out.
+Guarantee: a change of the file takes effect within a second. A file that is unreadable or invalid is logged and leaves
+the keys as they are: a partial write must not lock users out.
 """
 
 from __future__ import annotations
@@ -18,56 +18,54 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
 
-LOOK_AGAIN_AFTER = 1.0  # seconds
-SETTING = "QM_API_KEYS_FILE"
+FILE_CHECK_INTERVAL = 1.0  # seconds
+FILE_SETTING = "QM_API_KEYS_FILE"
 
 log = get_logger("QM/access")
 
 
 def digest_of(key: str) -> bytes:
-    """Return what keys are compared by: of one length, so that comparing takes one time."""
+    """Return the digest by which keys are compared: digests have one length, so that comparing takes constant time."""
     return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-class Keys:
-    """All keys. Raises `ConfigurationError`: both settings are given, or the file is not as it should be."""
+class KeyRing:
+    """All keys. Raises `ConfigurationError` if both settings are given, or the file is unreadable or invalid."""
 
     def __init__(self, chosen: Settings) -> None:
         if chosen.qm_api_keys and chosen.qm_api_keys_file is not None:
-            raise ConfigurationError(f"{SETTING}: must not be set together with QM_API_KEYS")
+            raise ConfigurationError(f"{FILE_SETTING}: must not be set together with QM_API_KEYS")
         self._file = chosen.qm_api_keys_file
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._stamp = _stamp(self._file) if self._file is not None else None
-        self._keys = _digested(_read(self._file) if self._file is not None else chosen.qm_api_keys)
+        self._keys = _with_digests(_read(self._file) if self._file is not None else chosen.qm_api_keys)
 
-    def of(self, key: str) -> tuple[ApiKey, bytes] | None:
-        """Return the key that was shown and its digest, `None` for one that is unknown or over."""
-        shown, found = digest_of(key), None
-        for digest, known in self._current():  # all of them: how long it takes says nothing
-            if compare_digest(digest, shown):
+    def find(self, key: str) -> ApiKey | None:
+        """Return the key with this secret, unless it has expired."""
+        digest, found = digest_of(key), None
+        for own_digest, known in self._current():  # all of them, so that the duration reveals nothing
+            if compare_digest(own_digest, digest):
                 found = known
-        return (found, shown) if found is not None and not found.is_expired(now()) else None
+        return found if found is not None and not found.is_expired(now()) else None
 
-    def named(self, name: str) -> tuple[ApiKey, bytes] | None:
-        """Return the key of this name and its digest, unless it is over."""
-        for digest, known in self._current():
-            if known.name == name and not known.is_expired(now()):
-                return known, digest
-        return None
+    def named(self, name: str) -> ApiKey | None:
+        """Return the key with this name, unless it has expired."""
+        known = next((known for _, known in self._current() if known.name == name), None)
+        return known if known is not None and not known.is_expired(now()) else None
 
     def _current(self) -> list[tuple[bytes, ApiKey]]:
-        if self._file is not None and time.monotonic() - self._looked_at >= LOOK_AGAIN_AFTER:
-            self._looked_at = time.monotonic()
-            self._look_again(self._file)
+        if self._file is not None and time.monotonic() - self._checked_at >= FILE_CHECK_INTERVAL:
+            self._checked_at = time.monotonic()
+            self._reload(self._file)
         return self._keys
 
-    def _look_again(self, file: Path) -> None:
+    def _reload(self, file: Path) -> None:
         stamp = _stamp(file)
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._keys = _digested(_read(file))
+            self._keys = _with_digests(_read(file))
         except ConfigurationError as error:
             log.error(f"The keys stay as they were: {error}")
         else:
@@ -75,7 +73,7 @@ class Keys:
 
 
 def now() -> datetime:
-    """Return this machine's time: expiry is also looked at while no database answers."""
+    """Return this machine's time: keys must expire also while no database answers."""
     return datetime.now(UTC)
 
 
@@ -84,12 +82,12 @@ def _read(file: Path) -> list[ApiKey]:
         return api_keys.parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
-            f"{SETTING}={str(file)!r}: must be a readable file; it cannot be read ({error.strerror})"
+            f"{FILE_SETTING}={str(file)!r}: must be a readable file; it cannot be read ({error.strerror})"
         ) from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{SETTING}={str(file)!r}: must be a file of JSON in UTF-8") from None
+        raise ConfigurationError(f"{FILE_SETTING}={str(file)!r}: must be a file of JSON in UTF-8") from None
     except ValueError as error:
-        raise ConfigurationError(f"{SETTING}={str(file)!r}: must be a file of {error}") from None
+        raise ConfigurationError(f"{FILE_SETTING}={str(file)!r}: must be a file of {error}") from None
 
 
 def _stamp(file: Path) -> tuple[int, ...] | None:
@@ -100,5 +98,5 @@ def _stamp(file: Path) -> tuple[int, ...] | None:
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-def _digested(keys: list[ApiKey]) -> list[tuple[bytes, ApiKey]]:
+def _with_digests(keys: list[ApiKey]) -> list[tuple[bytes, ApiKey]]:
     return [(digest_of(key.key.get_secret_value()), key) for key in keys]

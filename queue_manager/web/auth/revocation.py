@@ -1,8 +1,8 @@
-"""Sessions that were logged out, which every web process knows through Redis.
+"""Sessions that were logged out, known to every web process through Redis.
 
-Guarantee: once `POST /logout` is answered, no process accepts a copy of the cookie; what is connected with it is
-disconnected within 2 s. While Redis is away a session counts as valid: the pages that show the outage need it, and it
-still ends with its key and after 12 h. A log-out of that time counts here at once, elsewhere when Redis is back.
+Guarantee: once `POST /logout` is answered, no process accepts a copy of the cookie, and its connections are closed
+within 2 s. While Redis is away sessions count as valid, since the pages that show the outage need them; they still end
+with their key and after 12 h. A log-out in that time takes effect here at once, elsewhere when Redis is back.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from redis.exceptions import RedisError
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 
-KEY = "qm:revoked-sessions"
-"""Sorted set: the ids of sessions, by the moment at which they would have ended, in seconds."""
-# Add sessions, and remove those that have ended. With allow-oom: a log-out must count although the server is full.
+REVOKED_SESSIONS_KEY = "qm:revoked-sessions"
+"""Sorted set: session ids, by the time at which they would have ended, in seconds."""
+# Adds sessions and removes those that have ended; with allow-oom, since a log-out must succeed on a full server.
 #
 # KEYS     the sorted set
 # ARGV     now, in seconds; then the end and the id of each session
-SAVE = """#!lua flags=allow-oom
+SAVE_SCRIPT = """#!lua flags=allow-oom
 redis.call('ZADD', KEYS[1], unpack(ARGV, 2))
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
 """
 REFRESH_INTERVAL = 0.5  # seconds
-TIMEOUT = 1.0  # seconds for one command, which a request may wait for
-OPTIONS: dict[str, Any] = {
+COMMAND_TIMEOUT = 1.0  # seconds, for which a request may wait
+REVOCATION_CLIENT_OPTIONS: dict[str, Any] = {
     "decode_responses": True,
-    "socket_timeout": TIMEOUT,
-    "socket_connect_timeout": TIMEOUT,
+    "socket_timeout": COMMAND_TIMEOUT,
+    "socket_connect_timeout": COMMAND_TIMEOUT,
     "retry": Retry(NoBackoff(), 0),
 }
-OUTAGES = (RedisError, OSError)
+REDIS_ERRORS = (RedisError, OSError)
 
 log = get_logger("QM/access")
 
 
 class Revocations:
-    """The revoked sessions, as this process knows them and as Redis does."""
+    """The revoked sessions, in this process and in Redis."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -56,8 +56,8 @@ class Revocations:
 
     @asynccontextmanager
     async def refreshing(self) -> AsyncIterator[None]:
-        """Keep up with the other processes while it is entered."""
-        async with Redis.from_url(self._url, **OPTIONS) as self._client:
+        """Follow the log-outs in other processes within the block."""
+        async with Redis.from_url(self._url, **REVOCATION_CLIENT_OPTIONS) as self._client:
             task = asyncio.create_task(self._refresh_forever())
             try:
                 yield
@@ -67,16 +67,16 @@ class Revocations:
                     await task
 
     def is_known(self, session: str) -> bool:
-        """Return True if this process knows that the session was revoked; another's log-out may take a moment."""
+        """Return True if this process knows that the session was revoked; other processes' log-outs arrive later."""
         return session in self._known
 
     async def is_revoked(self, session: str) -> bool:
-        """Ask Redis, unless the answer is known or Redis is away."""
+        """Return True if the session was revoked. Reads Redis unless the result is known or Redis is away."""
         if session in self._known or self._client is None or self._is_away:
             return session in self._known
         try:
-            ends_at = await self._client.zscore(KEY, session)
-        except OUTAGES as error:
+            ends_at = await self._client.zscore(REVOKED_SESSIONS_KEY, session)
+        except REDIS_ERRORS as error:
             self._report(error)
             return False
         if ends_at is not None:
@@ -86,14 +86,14 @@ class Revocations:
     async def revoke(self, session: str, ends_at: float) -> None:
         self._known[session] = self._unsaved[session] = ends_at
         if self._client is not None:
-            with suppress(*OUTAGES):  # the next refresh repeats it, and reports what is wrong
+            with suppress(*REDIS_ERRORS):  # the next refresh retries it, and logs the error
                 await self._save(self._client)
 
     async def _refresh_forever(self) -> None:
         while True:
             try:
                 await self._refresh()
-            except OUTAGES as error:
+            except REDIS_ERRORS as error:
                 self._report(error)
             else:
                 self._is_away = False
@@ -102,7 +102,7 @@ class Revocations:
     async def _refresh(self) -> None:
         assert self._client is not None
         now = time.time()
-        found: Any = await self._client.zrangebyscore(KEY, now, "+inf", withscores=True)
+        found: Any = await self._client.zrangebyscore(REVOKED_SESSIONS_KEY, now, "+inf", withscores=True)
         self._known |= {str(session): float(ends_at) for session, ends_at in found}
         self._known = {session: ends_at for session, ends_at in self._known.items() if ends_at > now}
         await self._save(self._client)
@@ -111,7 +111,7 @@ class Revocations:
         unsaved, now = dict(self._unsaved), time.time()
         if unsaved:
             scored = [part for session, ends_at in unsaved.items() for part in (ends_at, session)]
-            await client.eval(SAVE, 1, KEY, now, *scored)
+            await client.eval(SAVE_SCRIPT, 1, REVOKED_SESSIONS_KEY, now, *scored)
             for session in unsaved:
                 self._unsaved.pop(session, None)
 

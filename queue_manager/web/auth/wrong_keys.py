@@ -1,7 +1,7 @@
-"""Answers to wrong keys slow down when one address tries many.
+"""Rate limit for wrong keys: responses to an address that tries many keys are delayed.
 
-Guarantee: a valid key is never refused or delayed by wrong keys from the same address or proxy; memory is
-bounded. Counted are different keys: a program that repeats one wrong key guesses nothing, and has a larger limit.
+Guarantee: a valid key is never refused or delayed because of wrong keys from the same address or proxy; memory is
+bounded. Distinct keys are counted: a program that repeats one wrong key guesses nothing, and has a higher limit.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from hashlib import sha256
 from http import HTTPStatus
 
 from queue_manager.core.log import get_logger
-from queue_manager.web.http.errors import Refused
+from queue_manager.web.auth.keys import digest_of
+from queue_manager.web.http.errors import ApiError
 
 WINDOW = 60.0  # seconds
-FREE_KEYS, FREE_ANSWERS = 10, 1_000  # different wrong keys, and answers to wrong keys, in a window
-DELAY_STEP, MAX_DELAY = 0.1, 2.0  # seconds; each further wrong key waits a step longer
-MAX_DELAYED = 50  # answers that wait at a time, in all; further ones are refused without a wait
+FREE_KEYS, FREE_ATTEMPTS = 10, 1_000  # distinct wrong keys, and attempts with any of them, per address and window
+DELAY_STEP, MAX_DELAY = 0.1, 2.0  # seconds; each further wrong key is delayed by one more step
+MAX_DELAYED = 50  # delayed responses at a time, over all addresses; further ones are sent without a delay
 MAX_ADDRESSES = 1_000
 
 log = get_logger("QM/access")
@@ -31,7 +31,7 @@ log = get_logger("QM/access")
 class _Window:
     ends_at: float
     keys: set[bytes] = field(default_factory=set)
-    answers: int = 0
+    attempts: int = 0
     excess: int = 0
 
 
@@ -42,14 +42,14 @@ class WrongKeys:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
         self._delayed = 0
 
-    async def slow_down(self, key: str, address: str | None) -> None:
-        """Count a wrong key. Raises `Refused` (429, after a growing delay) beyond the limits of its address."""
+    async def count(self, key: str, address: str | None) -> None:
+        """Count a wrong key. Raises `ApiError` (429, after a growing delay) beyond the limits of its address."""
         network = _network(address)
         window = self._window(network)
-        window.answers += 1
-        digest = sha256(key.encode("utf-8", "surrogatepass")).digest()[:8]
+        window.attempts += 1
+        digest = digest_of(key)[:8]
         is_repeated = digest in window.keys
-        if is_repeated and window.answers <= FREE_ANSWERS:
+        if is_repeated and window.attempts <= FREE_ATTEMPTS:
             return
         if not is_repeated and len(window.keys) < FREE_KEYS:
             window.keys.add(digest)
@@ -60,7 +60,7 @@ class WrongKeys:
         await self._delay(min(window.excess * DELAY_STEP, MAX_DELAY))
         left = max(1, math.ceil(window.ends_at - time.monotonic()))
         message = f"Too many wrong keys; try again in {left} s. A right key is accepted at once"
-        raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong keys", message, headers={"retry-after": str(left)})
+        raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong keys", message, headers={"retry-after": str(left)})
 
     def _window(self, network: str) -> _Window:
         now = time.monotonic()
@@ -83,9 +83,9 @@ class WrongKeys:
 
 
 def _network(address: str | None) -> str:
-    """Return what counts as one address: of IPv6 the /64 network, all of which one machine may use."""
+    """Return the network that counts as one address: for IPv6 the /64, which is usually one customer's."""
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:
-        return "unknown"  # not an address: a proxy passed on what its client wrote
+        return "unknown"  # a proxy passed on text from its client that is not an address
     return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,1 +1,1 @@
-"""What every HTTP request and response has in common: errors, bodies, headers, query parameters."""
+"""The parts of HTTP that all routes share: errors, requests, responses, cursors and middleware."""

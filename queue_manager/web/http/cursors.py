@@ -1,4 +1,4 @@
-"""Opaque pagination cursors: the position at which a list goes on, and the list that it belongs to."""
+"""Opaque pagination cursors: the position at which a list continues, and the list that it belongs to."""
 
 from __future__ import annotations
 
@@ -15,49 +15,53 @@ from bson.json_util import CANONICAL_JSON_OPTIONS
 from fastapi import Query
 
 from models.listing import NoPosition
-from queue_manager.web.http.errors import Refused, invalid
+from queue_manager.web.http.errors import ApiError, invalid
 
-MAX_LENGTH = 4_096
+MAX_CURSOR_LENGTH = 4_096
 MAX_INTEGER = 2**63 - 1
-PLAIN = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp)
+PLAIN_TYPES = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp)
 Cursor = Annotated[str | None, Query(description="The `cursor` of an earlier page of the same list.")]
-OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
+CURSOR_JSON_OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 
 
 def encode(position: Sequence[Any], *, of: str) -> str:
-    """Return the cursor of a position in the list `of`."""
-    return base64.urlsafe_b64encode(json_util.dumps([of, *position], json_options=OPTIONS).encode()).decode()
+    """Return the cursor of a position in the list named `of`."""
+    return base64.urlsafe_b64encode(
+        json_util.dumps([of, *position], json_options=CURSOR_JSON_OPTIONS).encode()
+    ).decode()
 
 
 def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
-    """Return the position of a cursor of the list `of`; `None` for none. Raises `Refused`."""
+    """Return the position of a cursor of the list named `of`; `None` without a cursor. Raises `ApiError`."""
     if not text:
         return None
     try:
-        read = json_util.loads(base64.urlsafe_b64decode(text[:MAX_LENGTH].encode()), json_options=OPTIONS)
+        read = json_util.loads(
+            base64.urlsafe_b64decode(text[:MAX_CURSOR_LENGTH].encode()), json_options=CURSOR_JSON_OPTIONS
+        )
         bson.encode({"position": read})
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, BSONError):
-        raise refused() from None
+        raise _invalid_cursor() from None
     if not isinstance(read, list) or len(read) < 2 or read[0] != of or not all(map(_is_plain, read)):
-        raise refused()
+        raise _invalid_cursor()
     return tuple(read[1:])
 
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Raise `Refused` when a position does not belong to the list."""
+    """Raise `ApiError` if the position does not belong to the list."""
     try:
         yield
     except NoPosition:
-        raise refused() from None
+        raise _invalid_cursor() from None
 
 
-def refused() -> Refused:
+def _invalid_cursor() -> ApiError:
     return invalid("cursor", "must be the cursor of an earlier page of the same list")
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True for what a date, a number or an id of any type is read as."""
+    """Return True for the BSON types of dates, numbers and ids."""
     if isinstance(value, dict):
         return not any(name.startswith("$") for name in value)
-    return value is None or isinstance(value, PLAIN) or (isinstance(value, int) and abs(value) <= MAX_INTEGER)
+    return value is None or isinstance(value, PLAIN_TYPES) or (isinstance(value, int) and abs(value) <= MAX_INTEGER)

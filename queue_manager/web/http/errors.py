@@ -1,4 +1,4 @@
-"""Every error of the API has one form: `{"error": a word or two, "message": a sentence, "field"?: its name}`."""
+"""Errors of the API, all in one form: `{"error": a word or two, "message": a sentence, "field"?: its name}`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from queue_manager.web.http.schemas import optional
+from queue_manager.web.http.responses import optional
 
-REASONS = {
+STATUS_DESCRIPTIONS = {
     HTTPStatus.BAD_REQUEST: "The body is not JSON, or something is missing",
     HTTPStatus.UNAUTHORIZED: "No key, or an unknown or expired one",
     HTTPStatus.FORBIDDEN: "The key's role does not allow it, or a page of another site sent the request",
@@ -35,8 +35,8 @@ class Error(BaseModel):
     field: str | None = optional("The parameter or member of the body that the error is about.")
 
 
-class Refused(Exception):
-    """The request is refused with a status, a reason, and the name of the field that caused it."""
+class ApiError(Exception):
+    """Ends a request with an HTTP status, a message, and the name of the field that is wrong, if any."""
 
     def __init__(
         self,
@@ -50,15 +50,24 @@ class Refused(Exception):
         super().__init__(message)
         self.status, self.error, self.message, self.field, self.headers = status, error, message, field, headers
 
+    def response(self) -> JSONResponse:
+        """Return the error as JSON. The message may quote any text of a client, even with unpaired surrogates."""
+        members = {"error": self.error, "message": self.message} | (
+            {"field": self.field} if self.field is not None else {}
+        )
+        # JSON can name an unpaired surrogate, which UTF-8 cannot encode.
+        encodable = {name: text.encode("utf-8", "replace").decode() for name, text in members.items()}
+        return JSONResponse(encodable, status_code=self.status, headers=dict(self.headers or {}))
 
-def invalid(field: str, problem: str) -> Refused:
-    """Return the error for a field that is not as it must be."""
+
+def invalid(field: str, problem: str) -> ApiError:
+    """Return the 422 error of an invalid field."""
     field = field[:MAX_FIELD_LENGTH]
-    return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", f"{field}: {problem}", field=field)
+    return ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", f"{field}: {problem}", field=field)
 
 
-def invalid_because(error: Mapping[str, Any]) -> Refused:
-    """Return the error for an error of pydantic."""
+def invalid_because(error: Mapping[str, Any]) -> ApiError:
+    """Return the 422 error for a validation error of pydantic."""
     field = ".".join(takewhile(lambda part: isinstance(part, str), error["loc"]))
     match error["type"]:
         case "missing":
@@ -69,21 +78,6 @@ def invalid_because(error: Mapping[str, Any]) -> Refused:
     return invalid(field, re.sub(r" after validation.*|, unable to .*", "", sentence))
 
 
-def answer(
-    status: HTTPStatus,
-    error: str,
-    message: str,
-    *,
-    field: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> JSONResponse:
-    """Return an error response. The message may quote any text of a client, also unpaired surrogates."""
-    members = {"error": error, "message": message} | ({"field": field} if field is not None else {})
-    # JSON can name an unpaired surrogate, which UTF-8 cannot encode.
-    encodable = {name: text.encode("utf-8", "replace").decode() for name, text in members.items()}
-    return JSONResponse(encodable, status_code=status, headers=dict(headers or {}))
-
-
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the errors of a route: `responses=errors(404, 409)`. Those of keys, bodies and fields are added."""
-    return {status: {"model": Error, "description": REASONS[HTTPStatus(status)]} for status in statuses}
+    """Describe the errors of a route: `responses=errors(404, 409)`. Those of keys and fields are added."""
+    return {status: {"model": Error, "description": STATUS_DESCRIPTIONS[HTTPStatus(status)]} for status in statuses}

@@ -1,13 +1,29 @@
-"""Answers that are true for a moment only."""
+"""Types and headers that responses of several resources share."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
 from fastapi import Depends, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field, PlainSerializer, WithJsonSchema
+
+from queue_manager.core.clock import to_iso
 
 NO_STORE = {"cache-control": "no-store"}
+
+Moment = Annotated[datetime, PlainSerializer(to_iso), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""A time, written as `2026-01-31T09:30:00.000Z`."""
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+"""A number that keeps its type: 30, not 30.0."""
+ServerTime = Annotated[Moment, Field(description="The time of the database server when the answer was made.")]
+NextCursor = Annotated[str | None, Field(description="The `cursor` of the next page; null on the last page.")]
+
+
+def optional(description: str) -> Any:
+    """Return a field that is left out of the response instead of being null."""
+    return Field(default=None, exclude_if=lambda value: value is None, description=description)
 
 
 async def _no_store(response: Response) -> None:
@@ -15,9 +31,9 @@ async def _no_store(response: Response) -> None:
 
 
 no_store = Depends(_no_store)
-"""Lets no cache keep the answers of a route: they change all the time, and not everybody may see them."""
+"""Forbids caches to store the responses of a route: they change all the time, and depend on the principal."""
 
 
 def fresh(content: dict[str, Any]) -> JSONResponse:
-    """Return an answer that no cache keeps, as it is: for payloads that need not be validated."""
+    """Return a response that no cache stores, without validating its content."""
     return JSONResponse(content, headers=NO_STORE)

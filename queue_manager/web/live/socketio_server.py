@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import socketio
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
 from models.support_room import rooms
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
 from queue_manager.web.auth import tokens
-from queue_manager.web.auth.credentials import ASK, Credentials, refused
-from queue_manager.web.auth.origin import is_from_own_page
+from queue_manager.web.auth.authentication import LOGIN_HINT, Authenticator, unauthorized
+from queue_manager.web.auth.authorization import is_from_own_page
 from queue_manager.web.auth.tokens import ANY, Access, TokenRefused, is_account
-from queue_manager.web.http.content_negotiation import address_of
-from queue_manager.web.http.errors import Refused
+from queue_manager.web.http.errors import ApiError
 from queue_manager.web.live.redis_channel import RedisChannel
 from queue_manager.web.server_calls import Unavailable, mongodb
 
@@ -46,8 +44,8 @@ log = get_logger("QM/live")
 class Live:
     """The Socket.IO server of this process and what each of its clients may hear."""
 
-    def __init__(self, chosen: Settings, credentials: Credentials) -> None:
-        self._credentials = credentials
+    def __init__(self, chosen: Settings, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
         secret = chosen.socketio_token_secret
         self._secret = None if secret is None else secret.get_secret_value()
         self._access: dict[str, Access] = {}
@@ -56,7 +54,7 @@ class Live:
             async_mode="asgi",
             client_manager=RedisChannel(chosen.redis_url, channel=chosen.socketio_channel),
             # A token or key is the page's own: any site may use it. Without one, only our own page may.
-            cors_allowed_origins="*" if self._secret is not None or credentials.are_needed else None,
+            cors_allowed_origins="*" if self._secret is not None or authenticator.is_required else None,
             max_http_buffer_size=LARGEST_MESSAGE,
             logger=_errors_of("socketio.server"),
             engineio_logger=_errors_of("engineio.server"),
@@ -82,43 +80,43 @@ class Live:
                 await self._sweeper
 
     async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
-        access = await self._judge(auth, environ["asgi.scope"])
+        access = await self._judge(auth, HTTPConnection(environ["asgi.scope"]))
         self._access[sid] = access
         for account in access.accounts or ():
             await self.server.enter_room(sid, _room(account))
 
-    async def _judge(self, auth: Any, scope: Mapping[str, Any]) -> Access:
+    async def _judge(self, auth: Any, connection: HTTPConnection) -> Access:
         token = auth.get("token") if isinstance(auth, dict) else None
-        if self._secret is None and not self._credentials.are_needed:
+        if self._secret is None and not self._authenticator.is_required:
             return ANY
         message = ""
-        if self._credentials.are_needed:
+        if self._authenticator.is_required:
             try:
-                return await self._of_key(token, scope)
-            except Refused as error:
+                return await self._of_key(token, connection)
+            except ApiError as error:
                 message = error.message
         if self._secret is not None:
             try:
                 return tokens.read(token, secret=self._secret)
             except TokenRefused as error:
                 message = str(error)
-        if self._credentials.are_needed and isinstance(token, str):
+        if self._authenticator.is_required and isinstance(token, str):
             try:
-                await self._credentials.slow_down(token, address=address_of(scope))
-            except Refused as error:
+                await self._authenticator.count_wrong_key(token, connection)
+            except ApiError as error:
                 message = error.message
         raise socketio.exceptions.ConnectionRefusedError(message)
 
-    async def _of_key(self, token: Any, scope: Mapping[str, Any]) -> Access:
-        """Return what a key or a session gives. Raises `Refused`; a wrong `token` is not counted, it may be a JWT."""
-        credentials, headers = self._credentials, Headers(scope=scope)  # type: ignore[arg-type]
+    async def _of_key(self, token: Any, connection: HTTPConnection) -> Access:
+        """Return what a key or a session gives. Raises `ApiError`; a wrong `token` is not counted, it may be a JWT."""
+        authenticator = self._authenticator
         if isinstance(token, str):
-            who = credentials.holder(token)
+            principal = authenticator.key_holder(token)
         else:
-            who = await credentials.who(headers, address=address_of(scope))
-        if who.by == "session" and not is_from_own_page(headers):
-            raise refused(ASK)
-        return Access(has_ended=lambda: not credentials.still_admit(who))
+            principal = await authenticator.authenticate(connection)
+        if principal.by == "session" and not is_from_own_page(connection.headers):
+            raise unauthorized(LOGIN_HINT)
+        return Access(has_ended=lambda: not authenticator.is_valid(principal))
 
     async def _disconnect(self, sid: str, *_: Any) -> None:
         self._access.pop(sid, None)

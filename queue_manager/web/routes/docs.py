@@ -1,4 +1,4 @@
-"""The API described: `/openapi.json` for programs, `/docs` for people, rendered from the same schema."""
+"""The documentation of the API: `/openapi.json` for programs, and `/docs` for people, rendered from the same schema."""
 
 from __future__ import annotations
 
@@ -11,53 +11,51 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from queue_manager.web import auth
-from queue_manager.web.auth import Current
-from queue_manager.web.http.content_negotiation import SAFE
-from queue_manager.web.http.errors import REASONS
-from queue_manager.web.http.request_body import Body
-from queue_manager.web.rendering import rendered
-from queue_manager.web.routes.pages.navigation import around
+from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.http.errors import STATUS_DESCRIPTIONS
+from queue_manager.web.http.requests import SAFE_METHODS, Body
+from queue_manager.web.rendering import rendered_page
 
-SCHEMES = {
+SECURITY_SCHEMES = {
     "key": {"type": "apiKey", "in": "header", "name": "X-API-KEY"},
     "bearer": {"type": "http", "scheme": "bearer"},
     "session": {"type": "apiKey", "in": "cookie", "name": "qm_session"},
 }
 
 router = APIRouter(include_in_schema=False)
-Json = dict[str, Any]
+OpenApi = dict[str, Any]
 
 
 @router.get("/openapi.json")
 async def schema(request: Request) -> JSONResponse:
-    return JSONResponse(described(request.app))
+    return JSONResponse(openapi_of(request.app))
 
 
 @router.get("/docs")
-async def page(request: Request, who: Current) -> HTMLResponse:
+async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     operations = [
         _shown(method, path, operation)
-        for path, methods in described(request.app)["paths"].items()
+        for path, methods in openapi_of(request.app)["paths"].items()
         for method, operation in methods.items()
     ]
-    return rendered("docs.html", **around(request, who), operations=operations)
+    return rendered_page("docs.html", request, principal, operations=operations)
 
 
 def install(api: FastAPI) -> None:
     api.include_router(router, dependencies=[auth.viewer])
 
 
-def described(api: FastAPI) -> Json:
-    """Return the schema, with what the rule and the body of each route add to its operation."""
+def openapi_of(api: FastAPI) -> OpenApi:
+    """Return the schema, with the required role and the body of each route."""
     if api.openapi_schema is None:
         schema = api.openapi()
         schemas = schema["components"]["schemas"]
-        for of_framework in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(of_framework, None)
-        needs_key = api.state.credentials.are_needed
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        needs_key = api.state.authenticator.is_required
         if needs_key:
-            schema["components"]["securitySchemes"] = SCHEMES
-        for route, rule in auth.rules(api):
+            schema["components"]["securitySchemes"] = SECURITY_SCHEMES
+        for route, required in auth.required_roles(api):
             for method in route.methods or ():
                 operation = schema["paths"].get(route.path_format, {}).get(method.lower())
                 if operation is not None:
@@ -65,7 +63,7 @@ def described(api: FastAPI) -> Json:
                     if body is not None:
                         operation["requestBody"], models = _request_body(body)
                         schemas |= models
-                    _add_role(operation, method, rule.role, needs_key=needs_key)
+                    _add_role(operation, method, required.role, needs_key=needs_key)
     return api.openapi()
 
 
@@ -73,32 +71,32 @@ def _bodies(route: Any) -> Iterator[Body]:
     return (one.call for one in route.dependant.dependencies if isinstance(one.call, Body))
 
 
-def _request_body(body: Body) -> tuple[Json, Json]:
-    """Return the description of a body, and the models that it refers to."""
+def _request_body(body: Body) -> tuple[OpenApi, OpenApi]:
+    """Return the description of a body, and the schemas that it refers to."""
     schema = body.schema()
     models = schema.pop("$defs", {})
     return {"required": body.is_required, "content": {"application/json": {"schema": schema}}}, models
 
 
-def _add_role(operation: Json, method: str, role: str, *, needs_key: bool) -> None:
-    """Add who may use an operation, and the errors that this and its body imply."""
+def _add_role(operation: OpenApi, method: str, role: str, *, needs_key: bool) -> None:
+    """Add the required role of an operation, and the errors that the role and the body imply."""
     operation["x-role"] = role
     statuses = {400, 413} if "requestBody" in operation else set()
     if role != "public":
         statuses |= {403, 422}
-    elif method not in SAFE:
+    elif method not in SAFE_METHODS:
         statuses |= {403}
     if role != "public" and needs_key:
-        operation["security"] = [{name: []} for name in SCHEMES]
+        operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
         statuses |= {401, 429}
     responses = operation["responses"]
-    responses.pop("422", None)  # of the framework, in a form of its own
+    responses.pop("422", None)  # FastAPI's own form of errors
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     for status in statuses:
-        responses[str(status)] = {"description": REASONS[HTTPStatus(status)], "content": error}
+        responses[str(status)] = {"description": STATUS_DESCRIPTIONS[HTTPStatus(status)], "content": error}
 
 
-def _shown(method: str, path: str, operation: Json) -> Json:
+def _shown(method: str, path: str, operation: OpenApi) -> OpenApi:
     contents = operation.get("requestBody", {}).get("content", {})
     return {
         "method": method.upper(),

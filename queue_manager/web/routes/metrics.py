@@ -1,7 +1,7 @@
-"""`/metrics` for Prometheus, read from Redis, MongoDB and the broker when it is scraped.
+"""`/metrics` for Prometheus, read from Redis, MongoDB and the broker at each scrape.
 
-Guarantee: the answer is always 200. A server that does not answer leaves its part out, and `queue_manager_up` says
-so. Totals are of all processes together, since Redis last lost its data.
+Guarantee: the status is always 200. Metrics of a server that does not answer are left out, and `queue_manager_up`
+reports it. Totals cover all processes, since Redis last lost its data.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Totals
-from queue_manager.web.publishing import broker
-from queue_manager.web.server_calls import Unavailable, mongodb, ping_mongodb, redis_server
+from queue_manager.web.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
 from services.job_queues import jobs_by_state
 
 SCAN_TOTALS = {
@@ -37,7 +36,6 @@ SCAN_TOTALS = {
     "enqueued": "Items that the scan sent.",
     "errors": "Steps of the scan that failed.",
 }
-OUTCOMES = ("done", "failed", "retried")
 
 log = get_logger("QM/metrics")
 router = APIRouter()
@@ -49,8 +47,8 @@ def metrics() -> Response:
     return Response(generate_latest(_registry), media_type=CONTENT_TYPE_LATEST)
 
 
-class Systems(Collector):
-    """Everything we show, read anew for each scrape."""
+class SystemsCollector(Collector):
+    """Reads all metrics at each scrape."""
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("queue_manager_up", "Whether the server answers.", labels=["server"])
@@ -74,7 +72,7 @@ def _is_broker_at_redis_url() -> bool:
 
 
 _registry = CollectorRegistry()
-_registry.register(Systems())
+_registry.register(SystemsCollector())
 
 
 def _from_redis() -> Iterator[Metric]:
@@ -104,7 +102,7 @@ def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
 def _items(totals: dict[str, Totals]) -> Metric:
     items = CounterMetricFamily("queue_manager_items", "Attempts at items by outcome.", labels=["system", "outcome"])
     for system, of_system in totals.items():
-        for outcome in OUTCOMES:
+        for outcome in counters.OUTCOMES:
             items.add_metric([system, outcome], of_system.get(outcome, 0))
     return items
 
@@ -133,14 +131,14 @@ def _leader(client: Redis) -> Iterator[Metric]:
 
 
 def _from_mongodb() -> Iterator[Metric]:
-    """Return one gauge for each name of a figure, with the systems that are switched on."""
+    """Yield one gauge per stat, with a value for each system that is switched on."""
     ping_mongodb()  # also when no system is on
     gauges: dict[str, GaugeMetricFamily] = {}
     for system in systems():
         if system.is_on(settings()):
-            for figure, number in _numbers(system).items():
-                text = f"Figure {figure} of the system: see `queue-manager health`."
-                gauge = gauges.setdefault(figure, GaugeMetricFamily(f"queue_manager_{figure}", text, labels=["system"]))
+            for name, number in _numbers(system).items():
+                text = f"Figure {name} of the system: see `queue-manager health`."
+                gauge = gauges.setdefault(name, GaugeMetricFamily(f"queue_manager_{name}", text, labels=["system"]))
                 gauge.add_metric([system.name], number)
     yield from gauges.values()
     if settings().runs_jobs:
@@ -161,5 +159,5 @@ def _numbers(system: System) -> dict[str, float]:
         with mongodb():
             return system.stats().numbers
     except AppError as error:
-        log.warning(f"Left out of the metrics: {system.name}: {error}")  # the others may do better
+        log.warning(f"Left out of the metrics: {system.name}: {error}")  # other systems may still answer
         return {}

@@ -1,19 +1,52 @@
-"""`/healthz`: the process lives. `/readyz`: it can also do its work, or why not, within about 2 s."""
+"""Health probes. `/healthz`: the process is alive. `/readyz`: every server that it needs takes a write.
+
+Guarantee: a response within `SERVER_TIMEOUT`, however a server hangs. A server gets at most one write per
+`WRITE_INTERVAL`, and pings in between. Responses name no address; the log has the details, at each change.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
 
+import pymongo
+import redis
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, WriteError, WTimeoutError
 
+from models import readiness
+from models.database import database
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import make_client
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.http.errors import Error
-from queue_manager.web.readiness import Readiness
+from queue_manager.web.server_calls import broker
+from services.message_queue import server_url
 
+SERVER_TIMEOUT = 2.0  # seconds for each server; all are checked concurrently
+MONGODB_PROBE_TIMEOUT = 1.5  # seconds; shorter, so that the driver reports what is wrong
+WRITE_INTERVAL = 1.0  # seconds
+CHECK_THREADS = CapacityLimiter(8)  # of their own, because those of requests may all be busy
+READINESS_KEY = "qm:readiness"
+READINESS_KEY_TTL_MS = 60_000
+AUTHENTICATION_FAILED = 18  # MongoDB's error code
+
+NO_ANSWER = "does not answer"
+REFUSED_WRITE = "refuses to write"
+REFUSED_LOGIN = "refuses our credentials"
+NO_MAJORITY = "cannot confirm a write by a majority of its members"
+
+log = get_logger("QM/ready")
 router = APIRouter()
-_readiness = Readiness()
 
 
 class Alive(BaseModel):
@@ -42,3 +75,142 @@ async def readyz() -> JSONResponse | Alive:
         return Alive()
     problem = NotReady(error="not ready", message="; ".join(reasons), reasons=reasons)
     return JSONResponse(problem.model_dump(), status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A server that is needed. `problem` describes an error without an address."""
+
+    name: str
+    url: str
+    write: Callable[[], object]
+    ping: Callable[[], object]
+    problem: Callable[[Exception], str]
+
+
+class Readiness:
+    """The check of `/readyz`, shared by concurrent requests."""
+
+    def __init__(self) -> None:
+        self._written_at: dict[str, float] = {}
+        self._failed_writes: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
+        self._check: asyncio.Task[list[str]] | None = None
+
+    async def problems(self) -> list[str]:
+        """Return one sentence per server that this process cannot use; empty when it is ready."""
+        if self._check is None:
+            self._check = asyncio.create_task(self._check_all())
+        return await asyncio.shield(self._check)
+
+    async def _check_all(self) -> list[str]:
+        try:
+            servers = needed_servers()
+            problems = await asyncio.gather(*map(self._problem_of, servers))
+            return [f"{one.name} {problem}" for one, problem in zip(servers, problems, strict=True) if problem]
+        finally:
+            self._check = None
+
+    async def _problem_of(self, server: Server) -> str | None:
+        now = time.monotonic()
+        is_write = now - self._written_at.get(server.name, -WRITE_INTERVAL) >= WRITE_INTERVAL
+        if not is_write and (failed := self._failed_writes.get(server.name)) is not None:
+            return failed
+        if is_write:
+            self._written_at[server.name] = now
+            self._failed_writes.pop(server.name, None)
+        problem, details = await _try(server, server.write if is_write else server.ping)
+        if problem is not None and is_write:
+            self._failed_writes[server.name] = problem
+        self._log_change(server, problem, details)
+        return problem
+
+    def _log_change(self, server: Server, problem: str | None, details: str) -> None:
+        if problem == self._logged.get(server.name):
+            return
+        if problem is None:
+            del self._logged[server.name]
+            log.info(f"Ready again: {server.name} at {server.url}")
+        else:
+            self._logged[server.name] = problem
+            log.warning(f"Not ready: {server.name} at {server.url} {problem}", error=details)
+
+
+_readiness = Readiness()
+
+
+async def _try(server: Server, call: Callable[[], object]) -> tuple[str | None, str]:
+    """Return the problem of a server, if any, and the driver's error."""
+    try:
+        # A hanging thread is abandoned; the timeouts of its client end it.
+        await asyncio.wait_for(to_thread.run_sync(call, abandon_on_cancel=True, limiter=CHECK_THREADS), SERVER_TIMEOUT)
+    except TimeoutError:
+        return NO_ANSWER, f"no answer within {SERVER_TIMEOUT:g} s"
+    except Exception as error:  # any error means that the server cannot be used
+        return server.problem(error), reason(error)
+    return None, ""
+
+
+def needed_servers() -> list[Server]:
+    """Return the servers that the settings require."""
+    chosen = settings()
+    servers = [_redis("Redis", chosen.redis_url, _main)]
+    if chosen.qm_message_queue and server_url(chosen) != chosen.redis_url:
+        servers.append(_redis("The message queue's Redis", server_url(chosen), _queue))
+    if chosen.broker != chosen.redis_url:
+        servers.append(_broker(chosen.broker))
+    mongo = Server(
+        name="MongoDB",
+        url=redact_url(chosen.mongo_db_url),
+        write=lambda: _in_time(readiness.write),
+        ping=lambda: _in_time(lambda: database().command("ping")),
+        problem=_problem_of_mongodb,
+    )
+    return [mongo, *servers]
+
+
+def _redis(name: str, url: str, client: Callable[[], redis.Redis]) -> Server:
+    return Server(
+        name=name,
+        url=redact_url(url),
+        write=lambda: client().set(READINESS_KEY, "1", px=READINESS_KEY_TTL_MS),
+        ping=lambda: client().ping(),
+        problem=_problem_of_redis,
+    )
+
+
+def _broker(url: str) -> Server:
+    return Server(name="The broker", url=redact_url(url), write=_connect, ping=_connect, problem=lambda _: NO_ANSWER)
+
+
+def _connect() -> None:
+    with broker():
+        pass
+
+
+def _client(url: str) -> redis.Redis:
+    return make_client(url, socket_timeout=SERVER_TIMEOUT, socket_connect_timeout=SERVER_TIMEOUT)
+
+
+_main = PerProcess(lambda: _client(settings().redis_url))
+_queue = PerProcess(lambda: _client(server_url()))
+
+
+def _in_time(call: Callable[[], object]) -> None:
+    with pymongo.timeout(MONGODB_PROBE_TIMEOUT):
+        call()
+
+
+def _problem_of_redis(error: Exception) -> str:
+    if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
+        return REFUSED_LOGIN
+    return REFUSED_WRITE if isinstance(error, redis.ResponseError) else NO_ANSWER
+
+
+def _problem_of_mongodb(error: Exception) -> str:
+    if isinstance(error, WTimeoutError):
+        return NO_MAJORITY
+    if isinstance(error, OperationFailure) and error.code == AUTHENTICATION_FAILED:
+        return REFUSED_LOGIN
+    is_refused = isinstance(error, WriteError | NotPrimaryError | OperationFailure)
+    return REFUSED_WRITE if is_refused and not (isinstance(error, PyMongoError) and error.timeout) else NO_ANSWER

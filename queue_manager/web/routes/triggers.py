@@ -1,7 +1,7 @@
 """`POST /api/trigger/<group>/<job>`: one scan now, whether or not its system is switched on.
 
 Guarantee: 202 with the task's id after the broker took the message; of two requests at once, one is 202 and the
-other 409. Only while `QM_HOOKS` is true: otherwise there is no such path.
+other 409. The route exists only while `QM_HOOKS` is true.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System
-from queue_manager.web.http.errors import Refused, errors
-from queue_manager.web.publishing import broker
-from queue_manager.web.server_calls import Unavailable, mongodb
+from queue_manager.web.http.errors import ApiError, errors
+from queue_manager.web.server_calls import Unavailable, broker, mongodb
 from tasks import app
 
 log = get_logger("QM/triggers")
@@ -29,7 +28,7 @@ router = APIRouter()
 
 
 def spellings(trigger: str) -> tuple[str, str]:
-    """Return `group/some-job` and `group/someJob`."""
+    """Return both accepted forms: `group/some-job` and `group/someJob`."""
     group, _, job = trigger.rpartition("/")
     first, *others = job.split("-")
     return trigger, f"{group}/{first}{''.join(map(str.capitalize, others))}"
@@ -52,7 +51,7 @@ def trigger(path: str) -> TriggeredScan:
     system = next((system for system in systems() if path in spellings(system.trigger)), None)
     if system is None:
         known = ", ".join(system.trigger for system in systems())
-        raise Refused(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
+        raise ApiError(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
     token = str(uuid4())
     _mark(system, token)
     try:
@@ -65,12 +64,13 @@ def trigger(path: str) -> TriggeredScan:
 
 
 def _mark(system: System, token: str) -> None:
-    """Mark the scan as running from now on. The scan renews the mark of its task id, and removes it in the end."""
+    """Mark the scan as running. The scan renews the mark of its task id, and removes it at its end."""
     # A message that no worker takes expires after one period, and must not block the next trigger for longer.
     lease = min(scan_run.MARK_LEASE, system.period(settings()))
     with mongodb():
         if not scan_run.try_begin(system.scan_task, token, now=server_now(), lease=lease):
-            raise Refused(HTTPStatus.CONFLICT, "already running", f"The scan {system.name} is running; try again later")
+            message = f"The scan {system.name} is running; try again later"
+            raise ApiError(HTTPStatus.CONFLICT, "already running", message)
 
 
 def _unmark(system: System, token: str) -> None:

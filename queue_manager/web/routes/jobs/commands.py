@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from queue_manager.core.log import get_logger
-from queue_manager.web.http.errors import Refused, errors, invalid
-from queue_manager.web.http.request_body import JsonBody, NoMembers
+from queue_manager.web.http.errors import ApiError, errors, invalid
+from queue_manager.web.http.requests import JsonBody, NoMembers
 from queue_manager.web.routes.jobs.error_responses import naming
 from queue_manager.web.routes.jobs.schemas import (
     MAX_BODY,
@@ -44,7 +44,7 @@ def run(body: Annotated[NewJob, Depends(JsonBody(NewJob, max_bytes=MAX_BODY))]) 
         job = jobs.run(body.name, *body.arguments, **body.due(), **options)
     if job is None:
         message = f"There is already a job {body.name} with these arguments"
-        raise Refused(HTTPStatus.CONFLICT, "blocked", message)
+        raise ApiError(HTTPStatus.CONFLICT, "blocked", message)
     return JSONResponse({"job": as_json(job)}, status_code=HTTPStatus.CREATED)
 
 

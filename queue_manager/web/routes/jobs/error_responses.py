@@ -9,7 +9,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from queue_manager.web.http.errors import answer
+from queue_manager.web.http.errors import ApiError
 from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState
 
 STATUSES: dict[type[Exception], tuple[HTTPStatus, str]] = {
@@ -40,4 +40,4 @@ def naming(**fields: str) -> Iterator[None]:
 
 async def _answer(_: Request, error: Exception) -> JSONResponse:
     status, word = STATUSES[type(error)]
-    return answer(status, word, str(error), field=error.field if isinstance(error, InvalidJob) else None)
+    return ApiError(status, word, str(error), field=error.field if isinstance(error, InvalidJob) else None).response()

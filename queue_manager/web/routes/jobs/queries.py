@@ -14,7 +14,7 @@ from queue_manager.core.clock import to_iso
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import errors
-from queue_manager.web.http.query_parameters import EmptyIsNone
+from queue_manager.web.http.requests import EmptyIsNone
 from queue_manager.web.http.responses import fresh
 from queue_manager.web.routes.jobs.schemas import AnyJob, JobName, Jobs, JobsStatus, SortField
 from queue_manager.web.server_calls import mongodb

@@ -11,8 +11,8 @@ from models.job import JobState
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import invalid
-from queue_manager.web.http.request_body import Members
-from queue_manager.web.http.schemas import Moment, NextCursor, ServerTime, optional
+from queue_manager.web.http.requests import Members
+from queue_manager.web.http.responses import Moment, NextCursor, ServerTime, optional
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 
 MAX_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
@@ -42,7 +42,7 @@ class When(Members):
     )
 
     def due(self) -> dict[str, Any]:
-        """Return `{at, delay}`. Raises `Refused`: both are given."""
+        """Return `{at, delay}`. Raises `ApiError`: both are given."""
         if self.at is not None and self.delay_seconds is not None:
             raise invalid("at", "must not be given together with delay_seconds")
         return {"at": self.at, "delay": None if self.delay_seconds is None else timedelta(seconds=self.delay_seconds)}

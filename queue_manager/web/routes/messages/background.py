@@ -1,4 +1,4 @@
-"""Background tasks of the message queue: the one reader of events, the sweeper, and the end of both."""
+"""Background tasks of the message queue in a web process: the event feed and the sweeper."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from services.message_queue import queue_admin, server_url
 
 
 class Background:
-    """Runs while it is entered.
+    """Runs the tasks within the block.
 
     Args:
-        ending: is set when the process is told to end, while clients are still connected.
+        ending: set when the process shuts down, while clients are still connected.
     """
 
     end: asyncio.Task[None]
-    """Done when the process is told to end."""
+    """Done when the process shuts down."""
 
     def __init__(self, ending: asyncio.Event) -> None:
         self._ending = ending

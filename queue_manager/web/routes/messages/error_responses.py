@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.web.http.errors import answer
+from queue_manager.web.http.errors import ApiError
 from services.message_queue import (
     InvalidMessage,
     LockLost,
@@ -21,9 +21,9 @@ from services.message_queue import (
     UnknownMessage,
 )
 
-RETRY_AFTER = 5  # seconds that a producer is asked to wait while the server is full
+RETRY_AFTER = 5  # seconds, for producers while the server is full
 
-STATUSES: dict[type[Exception], tuple[HTTPStatus, str]] = {
+QUEUE_ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     InvalidMessage: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
     MessageTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too large"),
     LockLost: (HTTPStatus.CONFLICT, "LOCK_LOST"),
@@ -37,20 +37,21 @@ log = get_logger("QM/queue")
 
 
 def install(api: FastAPI) -> None:
-    """Answer each error of the queue with its status."""
-    for kind in STATUSES:
-        api.add_exception_handler(kind, _refuse)
-    api.add_exception_handler(redis.RedisError, _of_the_server)
+    """Add the handlers."""
+    for kind in QUEUE_ERRORS:
+        api.add_exception_handler(kind, _queue_error)
+    api.add_exception_handler(redis.RedisError, _server_error)
 
 
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    status, word = STATUSES[type(error)]
+async def _queue_error(_: Request, error: Exception) -> JSONResponse:
+    status, word = QUEUE_ERRORS[type(error)]
     headers = {"retry-after": str(RETRY_AFTER)} if isinstance(error, QueueFull) else None
     field = error.field if isinstance(error, InvalidMessage) else None
-    return answer(status, word, str(error), field=field, headers=headers)
+    return ApiError(status, word, str(error), field=field, headers=headers).response()
 
 
-async def _of_the_server(request: Request, error: Exception) -> JSONResponse:
-    """Answer for a server that is there and refuses: read-only, busy, a wrong password."""
+async def _server_error(request: Request, error: Exception) -> JSONResponse:
+    """Report that the queue's server is reachable and refuses: read-only, busy, a wrong password."""
     log.error("The queue's server refused", path=request.url.path, error=reason(error))
-    return answer(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", f"The queue's server refused ({reason(error)})")
+    message = f"The queue's server refused ({reason(error)})"
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message).response()

@@ -14,16 +14,16 @@ from pydantic import AfterValidator, Field
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import errors
-from queue_manager.web.http.query_parameters import EmptyIsNone
-from queue_manager.web.routes.messages.message_state import NamedQueue
-from queue_manager.web.routes.messages.query_parameters import (
+from queue_manager.web.http.requests import EmptyIsNone
+from queue_manager.web.routes.messages.requests import (
     MAX_WHOLE,
     FilterText,
     FilterType,
     MomentOf,
+    NamedQueue,
     WholeFilter,
 )
-from queue_manager.web.routes.messages.schemas import MessageCount, MessagePage
+from queue_manager.web.routes.messages.schemas import MessageCount, MessageList
 from services import message_queue
 from services.message_queue import Counts, Filter, MessageState, queue_admin
 from services.message_queue.admin import MAX_PAGE_SIZE, SORTABLE
@@ -99,7 +99,7 @@ def _options(
     )
 
 
-@router.get("/queue/{queueType}/messages", response_model=MessagePage)
+@router.get("/queue/{queueType}/messages", response_model=MessageList)
 def messages(place: NamedQueue, options: Annotated[ListOptions, Depends(_options)]) -> Response:
     """List messages, by default the newest first; those in processing by deadline, the latest first.
 

@@ -1,4 +1,4 @@
-"""Changes of messages by people: change, delete, move, replay, clear. Answers are per message."""
+"""Operator actions on messages: change, delete, move, replay, clear. Results are per message."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from queue_manager.core.log import get_logger
 from queue_manager.web.http.errors import errors, invalid
-from queue_manager.web.http.request_body import JsonBody
-from queue_manager.web.routes.messages import request_body
+from queue_manager.web.http.requests import JsonBody
 from queue_manager.web.routes.messages.background import Background
-from queue_manager.web.routes.messages.message_state import NamedQueue
-from queue_manager.web.routes.messages.query_parameters import Source
-from queue_manager.web.routes.messages.request_body import MAX_BATCH_BYTES, MessageBody
+from queue_manager.web.routes.messages.requests import (
+    MAX_BATCH_BYTES,
+    MessageBody,
+    NamedQueue,
+    Source,
+    decode_message,
+    parse_object,
+)
 from queue_manager.web.routes.messages.schemas import (
     ChangedMessage,
     Cleared,
@@ -30,9 +34,9 @@ from queue_manager.web.routes.messages.schemas import (
 from services.message_queue import MessageState, UnknownMessage, queue_admin
 from services.message_queue.messages import checked_id
 
-MAX_CLEAR_TIME = 50.0
-"""Seconds of one request that clears: proxies give up after 60."""
-PROGRESS_INTERVAL = 5.0
+MAX_CLEAR_DURATION = 50.0
+"""Seconds of one request that clears: proxies time out after 60."""
+CLEAR_LOG_INTERVAL = 5.0
 """Seconds between two log lines about a long clear."""
 
 log = get_logger("QM/queue")
@@ -46,7 +50,7 @@ def update(
     id: str, body: Annotated[bytes, Depends(MessageBody(MessageChange))], source: InQueue = None
 ) -> ChangedMessage:
     """Change a message. 409: a consumer holds it."""
-    queue_admin().update(id, request_body.message_of(request_body.object_of(body)), source=source)
+    queue_admin().update(id, decode_message(parse_object(body)), source=source)
     log.info("Message changed by hand", message_id=id)
     return ChangedMessage(message="Message updated", id=id)
 
@@ -103,29 +107,29 @@ def clear(request: Request) -> Cleared:
 
 
 @router.delete("/queue/{queueType}/clear", responses=errors(404))
-def clear_one(place: NamedQueue, request: Request) -> Cleared:
+def clear_one(queue: NamedQueue, request: Request) -> Cleared:
     """Delete all messages of one queue, for 50 s at most."""
-    return _cleared(place, request)
+    return _cleared(queue, request)
 
 
-def _cleared(place: MessageState | None, request: Request) -> Cleared:
-    """Delete in slices, each of which is an event.
+def _cleared(queue: MessageState | None, request: Request) -> Cleared:
+    """Delete in batches, each of which is an event.
 
-    It stops after 50 s, or when the process is told to end; the rest is left for the next request.
+    Stops after 50 s, or when the process shuts down; the rest is left for the next request.
     """
     background: Background = request.app.state.background
-    begun = logged = time.monotonic()
+    started_at = logged_at = time.monotonic()
     count, is_complete = 0, True
-    for of_slice in queue_admin().clear_in_batches(place):
-        count += of_slice
+    for deleted in queue_admin().clear_in_batches(queue):
+        count += deleted
         now = time.monotonic()
-        if now - logged >= PROGRESS_INTERVAL:
-            log.info("Clearing by hand", queue=place or "all", messages=count)
-            logged = now
-        if now - begun >= MAX_CLEAR_TIME or background.end.done():
+        if now - logged_at >= CLEAR_LOG_INTERVAL:
+            log.info("Clearing by hand", queue=queue or "all", messages=count)
+            logged_at = now
+        if now - started_at >= MAX_CLEAR_DURATION or background.end.done():
             is_complete = False
             break
-    log.info("Cleared by hand", queue=place or "all", messages=count, complete=is_complete)
+    log.info("Cleared by hand", queue=queue or "all", messages=count, complete=is_complete)
     left = "" if is_complete else "; there are more, so repeat it"
     return Cleared(message=f"{count} messages deleted{left}", cleared=count, is_complete=is_complete)
 

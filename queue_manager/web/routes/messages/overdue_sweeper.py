@@ -1,7 +1,7 @@
-"""The sweeper of this process: it requeues overdue messages at their deadline, also while no beat or worker runs.
+"""The sweeper of a web process: requeues overdue messages at their deadline, also while no beat or worker runs.
 
-Guarantee: it listens to the events of deadlines, so that a sweep follows each within about 20 ms; without events,
-within one period. An outage of the server is logged once, and ends by itself.
+Guarantee: it follows the events that set deadlines, so that a sweep starts within about 20 ms after each deadline;
+without events, within one period. An outage of the server is logged once, and the sweeper recovers from it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from queue_manager.core.settings import settings
 from queue_manager.web.routes.messages.feed import Event, Feed
 from services.message_queue import sweeper
 
-COALESCED = 0.02  # seconds between two sweeps at least, so that a stream of deadlines costs few
-BUDGET = seconds(0.5)  # of one sweep, so that the process ends soon when it is told to
-AFTER_OUTAGE = 1.0  # seconds to the next try
-AFTER_LOCK = 0.5  # seconds to the next look, while a sweeper of an older service holds the lock
-WITH_DEADLINE = (b'{"type":"dequeue"', b'{"type":"touch"')
+MIN_SWEEP_INTERVAL = 0.02  # seconds, so that a stream of deadlines needs few sweeps
+SWEEPER_BUDGET = seconds(0.5)  # short, so that the process shuts down soon
+OUTAGE_RETRY_DELAY = 1.0  # seconds
+LOCK_RETRY_DELAY = 0.5  # seconds, while a sweeper of an older service holds the lock
+DEADLINE_EVENTS = (b'{"type":"dequeue"', b'{"type":"touch"')
 
-T = TypeVar("T")
+StepResult = TypeVar("StepResult")
 log = get_logger("QM/queue-sweeper")
 
 
 class OverdueSweeper:
-    """Sweeps while it is entered."""
+    """Sweeps within the block."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed, self._sweeper = feed, sweeper()
@@ -41,7 +41,7 @@ class OverdueSweeper:
         self._is_away = False
 
     async def __aenter__(self) -> OverdueSweeper:
-        self._tasks = [asyncio.create_task(run()) for run in (self._sweep, self._hear, self._heal)]
+        self._tasks = [asyncio.create_task(run()) for run in (self._sweep, self._follow_events, self._heal)]
         return self
 
     async def __aexit__(
@@ -54,49 +54,49 @@ class OverdueSweeper:
     async def _sweep(self) -> None:
         while True:
             self._due_at = _now() + self._period
-            wait = await self._tried(self._sweep_once)
-            self._plan(_now() + (AFTER_OUTAGE if wait is None else wait))
-            await asyncio.sleep(COALESCED)
+            wait = await self._try(self._sweep_once)
+            self._plan(_now() + (OUTAGE_RETRY_DELAY if wait is None else wait))
+            await asyncio.sleep(MIN_SWEEP_INTERVAL)
             while (left := self._due_at - _now()) > 0:
                 self._is_earlier.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._is_earlier.wait(), left)
 
     def _sweep_once(self) -> float:
-        swept = self._sweeper.sweep(budget=BUDGET)
+        swept = self._sweeper.sweep(budget=SWEEPER_BUDGET)
         if swept.is_locked:
-            return AFTER_LOCK
+            return LOCK_RETRY_DELAY
         return self._period if swept.next_deadline_in is None else swept.next_deadline_in.total_seconds()
 
     async def _heal(self) -> None:
         while True:
-            if await self._tried(self._sweeper.heal):
-                self._plan(_now())  # their deadlines are told by no event
+            if await self._try(self._sweeper.heal):
+                self._plan(_now())  # no event announces their deadlines
             await asyncio.sleep(self._period)
 
-    async def _hear(self) -> None:
+    async def _follow_events(self) -> None:
         while True:
             with self._feed.listening() as listener:
                 while events := await listener.next():
                     for event in events:
                         self._plan_for(event)
             self._plan(_now())  # something may have been missed
-            await asyncio.sleep(COALESCED)
+            await asyncio.sleep(MIN_SWEEP_INTERVAL)
 
     def _plan_for(self, event: Event) -> None:
-        if event.text.startswith(WITH_DEADLINE):
-            told = json.loads(event.text)  # written by our own scripts, as the beginning says
-            self._plan(_now() + (told["payload"]["deadline"] - told["timestamp"]) / 1000)
+        if event.text.startswith(DEADLINE_EVENTS):
+            data = json.loads(event.text)  # valid JSON, since our own scripts write these events
+            self._plan(_now() + (data["payload"]["deadline"] - data["timestamp"]) / 1000)
 
     def _plan(self, at: float) -> None:
         if at < self._due_at:
             self._due_at = at
             self._is_earlier.set()
 
-    async def _tried(self, step: Callable[[], T]) -> T | None:
-        """Return what `step` returns, run in a thread; `None` when it failed.
+    async def _try(self, step: Callable[[], StepResult]) -> StepResult | None:
+        """Run `step` in a thread and return its result, `None` if it fails.
 
-        It goes on after any error: that a sweeper has ended would be noticed only when messages hang.
+        Any error is logged and passed over: a dead sweeper would be noticed only by messages that stay overdue.
         """
         try:
             done = await asyncio.to_thread(step)

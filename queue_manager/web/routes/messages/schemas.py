@@ -1,6 +1,6 @@
-"""Bodies and answers about messages. Times are seconds since 1970, as clients of the older services expect them.
+"""Request and response bodies of messages. Times are seconds since 1970, as clients of the older services expect.
 
-The queue itself checks new messages and tokens: their payloads are never parsed. Models of these bodies describe them.
+The queue validates new messages and tokens, whose payloads are never parsed; the models only describe those bodies.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from queue_manager.core.settings import settings
-from queue_manager.web.http.request_body import Members
-from queue_manager.web.http.schemas import NextCursor, Number, optional
-from queue_manager.web.routes.messages.query_parameters import FilterText, FilterType, MomentOf, WholeFilter
+from queue_manager.web.http.requests import Members
+from queue_manager.web.http.responses import NextCursor, Number, optional
+from queue_manager.web.routes.messages.requests import FilterText, FilterType, MomentOf, WholeFilter
 from services.message_queue import Filter, InvalidMessage, MessageState
 from services.message_queue.admin import MAX_BULK_IDS, Outcome
 from services.message_queue.messages import MAX_ACK_TIMEOUT, MAX_ATTEMPTS, MAX_ID_BYTES, MAX_TYPE_BYTES, checked_id
 
 MIN_TIMEOUT = 0.001  # seconds
-NEW_ID = "^[A-Za-z0-9_.:@-]{1,128}$"
+MESSAGE_ID_PATTERN = "^[A-Za-z0-9_.:@-]{1,128}$"
 UNCHANGED: Any = None
-Json = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 
-def _largest_priority(schema: Json) -> None:
+def _largest_priority(schema: JsonSchema) -> None:
     schema["maximum"] = settings().max_priority_levels - 1
 
 
-def _require_token(schema: Json) -> None:
+def _require_token(schema: JsonSchema) -> None:
     if settings().queue_require_lock_token:
         schema["required"] = [*schema.get("required", ()), "lock_token"]
 
@@ -37,7 +37,7 @@ MessageType = Annotated[
     str, Field(min_length=1, max_length=MAX_TYPE_BYTES, description="It has no control characters.")
 ]
 Payload = Annotated[Any, Field(description="Any JSON value. Consumers get it byte for byte.")]
-Priority = Annotated[
+MessagePriority = Annotated[
     int, Field(ge=0, json_schema_extra=_largest_priority, description="A higher one is delivered first.")
 ]
 AckTimeout = Annotated[
@@ -46,7 +46,7 @@ AckTimeout = Annotated[
 ]
 MaxAttempts = Annotated[int | None, Field(ge=1, le=MAX_ATTEMPTS, description="Deliveries before it is dead-lettered.")]
 LockToken = Annotated[str, Field(description="The `lock_token` with which the message was delivered.")]
-ServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
+QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
 
 
 class NewMessageBody(BaseModel):
@@ -56,27 +56,27 @@ class NewMessageBody(BaseModel):
 
     type: MessageType
     payload: Payload = None
-    priority: Priority = 0
+    priority: MessagePriority = 0
     ackTimeout: AckTimeout = None
     maxAttempts: MaxAttempts = None
-    id: Annotated[str, Field(pattern=NEW_ID)] | None = Field(
+    id: Annotated[str, Field(pattern=MESSAGE_ID_PATTERN)] | None = Field(
         default=None, description="Makes repeated requests harmless."
     )
 
 
 class MessageChange(BaseModel):
-    """What to change of a message."""
+    """The members of a message to change."""
 
     model_config = ConfigDict(extra="forbid")
 
     type: MessageType = UNCHANGED
     payload: Payload = UNCHANGED
-    priority: Priority = UNCHANGED
+    priority: MessagePriority = UNCHANGED
     ackTimeout: AckTimeout = None
     maxAttempts: MaxAttempts = None
 
 
-class _OfHeldMessage(BaseModel):
+class _LockedMessage(BaseModel):
     """Other members are ignored: consumers send the whole message."""
 
     model_config = ConfigDict(json_schema_extra=_require_token)
@@ -84,19 +84,19 @@ class _OfHeldMessage(BaseModel):
     lock_token: LockToken | None = None
 
 
-class AckBody(_OfHeldMessage):
-    """A message that is done. Other members are ignored: consumers send the whole message."""
+class AckBody(_LockedMessage):
+    """A message to acknowledge. Other members are ignored: consumers send the whole message."""
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID_BYTES)]
 
 
-class NackBody(_OfHeldMessage):
+class NackBody(_LockedMessage):
     """A delivery that failed."""
 
     errorReason: str | None = Field(default=None, description="Why it failed; its first 4,096 bytes are kept.")
 
 
-class TouchBody(_OfHeldMessage):
+class TouchBody(_LockedMessage):
     """A new deadline."""
 
     extend_seconds: float | None = Field(
@@ -108,7 +108,7 @@ class TouchBody(_OfHeldMessage):
 
 
 def _ids_of(field: str) -> Callable[[Any], list[str]]:
-    """Return a validator of ids of messages, or of whole messages, whose errors name the element."""
+    """Return a validator of a list of message ids or whole messages; its errors name the element."""
 
     def checked(given: Any) -> list[str]:
         if not isinstance(given, list) or len(given) > MAX_BULK_IDS:
@@ -128,10 +128,10 @@ def _reason(given: Any) -> str:
     return given
 
 
-ID_SCHEMA: Json = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
-WHOLE_SCHEMA: Json = {"type": "object", "required": ["id"], "properties": {"id": ID_SCHEMA}}
+ID_SCHEMA: JsonSchema = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
+WHOLE_SCHEMA: JsonSchema = {"type": "object", "required": ["id"], "properties": {"id": ID_SCHEMA}}
 Reason = Annotated[Any, AfterValidator(_reason), WithJsonSchema({"type": "string"})]
-"""A text that may have unpaired surrogates."""
+"""A text that may contain unpaired surrogates."""
 MessageIds = Annotated[
     list[str],
     BeforeValidator(_ids_of("messageIds")),
@@ -151,7 +151,7 @@ class MessagesToDelete(Members):
 
 
 class Move(Members):
-    """Which messages to move, and where. They are named by their ids, or given whole."""
+    """Which messages to move, by id or as whole messages, and to which queue."""
 
     messages: Messages
     toQueue: Literal["main", "dead", "acknowledged", "archived"]
@@ -162,7 +162,7 @@ class Move(Members):
 
 
 class MessageFilter(Members):
-    """Which messages are meant; a member that is not given says nothing."""
+    """The conditions that messages must match."""
 
     type: FilterType | None = None
     priority: WholeFilter | None = None
@@ -189,10 +189,10 @@ class Replay(Members):
     filter: MessageFilter | None = None
 
 
-# Answers
+# Responses
 
 
-class Life(BaseModel):
+class EarlierLife(BaseModel):
     """How an earlier life of a replayed message ended."""
 
     model_config = ConfigDict(extra="allow")
@@ -223,7 +223,7 @@ class DeliveredMessage(BaseModel):
     failed_at: Number | None = optional("When it was dead-lettered.")
     acknowledged_at: Number | None = optional("When it was acknowledged.")
     last_error: str | None = optional("Why its last delivery failed.")
-    history: list[Life] | None = optional("Earlier lives of a message that was replayed.")
+    history: list[EarlierLife] | None = optional("Earlier lives of a message that was replayed.")
     undecodable: bool | None = optional("The entry is not a message; `payload` is its text.")
     stream_id: str = Field(alias="_stream_id")
     stream_name: str = Field(alias="_stream_name")
@@ -243,7 +243,7 @@ class AddedBatch(BaseModel):
 
 
 class Nacked(ChangedMessage):
-    """What became of a message whose delivery failed."""
+    """The result of a nack."""
 
     requeued: bool = Field(description="False if it is a dead letter.")
 
@@ -256,8 +256,8 @@ class Touched(BaseModel):
     lock_token: str | None
 
 
-class Result(BaseModel):
-    """What became of one message."""
+class MessageResult(BaseModel):
+    """The result for one message."""
 
     id: str
     result: Outcome
@@ -269,24 +269,24 @@ class _Changed(BaseModel):
 
 
 class DeletedMessages(_Changed):
-    """What became of messages to be deleted."""
+    """The results of a deletion."""
 
     deleted: int
-    results: list[Result]
+    results: list[MessageResult]
 
 
 class Moved(_Changed):
-    """What became of messages to be moved."""
+    """The results of a move."""
 
     moved: int
-    results: list[Result]
+    results: list[MessageResult]
 
 
 class Replayed(_Changed):
-    """What became of dead letters."""
+    """The results of a replay."""
 
     moved: int
-    results: list[Result] | None = optional("Left out if they are more than 1,000.")
+    results: list[MessageResult] | None = optional("Left out if they are more than 1,000.")
     is_complete: bool | None = optional("For a filter: false if the time was not enough for all. Repeat it then.")
 
 
@@ -299,7 +299,7 @@ class Cleared(BaseModel):
 
 
 class Pagination(BaseModel):
-    """Where a page is in its list."""
+    """The position of a page in its list."""
 
     page: int
     limit: int
@@ -309,12 +309,12 @@ class Pagination(BaseModel):
     is_partial: bool = Field(description="Whether there is more than was searched.")
 
 
-class MessagePage(BaseModel):
+class MessageList(BaseModel):
     """A page of messages."""
 
     messages: list[DeliveredMessage]
     pagination: Pagination
-    server_time: ServerTime
+    server_time: QueueServerTime
 
 
 class MessageCount(BaseModel):
@@ -322,11 +322,11 @@ class MessageCount(BaseModel):
 
     count: int
     is_complete: bool = Field(description="False if counting took too long: there are that many or more.")
-    server_time: ServerTime
+    server_time: QueueServerTime
 
 
-class QueueStatus(BaseModel):
-    """How many messages are where."""
+class MessageQueueStatus(BaseModel):
+    """The number of messages in each state."""
 
     main: int
     processing: int
@@ -337,11 +337,11 @@ class QueueStatus(BaseModel):
     total_acknowledged: int = Field(description="Ever; `acknowledged` counts those that are kept.")
     overdue: int = Field(description="Messages in processing whose deadline has passed.")
     first_deadline_at: Number | None
-    server_time: ServerTime
+    server_time: QueueServerTime
 
 
 class QueueMetrics(BaseModel):
-    """How many messages are where, by the names of the older services."""
+    """The number of messages in each state, by the names of the older services."""
 
     main_queue_size: int
     processing_queue_size: int
@@ -350,7 +350,7 @@ class QueueMetrics(BaseModel):
     archived_queue_size: int
     total_acknowledged: int
     overdue: int
-    server_time: ServerTime
+    server_time: QueueServerTime
 
 
 class QueueConfig(BaseModel):

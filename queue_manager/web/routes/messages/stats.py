@@ -1,4 +1,4 @@
-"""How many messages are where, the settings of the queue, and whether its server answers."""
+"""The number of messages in each state, the settings of the queue, and whether its server answers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from fastapi import APIRouter
 
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import errors
-from queue_manager.web.routes.messages.query_parameters import whole
-from queue_manager.web.routes.messages.schemas import QueueConfig, QueueHealth, QueueMetrics, QueueStatus
+from queue_manager.web.routes.messages.requests import whole
+from queue_manager.web.routes.messages.schemas import MessageQueueStatus, QueueConfig, QueueHealth, QueueMetrics
 from services.message_queue import queue_admin
 
 router = APIRouter()
 
 
 @router.get("/queue/status", responses=errors(503))
-def status() -> QueueStatus:
-    """Count the messages in each place."""
+def status() -> MessageQueueStatus:
+    """Count the messages in each state."""
     counts = queue_admin().counts()
-    return QueueStatus(
+    return MessageQueueStatus(
         main=counts.main,
         processing=counts.processing,
         dead=counts.dead,
@@ -33,7 +33,7 @@ def status() -> QueueStatus:
 
 @router.get("/queue/metrics", responses=errors(503))
 def metrics() -> QueueMetrics:
-    """Count the messages in each place, by the names of the older services."""
+    """Count the messages in each state, by the names of the older services."""
     counts = queue_admin().counts()
     return QueueMetrics(
         main_queue_size=counts.main,

@@ -19,13 +19,12 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Listed
 from queue_manager.system import System
-from queue_manager.web.http.errors import Refused, errors
-from queue_manager.web.http.request_body import JsonBody, NoMembers
-from queue_manager.web.publishing import broker
+from queue_manager.web.http.errors import ApiError, errors
+from queue_manager.web.http.requests import JsonBody, NoMembers
 from queue_manager.web.routes.systems.listing import MAX_COUNTED, matches
 from queue_manager.web.routes.systems.registry import WithItems
 from queue_manager.web.routes.systems.schemas import RetriedItems, Sent, SentTask
-from queue_manager.web.server_calls import Unavailable, mongodb
+from queue_manager.web.server_calls import Unavailable, broker, mongodb
 from services.due_work import DueItem
 from tasks import app
 from tasks.item import ItemTask
@@ -71,13 +70,13 @@ def retry_item(
     return SentTask(task_id=taken[0].token)
 
 
-def _not_taken(listed: Listed, id: str) -> Refused:
+def _not_taken(listed: Listed, id: str) -> ApiError:
     with mongodb():
         exists = listed.has(id)
     if exists:
         message = f"The item {id!r:.100} is in progress or not due"
-        return Refused(HTTPStatus.CONFLICT, "wrong state", message)
-    return Refused(HTTPStatus.NOT_FOUND, "not found", f"There is no item {id!r:.100}", field="id")
+        return ApiError(HTTPStatus.CONFLICT, "wrong state", message)
+    return ApiError(HTTPStatus.NOT_FOUND, "not found", f"There is no item {id!r:.100}", field="id")
 
 
 def _retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:

@@ -11,7 +11,7 @@ from fastapi import Depends, Path
 from beat_schedule import systems
 from queue_manager.items import Listed
 from queue_manager.system import System
-from queue_manager.web.http.errors import Refused
+from queue_manager.web.http.errors import ApiError
 
 
 def _named(name: Annotated[str, Path()]) -> System:
@@ -28,7 +28,7 @@ def _found(name: str, known: Iterable[System]) -> System:
     by_name = {system.name: system for system in known}
     if name not in by_name:
         message = f"There is no system {name!r} here; the systems are: {', '.join(by_name)}"
-        raise Refused(HTTPStatus.NOT_FOUND, "not found", message, field="name")
+        raise ApiError(HTTPStatus.NOT_FOUND, "not found", message, field="name")
     return by_name[name]
 
 

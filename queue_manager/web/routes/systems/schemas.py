@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 
 from queue_manager.health import Idle
 from queue_manager.items import State
-from queue_manager.web.http.request_body import Members
-from queue_manager.web.http.schemas import Moment, NextCursor, Number, ServerTime, optional
+from queue_manager.web.http.requests import Members
+from queue_manager.web.http.responses import Moment, NextCursor, Number, ServerTime, optional
 
 MAX_SEARCH_LENGTH = 256
 

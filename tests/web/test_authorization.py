@@ -35,10 +35,10 @@ def api(servers: Servers) -> FastAPI:
 
 @pytest.fixture(scope="session")
 def routes(api: FastAPI) -> list[tuple[str, str, str]]:
-    """Method, path and rule of each, with an id of no message and no job in place of a parameter."""
+    """Method, path and required role of each, with an id of no message and no job in place of a parameter."""
     return [
-        (method, OF_MOUNTS.get(str(route.path), re.sub(r"{.*?}", "0", str(route.path))), rule.role)
-        for route, rule in auth.rules(api)
+        (method, OF_MOUNTS.get(str(route.path), re.sub(r"{.*?}", "0", str(route.path))), required.role)
+        for route, required in auth.required_roles(api)
         for method in sorted(route.methods or ("GET",))
     ]
 
@@ -141,7 +141,7 @@ def test_a_route_without_a_rule_is_an_error() -> None:
     router.add_api_route("/new", lambda: None)
     api.include_router(router)
     with pytest.raises(LookupError, match="/new: give its router one of public, viewer, operator"):
-        list(auth.rules(api))
+        list(auth.required_roles(api))
 
 
 def test_on_loopback_without_keys_everything_is_allowed_but_to_other_sites(

@@ -1,8 +1,9 @@
-"""Receiving messages, and ack, nack and touch."""
+"""The message queue's API for producers and consumers: enqueue, receive, ack, nack and touch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -12,33 +13,97 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from queue_manager.core.settings import settings
-from queue_manager.web.http.errors import Refused, errors, invalid
-from queue_manager.web.http.query_parameters import EmptyIsNone
+from queue_manager.web.http.errors import ApiError, errors, invalid
+from queue_manager.web.http.requests import EmptyIsNone
 from queue_manager.web.http.responses import NO_STORE
-from queue_manager.web.routes.messages import long_poll, request_body
-from queue_manager.web.routes.messages.query_parameters import FilterType, whole
-from queue_manager.web.routes.messages.request_body import MessageBody
+from queue_manager.web.routes.messages.long_poll import ReceiveOptions, wait_for_message
+from queue_manager.web.routes.messages.requests import (
+    MAX_BATCH_MESSAGES,
+    BatchBody,
+    FilterType,
+    MessageBody,
+    decode_member,
+    decode_message,
+    parse_list,
+    parse_object,
+    whole,
+)
 from queue_manager.web.routes.messages.schemas import (
     MIN_TIMEOUT,
     AckBody,
+    AddedBatch,
     ChangedMessage,
     DeliveredMessage,
     NackBody,
     Nacked,
+    NewMessageBody,
     TouchBody,
     Touched,
 )
-from services.message_queue import Json, message_queue
-from services.message_queue.messages import MAX_ACK_TIMEOUT
+from services.message_queue import InvalidMessage, Json, NewMessage, message_queue
+from services.message_queue.messages import MAX_ACK_TIMEOUT, members
 from services.message_queue.queue import MAX_POLL_TIMEOUT
 
-MAX_WAIT = 55.0
+MAX_POLL_DURATION = 55.0
 """Seconds after which a poll is answered, even if its `timeout` is longer."""
 
+NewMessageBatch = Annotated[list[NewMessageBody], Field(max_length=MAX_BATCH_MESSAGES)]
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_POLL_TIMEOUT, description="Seconds to wait for a message.")]
 AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline.")]
 
 router = APIRouter(responses=errors(503))
+
+# Producers
+
+
+@router.post("/queue/message", status_code=HTTPStatus.CREATED)
+def add(body: Annotated[bytes, Depends(MessageBody(NewMessageBody))]) -> ChangedMessage:
+    """Add a message. 503 with `Retry-After`: the queue's server is full."""
+    message = NewMessage.from_members(decode_message(parse_object(body)))
+    (added,) = message_queue().enqueue_batch([message])
+    return ChangedMessage(message="Message added successfully", id=added.id)
+
+
+@router.post("/queue/batch", status_code=HTTPStatus.CREATED)
+def add_batch(body: Annotated[bytes, Depends(BatchBody(NewMessageBatch))]) -> AddedBatch:
+    """Add up to 1,000 messages, all or none."""
+    messages = [_new_message(index, text) for index, text in enumerate(parse_list(body))]
+    accepted = _enqueue(messages)
+    return AddedBatch(message=f"Batch processed: {accepted}/{len(messages)} messages enqueued")
+
+
+def _new_message(index: int, text: Json) -> NewMessage:
+    with _naming_element(index):
+        try:
+            given = members(text)
+        except ValueError:
+            raise InvalidMessage("type", "a member of a JSON object; this is not an object") from None
+        return NewMessage.from_members(decode_message(given))
+
+
+def _enqueue(messages: Sequence[NewMessage]) -> int:
+    queue = message_queue()
+    try:
+        return len(queue.enqueue_batch(messages))
+    except InvalidMessage:
+        for index, message in enumerate(messages):
+            with _naming_element(index):
+                message.arguments(queue.limits)
+        raise
+
+
+@contextmanager
+def _naming_element(index: int) -> Iterator[None]:
+    """Add the index in the list to the field of an `InvalidMessage`."""
+    try:
+        yield
+    except InvalidMessage as error:
+        error.field = f"[{index}].{error.field}"
+        error.args = (f"[{index}].{error}",)
+        raise
+
+
+# Consumers
 
 
 @router.get("/queue/message", response_model=DeliveredMessage, responses=errors(404))
@@ -56,20 +121,20 @@ async def receive(
     It answers after 55 s at the latest: proxies give up after 60 s, and a message that comes then would be lost to its
     consumer until its deadline.
     """
-    options = long_poll.ReceiveOptions(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
-    message = await run_in_threadpool(partial(options.take, message_queue()))
+    options = ReceiveOptions(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
+    message = await run_in_threadpool(partial(message_queue().take, **options))
     if message is None and timeout:
-        message = await long_poll.wait_for(options, min(timeout, MAX_WAIT), request=request)
+        message = await wait_for_message(options, min(timeout, MAX_POLL_DURATION), request=request)
     if message is None:
-        raise Refused(HTTPStatus.NOT_FOUND, "not found", "Message not found")
+        raise ApiError(HTTPStatus.NOT_FOUND, "not found", "Message not found")
     return Response(message.to_json(), media_type="application/json", headers=NO_STORE)
 
 
 @router.post("/queue/ack", responses=errors(404, 409))
 def ack(body: Annotated[bytes, Depends(MessageBody(AckBody))]) -> ChangedMessage:
     """Acknowledge a message: it is done. 409: its deadline has passed, or somebody else holds it."""
-    given = request_body.object_of(body)
-    id = request_body.values_of(given, "id")["id"]
+    given = parse_object(body)
+    id = decode_member(given, "id")
     if id in (None, ""):
         raise _missing("id")
     message_queue().ack(id, _token(given))
@@ -79,8 +144,8 @@ def ack(body: Annotated[bytes, Depends(MessageBody(AckBody))]) -> ChangedMessage
 @router.post("/queue/message/{id:path}/nack", responses=errors(404, 409))
 def nack(id: str, body: Annotated[bytes, Depends(MessageBody(NackBody, is_required=False))]) -> Nacked:
     """Report that a delivery failed. The message is delivered again, or dead-lettered after its last attempt."""
-    given = _optional(body)
-    reason = request_body.values_of(given, "errorReason")["errorReason"]
+    given = parse_object(body)
+    reason = decode_member(given, "errorReason")
     if reason is not None and not isinstance(reason, str):
         raise invalid("errorReason", "must be a string")
     is_requeued = message_queue().nack(id, _token(given), reason)
@@ -90,9 +155,9 @@ def nack(id: str, body: Annotated[bytes, Depends(MessageBody(NackBody, is_requir
 @router.put("/queue/message/{id:path}/touch", responses=errors(404, 409))
 def touch(id: str, body: Annotated[bytes, Depends(MessageBody(TouchBody, is_required=False))]) -> Touched:
     """Extend the deadline of a message."""
-    given = _optional(body)
+    given = parse_object(body)
     token = _token(given)
-    touched = message_queue().touch(id, token, **request_body.values_of(given, "extend_seconds"))
+    touched = message_queue().touch(id, token, decode_member(given, "extend_seconds"))
     return Touched(
         new_timeout_at=touched.deadline_at,
         extended_by=whole(touched.extended_by.total_seconds()),
@@ -100,12 +165,8 @@ def touch(id: str, body: Annotated[bytes, Depends(MessageBody(TouchBody, is_requ
     )
 
 
-def _optional(body: bytes) -> dict[str, Json]:
-    return request_body.object_of(body) if body.strip() else {}
-
-
 def _token(given: Mapping[str, Json]) -> str | None:
-    token = request_body.values_of(given, "lock_token")["lock_token"]
+    token = decode_member(given, "lock_token")
     if token not in (None, ""):
         return token  # type: ignore[no-any-return]  # the queue checks it
     if settings().queue_require_lock_token:
@@ -113,5 +174,5 @@ def _token(given: Mapping[str, Json]) -> str | None:
     return None
 
 
-def _missing(field: str) -> Refused:
-    return Refused(HTTPStatus.BAD_REQUEST, "bad request", f"{field}: is missing", field=field)
+def _missing(field: str) -> ApiError:
+    return ApiError(HTTPStatus.BAD_REQUEST, "bad request", f"{field}: is missing", field=field)

@@ -1,6 +1,6 @@
-"""The pages for people: shells filled in here, kept live by the modules in `static` through the same API as programs.
+"""The pages for people. The modules in `static` fill them with live data from the API that programs use.
 
-Guarantee: nothing comes from another host, no script is inline, and what others wrote is text, never markup.
+Guarantee: nothing is loaded from another host, no script is inline, and data is escaped.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from starlette.types import Scope
 from beat_schedule import systems
 from queue_manager.core.settings import settings
 from queue_manager.system import System
-from queue_manager.web.auth import Current, viewer
-from queue_manager.web.http.errors import Refused
-from queue_manager.web.rendering import rendered
-from queue_manager.web.routes.pages.navigation import around
+from queue_manager.web.auth import CurrentPrincipal, viewer
+from queue_manager.web.http.errors import ApiError
+from queue_manager.web.rendering import rendered_page
 
-STATIC = Path(__file__).parents[2] / "static"
+STATIC = Path(__file__).parents[1] / "static"
 
 
 class Tab(NamedTuple):
-    """The messages of one place."""
+    """A tab of the messages page."""
 
     slug: str
-    place: str
+    queue: str
     title: str
 
 
@@ -64,34 +63,35 @@ def install(api: FastAPI) -> None:
     for system in systems():
         if system.items is not None:
             of_systems.add_api_route(system.page, _page_of(system))
-    for part in (router, of_systems):
-        api.include_router(part, dependencies=[viewer])
+    api.include_router(router, dependencies=[viewer])
+    api.include_router(of_systems, dependencies=[viewer])
     api.mount("/static", GZipMiddleware(Static(directory=STATIC)))
 
 
 @router.get("/")
-async def overview(request: Request, who: Current) -> HTMLResponse:
-    return rendered("overview.html", **around(request, who))
+async def overview(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
+    return rendered_page("overview.html", request, principal)
 
 
-def _page_of(system: System) -> Callable[[Request, Current], Awaitable[HTMLResponse]]:
-    async def page(request: Request, who: Current) -> HTMLResponse:
+def _page_of(system: System) -> Callable[[Request, CurrentPrincipal], Awaitable[HTMLResponse]]:
+    async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
         needs_token = settings().socketio_token_secret is not None and not settings().has_credentials
-        return rendered("system.html", **around(request, who), system=system, needs_token=needs_token)
+        return rendered_page("system.html", request, principal, system=system, needs_token=needs_token)
 
     return page
 
 
 @router.get("/messages")
 @router.get("/messages/{slug}")
-async def messages(request: Request, who: Current, slug: str = "") -> HTMLResponse:
+async def messages(request: Request, principal: CurrentPrincipal, slug: str = "") -> HTMLResponse:
     tab = next((tab for tab in TABS if tab.slug == slug), None)
     if tab is None:
-        raise Refused(HTTPStatus.NOT_FOUND, "not found", f"There are no messages called {slug!r}")
+        raise ApiError(HTTPStatus.NOT_FOUND, "not found", f"There are no messages called {slug!r}")
     chosen = settings()
-    return rendered(
+    return rendered_page(
         "messages.html",
-        **around(request, who),
+        request,
+        principal,
         tabs=TABS,
         tab=tab,
         is_on=chosen.qm_message_queue,
@@ -100,10 +100,10 @@ async def messages(request: Request, who: Current, slug: str = "") -> HTMLRespon
 
 
 @router.get("/jobs")
-async def jobs(request: Request, who: Current) -> HTMLResponse:
-    return rendered("jobs.html", **around(request, who), is_on=settings().runs_jobs)
+async def jobs(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
+    return rendered_page("jobs.html", request, principal, is_on=settings().runs_jobs)
 
 
 @router.get("/schedule")
-async def schedule(request: Request, who: Current) -> HTMLResponse:
-    return rendered("schedule.html", **around(request, who), has_hooks=settings().qm_hooks)
+async def schedule(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
+    return rendered_page("schedule.html", request, principal, has_hooks=settings().qm_hooks)

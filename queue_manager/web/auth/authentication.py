@@ -1,0 +1,211 @@
+"""Authentication: finds the principal that sends a request, by its API key or by the session cookie of a log-in.
+
+The cookie holds the name of a key and an expiry, signed with a secret derived from that key. Guarantee: a session ends
+with its key or when it is revoked (see `revocation`). Every process that has the key accepts the cookie; no further
+secret is configured.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Literal
+
+import jwt
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, cookie_parser
+from starlette.responses import Response
+
+from queue_manager.core.api_keys import ROLES, ApiKey, Role
+from queue_manager.core.clock import hours
+from queue_manager.core.settings import Settings
+from queue_manager.web.auth.keys import KeyRing, digest_of, now
+from queue_manager.web.auth.revocation import Revocations
+from queue_manager.web.auth.wrong_keys import WrongKeys
+from queue_manager.web.http.errors import ApiError
+
+API_KEY_HEADER = "x-api-key"
+LOGIN_HINT = "Send a key as X-API-KEY or as Authorization: Bearer, or log in at /login"
+SESSION_COOKIE = "qm_session"
+SESSION_LIFETIME = hours(12)
+_REQUIRED_CLAIMS = ["name", "role", "exp"]
+_SECRET_PURPOSE = b"queue-manager session"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Principal:
+    """The holder of a key, or any user of this machine if no keys are configured."""
+
+    name: str
+    """The key's name; `loopback` without keys."""
+    role: Role
+    by: Literal["loopback", "key", "session"]
+    key_digest: bytes = field(default=b"", repr=False)
+    """Tells the key from a later one with the same name."""
+    session: str = field(default="", repr=False)
+    """The id by which the session is revoked."""
+    expires_at: datetime | None = None
+    """When the key or the session ends."""
+
+    def has_role(self, role: Role) -> bool:
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+    @property
+    def may_act(self) -> bool:
+        return self.has_role("operator")
+
+
+LOOPBACK = Principal(name="loopback", role="operator", by="loopback")
+
+
+class Authenticator:
+    """The keys, revoked sessions and wrong keys that this process knows.
+
+    Raises:
+        ConfigurationError: the keys are invalid.
+    """
+
+    def __init__(self, chosen: Settings) -> None:
+        self._keys = KeyRing(chosen)
+        self.is_required = chosen.has_credentials
+        self._revocations = Revocations(chosen.redis_url)
+        self._wrong_keys = WrongKeys()
+
+    @asynccontextmanager
+    async def refreshing(self) -> AsyncIterator[None]:
+        """Follow the log-outs in other processes within the block."""
+        if not self.is_required:
+            yield
+            return
+        async with self._revocations.refreshing():
+            yield
+
+    async def authenticate(self, connection: HTTPConnection) -> Principal:
+        """Return the principal that sends a request; a key takes precedence over a cookie. Raises `ApiError`."""
+        if not self.is_required:
+            return LOOPBACK
+        if (key := sent_key(connection.headers)) is not None:
+            return await self.authenticate_key(key, connection)
+        cookie = _cookie(connection.headers)
+        principal = self._read_cookie(cookie)
+        if principal is None or await self._revocations.is_revoked(principal.session):
+            raise unauthorized("The session has ended: log in again at /login" if cookie else LOGIN_HINT)
+        return principal
+
+    async def authenticate_key(self, key: str, connection: HTTPConnection) -> Principal:
+        """Return the holder of a key. Raises `ApiError`, with a delay if the client's address tries many keys."""
+        try:
+            return self.key_holder(key)
+        except ApiError:
+            await self.count_wrong_key(key, connection)
+            raise
+
+    def key_holder(self, key: str) -> Principal:
+        """Return the holder of a key. Raises `ApiError`."""
+        found = self._keys.find(key)
+        if found is None:
+            raise unauthorized("The key is unknown or has expired")
+        return _holder(found)
+
+    async def count_wrong_key(self, key: str, connection: HTTPConnection) -> None:
+        """Count a wrong key. Raises `ApiError`, after a delay, if the client's address has tried too many."""
+        await self._wrong_keys.count(key, connection.client.host if connection.client else None)
+
+    def is_valid(self, principal: Principal) -> bool:
+        """Return True if the key or session of `principal` is still valid and has the same role."""
+        if principal is LOOPBACK:
+            return True
+        key = self._keys.named(principal.name)
+        has_expired = principal.expires_at is not None and now() >= principal.expires_at
+        if key is None or has_expired or self._revocations.is_known(principal.session):
+            return False
+        return key.role == principal.role and hmac.compare_digest(_digest(key), principal.key_digest)
+
+    async def log_out(self, headers: Headers) -> None:
+        """Revoke the session of a request, in every process."""
+        principal = self._read_cookie(_cookie(headers))
+        if principal is not None and principal.expires_at is not None:
+            await self._revocations.revoke(principal.session, principal.expires_at.timestamp())
+
+    def _read_cookie(self, cookie: str) -> Principal | None:
+        """Return the principal of a session cookie, `None` if the cookie is invalid or has expired."""
+        try:
+            # The unverified name only selects the key that must have signed the cookie.
+            claimed = jwt.decode(cookie, options={"verify_signature": False}).get("name")
+            key = self._keys.named(claimed) if isinstance(claimed, str) else None
+            if key is None:
+                return None
+            secret = _session_secret(_digest(key))
+            claims = jwt.decode(cookie, secret, algorithms=["HS256"], options={"require": _REQUIRED_CLAIMS})
+            expires_at = datetime.fromtimestamp(int(claims["exp"]), now().tzinfo)
+        except (jwt.InvalidTokenError, TypeError, ValueError, OverflowError, RecursionError):
+            return None
+        if claims["role"] != key.role:  # the key's role was changed since: log in again
+            return None
+        # Hash only the signed part: a signature can be encoded in several ways. Cookies of 0.1 have no `jti`.
+        id = sha256(cookie.rpartition(".")[0].encode()).hexdigest()[:32]
+        return replace(_holder(key), by="session", session=id, expires_at=expires_at)
+
+
+def authenticator_of(connection: HTTPConnection) -> Authenticator:
+    """Return the authenticator of the application that serves a request."""
+    authenticator: Authenticator = connection.app.state.authenticator
+    return authenticator
+
+
+def unauthorized(message: str) -> ApiError:
+    return ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", message, headers={"www-authenticate": "Bearer"})
+
+
+def sent_key(headers: Headers) -> str | None:
+    """Return the API key of a request."""
+    if API_KEY_HEADER in headers:
+        return headers[API_KEY_HEADER]
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None
+
+
+def set_session_cookie(response: Response, principal: Principal, *, is_https: bool) -> None:
+    """Start a session for the holder of a key. It never outlives the key."""
+    started_at = now()
+    ends_at = min(started_at + SESSION_LIFETIME, principal.expires_at or datetime.max.replace(tzinfo=started_at.tzinfo))
+    claims = {
+        "name": principal.name,
+        "role": principal.role,
+        "exp": int(ends_at.timestamp()),
+        "jti": secrets.token_hex(8),
+    }
+    response.set_cookie(
+        SESSION_COOKIE,
+        jwt.encode(claims, _session_secret(principal.key_digest), algorithm="HS256"),
+        max_age=int((ends_at - started_at).total_seconds()),
+        httponly=True,
+        samesite="strict",
+        secure=is_https,
+    )
+
+
+def delete_session_cookie(response: Response, *, is_https: bool) -> None:
+    response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict", secure=is_https)
+
+
+def _holder(key: ApiKey) -> Principal:
+    return Principal(name=key.name, role=key.role, by="key", key_digest=_digest(key), expires_at=key.expires_at)
+
+
+def _digest(key: ApiKey) -> bytes:
+    return digest_of(key.key.get_secret_value())
+
+
+def _cookie(headers: Headers) -> str:
+    return cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE, "")
+
+
+def _session_secret(key_digest: bytes) -> bytes:
+    return hmac.digest(key_digest, _SECRET_PURPOSE, "sha256")

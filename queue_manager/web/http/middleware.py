@@ -1,0 +1,92 @@
+"""ASGI middleware: security headers, the `Host` check of a process without keys, and `HEAD` requests."""
+
+from __future__ import annotations
+
+import ipaddress
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SECURITY_HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",  # without it, browsers send our own forms with `Origin: null`
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if `host`, a name or an address, is this machine's loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class SecurityMiddleware:
+    """Adds security headers to every response.
+
+    `local_only`: refuse a request whose `Host` is not a loopback name. Otherwise a page of another site could resolve
+    its own name to 127.0.0.1 and pass as ours (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, *, local_only: bool) -> None:
+        self._app = app
+        self._local_only = local_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+            await send(message)
+
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif self._local_only and not is_loopback(_host(scope)):
+            await _refuse_host(scope, receive, send)
+        else:
+            await self._app(scope, receive, send_with_headers)
+
+
+class HeadMiddleware:
+    """Answers `HEAD` with the status and headers of `GET`, without a body; the wrapped application sees a `GET`.
+
+    The response ends after its headers, so that an event stream ends at once. `is_head` in the request's state lets a
+    route whose `GET` has an effect refuse the request.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})  # the client counts as disconnected from here
+
+        state = {**scope.get("state", {}), "is_head": True}
+        await self._app({**scope, "method": "GET", "state": state}, receive, send_headers)
+
+
+def _host(scope: Scope) -> str:
+    try:
+        return urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+async def _refuse_host(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": "wrong Host"})
+        return
+    message = "Without QM_API_KEYS only this machine's own names are accepted as Host"
+    response = JSONResponse({"error": "wrong host", "message": message}, status_code=HTTPStatus.MISDIRECTED_REQUEST)
+    await response(scope, receive, send)
