@@ -17,6 +17,7 @@ from queue_manager.web import auth
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.http.boundary import Boundary
 from queue_manager.web.http.head import Head
+from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.live.socketio_server import Live
 from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, systems, triggers
 from tasks.registration import require_tasks
@@ -41,8 +42,8 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     credentials = auth.Credentials(chosen)
     live = Live(chosen, credentials)
     background = messages.Background(ending) if chosen.qm_message_queue else None
-    job_feed = jobs.Feed(ending) if chosen.runs_jobs else None
-    overview = systems.OverviewBroadcaster(systems.read_overview, ending)
+    job_feed = Feed(jobs.JobEvents(), ending) if chosen.runs_jobs else None
+    overview = Feed(systems.OverviewStates(), ending)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -77,7 +78,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
 
 
 def _install(
-    api: FastAPI, chosen: Settings, background: messages.Background | None, job_feed: jobs.Feed | None
+    api: FastAPI, chosen: Settings, background: messages.Background | None, job_feed: Feed[str] | None
 ) -> None:
     docs.install(api)
     api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])

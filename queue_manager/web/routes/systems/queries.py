@@ -18,10 +18,10 @@ from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.responses import no_store
+from queue_manager.web.routes.systems.events import overview
 from queue_manager.web.routes.systems.overview import counted, leader_of, numbers_of, scan_of
-from queue_manager.web.routes.systems.overview_broadcaster import OverviewBroadcaster
 from queue_manager.web.routes.systems.registry import Named
-from queue_manager.web.routes.systems.schemas import History, OneSystem, Overview, Scan, Scans, Schedule, ScheduleEntry
+from queue_manager.web.routes.systems.schemas import History, OneSystem, Scan, Scans, Schedule, ScheduleEntry
 from queue_manager.web.routes.triggers import path_of as trigger_of
 from queue_manager.web.server_calls import mongodb, redis_server
 
@@ -30,12 +30,6 @@ MAX_LAST_RUNS = 10
 OF_A_RUN = {"_id", "scan", "at", "found", "claimed", "enqueued", "errors", "duration_ms", "error"}
 
 router = APIRouter(dependencies=[no_store])
-
-
-@router.get("/overview")
-async def overview(request: Request) -> Overview:
-    """Return the leader, the workers online, and the state of each system, also while a server is away."""
-    return await _state(request)
 
 
 @router.get("/overview/history", responses=errors(503))
@@ -54,7 +48,7 @@ def overview_history() -> History:
 @router.get("/systems/{name}", responses=errors(404))
 async def one(system: Named, request: Request) -> OneSystem:
     """Return the state of one system."""
-    state = await _state(request)
+    state = await overview(request)
     (found,) = [one for one in state.systems if one.name == system.name]
     hooks = settings().qm_hooks
     trigger = trigger_of(system) if hooks else None
@@ -112,11 +106,6 @@ def schedule() -> Schedule:
                 )
             )
     return Schedule(server_time=now, leader=leader_of(leader), hooks=settings().qm_hooks, entries=entries)
-
-
-async def _state(request: Request) -> Overview:
-    broadcaster: OverviewBroadcaster = request.app.state.overview
-    return await broadcaster.state()
 
 
 def _scan(run: dict[str, Any]) -> Scan:
