@@ -16,7 +16,7 @@ from queue_manager.web.http.schemas import Moment, NextCursor, ServerTime, optio
 from services.job_queues.checks import MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 from services.job_queues.registry import NAME
 
-MAX_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
+MAX_JOB_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
 MAX_NAMES = 1_000
 
 SortField = Literal["created", "due", "updated", "priority", "attempts"]

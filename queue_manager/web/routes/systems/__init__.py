@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from queue_manager.web.auth import operator, viewer
 from queue_manager.web.live.event_feed import Feed
-from queue_manager.web.routes.systems import commands, events, listing, queries
+from queue_manager.web.routes.systems import events, items, queries
 from queue_manager.web.routes.systems.events import OverviewStates
 
 __all__ = ["OverviewStates", "install"]
@@ -19,5 +19,6 @@ __all__ = ["OverviewStates", "install"]
 def install(api: FastAPI, overview: Feed[int]) -> None:
     """Add the routes."""
     api.state.overview_feed = overview
-    for part, rule in ((queries, viewer), (events, viewer), (listing, viewer), (commands, operator)):
-        api.include_router(part.router, prefix="/api", dependencies=[rule], tags=["systems"])
+    for router in (queries.router, events.router, items.router):
+        api.include_router(router, prefix="/api", dependencies=[viewer], tags=["systems"])
+    api.include_router(items.retries, prefix="/api", dependencies=[operator], tags=["systems"])

@@ -7,11 +7,12 @@ why.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from anyio import to_thread
 
@@ -37,15 +38,14 @@ from queue_manager.health import (
 from queue_manager.system import System, SystemStats
 from queue_manager.telemetry import counters
 from queue_manager.web.auth.keys import now as own_now
-from queue_manager.web.routes.systems.cache import CachedAnswer
 from queue_manager.web.routes.systems.schemas import Leader, OnlineWorker, Overview, ScanRun, Servers, SystemState
 from queue_manager.web.server_calls import mongodb, redis_server
 
 T = TypeVar("T")
 Json = dict[str, Any]
 
-READ_TIMEOUT = 3.0  # seconds for each of the reads, which run at the same time
-FIELDS = {
+OVERVIEW_TIMEOUT = 3.0  # seconds for each of the reads, which run at the same time
+STATS_FIELDS = {
     "due": ("due", "pending"),
     "in_progress": ("in_progress",),
     "stuck": ("stuck", "overdue"),
@@ -56,7 +56,32 @@ FIELDS = {
 
 RUN_NUMBERS = ("found", "claimed", "enqueued", "errors", "duration_ms")
 
+CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
+
 log = get_logger("QM/overview")
+
+
+class CachedAnswer(Generic[T]):
+    """An answer that is too expensive for every second: it is kept for `CACHE_FACTOR` times as long as it took.
+
+    An error is raised once; until the next attempt, after the same time, the answer is `None`.
+    """
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute = compute
+        self._answer: T | None = None
+        self._due_at = 0.0
+
+    def __call__(self) -> T | None:
+        began = time.monotonic()
+        if began >= self._due_at:
+            self._answer = None
+            try:
+                self._answer = self._compute()
+            finally:
+                ended = time.monotonic()
+                self._due_at = ended + CACHE_FACTOR * (ended - began)
+        return self._answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +136,9 @@ async def _bounded(read: Callable[[], T], server: str) -> T | str:
     """Return what `read` returns, or why it failed."""
     try:
         # A thread that hangs is left alone, also when the process ends.
-        return await asyncio.wait_for(to_thread.run_sync(read, abandon_on_cancel=True), READ_TIMEOUT)
+        return await asyncio.wait_for(to_thread.run_sync(read, abandon_on_cancel=True), OVERVIEW_TIMEOUT)
     except TimeoutError:
-        return f"{server} did not answer within {READ_TIMEOUT:g} s"
+        return f"{server} did not answer within {OVERVIEW_TIMEOUT:g} s"
     except AppError as error:
         return str(error)
     except Exception as error:
@@ -193,7 +218,7 @@ def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> S
         page=system.page,
         flag=system.flag,
         is_on=system.is_on(settings()),
-        **{field: _first(numbers, names) for field, names in FIELDS.items()},
+        **{field: _first(numbers, names) for field, names in STATS_FIELDS.items()},
         done_per_minute=_per_minute(system, redis, "done"),
         failed_per_minute=_per_minute(system, redis, "failed"),
         errors=None if mongo is None else mongo.errors.get(system.scan_task, 0),
