@@ -93,16 +93,16 @@ interface Options {
 }
 
 interface EventHandlers {
-  event(data: any, name: string): void;
+  event(data: any): void;
   /** Read what events do not contain: first, and after a gap. */
-  again(): void;
+  reload(): void;
   parse?(text: string): any;
 }
 
 interface ConnectionHandlers {
   live(): void;
+  /** Disconnected for a while, or refused. */
   off(message: string): void;
-  refused(message: string): void;
   event(name: string, data: any): void;
 }
 

@@ -39,6 +39,12 @@ export function toast(text) {
   setTimeout(() => note.remove(), 6000);
 }
 
+/** Say whether a part of the page is live. @param {string} text @param {string} kind @param {"state" | "waking-state"} [id] */
+export function showState(text, kind, id = "state") {
+  byId(id).textContent = text;
+  byId(id).className = `state ${kind}`;
+}
+
 // Say what went wrong for the whole page; an empty text takes it back.
 export function complain(text = "") {
   if (byId("problem").textContent !== text) byId("problem").textContent = text;

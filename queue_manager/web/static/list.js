@@ -104,8 +104,7 @@ export class List {
   showOrder() {
     const { sort, order } = this.values;
     for (const head of document.querySelectorAll("th[data-sort]")) {
-      if (head.dataset.sort === sort) head.setAttribute("aria-sort", order === "asc" ? "ascending" : "descending");
-      else head.removeAttribute("aria-sort");
+      head.ariaSort = head.dataset.sort !== sort ? null : order === "asc" ? "ascending" : "descending";
     }
   }
 
@@ -153,14 +152,14 @@ export class List {
     if (!(error instanceof Problem)) throw error;
     const control = error.field && this.form.elements[error.field];
     complain(error.message);
-    if (control) control.setAttribute("aria-invalid", "true");
+    if (control) control.ariaInvalid = "true";
     if (error.status === 0 || error.status === 503) setTimeout(() => this.refresh(), 2000);
   }
 
   /** @param {Page<Row>} page */
   show({ rows, cursor, total, isPartial }) {
     complain();
-    for (const control of this.form.elements) control.removeAttribute("aria-invalid");
+    for (const control of this.form.elements) control.ariaInvalid = null;
     this.cursor = cursor;
     this.total = total;
     this.isPartial = isPartial;
@@ -254,3 +253,8 @@ export function fill(body, all, make) {
 
 /** A cell; on a narrow screen its label stands before it. @param {string} label @param {Child} content */
 export const cell = (label, content, kind = "") => element("td", { "data-label": label, class: kind }, content);
+
+/** A table of `rows`, each with a value per title; the last may be long. @param {string[]} titles @param {Child[][]} rows */
+export const grid = (titles, rows) => element("div", { class: "sheet" }, element("table", {},
+  element("thead", {}, element("tr", {}, titles.map((title) => element("th", { scope: "col" }, title)))),
+  element("tbody", {}, rows.map((row) => element("tr", {}, row.map((value, index) => cell(titles[index], value, index < row.length - 1 ? "nowrap" : "")))))));

@@ -1,13 +1,10 @@
 // What runs when, how the last runs ended, who leads; and a run by hand.
 
-import { attempt, get, post } from "./api.js";
-import { at, moment, now, number, span } from "./clock.js";
-import { countdown, until } from "./countdown.js";
+import { Events, attempt, get, post } from "./api.js";
+import { at, countdown, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
 import { button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
-import { Events } from "./events.js";
-import { grid } from "./grid.js";
-import { cell, fill } from "./list.js";
+import { cell, fill, grid } from "./list.js";
 
 /** @type {string | undefined} */
 let seen; // what was true of the schedule when it was last read
@@ -27,7 +24,7 @@ const read = () => attempt(async () => {
 });
 
 /** @param {Overview} overview */
-function heard({ systems, leader, servers }) {
+function receive({ systems, leader, servers }) {
   away = Object.values(servers).filter(Boolean).join(" · ");
   complain(away);
   if (servers.redis) byId("leader").replaceChildren("Who leads is not known: Redis does not answer.");
@@ -103,6 +100,6 @@ function trigger({ title, trigger: path }) {
 const start = (path) => attempt(async () => {
   const { task_id: id } = await post(path.replace("/api", ""));
   toast(`Sent: task ${id}`);
-}, ({ message }) => toast(message));
+});
 
-new Events("/overview/events", ["overview"], { event: heard, again: read });
+new Events("/overview/events", "overview", { event: receive, reload: read });
