@@ -44,16 +44,16 @@ class Ordered(Protocol):
     def __gt__(self, other: Any, /) -> bool: ...
 
 
-Position = TypeVar("Position", bound=Ordered)
-ReaderPosition = Callable[[Position | None], Awaitable[Position]]
+PositionT = TypeVar("PositionT", bound=Ordered)
+ReaderPosition = Callable[[PositionT | None], Awaitable[PositionT]]
 """Returns how far the reader is, after a short wait if it is behind the given position. Raises `Unavailable`."""
 
 
 @dataclass(frozen=True)
-class Event(Generic[Position]):
+class Event(Generic[PositionT]):
     """An event of a source. An event without a name only tells a client its position."""
 
-    position: Position
+    position: PositionT
     id: str
     """The position as clients know it; empty if they cannot resume."""
     name: str
@@ -69,35 +69,35 @@ class Event(Generic[Position]):
         return bytes(ServerSentEvent(data, event=self.name, id=self.id or None).encode())
 
 
-def reset(position: Position, id: str) -> Event[Position]:
+def reset(position: PositionT, id: str) -> Event[PositionT]:
     """Return the event for a client that has missed events before this position."""
     message = "Events that you have not seen are not kept any more: read the lists anew"
     return Event(position, id, "reset", json.dumps({"message": message}).encode())
 
 
 @dataclass(frozen=True)
-class StartPosition(Generic[Position]):
+class StartPosition(Generic[PositionT]):
     """The position after which a client starts. `is_gap`: the events after the id that it sent are lost."""
 
-    after: Position
+    after: PositionT
     id: str
     is_gap: bool = False
 
 
 @dataclass(frozen=True)
-class Batch(Generic[Position]):
+class ReadBatch(Generic[PositionT]):
     """Events that were read together, and how far the source was read."""
 
-    position: Position
-    events: Sequence[Event[Position]] = ()
+    position: PositionT
+    events: Sequence[Event[PositionT]] = ()
 
 
 class EventsLost(Exception):
     """A source cannot continue after a position: the events are not kept any more."""
 
 
-class EventSource(ABC, Generic[Position]):
-    """Reads the events of one server, and nothing else: `Feed` connects again, logs outages and serves clients."""
+class EventSource(ABC, Generic[PositionT]):
+    """Reads the events of one server, and nothing else: `Feed` reconnects, logs outages and serves clients."""
 
     title: str
     """What it reads, for the log."""
@@ -109,24 +109,24 @@ class EventSource(ABC, Generic[Position]):
     """True if each event replaces the previous one, so that only the latest waits for a listener."""
 
     @abstractmethod
-    async def start(self, last: str | None, reader_position: ReaderPosition[Position]) -> StartPosition[Position]:
-        """Return where a client starts that has seen the event with the id `last`, or that connects first.
+    async def start(self, last: str | None, reader_position: ReaderPosition[PositionT]) -> StartPosition[PositionT]:
+        """Return where a client starts: after the event with the id `last`, or, without one, with new events.
 
         Raises: Unavailable; an error of bad input.
         """
 
     @abstractmethod
-    def history(self, after: Position, until: Position) -> AsyncGenerator[Sequence[Event[Position]], None]:
-        """Yield the events after a position until the reader's, in order; also empty lists, during a long search."""
+    def history(self, after: PositionT, until: PositionT) -> AsyncGenerator[Sequence[Event[PositionT]], None]:
+        """Yield the events after a position, up to the reader's, in order. A long search also yields empty lists."""
 
     @abstractmethod
-    def live(self, after: Position | None) -> AsyncGenerator[Batch[Position], None]:
+    def live(self, after: PositionT | None) -> AsyncGenerator[ReadBatch[PositionT], None]:
         """Yield the events after a position, or from now on. Yield a batch at once and every few seconds.
 
         Raises: EventsLost; any error, after which it is called again.
         """
 
-    async def prepare(self, events: Sequence[Event[Position]]) -> Sequence[Event[Position]]:
+    async def prepare(self, events: Sequence[Event[PositionT]]) -> Sequence[Event[PositionT]]:
         """Return events as clients get them. Called only while there are clients."""
         return events
 
@@ -134,17 +134,19 @@ class EventSource(ABC, Generic[Position]):
         """Close its connections."""
 
 
-class Listener(Generic[Position]):
+class Listener(Generic[PositionT]):
     """The events that wait for one subscriber."""
 
     def __init__(self, *, latest_only: bool) -> None:
         self._latest_only = latest_only
-        self._events: list[Event[Position]] = []
+        self._events: list[Event[PositionT]] = []
         self._size = 0
         self._has_news = asyncio.Event()
         self.is_ended = False
 
-    def add(self, events: Sequence[Event[Position]]) -> None:
+    def add(self, events: Sequence[Event[PositionT]]) -> None:
+        if self.is_ended:  # events were dropped: later ones would hide the gap
+            return
         if self._latest_only:
             self._events, self._size = [], 0
             events = events[-1:]
@@ -159,7 +161,7 @@ class Listener(Generic[Position]):
         self._events, self._size = [], 0
         self._has_news.set()
 
-    async def next(self) -> list[Event[Position]]:
+    async def next(self) -> list[Event[PositionT]]:
         """Return the waiting events, or wait for some; an empty list after the end."""
         while not self._events and not self.is_ended:
             self._has_news.clear()
@@ -168,22 +170,22 @@ class Listener(Generic[Position]):
         return events
 
 
-class Feed(Generic[Position]):
+class Feed(Generic[PositionT]):
     """Reads a source, while it is entered, and publishes its events to all listeners of this process.
 
     Args:
         shutdown: is set when the process is told to end, while clients are still connected.
     """
 
-    def __init__(self, source: EventSource[Position], shutdown: asyncio.Event) -> None:
+    def __init__(self, source: EventSource[PositionT], shutdown: asyncio.Event) -> None:
         self.source, self._shutdown = source, shutdown
-        self._listeners: set[Listener[Position]] = set()
+        self._listeners: set[Listener[PositionT]] = set()
         self._has_listeners, self._has_moved = asyncio.Event(), asyncio.Event()
         self._clients = 0
-        self._position: Position | None = None
+        self._position: PositionT | None = None
         self._is_away = False
 
-    async def __aenter__(self) -> Feed[Position]:
+    async def __aenter__(self) -> Feed[PositionT]:
         self._tasks = [asyncio.create_task(run()) for run in (self._read, self._end_with_process)]
         return self
 
@@ -198,9 +200,9 @@ class Feed(Generic[Position]):
         await self.source.close()
 
     @contextmanager
-    def subscribe(self) -> Iterator[Listener[Position]]:
+    def subscribe(self) -> Iterator[Listener[PositionT]]:
         """Yield a listener of all events that are read from now on."""
-        listener: Listener[Position] = Listener(latest_only=self.source.has_states)
+        listener: Listener[PositionT] = Listener(latest_only=self.source.has_states)
         self._listeners.add(listener)
         self._has_listeners.set()
         if self._shutdown.is_set():
@@ -218,7 +220,7 @@ class Feed(Generic[Position]):
             start = await self.source.start(last, self._reader_position)
         return EventStream(self._blocks(start, disconnection.is_over(request)))
 
-    async def _blocks(self, start: StartPosition[Position], is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
+    async def _blocks(self, start: StartPosition[PositionT], is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
         yield bytes(ServerSentEvent(retry=CLIENT_RETRY_DELAY_MS, id=start.id or None).encode())
         if start.is_gap:
             yield reset(start.after, start.id).block
@@ -236,8 +238,8 @@ class Feed(Generic[Position]):
             self._clients -= 1
 
     async def _events(
-        self, after: Position, listener: Listener[Position]
-    ) -> AsyncGenerator[Sequence[Event[Position]], None]:
+        self, after: PositionT, listener: Listener[PositionT]
+    ) -> AsyncGenerator[Sequence[Event[PositionT]], None]:
         """Yield each event after a position once: the history, then what the listener gets."""
         until = await self._reader_position()
         async with aclosing(self.source.history(after, until)) as history:
@@ -252,7 +254,7 @@ class Feed(Generic[Position]):
                 after = new[-1].position
                 yield new
 
-    async def _reader_position(self, wanted: Position | None = None) -> Position:
+    async def _reader_position(self, wanted: PositionT | None = None) -> PositionT:
         with suppress(TimeoutError):
             async with asyncio.timeout(READER_TIMEOUT):
                 while self._position is None or (wanted is not None and wanted > self._position):
@@ -287,11 +289,11 @@ class Feed(Generic[Position]):
                     log.info(f"{self.source.title.capitalize()} flow again")
                 self._is_away = False
                 events = await self.source.prepare(batch.events) if batch.events and self._clients else batch.events
-                self._publish(Batch(batch.position, events))
+                self._publish(ReadBatch(batch.position, events))
                 if not self._listeners:
                     return
 
-    def _publish(self, batch: Batch[Position]) -> None:
+    def _publish(self, batch: ReadBatch[PositionT]) -> None:
         if batch.events:
             for listener in self._listeners:
                 listener.add(batch.events)
@@ -308,7 +310,7 @@ class Feed(Generic[Position]):
         self._end_listeners()
 
 
-def _chunks(events: Sequence[Event[Position]]) -> Iterator[bytes]:
+def _chunks(events: Sequence[Event[PositionT]]) -> Iterator[bytes]:
     """Join the blocks of events, so that few writes send many events."""
     chunk = b""
     for event in events:

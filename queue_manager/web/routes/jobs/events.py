@@ -24,13 +24,13 @@ from queue_manager.core.clock import to_iso
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
-    Batch,
     Event,
     EventsLost,
     EventSource,
     EventStream,
     Feed,
     LastEventId,
+    ReadBatch,
     ReaderPosition,
     StartPosition,
     reset,
@@ -92,7 +92,7 @@ class JobEvents(EventSource[str]):
         except Lost:
             yield [reset(until, until)]
 
-    async def live(self, after: str | None) -> AsyncGenerator[Batch[str], None]:
+    async def live(self, after: str | None) -> AsyncGenerator[ReadBatch[str], None]:
         sent_at = 0.0
         try:
             async with aclosing(self._changes.since(after)) as steps:
@@ -103,7 +103,7 @@ class JobEvents(EventSource[str]):
                     elif time.monotonic() - sent_at > TOKEN_INTERVAL:
                         events = [Event(step.token, step.token, "", b"")]
                         sent_at = time.monotonic()
-                    yield Batch(step.token, events)
+                    yield ReadBatch(step.token, events)
         except Lost as error:
             raise EventsLost from error
 

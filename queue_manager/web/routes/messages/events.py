@@ -27,13 +27,13 @@ from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.settings import redact_url
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
-    Batch,
     Event,
     EventsLost,
     EventSource,
     EventStream,
     Feed,
     LastEventId,
+    ReadBatch,
     ReaderPosition,
     StartPosition,
 )
@@ -107,19 +107,19 @@ class MessageEvents(EventSource[EntryId]):
             if len(found) < EVENTS_PER_READ:
                 return
 
-    async def live(self, after: EntryId | None) -> AsyncGenerator[Batch[EntryId], None]:
+    async def live(self, after: EntryId | None) -> AsyncGenerator[ReadBatch[EntryId], None]:
         end = (await self._kept()).end
         if after is not None and end < after:
             raise EventsLost  # the server came back with less than it had
         position = end if after is None else after
-        yield Batch(position)
+        yield ReadBatch(position)
         while True:
             answer: Any = await self._client.xread(
                 {self._stream: _written(position)}, count=EVENTS_PER_READ, block=int(STREAM_READ_TIMEOUT * 1000)
             )
             read = [_event(entry) for _, entries in answer or [] for entry in entries]
             position = read[-1].position if read else position
-            yield Batch(position, read)
+            yield ReadBatch(position, read)
 
     async def prepare(self, events: Sequence[QueueEvent]) -> Sequence[QueueEvent]:
         return await asyncio.to_thread(_with_messages, events, self._admin)

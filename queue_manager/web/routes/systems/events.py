@@ -16,11 +16,11 @@ from fastapi import APIRouter, Request
 
 from queue_manager.web.http.responses import no_store
 from queue_manager.web.live.event_feed import (
-    Batch,
     Event,
     EventSource,
     EventStream,
     Feed,
+    ReadBatch,
     ReaderPosition,
     StartPosition,
 )
@@ -81,17 +81,17 @@ class OverviewStates(EventSource[int]):
         state = await self.state()
         yield [self._event(state)]
 
-    async def live(self, after: int | None) -> AsyncGenerator[Batch[int], None]:
-        yield Batch(self._position)
+    async def live(self, after: int | None) -> AsyncGenerator[ReadBatch[int], None]:
+        yield ReadBatch(self._position)
         sent, sent_at = "", 0.0
         while True:
             state = await self.state()
             essence, now = state.model_dump_json(exclude=FREQUENT_CHANGES), time.monotonic()
             if essence != sent or now - sent_at >= MAX_SILENCE:
                 sent, sent_at = essence, now
-                yield Batch(self._position, [self._event(state)])
+                yield ReadBatch(self._position, [self._event(state)])
             else:
-                yield Batch(self._position)
+                yield ReadBatch(self._position)
             await asyncio.sleep(READ_INTERVAL)
 
     def _event(self, state: Overview) -> Event[int]:

@@ -42,7 +42,6 @@ from queue_manager.web.routes.systems.schemas import Leader, OnlineWorker, Overv
 from queue_manager.web.server_calls import mongodb, redis_server
 
 T = TypeVar("T")
-Json = dict[str, Any]
 
 OVERVIEW_TIMEOUT = 3.0  # seconds for each of the reads, which run at the same time
 STATS_FIELDS = {
@@ -94,7 +93,7 @@ class InRedis:
 @dataclass(kw_only=True)
 class InMongoDB:
     now: datetime
-    last_runs: dict[str, Json | None]
+    last_runs: dict[str, dict[str, Any] | None]
     errors: dict[str, int]
     running: set[str]
     stats: dict[str, SystemStats] = field(default_factory=dict)
@@ -291,10 +290,10 @@ def leader_of(leader: Leadership | None) -> Leader | None:
     )
 
 
-def scan_of(run: Json | None) -> ScanRun | None:
+def scan_of(run: dict[str, Any] | None) -> ScanRun | None:
     return None if run is None else ScanRun(**numbers_of(run))
 
 
-def numbers_of(run: Json) -> Json:
+def numbers_of(run: dict[str, Any]) -> dict[str, Any]:
     """Return the members of a run that every scan has."""
     return {"at": run["at"], "error": run.get("error")} | {name: run.get(name, 0) for name in RUN_NUMBERS}
