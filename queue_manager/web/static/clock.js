@@ -21,28 +21,18 @@ export const now = () => (base === undefined ? Date.now() : base + performance.n
 /** A moment of the API as ms. @param {Moment} moment */
 export const at = (moment) => (typeof moment === "number" ? moment * 1000 : Date.parse(moment));
 
-// A formatter costs far more to make than to use.
-/** @type {Intl.DateTimeFormatOptions} */
-const months = { day: "numeric", month: "short", timeZone: "UTC" };
-const days = new Intl.DateTimeFormat("en-GB", months);
-const years = new Intl.DateTimeFormat("en-GB", { ...months, year: "numeric" });
 const numbers = new Intl.NumberFormat("en");
 
 /** A time in UTC, with the day if it is not today's. @param {Moment | null | undefined} value */
 export function moment(value) {
-  const time = document.createElement("time");
-  if (value == null) {
-    time.textContent = "—";
-    return time;
-  }
+  if (value == null) return element("time", {}, "—");
   const date = new Date(at(value));
   const full = date.toISOString();
   const today = new Date(now()).toISOString();
-  const day = today.slice(0, 10) === full.slice(0, 10) ? "" : `${(today.slice(0, 4) === full.slice(0, 4) ? days : years).format(date)} `;
-  time.dateTime = full;
-  time.title = `${full.replace("T", " ").slice(0, 23)} UTC`;
-  time.textContent = day + full.split("T")[1].slice(0, 8);
-  return time;
+  const [, day, month, year] = date.toUTCString().split(" "); // "Sun, 22 Nov 2026 18:00:00 GMT"
+  const yearShown = today.startsWith(year) ? "" : `${year} `;
+  const dayShown = today.slice(0, 10) === full.slice(0, 10) ? "" : `${Number(day)} ${month} ${yearShown}`;
+  return element("time", { datetime: full, title: `${full.replace("T", " ").slice(0, 23)} UTC` }, dayShown + full.slice(11, 19));
 }
 
 /** A short text for a duration. @param {number} ms */
@@ -60,9 +50,9 @@ export const number = (value) => (value == null ? "—" : numbers.format(value))
 
 // The time that is left, counted down once a second. Visual only: nothing here acts.
 
-/** @param {Countdown["deadline"]} deadline @param {Countdown["say"]} say */
-export function countdown(deadline, say = seconds) {
-  const shown = Object.assign(element("span", { class: "countdown nowrap" }), { deadline, say });
+/** @param {Countdown["deadline"]} deadline @param {Countdown["format"]} format */
+export function countdown(deadline, format = seconds) {
+  const shown = Object.assign(element("span", { class: "countdown nowrap" }), { deadline, format });
   update(shown);
   return shown;
 }
@@ -78,8 +68,8 @@ export function until(left) {
 
 /** @param {Countdown} shown */
 function update(shown) {
-  const { deadline, say } = shown;
-  const text = deadline === null ? "—" : deadline === undefined || base === undefined ? "..." : say(deadline - now());
+  const { deadline, format } = shown;
+  const text = deadline === null ? "—" : deadline === undefined || base === undefined ? "..." : format(deadline - now());
   if (shown.textContent !== text) shown.textContent = text;
   shown.classList.toggle("bad", text === "Overdue");
 }

@@ -38,9 +38,9 @@ export function askFor({ title, text, fields = [], verb, kind = "", act }) {
     for (const note of form.querySelectorAll(".field-problem")) note.textContent = "";
     for (const control of form.elements) control.ariaInvalid = null;
     try {
-      const said = await act(/** @type {Values} */ (Object.fromEntries(new FormData(form))));
+      const message = await act(/** @type {Values} */ (Object.fromEntries(new FormData(form))));
       dialog.close();
-      if (said) toast(said);
+      if (message) toast(message);
     } catch (error) {
       submit.disabled = false;
       refuse(error);

@@ -152,20 +152,20 @@ function actionsOf({ _id: id, state, name, priority }) {
   ];
 }
 
-/** @param {string} path @param {object} body @param {string} said */
-const act = (path, body, said) => attempt(async () => {
+/** @param {string} path @param {object} body @param {string} message */
+const act = (path, body, message) => attempt(async () => {
   await post(`/jobs/${path}`, body);
-  toast(done(said));
+  toast(done(message));
 });
 
 /** @param {string} name @param {"pause" | "resume"} what */
 const turn = (name, what) => act(what, { names: [name] }, `${name}: ${what}d`);
 
-/** @param {string} said */
-function done(said) {
+/** @param {string} message */
+function done(message) {
   list.refresh();
   recount(0);
-  return said;
+  return message;
 }
 
 /** @type {Field[]} */

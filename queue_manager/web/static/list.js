@@ -5,8 +5,8 @@ import { Problem, query } from "./api.js";
 import { number } from "./clock.js";
 import { byId, complain, element } from "./dom.js";
 
-const TYPING = 250; // ms without a key, until a filter counts
-const AGAIN = 250; // ms between two readings, however much happens
+const TYPING_DELAY = 250; // ms after the last key until a filter is applied
+const REFRESH_INTERVAL = 250; // ms
 
 /** @template Row */
 export class List {
@@ -64,7 +64,7 @@ export class List {
 
   typed() {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => this.filter(), TYPING);
+    this.typing = setTimeout(() => this.filter(), TYPING_DELAY);
   }
 
   // Typing in one control is one step in the history.
@@ -118,7 +118,7 @@ export class List {
 
   // Reading and showing
 
-  // Read the list again: at once, and then at most once per `AGAIN`.
+  // Read the list again: at once, and then at most once per `REFRESH_INTERVAL`.
   refresh() {
     const wanted = location.search;
     if (this.reading?.wanted === wanted) {
@@ -136,12 +136,12 @@ export class List {
     try {
       const page = await this.on.load(this.values, { signal: reading.controller.signal });
       if (this.reading === reading) this.show(page);
-      if (this.isAhead) this.isStale = true; // what was read may be older than what events said meanwhile
+      if (this.isAhead) this.isStale = true; // the page may be older than events received meanwhile
     } catch (error) {
       if (reading.controller.signal.aborted) return;
       this.fail(error);
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN));
+    await new Promise((resolve) => setTimeout(resolve, REFRESH_INTERVAL));
     if (this.reading !== reading) return;
     this.reading = undefined;
     if (this.isStale) this.refresh();
@@ -178,12 +178,12 @@ export class List {
   /** @param {Row} row @param {Map<string, Shown<Row>>} old */
   rowOf(row, old) {
     const id = this.on.id(row);
-    const said = JSON.stringify(row);
+    const json = JSON.stringify(row);
     const known = old.get(id);
-    const tr = known?.said === said ? known.tr : this.make(row);
+    const tr = known?.json === json ? known.tr : this.make(row);
     if (!known && old.size) tr.className = "new";
     if (known && known.tr !== tr) replace(known.tr, tr);
-    this.shown.set(id, { tr, said, row });
+    this.shown.set(id, { tr, json, row });
     return tr;
   }
 
@@ -242,9 +242,9 @@ function replace(before, after) {
 export function fill(body, all, make) {
   all.forEach((one, index) => {
     const old = body.children[index];
-    const said = JSON.stringify(one);
-    if (old?.said === said) return;
-    const tr = Object.assign(make(one), { said });
+    const json = JSON.stringify(one);
+    if (old?.json === json) return;
+    const tr = Object.assign(make(one), { json });
     if (old) replace(old, tr);
     else body.append(tr);
   });

@@ -132,14 +132,14 @@ function fieldsOf(message = {}) {
 // The body is put together as text, so that the payload arrives as it was typed.
 /** @param {Values} values @param {boolean} isNew */
 function bodyOf({ type, payload, ...numbers }, isNew) {
-  const said = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => ({ name, value: value === "" ? null : Number(value) }));
-  for (const { name, value } of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Must be a number" });
+  const members = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => ({ name, value: value === "" ? null : Number(value) }));
+  for (const { name, value } of members) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Must be a number" });
   try {
     JSON.parse(payload);
   } catch (error) {
     throw new Problem(422, { field: "payload", message: `Must be JSON (${/** @type {Error} */ (error).message})` });
   }
-  return `{${JSON.stringify({ type, ...Object.fromEntries(said.map(({ name, value }) => [name, value])) }).slice(1, -1)},"payload":${payload}}`;
+  return `{${JSON.stringify({ type, ...Object.fromEntries(members.map(({ name, value }) => [name, value])) }).slice(1, -1)},"payload":${payload}}`;
 }
 
 function create() {

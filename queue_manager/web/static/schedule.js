@@ -55,7 +55,7 @@ function row(entry) {
       element("b", {}, title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
       element("p", {}, description), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
     cell("Runs", every(entry), "nowrap"),
-    cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, said(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
+    cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, summary(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
     cell("Last results", marks(entry)),
     cell("Next run", isOn ? countdown(next ? at(next) : null, until) : "—", "nowrap"),
     mayAct && element("td", { class: "number" }, trigger(entry)));
@@ -65,7 +65,7 @@ function row(entry) {
 const every = ({ period_seconds: seconds, cron }) => (cron ? element("span", {}, "at ", element("code", {}, cron)) : `every ${span(seconds * 1000)}`);
 
 /** @param {ScanResult} run */
-const said = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
+const summary = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
 
 /** @param {ScanResult} run */
 const isBad = (run) => run.errors > 0 || Boolean(run.error);
@@ -74,7 +74,7 @@ const isBad = (run) => run.errors > 0 || Boolean(run.error);
 /** @param {ScheduleEntry} entry */
 function marks({ title, last_runs: runs }) {
   if (!runs.length) return "—";
-  const shown = runs.toReversed().map((run) => element("span", { class: isBad(run) && "bad", title: `${moment(run.at).textContent}: ${said(run)}` }, isBad(run) ? "×" : run.found ? "■" : "·"));
+  const shown = runs.toReversed().map((run) => element("span", { class: isBad(run) && "bad", title: `${moment(run.at).textContent}: ${summary(run)}` }, isBad(run) ? "×" : run.found ? "■" : "·"));
   const about = `Last ${runs.length} runs of ${title}, ${runs.filter(isBad).length} with errors`;
   return element("button", { type: "button", class: "quiet marks", "aria-label": about, onclick: () => show(`Last runs: ${title}`, table(runs)) }, shown);
 }

@@ -113,13 +113,13 @@ let older = null; // where those begin that were not read
 
 /** @param {Scan} scan */
 function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, error, noted }) {
-  const said = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(count)}`).join(", ");
+  const notes = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(count)}`).join(", ");
   return element("tr", {},
     element("th", { scope: "row" }, moment(at)),
     cell("Found", number(found), "number"), cell("Claimed", number(claimed), "number"), cell("Sent", number(enqueued), "number"),
     cell("Errors", element("span", { class: errors ? "bad strong" : "" }, number(errors)), "number"),
     cell("Took", span(took), "number nowrap"),
-    element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), said));
+    element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), notes));
 }
 
 /** @param {string | null} [cursor] */

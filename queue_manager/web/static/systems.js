@@ -2,7 +2,7 @@
 
 import { attempt, get } from "./api.js";
 import { at, countdown, moment, number, span, until } from "./clock.js";
-import { element, facts, nodes, pill } from "./dom.js";
+import { element, facts, filled, nodes, pill } from "./dom.js";
 
 const DAY_INTERVAL = 60000; // ms between two readings of a day in buckets of ten minutes
 const DONE_HEIGHT = 30;
@@ -15,9 +15,9 @@ const MIN_HEIGHT = 1.2; // of a bar
  * @param {HTMLElement} place @param {T} value @param {(value: T) => Child} make
  */
 export function put(place, value, make) {
-  const said = JSON.stringify(value);
-  if (place.said === said) return;
-  place.said = said;
+  const json = JSON.stringify(value);
+  if (place.json === json) return;
+  place.json = json;
   place.replaceChildren(...nodes([make(value)]));
 }
 
@@ -86,19 +86,14 @@ export async function days(place, titleOf) {
       const where = place(name);
       if (counts && where) put(where, [begins, counts], () => chart(titleOf(name), counts, begins, seconds));
     }
-  }, () => {}); // the figures say which server is away
+  }, () => {}); // the figures show which server is away
   setTimeout(() => days(place, titleOf), DAY_INTERVAL);
 }
 
 // What was done and what failed in 24 hours: done above the line, failed below it, in one scale.
 
-/** @param {string} name @param {Record<string, string | number>} attributes @param {...Node | string} children */
-function svg(name, attributes, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
-  made.append(...children);
-  return made;
-}
+/** @param {string} name @param {Attributes} attributes @param {...Child} children */
+const svg = (name, attributes, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, ...children);
 
 /** @param {string} kind @param {number[]} counts @param {number} scale @param {1 | -1} direction */
 function bars(kind, counts, scale, direction) {
