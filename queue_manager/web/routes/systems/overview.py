@@ -41,7 +41,7 @@ from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.routes.systems.schemas import Leader, OnlineWorker, Overview, ScanRun, Servers, SystemState
 from queue_manager.web.server_calls import mongodb, redis_server
 
-T = TypeVar("T")
+AnswerT = TypeVar("AnswerT")
 
 OVERVIEW_TIMEOUT = 3.0  # seconds for each of the reads, which run at the same time
 STATS_FIELDS = {
@@ -60,18 +60,18 @@ CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it too
 log = get_logger("QM/overview")
 
 
-class CachedAnswer(Generic[T]):
+class CachedAnswer(Generic[AnswerT]):
     """An answer that is too expensive for every second: it is kept for `CACHE_FACTOR` times as long as it took.
 
     An error is raised once; until the next attempt, after the same time, the answer is `None`.
     """
 
-    def __init__(self, compute: Callable[[], T]) -> None:
+    def __init__(self, compute: Callable[[], AnswerT]) -> None:
         self._compute = compute
-        self._answer: T | None = None
+        self._answer: AnswerT | None = None
         self._due_at = 0.0
 
-    def __call__(self) -> T | None:
+    def __call__(self) -> AnswerT | None:
         began = time.monotonic()
         if began >= self._due_at:
             self._answer = None
@@ -124,12 +124,12 @@ async def read_overview() -> Overview:
     )
 
 
-async def _each(asked: Mapping[str, Awaitable[T]]) -> dict[str, T]:
+async def _each(asked: Mapping[str, Awaitable[AnswerT]]) -> dict[str, AnswerT]:
     """Await all at once; return the answers by name."""
     return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
 
 
-async def _bounded(read: Callable[[], T], server: str) -> T | str:
+async def _bounded(read: Callable[[], AnswerT], server: str) -> AnswerT | str:
     """Return what `read` returns, or why it failed."""
     try:
         # A thread that hangs is left alone, also when the process ends.
