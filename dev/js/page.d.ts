@@ -60,8 +60,8 @@ type Listener = (event: any) => unknown;
 type Attributes = Record<string, string | number | boolean | null | undefined | Listener>;
 type Child = Node | string | number | null | undefined | false | Child[];
 
-/** `deadline` in ms: undefined while it is unknown, null if there is none; `say` returns the text for the ms left. */
-type Countdown = HTMLElement & { deadline?: number | null; say: (left: number) => string };
+/** `deadline` in ms: undefined while it is unknown, null if there is none; `format` returns the text for the ms left. */
+type Countdown = HTMLElement & { deadline?: number | null; format: (left: number) => string };
 
 /** The button's text, what it does, its class. */
 type Action = [text: string, act: () => unknown, kind?: string];
@@ -93,16 +93,16 @@ interface Options {
 }
 
 interface EventHandlers {
-  event(data: any, name: string): void;
+  event(data: any): void;
   /** Read what events do not contain: first, and after a gap. */
-  again(): void;
+  reload(): void;
   parse?(text: string): any;
 }
 
 interface ConnectionHandlers {
   live(): void;
+  /** Disconnected for a while, or refused. */
   off(message: string): void;
-  refused(message: string): void;
   event(name: string, data: any): void;
 }
 
@@ -128,7 +128,7 @@ interface Reading {
 
 interface Shown<Row> {
   tr: HTMLElement;
-  said: string;
+  json: string;
   row: Row;
 }
 
@@ -143,7 +143,7 @@ interface ParentNode {
 interface Element {
   closest(selectors: "nav" | ".pages" | ".sheet"): HTMLElement;
   /** The JSON of what is shown in it. */
-  said?: string;
+  json?: string;
 }
 
 interface JSON {

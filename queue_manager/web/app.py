@@ -16,6 +16,7 @@ from queue_manager.core.settings import Settings
 from queue_manager.web import auth
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.http.middleware import HeadMiddleware, SecurityMiddleware
+from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.live.socketio_server import Live
 from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, systems, triggers
 from tasks.registration import require_tasks
@@ -40,8 +41,8 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     authenticator = auth.Authenticator(chosen)
     live = Live(chosen, authenticator)
     background = messages.Background(ending) if chosen.qm_message_queue else None
-    job_feed = jobs.Feed(ending) if chosen.runs_jobs else None
-    overview = systems.OverviewBroadcaster(systems.read_overview, ending)
+    job_feed = Feed(jobs.JobEvents(), ending) if chosen.runs_jobs else None
+    overview = Feed(systems.OverviewStates(), ending)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -76,7 +77,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
 
 
 def _install(
-    api: FastAPI, chosen: Settings, background: messages.Background | None, job_feed: jobs.Feed | None
+    api: FastAPI, chosen: Settings, background: messages.Background | None, job_feed: Feed[str] | None
 ) -> None:
     docs.install(api)
     api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])

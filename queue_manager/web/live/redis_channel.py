@@ -20,11 +20,11 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import redact_url
 
-PAUSE = 1.0  # seconds between two tries
-OPTIONS: dict[str, Any] = {
+RESUBSCRIBE_DELAY = 1.0  # seconds
+CHANNEL_OPTIONS: dict[str, Any] = {
     "socket_timeout": 5,
     "socket_connect_timeout": 2,
-    "health_check_interval": 5,  # seconds: a half-open connection is found out
+    "health_check_interval": 5,  # seconds: detects half-open connections
     "retry": Retry(NoBackoff(), 0),
 }
 
@@ -32,10 +32,10 @@ log = get_logger("QM/live")
 
 
 class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-socketio has no types
-    """python-socketio's manager, with a listener that comes back at once."""
+    """python-socketio's manager, with a listener that subscribes again soon after an outage."""
 
     def __init__(self, url: str, *, channel: str) -> None:
-        super().__init__(url, channel=channel, redis_options=OPTIONS)
+        super().__init__(url, channel=channel, redis_options=CHANNEL_OPTIONS)
         self._is_away = False
 
     async def _listen(self) -> AsyncIterator[bytes]:
@@ -44,19 +44,19 @@ class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-
                 async for data in self._subscribed():
                     yield data
             except (RedisError, OSError) as error:
-                self._say(is_away=True, error=error)
-                await asyncio.sleep(PAUSE)
+                self._report(is_away=True, error=error)
+                await asyncio.sleep(RESUBSCRIBE_DELAY)
 
     async def _subscribed(self) -> AsyncIterator[bytes]:
-        async with Redis.from_url(self.redis_url, **OPTIONS) as client, client.pubsub() as pubsub:
+        async with Redis.from_url(self.redis_url, **CHANNEL_OPTIONS) as client, client.pubsub() as pubsub:
             await pubsub.subscribe(self.channel)
             while True:
-                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=PAUSE)
-                self._say(is_away=False)
+                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=RESUBSCRIBE_DELAY)
+                self._report(is_away=False)
                 if message is not None:
                     yield message["data"]
 
-    def _say(self, *, is_away: bool, error: Exception | None = None) -> None:
+    def _report(self, *, is_away: bool, error: Exception | None = None) -> None:
         has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
             url = redact_url(self.redis_url)

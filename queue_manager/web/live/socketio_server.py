@@ -1,4 +1,4 @@
-"""Socket.IO at `/socket.io`: a client hears `support_room_updated` of the accounts that it may hear, no others.
+"""Socket.IO at `/socket.io`: a client receives `support_room_updated` of the accounts that it may access.
 
 Connect: with `SOCKETIO_TOKEN_SECRET` set, `auth={"token": …}` (see `tokens`) puts a client into the rooms
 `support-<account id>` of all its accounts. With API keys, a key as that token or in a header, or the session of one of
@@ -31,9 +31,9 @@ from queue_manager.web.http.errors import ApiError
 from queue_manager.web.live.redis_channel import RedisChannel
 from queue_manager.web.server_calls import Unavailable, mongodb
 
-LOOK_EVERY = 0.5  # seconds between two looks for tokens that ended
+ACCESS_CHECK_INTERVAL = 0.5  # seconds
 RECENT_ROOMS = 500
-LARGEST_MESSAGE = 64_000  # bytes; the largest thing that clients send is their token
+MAX_PACKET_SIZE = 64_000  # bytes; the largest packet that clients send is their token
 NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
 
 Answer = dict[str, Any]
@@ -42,7 +42,7 @@ log = get_logger("QM/live")
 
 
 class Live:
-    """The Socket.IO server of this process and what each of its clients may hear."""
+    """The Socket.IO server of this process, and which accounts each of its clients may access."""
 
     def __init__(self, chosen: Settings, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
@@ -55,7 +55,7 @@ class Live:
             client_manager=RedisChannel(chosen.redis_url, channel=chosen.socketio_channel),
             # A token or key is the page's own: any site may use it. Without one, only our own page may.
             cors_allowed_origins="*" if self._secret is not None or authenticator.is_required else None,
-            max_http_buffer_size=LARGEST_MESSAGE,
+            max_http_buffer_size=MAX_PACKET_SIZE,
             logger=_errors_of("socketio.server"),
             engineio_logger=_errors_of("engineio.server"),
         )
@@ -68,7 +68,7 @@ class Live:
             self.server.on(event, handler)
 
     async def start(self) -> None:
-        """Listen to Redis from now on, so that the first client misses nothing, and watch over tokens."""
+        """Subscribe to Redis, so that the first client misses nothing, and start checking tokens."""
         self.server.manager_initialized = True
         self.server.manager.initialize()
         self._sweeper = asyncio.create_task(self._sweep())
@@ -80,12 +80,12 @@ class Live:
                 await self._sweeper
 
     async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
-        access = await self._judge(auth, HTTPConnection(environ["asgi.scope"]))
+        access = await self._access_of(auth, HTTPConnection(environ["asgi.scope"]))
         self._access[sid] = access
         for account in access.accounts or ():
             await self.server.enter_room(sid, _room(account))
 
-    async def _judge(self, auth: Any, connection: HTTPConnection) -> Access:
+    async def _access_of(self, auth: Any, connection: HTTPConnection) -> Access:
         token = auth.get("token") if isinstance(auth, dict) else None
         if self._secret is None and not self._authenticator.is_required:
             return ANY
@@ -152,7 +152,7 @@ class Live:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(ACCESS_CHECK_INTERVAL)
             for sid in [sid for sid, access in self._access.items() if access.is_over()]:
                 await self._end(sid)
 
@@ -164,8 +164,9 @@ class Live:
 
 
 def _errors_of(name: str) -> logging.Logger:
-    """Return a library's logger; given one, it adds no handler of its own to write past ours. Below errors it logs
-    what clients send, tokens too.
+    """Return a library's logger for errors only: below, it logs what clients send, also tokens.
+
+    With a logger of ours the library adds no handler of its own.
     """
     logger = logging.getLogger(name)
     logger.setLevel(logging.ERROR)

@@ -1,6 +1,9 @@
-// Requests to the API.
+// Requests to the API, and its live events.
 
 import { sync } from "./clock.js";
+import { showState, toast } from "./dom.js";
+
+const RETRY_DELAY = 1000; // ms
 
 // A failed request; `status` is 0 if there was no answer.
 export class Problem extends Error {
@@ -53,16 +56,16 @@ export const get = (path, options) => ask("GET", path, undefined, options);
 export const post = (path, body = {}) => ask("POST", path, body);
 
 /**
- * Call `act`; pass a `Problem` to `refused`.
+ * Call `act`; pass a `Problem` to `refused`, or show it.
  * @template T, [U=void]
- * @param {() => Promise<T>} act @param {(problem: Problem) => U} refused
+ * @param {() => Promise<T>} act @param {(problem: Problem) => U} [refused]
  */
 export async function attempt(act, refused) {
   try {
     return await act();
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    return refused(error);
+    return refused ? refused(error) : toast(error.message);
   }
 }
 
@@ -70,4 +73,54 @@ export async function attempt(act, refused) {
 export function query(values) {
   const given = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
+}
+
+// Server-sent events that resume where they stopped, also after answers that make a browser give up.
+export class Events {
+  /** @param {string} path @param {string} name @param {EventHandlers} on */
+  constructor(path, name, on) {
+    this.path = path;
+    this.name = name;
+    this.on = on;
+    this.last = ""; // id of the last event
+    this.open();
+    addEventListener("pagehide", () => this.close());
+    addEventListener("pageshow", (event) => event.persisted && this.open());
+  }
+
+  open() {
+    this.close();
+    this.source = new EventSource(`/api${this.path}${this.last ? `?lastEventId=${encodeURIComponent(this.last)}` : ""}`);
+    this.source.onopen = () => this.opened();
+    this.source.onerror = () => this.failed();
+    this.source.addEventListener(this.name, (event) => this.received(event));
+    this.source.addEventListener("reset", (event) => {
+      this.last = event.lastEventId;
+      toast("What happened meanwhile is not kept any more: everything was read anew");
+      this.on.reload();
+    });
+  }
+
+  close() {
+    clearTimeout(this.retry);
+    this.source?.close();
+  }
+
+  opened() {
+    showState("Live", "live");
+    if (!this.last) this.on.reload();
+  }
+
+  /** @param {MessageEvent<string>} event */
+  received(event) {
+    this.last = event.lastEventId || this.last;
+    this.on.event((this.on.parse ?? JSON.parse)(event.data));
+  }
+
+  failed() {
+    showState("Reconnecting …", "off");
+    const isRefused = this.source?.readyState === EventSource.CLOSED;
+    if (isRefused || !this.last) this.on.reload(); // reading says why, and leads to the log-in when the session is over
+    if (isRefused) this.retry = setTimeout(() => this.open(), RETRY_DELAY);
+  }
 }

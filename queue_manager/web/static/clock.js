@@ -1,48 +1,38 @@
-// The server's clock, as far as this page knows it: a browser that is an hour wrong must show the truth.
+// The server's clock, as far as this page knows it, and times in words: a browser's own clock may be an hour wrong.
+
+import { element } from "./dom.js";
 
 /** @type {number | undefined} */
 let base; // the server's time, in ms, at this page's own `performance.now()` of 0
-let certainty = Infinity; // ms by which it may be wrong
+let maxError = Infinity; // ms
 
 /** The server read its clock between the two moments. @param {Moment} serverTime @param {number} began */
 export function sync(serverTime, began, ended = performance.now()) {
-  const told = typeof serverTime === "number" ? serverTime * 1000 : Date.parse(serverTime);
-  if (Number.isNaN(told)) return;
-  const doubt = (ended - began) / 2;
-  if (doubt > certainty + 50 && base !== undefined && Math.abs(told - now()) < 2000) return;
-  base = told - (began + ended) / 2;
-  certainty = doubt;
+  const time = typeof serverTime === "number" ? serverTime * 1000 : Date.parse(serverTime);
+  if (Number.isNaN(time)) return;
+  const uncertainty = (ended - began) / 2;
+  if (uncertainty > maxError + 50 && base !== undefined && Math.abs(time - now()) < 2000) return;
+  base = time - (began + ended) / 2;
+  maxError = uncertainty;
 }
-
-export const isKnown = () => base !== undefined;
 
 export const now = () => (base === undefined ? Date.now() : base + performance.now());
 
 /** A moment of the API as ms. @param {Moment} moment */
 export const at = (moment) => (typeof moment === "number" ? moment * 1000 : Date.parse(moment));
 
-// A formatter costs far more to make than to use.
-/** @type {Intl.DateTimeFormatOptions} */
-const months = { day: "numeric", month: "short", timeZone: "UTC" };
-const days = new Intl.DateTimeFormat("en-GB", months);
-const years = new Intl.DateTimeFormat("en-GB", { ...months, year: "numeric" });
 const numbers = new Intl.NumberFormat("en");
 
 /** A time in UTC, with the day if it is not today's. @param {Moment | null | undefined} value */
 export function moment(value) {
-  const time = document.createElement("time");
-  if (value == null) {
-    time.textContent = "—";
-    return time;
-  }
+  if (value == null) return element("time", {}, "—");
   const date = new Date(at(value));
   const full = date.toISOString();
   const today = new Date(now()).toISOString();
-  const day = today.slice(0, 10) === full.slice(0, 10) ? "" : `${(today.slice(0, 4) === full.slice(0, 4) ? days : years).format(date)} `;
-  time.dateTime = full;
-  time.title = `${full.replace("T", " ").slice(0, 23)} UTC`;
-  time.textContent = day + full.split("T")[1].slice(0, 8);
-  return time;
+  const [, day, month, year] = date.toUTCString().split(" "); // "Sun, 22 Nov 2026 18:00:00 GMT"
+  const yearShown = today.startsWith(year) ? "" : `${year} `;
+  const dayShown = today.slice(0, 10) === full.slice(0, 10) ? "" : `${Number(day)} ${month} ${yearShown}`;
+  return element("time", { datetime: full, title: `${full.replace("T", " ").slice(0, 23)} UTC` }, dayShown + full.slice(11, 19));
 }
 
 /** A short text for a duration. @param {number} ms */
@@ -57,3 +47,31 @@ export function span(ms) {
 
 /** @param {number | null | undefined} value */
 export const number = (value) => (value == null ? "—" : numbers.format(value));
+
+// The time that is left, counted down once a second. Visual only: nothing here acts.
+
+/** @param {Countdown["deadline"]} deadline @param {Countdown["format"]} format */
+export function countdown(deadline, format = seconds) {
+  const shown = Object.assign(element("span", { class: "countdown nowrap" }), { deadline, format });
+  update(shown);
+  return shown;
+}
+
+/** @param {number} left */
+const seconds = (left) => (left > 0 ? `${Math.ceil(left / 1000)} s` : "Overdue");
+
+/** For what may be hours away and is not overdue at once. @param {number} left */
+export function until(left) {
+  const whole = Math.ceil(left / 1000) * 1000;
+  return whole > 0 ? `in ${span(whole)}` : whole > -2000 ? "now" : `${span(whole)} ago`;
+}
+
+/** @param {Countdown} shown */
+function update(shown) {
+  const { deadline, format } = shown;
+  const text = deadline === null ? "—" : deadline === undefined || base === undefined ? "..." : format(deadline - now());
+  if (shown.textContent !== text) shown.textContent = text;
+  shown.classList.toggle("bad", text === "Overdue");
+}
+
+setInterval(() => document.querySelectorAll(".countdown").forEach(update), 1000);

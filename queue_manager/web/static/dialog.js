@@ -1,7 +1,8 @@
-// Dialogs: a form, or something to look at, with buttons.
+// Dialogs: a form or a record, with buttons.
 
-import { button, byId, element, toast } from "./dom.js";
 import { Problem } from "./api.js";
+import { moment } from "./clock.js";
+import { button, byId, element, facts, toast } from "./dom.js";
 
 /** @param {...Child} content */
 function open(...content) {
@@ -35,11 +36,11 @@ export function askFor({ title, text, fields = [], verb, kind = "", act }) {
     if (submit.disabled) return; // a second press while the first is under way
     submit.disabled = true;
     for (const note of form.querySelectorAll(".field-problem")) note.textContent = "";
-    for (const control of form.elements) control.removeAttribute("aria-invalid");
+    for (const control of form.elements) control.ariaInvalid = null;
     try {
-      const said = await act(/** @type {Values} */ (Object.fromEntries(new FormData(form))));
+      const message = await act(/** @type {Values} */ (Object.fromEntries(new FormData(form))));
       dialog.close();
-      if (said) toast(said);
+      if (message) toast(message);
     } catch (error) {
       submit.disabled = false;
       refuse(error);
@@ -52,8 +53,9 @@ export function askFor({ title, text, fields = [], verb, kind = "", act }) {
     const control = error.field ? form.elements[error.field] : undefined;
     const note = control && form.querySelector(`#${control.getAttribute("aria-describedby")}`);
     (note ?? whole).textContent = error.message;
-    control?.setAttribute("aria-invalid", "true");
-    control?.focus();
+    if (!control) return;
+    control.ariaInvalid = "true";
+    control.focus();
   }
 }
 
@@ -81,3 +83,8 @@ export function show(title, content, actions = []) {
       action[1]();
     }, action[2])))));
 }
+
+/** The fields of a record that have a value. @param {object} record */
+export const details = (record) => facts("pairs", Object.entries(record).map(([name, value]) => [
+  name, value == null ? value : /_at$|^since$/.test(name) ? moment(value) : typeof value === "object" ? JSON.stringify(value) : String(value),
+]));

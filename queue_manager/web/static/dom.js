@@ -4,9 +4,11 @@
 export const byId = (id) => /** @type {ElementsById[K]} */ (document.getElementById(id));
 export const mayAct = document.body.hasAttribute("data-may-act");
 
-/** @template {keyof HTMLElementTagNameMap} K @param {K} name @param {Attributes} properties @param {...Child} children */
-export function element(name, properties = {}, ...children) {
-  const made = document.createElement(name);
+/** @template {keyof HTMLElementTagNameMap} K @param {K} name @param {Attributes} [properties] @param {...Child} children */
+export const element = (name, properties, ...children) => filled(document.createElement(name), properties, ...children);
+
+/** @template {Element} E @param {E} made @param {Attributes} properties @param {...Child} children */
+export function filled(made, properties = {}, ...children) {
   for (const [key, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
     if (typeof value === "function") made.addEventListener(key.slice(2), value);
@@ -37,6 +39,12 @@ export function toast(text) {
   const note = element("p", {}, text);
   byId("toasts").append(note);
   setTimeout(() => note.remove(), 6000);
+}
+
+/** Say whether a part of the page is live. @param {string} text @param {string} kind @param {"state" | "waking-state"} [id] */
+export function showState(text, kind, id = "state") {
+  byId(id).textContent = text;
+  byId(id).className = `state ${kind}`;
 }
 
 // Say what went wrong for the whole page; an empty text takes it back.

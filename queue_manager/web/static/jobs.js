@@ -1,25 +1,22 @@
 // The jobs of every name, and what people do with them.
 
-import { Problem, attempt, get, post, query } from "./api.js";
-import { at, moment, now, number, span } from "./clock.js";
-import { countdown, until } from "./countdown.js";
+import { Events, Problem, attempt, get, post, query } from "./api.js";
+import { at, countdown, moment, now, number, span, until } from "./clock.js";
 import { askFor, show } from "./dialog.js";
 import { byId, button, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
-import { Events } from "./events.js";
-import { grid } from "./grid.js";
-import { List, cell, fill } from "./list.js";
+import { List, cell, fill, grid } from "./list.js";
 
 const STATES = { pending: "", executing: "warn", failure: "bad", success: "good", canceled: "" };
 /** @type {JobState[]} */
 const CLEARED = ["pending", "failure", "success", "canceled"];
-const HEARD = 60000; // ms after which a leader that hands out nothing is missed
-const LEASES = 5000; // ms between two looks at leases, which are renewed without an event
+const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
+const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
 /** @type {List<Job>} */
 let list;
 /** @type {JobQueue[]} */
 let queues = [];
 /** @type {{ id: string, body: HTMLElement } | undefined} */
-let looked; // the job that is open, and the part of the page that changes
+let opened; // the job that is open, and the part of the page that changes
 
 // Reading
 
@@ -54,16 +51,16 @@ async function count() {
   clearTimeout(later);
   isCounting = true;
   isStale = false;
-  let again = 2000; // after a failure; the list says what is wrong
+  let again = 2000; // after a failure; the list shows errors
   try {
     /** @type {JobStatus} */
     const { queues: all, leader } = await get("/jobs/status");
     queues = all;
-    byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < HEARD;
+    byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
     byId("names").hidden = !queues.length;
     fill(byId("queues"), queues, rowOf);
     choices(list.values.name);
-    again = queues.some((queue) => queue.running) ? LEASES : 0;
+    again = queues.some((queue) => queue.running) ? LEASE_INTERVAL : 0;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
   } finally {
@@ -135,16 +132,13 @@ function describe(job) {
   ];
 }
 
-/** @param {Problem} problem */
-const complaint = ({ message }) => toast(message);
-
 /** @param {string} id */
 const look = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
   const { job } = await get(`/jobs/${id}`, { parse: exact });
-  looked = { id, body: element("div", { class: "stack" }, describe(job)) };
-  show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), looked.body], actionsOf(job));
-}, complaint);
+  opened = { id, body: element("div", { class: "stack" }, describe(job)) };
+  show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), opened.body], actionsOf(job));
+});
 
 // Acting
 
@@ -158,20 +152,20 @@ function actionsOf({ _id: id, state, name, priority }) {
   ];
 }
 
-/** @param {string} path @param {object} body @param {string} said */
-const act = (path, body, said) => attempt(async () => {
+/** @param {string} path @param {object} body @param {string} message */
+const act = (path, body, message) => attempt(async () => {
   await post(`/jobs/${path}`, body);
-  toast(done(said));
-}, complaint);
+  toast(done(message));
+});
 
 /** @param {string} name @param {"pause" | "resume"} what */
 const turn = (name, what) => act(what, { names: [name] }, `${name}: ${what}d`);
 
-/** @param {string} said */
-function done(said) {
+/** @param {string} message */
+function done(message) {
   list.refresh();
   recount(0);
-  return said;
+  return message;
 }
 
 /** @type {Field[]} */
@@ -262,16 +256,16 @@ function confirm(states, name, found) {
 // Living
 
 /** @param {JobEvent} event */
-function happened({ id, kind, job }) {
+function receive({ id, kind, job }) {
   const known = list.shown.get(id)?.row;
   if (kind === "deleted") list.remove([id]);
   else if (known) list.change({ ...job, arguments: known.arguments }); // which never change, and keep their digits there
-  if (looked?.id === id && job) looked.body.replaceChildren(...nodes(describe(job)));
+  if (opened?.id === id && job) opened.body.replaceChildren(...nodes(describe(job)));
   list.refresh();
   recount();
 }
 
-function again() {
+function reload() {
   list.refresh();
   recount(0);
 }
@@ -280,7 +274,7 @@ function begin() {
   choices(new URLSearchParams(location.search).get("name"));
   list = new List({ load, cells, id: (job) => job._id });
   recount(0);
-  new Events("/jobs/events", ["job-update"], { event: happened, again });
+  new Events("/jobs/events", "job-update", { event: receive, reload });
   byId("run")?.addEventListener("click", run);
   byId("clear")?.addEventListener("click", clear);
 }

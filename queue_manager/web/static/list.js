@@ -5,8 +5,8 @@ import { Problem, query } from "./api.js";
 import { number } from "./clock.js";
 import { byId, complain, element } from "./dom.js";
 
-const TYPING = 250; // ms without a key, until a filter counts
-const AGAIN = 250; // ms between two readings, however much happens
+const TYPING_DELAY = 250; // ms after the last key until a filter is applied
+const REFRESH_INTERVAL = 250; // ms
 
 /** @template Row */
 export class List {
@@ -64,7 +64,7 @@ export class List {
 
   typed() {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => this.filter(), TYPING);
+    this.typing = setTimeout(() => this.filter(), TYPING_DELAY);
   }
 
   // Typing in one control is one step in the history.
@@ -104,8 +104,7 @@ export class List {
   showOrder() {
     const { sort, order } = this.values;
     for (const head of document.querySelectorAll("th[data-sort]")) {
-      if (head.dataset.sort === sort) head.setAttribute("aria-sort", order === "asc" ? "ascending" : "descending");
-      else head.removeAttribute("aria-sort");
+      head.ariaSort = head.dataset.sort !== sort ? null : order === "asc" ? "ascending" : "descending";
     }
   }
 
@@ -119,7 +118,7 @@ export class List {
 
   // Reading and showing
 
-  // Read the list again: at once, and then at most once per `AGAIN`.
+  // Read the list again: at once, and then at most once per `REFRESH_INTERVAL`.
   refresh() {
     const wanted = location.search;
     if (this.reading?.wanted === wanted) {
@@ -137,12 +136,12 @@ export class List {
     try {
       const page = await this.on.load(this.values, { signal: reading.controller.signal });
       if (this.reading === reading) this.show(page);
-      if (this.isAhead) this.isStale = true; // what was read may be older than what events said meanwhile
+      if (this.isAhead) this.isStale = true; // the page may be older than events received meanwhile
     } catch (error) {
       if (reading.controller.signal.aborted) return;
       this.fail(error);
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN));
+    await new Promise((resolve) => setTimeout(resolve, REFRESH_INTERVAL));
     if (this.reading !== reading) return;
     this.reading = undefined;
     if (this.isStale) this.refresh();
@@ -153,14 +152,14 @@ export class List {
     if (!(error instanceof Problem)) throw error;
     const control = error.field && this.form.elements[error.field];
     complain(error.message);
-    if (control) control.setAttribute("aria-invalid", "true");
+    if (control) control.ariaInvalid = "true";
     if (error.status === 0 || error.status === 503) setTimeout(() => this.refresh(), 2000);
   }
 
   /** @param {Page<Row>} page */
   show({ rows, cursor, total, isPartial }) {
     complain();
-    for (const control of this.form.elements) control.removeAttribute("aria-invalid");
+    for (const control of this.form.elements) control.ariaInvalid = null;
     this.cursor = cursor;
     this.total = total;
     this.isPartial = isPartial;
@@ -179,12 +178,12 @@ export class List {
   /** @param {Row} row @param {Map<string, Shown<Row>>} old */
   rowOf(row, old) {
     const id = this.on.id(row);
-    const said = JSON.stringify(row);
+    const json = JSON.stringify(row);
     const known = old.get(id);
-    const tr = known?.said === said ? known.tr : this.make(row);
+    const tr = known?.json === json ? known.tr : this.make(row);
     if (!known && old.size) tr.className = "new";
     if (known && known.tr !== tr) replace(known.tr, tr);
-    this.shown.set(id, { tr, said, row });
+    this.shown.set(id, { tr, json, row });
     return tr;
   }
 
@@ -243,9 +242,9 @@ function replace(before, after) {
 export function fill(body, all, make) {
   all.forEach((one, index) => {
     const old = body.children[index];
-    const said = JSON.stringify(one);
-    if (old?.said === said) return;
-    const tr = Object.assign(make(one), { said });
+    const json = JSON.stringify(one);
+    if (old?.json === json) return;
+    const tr = Object.assign(make(one), { json });
     if (old) replace(old, tr);
     else body.append(tr);
   });
@@ -254,3 +253,8 @@ export function fill(body, all, make) {
 
 /** A cell; on a narrow screen its label stands before it. @param {string} label @param {Child} content */
 export const cell = (label, content, kind = "") => element("td", { "data-label": label, class: kind }, content);
+
+/** A table of `rows`, each with a value per title; the last may be long. @param {string[]} titles @param {Child[][]} rows */
+export const grid = (titles, rows) => element("div", { class: "sheet" }, element("table", {},
+  element("thead", {}, element("tr", {}, titles.map((title) => element("th", { scope: "col" }, title)))),
+  element("tbody", {}, rows.map((row) => element("tr", {}, row.map((value, index) => cell(titles[index], value, index < row.length - 1 ? "nowrap" : "")))))));

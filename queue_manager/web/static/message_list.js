@@ -4,7 +4,7 @@ import { number } from "./clock.js";
 import { byId, element } from "./dom.js";
 import { List } from "./list.js";
 
-const FILL = 1000; // ms, and up to as many more, so that not all open pages ask at once
+const FILL_DELAY = 1000; // ms, and up to as many more, so that not all open pages ask at once
 
 /** @extends {List<Message>} */
 export class MessageList extends List {
@@ -34,7 +34,7 @@ export class MessageList extends List {
 
   // Make every row anew: what they show besides themselves has changed.
   redraw() {
-    for (const shown of this.shown.values()) shown.said = "";
+    for (const shown of this.shown.values()) shown.json = "";
     this.refresh();
   }
 
@@ -63,7 +63,7 @@ export class MessageList extends List {
     this.filling ??= setTimeout(() => {
       this.filling = undefined;
       this.refresh();
-    }, FILL + Math.random() * FILL);
+    }, FILL_DELAY + Math.random() * FILL_DELAY);
   }
 
   /** @type {List<Message>["turn"]} */

@@ -1,11 +1,9 @@
 // The messages of one place, and what people do with them.
 
-import { Problem, ask, attempt, get, post, query } from "./api.js";
-import { at, moment, number } from "./clock.js";
-import { countdown } from "./countdown.js";
-import { askFor, show } from "./dialog.js";
+import { Events, Problem, ask, attempt, get, post, query } from "./api.js";
+import { at, countdown, moment, number } from "./clock.js";
+import { askFor, details, show } from "./dialog.js";
 import { byId, button, element, mayAct, pill, toast } from "./dom.js";
-import { Events } from "./events.js";
 import { cell } from "./list.js";
 import { MessageList } from "./message_list.js";
 
@@ -13,9 +11,9 @@ const PAGE = 50;
 /** @type {Record<MessageState, string>} */
 const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", acknowledged: "Acknowledged", archived: "Archived" };
 const place = /** @type {MessageState} */ (document.getElementById("tabs")?.dataset.place);
-const UNSEEN = 250; // ms between two looks at events in a page that nobody sees, which has no frames
+const HIDDEN_INTERVAL = 250; // ms after which events are shown in a hidden page, which has no frames
 const MAX_EVENTS = 500; // of one frame
-const TYPED_FROM = 1000; // messages; who deletes more has to type the queue's name
+const CONFIRM_FROM = 1000; // messages; who deletes more has to type the queue's name
 /** @type {number | undefined} */
 let size; // messages in this place, when it is known
 /** @type {QueueConfig | undefined} */
@@ -103,9 +101,6 @@ function cells(message) {
 /** @param {Message} message */
 function look(message) {
   const { payload, id, ...rest } = message;
-  const about = Object.entries(rest).filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => [
-    element("dt", {}, name), element("dd", {}, /_at$/.test(name) ? moment(/** @type {Moment} */ (value)) : typeof value === "object" ? JSON.stringify(value) : String(value)),
-  ]);
   /** @type {(Action | false)[]} */
   const actions = !mayAct ? [] : [
     ["Delete …", () => remove([id]), "danger"],
@@ -113,7 +108,7 @@ function look(message) {
     place !== "processing" && !message.undecodable && ["Edit …", () => edit(message)],
     place === "dead" && ["Replay", () => replay([id]), "primary"],
   ];
-  show(id, [element("pre", { tabindex: 0, "aria-label": "Payload" }, JSON.stringify(payload, null, 2)), element("dl", { class: "pairs" }, about)], actions);
+  show(id, [element("pre", { tabindex: 0, "aria-label": "Payload" }, JSON.stringify(payload, null, 2)), details(rest)], actions);
 }
 
 // Acting
@@ -137,14 +132,14 @@ function fieldsOf(message = {}) {
 // The body is put together as text, so that the payload arrives as it was typed.
 /** @param {Values} values @param {boolean} isNew */
 function bodyOf({ type, payload, ...numbers }, isNew) {
-  const said = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => ({ name, value: value === "" ? null : Number(value) }));
-  for (const { name, value } of said) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Must be a number" });
+  const members = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => ({ name, value: value === "" ? null : Number(value) }));
+  for (const { name, value } of members) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Must be a number" });
   try {
     JSON.parse(payload);
   } catch (error) {
     throw new Problem(422, { field: "payload", message: `Must be JSON (${/** @type {Error} */ (error).message})` });
   }
-  return `{${JSON.stringify({ type, ...Object.fromEntries(said.map(({ name, value }) => [name, value])) }).slice(1, -1)},"payload":${payload}}`;
+  return `{${JSON.stringify({ type, ...Object.fromEntries(members.map(({ name, value }) => [name, value])) }).slice(1, -1)},"payload":${payload}}`;
 }
 
 function create() {
@@ -192,11 +187,8 @@ function remove(ids) {
   });
 }
 
-/** @param {Problem} problem */
-const complaint = ({ message }) => toast(message);
-
 /** @param {string[]} ids */
-const replay = (ids) => attempt(async () => toast(done(await post("/queue/replay", { messageIds: ids }))), complaint);
+const replay = (ids) => attempt(async () => toast(done(await post("/queue/replay", { messageIds: ids }))));
 
 async function replayAll() {
   const filter = filterOf(list.values);
@@ -219,7 +211,7 @@ function filterOf({ filterType, filterPriority, filterAttempts, startDate, endDa
 
 function clear() {
   const name = PLACES[place];
-  const isMany = size === undefined || size > TYPED_FROM;
+  const isMany = size === undefined || size > CONFIRM_FROM;
   const what = size === undefined ? "messages" : counted(size);
   askFor({
     title: `Delete all ${what} in ${name}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
@@ -245,11 +237,11 @@ const waiting = []; // events, as text, until the next frame
 let isCut = false; // whether they were too many to keep
 
 /** @param {string} event */
-function hear(event) {
+function receive(event) {
   waiting.push(event);
   if (waiting.length === 1) {
-    if (document.hidden) setTimeout(showHeard, UNSEEN);
-    else requestAnimationFrame(showHeard);
+    if (document.hidden) setTimeout(showReceived, HIDDEN_INTERVAL);
+    else requestAnimationFrame(showReceived);
   }
   if (waiting.length > 2 * MAX_EVENTS) {
     waiting.splice(0, MAX_EVENTS);
@@ -258,7 +250,7 @@ function hear(event) {
 }
 
 // Once per frame, however many events there are: of too many only the latest count, and the list is read anew.
-function showHeard() {
+function showReceived() {
   const events = waiting.splice(0);
   const isAll = !isCut && events.length <= MAX_EVENTS;
   isCut = false;
@@ -271,7 +263,7 @@ function showHeard() {
 function happened(events) {
   const counts = events.findLast((event) => event.counts)?.counts;
   if (counts) {
-    heard += 1;
+    countsReceived += 1;
     showCounts(counts);
   }
   if (events.some(({ type, messages }) => !messages || type === "clear")) return list.refresh();
@@ -290,15 +282,15 @@ function happened(events) {
   list.fill();
 }
 
-let heard = 0; // events that had counts
+let countsReceived = 0; // events that had counts
 
 async function count() {
-  const before = heard;
+  const before = countsReceived;
   try {
     const counts = await get("/queue/status");
-    if (heard === before) showCounts(counts); // else they may be older than what an event said meanwhile
+    if (countsReceived === before) showCounts(counts); // otherwise they may be older than an event received meanwhile
   } catch {
-    setTimeout(count, 2000); // the list says what is wrong
+    setTimeout(count, 2000); // the list shows errors
   }
 }
 
@@ -313,15 +305,15 @@ function showCounts(counts) {
   clearing.hidden = !here;
 }
 
-function again() {
+function reload() {
   list.refresh();
   count();
 }
 
 function begin() {
   list = new MessageList({ load, cells, id: ({ id }) => id }, PAGE);
-  new Events("/queue/events", ["queue-update"], { event: hear, parse: String, again });
-  for (const [id, act] of /** @type {const} */ ([["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll, complaint)]])) byId(id)?.addEventListener("click", act);
+  new Events("/queue/events", "queue-update", { event: receive, parse: String, reload });
+  for (const [id, act] of /** @type {const} */ ([["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll)]])) byId(id)?.addEventListener("click", act);
   for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) byId(id)?.addEventListener("click", () => act([...list.picked]));
   configure();
 }
@@ -331,7 +323,7 @@ async function configure() {
     config = await get("/queue/config");
     list.redraw();
   } catch {
-    setTimeout(configure, 2000); // the list says what is wrong
+    setTimeout(configure, 2000); // the list shows errors
   }
 }
 

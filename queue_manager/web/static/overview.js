@@ -1,10 +1,8 @@
 // Every system in one look: what needs somebody first, then each with its figures and its day.
 
-import { attempt, get } from "./api.js";
-import { moment, now, number, span } from "./clock.js";
-import { countdown } from "./countdown.js";
+import { Events, attempt, get } from "./api.js";
+import { countdown, moment, now, number, span } from "./clock.js";
 import { byId, complain, element, facts, pill } from "./dom.js";
-import { Events } from "./events.js";
 import { days, figures, howToTurnOn, needs, put, scans, standing } from "./systems.js";
 
 /** @type {Map<string, { title: string, state: HTMLElement, body: HTMLElement, day: HTMLElement }>} */
@@ -114,5 +112,5 @@ function show(overview) {
 const read = () => attempt(async () => show(await get("/overview")), ({ message }) => complain(message));
 
 await read();
-new Events("/overview/events", ["overview"], { event: show, again: read });
+new Events("/overview/events", "overview", { event: show, reload: read });
 days((name) => cards.get(name)?.day, (name) => cards.get(name)?.title ?? name);

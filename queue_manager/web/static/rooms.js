@@ -2,24 +2,18 @@
 
 import { moment, number } from "./clock.js";
 import { Connection } from "./connection.js";
-import { byId, element } from "./dom.js";
+import { byId, element, showState } from "./dom.js";
 
-const KEPT = 100;
-const ASK_AGAIN = 10000;
+const MAX_ROOMS = 100;
+const JOIN_INTERVAL = 10000; // ms
 
-const asked = new URLSearchParams(location.hash.slice(1));
-for (const account of new URLSearchParams(location.search).getAll("account")) asked.append("account", account);
-const wanted = asked.getAll("account");
-const token = asked.get("token");
-if (wanted.length) history.replaceState(history.state, "", `#${asked}`); // where the filters of the list leave it
+const hash = new URLSearchParams(location.hash.slice(1));
+for (const account of new URLSearchParams(location.search).getAll("account")) hash.append("account", account);
+const wanted = hash.getAll("account");
+const token = hash.get("token");
+if (wanted.length) history.replaceState(history.state, "", `#${hash}`); // where the filters of the list leave it
 /** @type {number | undefined} */
-let asking;
-
-/** @param {string} text @param {string} kind */
-function say(text, kind) {
-  byId("waking-state").textContent = text;
-  byId("waking-state").className = `state ${kind}`;
-}
+let joining;
 
 /** @param {string[]} accounts */
 async function join(accounts) {
@@ -32,18 +26,18 @@ async function join(accounts) {
 }
 
 function listen() {
-  say("Live", "live");
-  clearInterval(asking);
+  showState("Live", "live", "waking-state");
+  clearInterval(joining);
   if (wanted.length) return join(wanted);
   if (token) return undefined; // the server has put us into the token's rooms
-  asking = setInterval(() => join(["*"]), ASK_AGAIN);
+  joining = setInterval(() => join(["*"]), JOIN_INTERVAL);
   return join(["*"]);
 }
 
 /** @param {string} message */
 function stop(message) {
-  clearInterval(asking);
-  say(message, "off");
+  clearInterval(joining);
+  showState(message, "off", "waking-state");
 }
 
 /** @param {string} name @param {RoomUpdate} update */
@@ -52,7 +46,7 @@ function show(name, { room_id: room, action, timestamp }) {
   byId("rooms").prepend(element("li", {}, moment(timestamp), element("code", {}, room), element("span", {}, action)));
   byId("rooms").hidden = false;
   byId("waking-nothing").hidden = true;
-  while (byId("rooms").children.length > KEPT) byId("rooms").lastElementChild?.remove();
+  while (byId("rooms").children.length > MAX_ROOMS) byId("rooms").lastElementChild?.remove();
 }
 
-const connection = new Connection(token ? { token } : {}, { live: listen, off: stop, refused: stop, event: show });
+const connection = new Connection(token ? { token } : {}, { live: listen, off: stop, event: show });

@@ -1,13 +1,10 @@
 // What runs when, how the last runs ended, who leads; and a run by hand.
 
-import { attempt, get, post } from "./api.js";
-import { at, moment, now, number, span } from "./clock.js";
-import { countdown, until } from "./countdown.js";
+import { Events, attempt, get, post } from "./api.js";
+import { at, countdown, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
 import { button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
-import { Events } from "./events.js";
-import { grid } from "./grid.js";
-import { cell, fill } from "./list.js";
+import { cell, fill, grid } from "./list.js";
 
 /** @type {string | undefined} */
 let seen; // what was true of the schedule when it was last read
@@ -27,7 +24,7 @@ const read = () => attempt(async () => {
 });
 
 /** @param {Overview} overview */
-function heard({ systems, leader, servers }) {
+function receive({ systems, leader, servers }) {
   away = Object.values(servers).filter(Boolean).join(" · ");
   complain(away);
   if (servers.redis) byId("leader").replaceChildren("Who leads is not known: Redis does not answer.");
@@ -58,7 +55,7 @@ function row(entry) {
       element("b", {}, title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
       element("p", {}, description), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
     cell("Runs", every(entry), "nowrap"),
-    cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, said(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
+    cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, summary(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
     cell("Last results", marks(entry)),
     cell("Next run", isOn ? countdown(next ? at(next) : null, until) : "—", "nowrap"),
     mayAct && element("td", { class: "number" }, trigger(entry)));
@@ -68,7 +65,7 @@ function row(entry) {
 const every = ({ period_seconds: seconds, cron }) => (cron ? element("span", {}, "at ", element("code", {}, cron)) : `every ${span(seconds * 1000)}`);
 
 /** @param {ScanResult} run */
-const said = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
+const summary = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
 
 /** @param {ScanResult} run */
 const isBad = (run) => run.errors > 0 || Boolean(run.error);
@@ -77,7 +74,7 @@ const isBad = (run) => run.errors > 0 || Boolean(run.error);
 /** @param {ScheduleEntry} entry */
 function marks({ title, last_runs: runs }) {
   if (!runs.length) return "—";
-  const shown = runs.toReversed().map((run) => element("span", { class: isBad(run) && "bad", title: `${moment(run.at).textContent}: ${said(run)}` }, isBad(run) ? "×" : run.found ? "■" : "·"));
+  const shown = runs.toReversed().map((run) => element("span", { class: isBad(run) && "bad", title: `${moment(run.at).textContent}: ${summary(run)}` }, isBad(run) ? "×" : run.found ? "■" : "·"));
   const about = `Last ${runs.length} runs of ${title}, ${runs.filter(isBad).length} with errors`;
   return element("button", { type: "button", class: "quiet marks", "aria-label": about, onclick: () => show(`Last runs: ${title}`, table(runs)) }, shown);
 }
@@ -103,6 +100,6 @@ function trigger({ title, trigger: path }) {
 const start = (path) => attempt(async () => {
   const { task_id: id } = await post(path.replace("/api", ""));
   toast(`Sent: task ${id}`);
-}, ({ message }) => toast(message));
+});
 
-new Events("/overview/events", ["overview"], { event: heard, again: read });
+new Events("/overview/events", "overview", { event: receive, reload: read });

@@ -1,16 +1,15 @@
 // One system: how it is, its items by state, and what its scans did.
 
-import { attempt, get, post, query } from "./api.js";
+import { Events, attempt, get, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
-import { askFor, show } from "./dialog.js";
+import { askFor, details, show } from "./dialog.js";
 import { byId, button, element, mayAct, toast } from "./dom.js";
-import { Events } from "./events.js";
 import { List, cell, fill } from "./list.js";
 import { days, figures, howToTurnOn, put, scans, standing } from "./systems.js";
 
 const PAGE = 50;
 const SCANS = 10;
-const MOST_SCANS = 500;
+const MAX_SCANS = 500;
 const { system: name, items } = byId("tabs").dataset;
 const path = `/systems/${name}`;
 /** @type {Record<ItemState, StateTexts>} */
@@ -31,8 +30,7 @@ let known; // the system, as last received
 async function load(values, options) {
   const state = stateOf(values);
   for (const tab of document.querySelectorAll("[data-state]")) {
-    if (tab.dataset.state === state) tab.setAttribute("aria-current", "page");
-    else tab.removeAttribute("aria-current");
+    tab.ariaCurrent = tab.dataset.state === state ? "page" : null;
   }
   const { all, title, text } = STATES[state];
   put(byId("empty"), state, () => [element("h2", {}, title), element("p", {}, text)]);
@@ -60,9 +58,8 @@ function cells(item) {
 
 /** @param {Item} item */
 function look(item) {
-  const about = Object.entries(item).filter(([, value]) => value !== null && value !== "").map(([field, value]) => [element("dt", {}, field), element("dd", {}, /_at$|^since$/.test(field) ? moment(value) : String(value))]);
   const { verb } = STATES[item.state];
-  show(item.id, element("dl", { class: "pairs" }, about), mayAct && verb ? [[verb, () => retry(item), "primary"]] : []);
+  show(item.id, details(item), mayAct && verb ? [[verb, () => retry(item), "primary"]] : []);
 }
 
 /** @param {MouseEvent} event */
@@ -76,17 +73,17 @@ function go(event) {
 
 // Acting
 
-/** Do it, and show the result. @param {() => Promise<string>} act */
-async function doing(act) {
-  toast(await attempt(act, ({ message }) => message));
+/** Send a request and say what it did. @param {string} to @param {string} done */
+async function send(to, done) {
+  await attempt(async () => {
+    await post(to);
+    toast(done);
+  });
   list.refresh();
 }
 
 /** @param {Item} item */
-const retry = ({ id }) => doing(async () => {
-  await post(`${path}/items/${encodeURIComponent(id)}/retry`);
-  return `Sent ${id}`;
-});
+const retry = ({ id }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `Sent ${id}`);
 
 async function retryAll() {
   const filter = { state: stateOf(list.values), search: list.values.search };
@@ -105,51 +102,48 @@ async function retryAll() {
 }
 
 /** @param {string} trigger */
-const scan = (trigger) => doing(async () => {
-  await post(trigger.replace("/api", ""));
-  return "The scan was sent to a worker";
-});
+const scan = (trigger) => send(trigger.replace("/api", ""), "The scan was sent to a worker");
 
 // Scans
 
 /** @type {Map<string, Scan>} */
-const told = new Map(); // by id, newest first
+const shownScans = new Map(); // by id, newest first
 /** @type {string | null} */
 let older = null; // where those begin that were not read
 
 /** @param {Scan} scan */
 function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, error, noted }) {
-  const said = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(count)}`).join(", ");
+  const notes = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(count)}`).join(", ");
   return element("tr", {},
     element("th", { scope: "row" }, moment(at)),
     cell("Found", number(found), "number"), cell("Claimed", number(claimed), "number"), cell("Sent", number(enqueued), "number"),
     cell("Errors", element("span", { class: errors ? "bad strong" : "" }, number(errors)), "number"),
     cell("Took", span(took), "number nowrap"),
-    element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), said));
+    element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), notes));
 }
 
 /** @param {string | null} [cursor] */
 async function scansFrom(cursor) {
   /** @type {ScanPage} */
   const page = await get(`${path}/scans${query({ cursor, limit: SCANS })}`);
-  const all = cursor ? [...told.values(), ...page.scans] : [...page.scans, ...told.values()];
-  const isGap = !cursor && told.size && !page.scans.some(({ id }) => told.has(id));
-  if (cursor || !told.size || isGap) older = page.cursor;
-  told.clear();
-  for (const one of (isGap ? page.scans : all).slice(0, MOST_SCANS)) told.set(one.id, one);
-  fill(byId("scans"), [...told.values()], scanRow);
-  byId("scans").closest(".sheet").hidden = !told.size;
-  byId("scans-where").textContent = told.size ? "" : "No scan ran in the last 24 hours.";
-  byId("scans-more").hidden = !older || told.size >= MOST_SCANS;
+  const all = cursor ? [...shownScans.values(), ...page.scans] : [...page.scans, ...shownScans.values()];
+  const isGap = !cursor && shownScans.size && !page.scans.some(({ id }) => shownScans.has(id));
+  if (cursor || !shownScans.size || isGap) older = page.cursor;
+  shownScans.clear();
+  for (const one of (isGap ? page.scans : all).slice(0, MAX_SCANS)) shownScans.set(one.id, one);
+  fill(byId("scans"), [...shownScans.values()], scanRow);
+  byId("scans").closest(".sheet").hidden = !shownScans.size;
+  byId("scans-where").textContent = shownScans.size ? "" : "No scan ran in the last 24 hours.";
+  byId("scans-more").hidden = !older || shownScans.size >= MAX_SCANS;
 }
 
 /** @param {string | null} [cursor] */
-const readScans = (cursor) => attempt(() => scansFrom(cursor), () => {}); // the list says what is wrong
+const readScans = (cursor) => attempt(() => scansFrom(cursor), () => {}); // the list shows errors
 
 // Living
 
 /** @param {Overview} overview */
-function hear({ systems }) {
+function receive({ systems }) {
   const system = systems.find((one) => one.name === name);
   if (system) showSystem(system);
 }
@@ -186,7 +180,7 @@ async function learn() {
   hint.hidden = hooks;
 }
 
-// Read anew what events do not tell. The list says what is wrong.
+// Read again what events do not contain. The list shows errors.
 function readAll() {
   list.refresh();
   attempt(learn, () => {});
@@ -195,7 +189,7 @@ function readAll() {
 
 const list = new List({ load, cells, id: ({ id }) => id });
 for (const tab of document.querySelectorAll("[data-state]")) tab.addEventListener("click", go);
-byId("retry-all")?.addEventListener("click", () => attempt(retryAll, ({ message }) => toast(message)));
+byId("retry-all")?.addEventListener("click", () => attempt(retryAll));
 byId("scans-more").addEventListener("click", () => readScans(older));
-new Events("/overview/events", ["overview"], { event: hear, again: readAll });
+new Events("/overview/events", "overview", { event: receive, reload: readAll });
 days((one) => (one === name ? byId("day") : undefined), () => document.querySelector("h1").textContent);

@@ -8,17 +8,18 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from queue_manager.web.auth import operator, viewer
-from queue_manager.web.routes.jobs import commands, error_responses, events, queries
-from queue_manager.web.routes.jobs.feed import Feed
+from queue_manager.web.live.event_feed import Feed
+from queue_manager.web.routes.jobs import endpoints, events
+from queue_manager.web.routes.jobs.events import JobEvents
 from services.job_queues import registry
 
-__all__ = ["Feed", "install"]
+__all__ = ["JobEvents", "install"]
 
 
-def install(api: FastAPI, feed: Feed) -> None:
+def install(api: FastAPI, feed: Feed[str]) -> None:
     """Add the routes. Raises `ConfigurationError`: a module of `JOBS_IMPORTS` cannot be imported."""
     registry.load()
     api.state.job_feed = feed
-    error_responses.install(api)
-    for part, rule in ((events, viewer), (queries, viewer), (commands, operator)):
-        api.include_router(part.router, prefix="/api", dependencies=[rule], tags=["jobs"])
+    endpoints.install_error_responses(api)
+    for router, role in ((events.router, viewer), (endpoints.queries, viewer), (endpoints.commands, operator)):
+        api.include_router(router, prefix="/api", dependencies=[role], tags=["jobs"])

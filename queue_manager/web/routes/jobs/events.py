@@ -1,31 +1,134 @@
-"""`GET /api/jobs/events`: changes of jobs as Server-Sent Events named `job-update`. Guarantee: see `event_stream`."""
+"""`GET /api/jobs/events`: changes of jobs as Server-Sent Events named `job-update`, from a MongoDB change stream.
+
+Guarantee: that of `event_feed`, also over restarts and step-downs of MongoDB, as far back as its oplog reaches.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from functools import cached_property
 from http import HTTPStatus
-from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Request
 
+from models import database
+from models.database import server_now
+from models.job_changes import Changes, JobChange, Lost
+from queue_manager.core.clock import to_iso
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.http.errors import errors
-from queue_manager.web.live.event_stream import EventStream, listening
-from queue_manager.web.routes.jobs.feed import Feed
+from queue_manager.web.live.event_feed import (
+    Event,
+    EventsLost,
+    EventSource,
+    EventStream,
+    Feed,
+    LastEventId,
+    ReadBatch,
+    ReaderPosition,
+    StartPosition,
+    reset,
+)
+from services.job_queues import as_json
+
+JOB_EVENT = "job-update"
+TOKEN_INTERVAL = 10.0  # seconds; a client without events must still reconnect with a token that the oplog reaches
+CLOCK_INTERVAL = 1.0  # seconds
+RESUME_TOKEN = re.compile(r"(?:[0-9A-F]{2}){1,1000}")
 
 router = APIRouter()
 
 
 @router.get("/jobs/events", status_code=HTTPStatus.OK, response_class=EventStream, responses=errors(503))
-async def events(
-    request: Request,
-    header: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
-    query: Annotated[str | None, Query(alias="lastEventId")] = None,
-) -> EventStream:
+async def events(request: Request, last: LastEventId) -> EventStream:
     """Send events named `job-update`, `{id, kind, job, server_time}`, for every job that is stored, changed or deleted.
 
-    `kind` is `changed` or `deleted`. A browser that reconnects sends the header, which counts more than the query. If
-    the events after that id are not kept any more, or too many to be read in a few seconds, the first event is named
+    `kind` is `changed` or `deleted`. A browser that reconnects sends the header, which takes precedence over the query.
+    If the events after that id are not kept any more, or too many to be read in a few seconds, the first event is named
     `reset`: read the lists again.
     """
-    feed: Feed = request.app.state.job_feed
-    beginning = await feed.beginning(header or query or None)
-    return listening(request, feed, beginning)
+    feed: Feed[str] = request.app.state.job_feed
+    return await feed.serve(request, last)
+
+
+class JobEvents(EventSource[str]):
+    """The changes of jobs. Positions are resume tokens of the change stream."""
+
+    title = "job events"
+    outages = (database.Error,)
+
+    def __init__(self) -> None:
+        self.server = f"MongoDB at {redact_url(settings().mongo_db_url)}"
+        self._clock = _Clock()
+
+    @cached_property
+    def _changes(self) -> Changes:
+        return Changes()
+
+    async def start(self, last: str | None, reader_position: ReaderPosition[str]) -> StartPosition[str]:
+        is_token = last is not None and RESUME_TOKEN.fullmatch(last) is not None
+        now = await reader_position(last if is_token else None)
+        if last is None:
+            return StartPosition(now, now)
+        if not is_token or last > now:  # a later token is that of a server that has lost its data since
+            return StartPosition(now, now, is_gap=True)
+        return StartPosition(last, last)
+
+    async def history(self, after: str, until: str) -> AsyncGenerator[Sequence[Event[str]], None]:
+        if after >= until:
+            return
+        try:
+            async with aclosing(self._changes.since(after)) as steps:
+                async for step in steps:
+                    yield [] if step.change is None else [await self._event(step.token, step.change)]
+                    if step.token >= until:
+                        return
+        except Lost:
+            yield [reset(until, until)]
+
+    async def live(self, after: str | None) -> AsyncGenerator[ReadBatch[str], None]:
+        sent_at = 0.0
+        try:
+            async with aclosing(self._changes.since(after)) as steps:
+                async for step in steps:
+                    events = []
+                    if step.change is not None:
+                        events = [await self._event(step.token, step.change)]
+                    elif time.monotonic() - sent_at > TOKEN_INTERVAL:
+                        events = [Event(step.token, step.token, "", b"")]
+                        sent_at = time.monotonic()
+                    yield ReadBatch(step.token, events)
+        except Lost as error:
+            raise EventsLost from error
+
+    async def close(self) -> None:
+        await self._changes.close()
+
+    async def _event(self, token: str, change: JobChange) -> Event[str]:
+        event = {
+            "id": str(change.id),
+            "kind": "deleted" if change.job is None else "changed",
+            "job": None if change.job is None else as_json(change.job),
+            "server_time": to_iso(await self._clock.now()),
+        }
+        return Event(token, token, JOB_EVENT, json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+class _Clock:
+    """The database server's time, for an event loop, which must not wait for it."""
+
+    def __init__(self) -> None:
+        self._read: tuple[datetime, float] | None = None
+
+    async def now(self) -> datetime:
+        """Raises the driver's errors."""
+        if self._read is None or time.monotonic() - self._read[1] > CLOCK_INTERVAL:
+            self._read = (await asyncio.to_thread(server_now), time.monotonic())
+        now, read_at = self._read
+        return now + timedelta(seconds=time.monotonic() - read_at)

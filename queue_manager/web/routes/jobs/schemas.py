@@ -15,7 +15,7 @@ from queue_manager.web.http.requests import Members
 from queue_manager.web.http.responses import Moment, NextCursor, ServerTime, optional
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 
-MAX_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
+MAX_JOB_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
 MAX_NAMES = 1_000
 
 SortField = Literal["created", "due", "updated", "priority", "attempts"]
@@ -30,7 +30,7 @@ def _moment(value: Any) -> datetime | None:
 
 JobName = Annotated[str, Field(json_schema_extra={"pattern": f"^{JOB_NAME.pattern}$"})]
 At = Annotated[datetime | None, BeforeValidator(_moment)]
-Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="A higher one is run first.")]
+JobPriority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="A higher one is run first.")]
 
 
 class When(Members):
@@ -53,7 +53,7 @@ class NewJob(When):
 
     name: JobName
     arguments: list[Any] = Field(default=[], description="At most 1 MiB as BSON, and 64 levels deep.")
-    priority: Priority = 0
+    priority: JobPriority = 0
     unique: bool = Field(default=False, description="Only if no job has the same name and arguments, in any state.")
     singular: bool = Field(default=False, description="Only if none of them is pending, failed or executing.")
 
@@ -61,7 +61,7 @@ class NewJob(When):
 class Rescheduling(When):
     """A new time, a new priority, or both."""
 
-    priority: Priority | None = None
+    priority: JobPriority | None = None
 
 
 class Names(Members):

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from queue_manager.core.settings import settings
-from queue_manager.web.routes.messages.feed import Feed
+from queue_manager.web.live.event_feed import Feed
+from queue_manager.web.routes.messages.events import MessageEvents
 from queue_manager.web.routes.messages.overdue_sweeper import OverdueSweeper
 from services.message_queue import queue_admin, server_url
 
@@ -25,7 +26,7 @@ class Background:
     def __init__(self, ending: asyncio.Event) -> None:
         self._ending = ending
         self._stack = AsyncExitStack()
-        self.feed = Feed(server_url(), f"{settings().queue_name}:events", queue_admin())
+        self.feed = Feed(MessageEvents(server_url(), f"{settings().queue_name}:events", queue_admin()), ending)
 
     async def __aenter__(self) -> Background:
         self.end = asyncio.create_task(self._end_of_process())
@@ -42,4 +43,3 @@ class Background:
 
     async def _end_of_process(self) -> None:
         await self._ending.wait()
-        self.feed.end_listeners()

@@ -17,7 +17,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.web.routes.messages.feed import Event, Feed
+from queue_manager.web.routes.messages.events import QueueEvent, QueueFeed
 from services.message_queue import sweeper
 
 MIN_SWEEP_INTERVAL = 0.02  # seconds, so that a stream of deadlines needs few sweeps
@@ -33,7 +33,7 @@ log = get_logger("QM/queue-sweeper")
 class OverdueSweeper:
     """Sweeps within the block."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: QueueFeed) -> None:
         self._feed, self._sweeper = feed, sweeper()
         self._period = settings().overdue_check_interval_ms / 1000
         self._due_at = 0.0
@@ -76,14 +76,14 @@ class OverdueSweeper:
 
     async def _follow_events(self) -> None:
         while True:
-            with self._feed.listening() as listener:
+            with self._feed.subscribe() as listener:
                 while events := await listener.next():
                     for event in events:
                         self._plan_for(event)
             self._plan(_now())  # something may have been missed
             await asyncio.sleep(MIN_SWEEP_INTERVAL)
 
-    def _plan_for(self, event: Event) -> None:
+    def _plan_for(self, event: QueueEvent) -> None:
         if event.text.startswith(DEADLINE_EVENTS):
             data = json.loads(event.text)  # valid JSON, since our own scripts write these events
             self._plan(_now() + (data["payload"]["deadline"] - data["timestamp"]) / 1000)

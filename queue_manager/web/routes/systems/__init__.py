@@ -9,15 +9,16 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from queue_manager.web.auth import operator, viewer
-from queue_manager.web.routes.systems import commands, events, listing, queries
-from queue_manager.web.routes.systems.overview import read_overview
-from queue_manager.web.routes.systems.overview_broadcaster import OverviewBroadcaster
+from queue_manager.web.live.event_feed import Feed
+from queue_manager.web.routes.systems import events, items, queries
+from queue_manager.web.routes.systems.events import OverviewStates
 
-__all__ = ["OverviewBroadcaster", "install", "read_overview"]
+__all__ = ["OverviewStates", "install"]
 
 
-def install(api: FastAPI, overview: OverviewBroadcaster) -> None:
+def install(api: FastAPI, overview: Feed[int]) -> None:
     """Add the routes."""
-    api.state.overview = overview
-    for part, rule in ((queries, viewer), (events, viewer), (listing, viewer), (commands, operator)):
-        api.include_router(part.router, prefix="/api", dependencies=[rule], tags=["systems"])
+    api.state.overview_feed = overview
+    for router in (queries.router, events.router, items.router):
+        api.include_router(router, prefix="/api", dependencies=[viewer], tags=["systems"])
+    api.include_router(items.retries, prefix="/api", dependencies=[operator], tags=["systems"])

@@ -1,33 +1,107 @@
-"""`GET /api/overview/events`: the overview as Server-Sent Events, named `overview`, whenever it changes.
+"""The overview, read at once for all clients: `GET /api/overview`, and `GET /api/overview/events` whenever it changes.
 
-Guarantee: each event is the whole overview, so that a client that reconnects has missed nothing. A slow client gets
-only the latest; one whose key or session ends is disconnected within 2 s.
+Guarantee: it is read at most once a second, however many clients there are, and not at all while there is none. Each
+event is the whole overview, so that a client that reconnects has missed nothing; a slow client gets only the latest.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import APIRouter, Request
-from sse_starlette import ServerSentEvent
 
-from queue_manager.web.auth import disconnection
-from queue_manager.web.live.event_stream import RETRY_AFTER_MS, EventStream
-from queue_manager.web.routes.systems.overview_broadcaster import OverviewBroadcaster
+from queue_manager.web.http.responses import no_store
+from queue_manager.web.live.event_feed import (
+    Event,
+    EventSource,
+    EventStream,
+    Feed,
+    ReadBatch,
+    ReaderPosition,
+    StartPosition,
+)
+from queue_manager.web.routes.systems.overview import read_overview
+from queue_manager.web.routes.systems.schemas import Overview
+
+READ_INTERVAL = 1.0  # seconds
+MAX_SILENCE = 5.0  # seconds after which a state that did not change is sent again
+FREQUENT_CHANGES: dict[str, Any] = {
+    "server_time": True,
+    "leader": {"lease_left_seconds"},
+    "workers": {"__all__": {"seen_at"}},
+}
+"""Changes of these fields are not sent at once."""
 
 router = APIRouter()
+
+
+@router.get("/overview", dependencies=[no_store])
+async def overview(request: Request) -> Overview:
+    """Return the leader, the workers online, and the state of each system, also while a server is away."""
+    source: OverviewStates = request.app.state.overview_feed.source
+    return await source.state()
 
 
 @router.get("/overview/events", status_code=HTTPStatus.OK, response_class=EventStream)
 async def overview_events(request: Request) -> EventStream:
     """Send the answer of `GET /api/overview` as events named `overview`: now, on every change, and every 5 s."""
-    broadcaster: OverviewBroadcaster = request.app.state.overview
-    return EventStream(_events(broadcaster.listen(disconnection.is_over(request))))
+    feed: Feed[int] = request.app.state.overview_feed
+    return await feed.serve(request)
 
 
-async def _events(states: AsyncGenerator[str]) -> AsyncIterator[ServerSentEvent]:
-    async with aclosing(states):
-        async for state in states:
-            yield ServerSentEvent(state, event="overview", retry=RETRY_AFTER_MS)
+class OverviewStates(EventSource[int]):
+    """The states of the overview. A position is the number of times it was read."""
+
+    title = "overview events"
+    server = "the overview"
+    has_states = True
+
+    def __init__(self) -> None:
+        self._state: Overview | None = None
+        self._position = 0
+        self._read_at = 0.0
+        self._reading: asyncio.Task[Overview] | None = None
+
+    async def state(self) -> Overview:
+        """Return the overview, at most a second old."""
+        if self._state is not None and time.monotonic() - self._read_at < READ_INTERVAL:
+            return self._state
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        return await asyncio.shield(self._reading)  # others may wait for it too
+
+    async def start(self, last: str | None, reader_position: ReaderPosition[int]) -> StartPosition[int]:
+        return StartPosition(self._position, "")
+
+    async def history(self, after: int, until: int) -> AsyncGenerator[Sequence[Event[int]], None]:
+        state = await self.state()
+        yield [self._event(state)]
+
+    async def live(self, after: int | None) -> AsyncGenerator[ReadBatch[int], None]:
+        yield ReadBatch(self._position)
+        sent, sent_at = "", 0.0
+        while True:
+            state = await self.state()
+            essence, now = state.model_dump_json(exclude=FREQUENT_CHANGES), time.monotonic()
+            if essence != sent or now - sent_at >= MAX_SILENCE:
+                sent, sent_at = essence, now
+                yield ReadBatch(self._position, [self._event(state)])
+            else:
+                yield ReadBatch(self._position)
+            await asyncio.sleep(READ_INTERVAL)
+
+    def _event(self, state: Overview) -> Event[int]:
+        return Event(self._position, "", "overview", state.model_dump_json().encode())
+
+    async def _read(self) -> Overview:
+        try:
+            self._state = await read_overview()
+            self._position += 1
+            self._read_at = time.monotonic()
+            return self._state
+        finally:
+            self._reading = None

@@ -7,11 +7,12 @@ why.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from anyio import to_thread
 
@@ -37,15 +38,13 @@ from queue_manager.health import (
 from queue_manager.system import System, SystemStats
 from queue_manager.telemetry import counters
 from queue_manager.web.auth.keys import now as own_now
-from queue_manager.web.routes.systems.cache import CachedAnswer
 from queue_manager.web.routes.systems.schemas import Leader, OnlineWorker, Overview, ScanRun, Servers, SystemState
 from queue_manager.web.server_calls import mongodb, redis_server
 
-T = TypeVar("T")
-Json = dict[str, Any]
+AnswerT = TypeVar("AnswerT")
 
-READ_TIMEOUT = 3.0  # seconds for each of the reads, which run at the same time
-FIELDS = {
+OVERVIEW_TIMEOUT = 3.0  # seconds for each of the reads, which run at the same time
+STATS_FIELDS = {
     "due": ("due", "pending"),
     "in_progress": ("in_progress",),
     "stuck": ("stuck", "overdue"),
@@ -56,7 +55,32 @@ FIELDS = {
 
 RUN_NUMBERS = ("found", "claimed", "enqueued", "errors", "duration_ms")
 
+CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
+
 log = get_logger("QM/overview")
+
+
+class CachedAnswer(Generic[AnswerT]):
+    """An answer that is too expensive for every second: it is kept for `CACHE_FACTOR` times as long as it took.
+
+    An error is raised once; until the next attempt, after the same time, the answer is `None`.
+    """
+
+    def __init__(self, compute: Callable[[], AnswerT]) -> None:
+        self._compute = compute
+        self._answer: AnswerT | None = None
+        self._due_at = 0.0
+
+    def __call__(self) -> AnswerT | None:
+        began = time.monotonic()
+        if began >= self._due_at:
+            self._answer = None
+            try:
+                self._answer = self._compute()
+            finally:
+                ended = time.monotonic()
+                self._due_at = ended + CACHE_FACTOR * (ended - began)
+        return self._answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +90,12 @@ class InRedis:
     next_runs: dict[str, datetime]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class InMongoDB:
     now: datetime
-    last_runs: dict[str, Json | None]
+    last_runs: dict[str, dict[str, Any] | None]
     errors: dict[str, int]
     running: set[str]
-    stats: dict[str, SystemStats] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
-    """Of systems whose statistics could not be read."""
 
 
 async def read_overview() -> Overview:
@@ -86,9 +107,10 @@ async def read_overview() -> Overview:
         _each({one.name: _bounded(_stats(one), one.stats_server) for one in on}),
         _each({one.name: _bounded(_slow_numbers(one), "MongoDB") for one in on if one.slow_numbers is not None}),
     )
+    for name, numbers in slow.items():
+        if isinstance(numbers, Mapping) and isinstance(known := stats[name], SystemStats):
+            known.numbers.update(numbers)
     in_mongodb = mongo if isinstance(mongo, InMongoDB) else None
-    if in_mongodb is not None:
-        _add(in_mongodb, stats, slow)
     in_redis = redis if isinstance(redis, InRedis) else None
     now = in_mongodb.now if in_mongodb is not None else own_now()
     return Overview(
@@ -98,22 +120,22 @@ async def read_overview() -> Overview:
         workers=None if in_redis is None else [OnlineWorker(**asdict(one)) for one in in_redis.processes.workers],
         problems=[] if in_redis is None else problems_of_processes(in_redis.processes, settings()),
         counted_to=COUNTED,
-        systems=[_system(system, in_redis, in_mongodb) for system in systems()],
+        systems=[_system(system, in_redis, in_mongodb, stats.get(system.name)) for system in systems()],
     )
 
 
-async def _each(asked: Mapping[str, Awaitable[T]]) -> dict[str, T]:
+async def _each(asked: Mapping[str, Awaitable[AnswerT]]) -> dict[str, AnswerT]:
     """Await all at once; return the answers by name."""
     return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
 
 
-async def _bounded(read: Callable[[], T], server: str) -> T | str:
+async def _bounded(read: Callable[[], AnswerT], server: str) -> AnswerT | str:
     """Return what `read` returns, or why it failed."""
     try:
         # A thread that hangs is left alone, also when the process ends.
-        return await asyncio.wait_for(to_thread.run_sync(read, abandon_on_cancel=True), READ_TIMEOUT)
+        return await asyncio.wait_for(to_thread.run_sync(read, abandon_on_cancel=True), OVERVIEW_TIMEOUT)
     except TimeoutError:
-        return f"{server} did not answer within {READ_TIMEOUT:g} s"
+        return f"{server} did not answer within {OVERVIEW_TIMEOUT:g} s"
     except AppError as error:
         return str(error)
     except Exception as error:
@@ -169,31 +191,21 @@ def _slow_numbers(system: System) -> CachedAnswer[Mapping[str, float]]:
     return CachedAnswer(read)
 
 
-def _add(
-    found: InMongoDB, stats: Mapping[str, SystemStats | str], slow: Mapping[str, Mapping[str, float] | str | None]
-) -> None:
-    for name, answer in stats.items():
-        if isinstance(answer, str):
-            found.problems[name] = answer
-        else:
-            found.stats[name] = answer
-    for name, numbers in slow.items():
-        if isinstance(numbers, Mapping) and name in found.stats:
-            found.stats[name].numbers.update(numbers)
-
-
 # Showing
 
 
-def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> SystemState:
-    numbers = mongo.stats[system.name].numbers if mongo is not None and system.name in mongo.stats else {}
+def _system(
+    system: System, redis: InRedis | None, mongo: InMongoDB | None, stats: SystemStats | str | None
+) -> SystemState:
+    """Return the state of a system. `stats` is an error message if they could not be read."""
+    known = stats if mongo is not None and isinstance(stats, SystemStats) else SystemStats()
     return SystemState(
         name=system.name,
         title=system.title,
         page=system.page,
         flag=system.flag,
         is_on=system.is_on(settings()),
-        **{field: _first(numbers, names) for field, names in FIELDS.items()},
+        **{field: _first(known.numbers, names) for field, names in STATS_FIELDS.items()},
         done_per_minute=_per_minute(system, redis, "done"),
         failed_per_minute=_per_minute(system, redis, "failed"),
         errors=None if mongo is None else mongo.errors.get(system.scan_task, 0),
@@ -202,9 +214,9 @@ def _system(system: System, redis: InRedis | None, mongo: InMongoDB | None) -> S
         is_running=mongo is not None and system.scan_task in mongo.running,
         is_starting=_is_starting(system, redis, mongo),
         idle=_idle(system, redis),
-        problems=[] if mongo is None else _problems(system, redis, mongo),
-        pages=_pages(system, mongo),
-        numbers=numbers,
+        problems=[] if mongo is None else _problems(system, redis, mongo, stats),
+        pages={problem: system.page_of(state) for problem, state in known.states.items()},
+        numbers=known.numbers,
     )
 
 
@@ -236,23 +248,14 @@ def _idle(system: System, redis: InRedis | None) -> Idle | None:
     return idle_because(system, settings(), None if redis is None else redis.processes)
 
 
-def _problems(system: System, redis: InRedis | None, mongo: InMongoDB) -> list[str]:
+def _problems(system: System, redis: InRedis | None, mongo: InMongoDB, stats: SystemStats | str | None) -> list[str]:
     if not system.is_on(settings()):
         return []
     processes = None if redis is None else redis.processes
     problems = problems_of_scan(system, mongo.last_runs[system.name], settings(), processes, now=mongo.now)
-    if (unread := mongo.problems.get(system.name)) is not None:
-        problems.append(unread)
-    if (stats := mongo.stats.get(system.name)) is not None:
-        problems += problems_of_items(system, stats, settings(), is_idle=_idle(system, redis) is not None)
-    return problems
-
-
-def _pages(system: System, mongo: InMongoDB | None) -> dict[str, str]:
-    """Return, by problem, the page that lists the items it is about."""
-    stats = None if mongo is None else mongo.stats.get(system.name)
-    states = {} if stats is None else stats.states
-    return {problem: system.page_of(state) for problem, state in states.items()}
+    if isinstance(stats, SystemStats):
+        return problems + problems_of_items(system, stats, settings(), is_idle=_idle(system, redis) is not None)
+    return problems if stats is None else [*problems, stats]
 
 
 def leader_of(leader: Leadership | None) -> Leader | None:
@@ -266,10 +269,10 @@ def leader_of(leader: Leadership | None) -> Leader | None:
     )
 
 
-def scan_of(run: Json | None) -> ScanRun | None:
+def scan_of(run: dict[str, Any] | None) -> ScanRun | None:
     return None if run is None else ScanRun(**numbers_of(run))
 
 
-def numbers_of(run: Json) -> Json:
+def numbers_of(run: dict[str, Any]) -> dict[str, Any]:
     """Return the members of a run that every scan has."""
     return {"at": run["at"], "error": run.get("error")} | {name: run.get(name, 0) for name in RUN_NUMBERS}

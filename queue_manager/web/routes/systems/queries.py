@@ -1,10 +1,12 @@
-"""The state of the systems: the overview, its last 24 hours, one system, its scans, the schedule."""
+"""The state of the systems: the last 24 hours, one system, its scans, the schedule."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 
 from beat_schedule import systems
 from models import listing, scan_run
@@ -12,30 +14,43 @@ from models.database import server_now
 from queue_manager.beat import next_runs
 from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
 from queue_manager.core.settings import settings
+from queue_manager.system import System
 from queue_manager.telemetry import counters
 from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
-from queue_manager.web.http.errors import errors
+from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.responses import no_store
+from queue_manager.web.routes.systems.events import overview
 from queue_manager.web.routes.systems.overview import counted, leader_of, numbers_of, scan_of
-from queue_manager.web.routes.systems.overview_broadcaster import OverviewBroadcaster
-from queue_manager.web.routes.systems.registry import Named
-from queue_manager.web.routes.systems.schemas import History, OneSystem, Overview, Scan, Scans, Schedule, ScheduleEntry
+from queue_manager.web.routes.systems.schemas import History, OneSystem, Scan, Scans, Schedule, ScheduleEntry
 from queue_manager.web.routes.triggers import path_of as trigger_of
 from queue_manager.web.server_calls import mongodb, redis_server
 
-DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+DEFAULT_PAGE_SIZE = 50
 MAX_LAST_RUNS = 10
-OF_A_RUN = {"_id", "scan", "at", "found", "claimed", "enqueued", "errors", "duration_ms", "error"}
+RUN_FIELDS = {"_id", "scan", "at", "found", "claimed", "enqueued", "errors", "duration_ms", "error"}
+
+PageSize = Annotated[int, Query(ge=1, le=200)]
 
 router = APIRouter(dependencies=[no_store])
 
 
-@router.get("/overview")
-async def overview(request: Request) -> Overview:
-    """Return the leader, the workers online, and the state of each system, also while a server is away."""
-    return await _state(request)
+def find_system(name: str, known: Iterable[System]) -> System:
+    """Return the system of a name. Raises `ApiError`."""
+    by_name = {system.name: system for system in known}
+    if name not in by_name:
+        message = f"There is no system {name!r} here; the systems are: {', '.join(by_name)}"
+        raise ApiError(HTTPStatus.NOT_FOUND, "not found", message, field="name")
+    return by_name[name]
+
+
+def _named(name: Annotated[str, Path()]) -> System:
+    return find_system(name, systems())
+
+
+Named = Annotated[System, Depends(_named)]
+"""The system that a path names."""
 
 
 @router.get("/overview/history", responses=errors(503))
@@ -54,7 +69,7 @@ def overview_history() -> History:
 @router.get("/systems/{name}", responses=errors(404))
 async def one(system: Named, request: Request) -> OneSystem:
     """Return the state of one system."""
-    state = await _state(request)
+    state = await overview(request)
     (found,) = [one for one in state.systems if one.name == system.name]
     hooks = settings().qm_hooks
     trigger = trigger_of(system) if hooks else None
@@ -65,7 +80,7 @@ async def one(system: Named, request: Request) -> OneSystem:
 def scans(
     system: Named,
     cursor: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    limit: PageSize = DEFAULT_PAGE_SIZE,
 ) -> Scans:
     """List the scans of the last 24 hours, the newest first."""
     after = cursors.decode(cursor, of=system.name)
@@ -114,11 +129,6 @@ def schedule() -> Schedule:
     return Schedule(server_time=now, leader=leader_of(leader), hooks=settings().qm_hooks, entries=entries)
 
 
-async def _state(request: Request) -> Overview:
-    broadcaster: OverviewBroadcaster = request.app.state.overview
-    return await broadcaster.state()
-
-
 def _scan(run: dict[str, Any]) -> Scan:
-    noted = {name: value for name, value in run.items() if name not in OF_A_RUN}
+    noted = {name: value for name, value in run.items() if name not in RUN_FIELDS}
     return Scan(id=str(run["_id"]), noted=noted, **numbers_of(run))

@@ -11,9 +11,11 @@ from queue_manager.items import State
 from queue_manager.web.http.requests import Members
 from queue_manager.web.http.responses import Moment, NextCursor, Number, ServerTime, optional
 
-MAX_SEARCH_LENGTH = 256
+MAX_ITEM_SEARCH_LENGTH = 256
 
-Flag = Annotated[str | None, Field(description="The setting that switches the system on; null if it is always on.")]
+SystemFlag = Annotated[
+    str | None, Field(description="The setting that switches the system on; null if it is always on.")
+]
 Trigger = Annotated[str | None, Field(description="The path that starts its scan; null while `QM_HOOKS` is off.")]
 Hooks = Annotated[bool, Field(description="Whether `QM_HOOKS` is on, so that scans can be triggered.")]
 
@@ -62,7 +64,7 @@ class SystemState(BaseModel):
     name: str
     title: str
     page: str | None = Field(description="The path of its page.")
-    flag: Flag
+    flag: SystemFlag
     is_on: bool
     due: Number | None = Field(description="Items that are due and not in flight.")
     in_progress: Number | None = Field(description="Items in flight.")
@@ -135,7 +137,7 @@ class ScheduleEntry(BaseModel):
     name: str
     title: str
     description: str
-    flag: Flag
+    flag: SystemFlag
     task: str = Field(description="The name of the Celery task.")
     is_on: bool
     trigger: Trigger
@@ -202,5 +204,5 @@ class RetriedItems(Members):
 
     state: Literal["due", "stuck", "failed"]
     search: str | None = Field(
-        default=None, max_length=MAX_SEARCH_LENGTH, description="A text in the id, the title or the reason."
+        default=None, max_length=MAX_ITEM_SEARCH_LENGTH, description="A text in the id, the title or the reason."
     )

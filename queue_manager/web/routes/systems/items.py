@@ -1,0 +1,214 @@
+"""The items of a system over HTTP: a page of those in one state, their number, and retries by an operator.
+
+Guarantee: a retry takes items as a scan does and sends their ordinary tasks. It is answered with 202 after the broker
+took the messages. The items are in flight then, so that no scan sends them too, and of two requests at the same time
+one is refused. Items that could not be sent are released and due at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from http import HTTPStatus
+from itertools import islice
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Path, Query
+
+from beat_schedule import systems
+from models.database import server_now
+from queue_manager.batching.publish import publish
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.items import Item, Listed, State
+from queue_manager.system import System
+from queue_manager.web.http import cursors
+from queue_manager.web.http.cursors import Cursor
+from queue_manager.web.http.errors import ApiError, errors
+from queue_manager.web.http.requests import JsonBody, NoMembers
+from queue_manager.web.http.responses import no_store
+from queue_manager.web.routes.systems.queries import DEFAULT_PAGE_SIZE, PageSize, find_system
+from queue_manager.web.routes.systems.schemas import (
+    MAX_ITEM_SEARCH_LENGTH,
+    ItemCount,
+    Items,
+    ListedItem,
+    RetriedItems,
+    Sent,
+    SentTask,
+)
+from queue_manager.web.server_calls import Unavailable, broker, mongodb
+from services.due_work import DueItem
+from tasks import app
+from tasks.item import ItemTask
+
+MAX_SEARCHED = 5_000  # items that one page of a search reads; the next page starts after them
+MAX_COUNTED = 20_000  # items
+MAX_RETRIED = 1_000  # items that one request sends
+MAX_RETRY_BODY = 4 * 1024  # bytes
+
+Search = Annotated[
+    str | None, Query(max_length=MAX_ITEM_SEARCH_LENGTH, description="A text in the id, the title or the reason.")
+]
+
+log = get_logger("QM/items")
+router = APIRouter(dependencies=[no_store], responses=errors(404, 503))
+retries = APIRouter()
+
+
+def _with_items(name: Annotated[str, Path()]) -> tuple[System, Callable[[], Listed]]:
+    system = find_system(name, [system for system in systems() if system.items is not None])
+    assert system.items is not None
+    return system, system.items
+
+
+WithItems = Annotated[tuple[System, Callable[[], Listed]], Depends(_with_items)]
+"""The system that a path names, and its list of items."""
+
+
+@router.get("/systems/{name}/items")
+def items(
+    found: WithItems,
+    state: State = "due",
+    search: Search = None,
+    cursor: Cursor = None,
+    limit: PageSize = DEFAULT_PAGE_SIZE,
+    order: Literal["newest", "oldest"] = "newest",
+) -> Items:
+    """List the items in a state, by the time that it depends on: when they were due, or when their lease ends.
+
+    A search reads 5,000 items at a time: a page may be short or empty, and its cursor goes on.
+    """
+    system, open_list = found
+    of = f"{system.name} {state} {order}"
+    after = cursors.decode(cursor, of=of)
+    with mongodb(), cursors.checked():
+        walk = open_list().items(state, after=after, newest_first=order == "newest")
+        shown, last = _page(walk, search, limit)
+        now = server_now()
+    return Items(
+        items=[ListedItem.model_validate(asdict(item)) for item in shown],
+        cursor=None if last is None else cursors.encode(last.position, of=of),
+        server_time=now,
+    )
+
+
+def _page(walk: Iterator[Item], search: str | None, limit: int) -> tuple[list[Item], Item | None]:
+    """Return a page, and the item behind which the next one begins, `None` at the end."""
+    shown: list[Item] = []
+    last: Item | None = None
+    for number, item in enumerate(walk):
+        if len(shown) == limit or number == MAX_SEARCHED:
+            return shown, last
+        if matches(item, search):
+            shown.append(item)
+        last = item
+    return shown, None
+
+
+@router.get("/systems/{name}/items/count")
+def count_items(found: WithItems, state: State = "due", search: Search = None) -> ItemCount:
+    """Count the items in a state, up to 20,000."""
+    with mongodb():
+        matching, is_complete = counted(found[1](), state, search)
+    return ItemCount(count=matching, is_complete=is_complete)
+
+
+def counted(listed: Listed, state: State, search: str | None) -> tuple[int, bool]:
+    """Return how many items match, and whether all were read."""
+    read = matching = 0
+    for item in islice(listed.items(state), MAX_COUNTED):
+        read += 1
+        matching += matches(item, search)
+    return matching, read < MAX_COUNTED
+
+
+def matches(item: Item, search: str | None) -> bool:
+    """Return True if a text is in the id, the title or the reason, ignoring case."""
+    if not search:
+        return True
+    wanted = search.lower()
+    return any(wanted in text.lower() for text in (item.id, item.title, item.reason or ""))
+
+
+@retries.post("/systems/{name}/items/retry", status_code=HTTPStatus.ACCEPTED, responses=errors(404, 503))
+def retry_items(
+    found: WithItems, body: Annotated[RetriedItems, Depends(JsonBody(RetriedItems, max_bytes=MAX_RETRY_BODY))]
+) -> Sent:
+    """Send the tasks of all items that match, at most 1,000. `of` counts them, up to 20,000."""
+    system, open_list = found
+    with mongodb():
+        listed = open_list()
+        read = islice(listed.items(body.state), MAX_COUNTED)
+        matching = list(dict.fromkeys(item.id for item in read if matches(item, body.search)))
+    sent, ids = 0, matching[:MAX_RETRIED]
+    for first in range(0, len(ids), settings().qm_claim_batch):
+        sent += len(_retry(system, listed, ids[first : first + settings().qm_claim_batch]))
+    log.info("Items are retried by hand", system=system.name, state=body.state, sent=sent, of=len(matching))
+    return Sent(sent=sent, of=len(matching))
+
+
+@retries.post("/systems/{name}/items/{id:path}/retry", status_code=HTTPStatus.ACCEPTED, responses=errors(404, 409, 503))
+def retry_item(
+    found: WithItems,
+    id: str,
+    _: Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_RETRY_BODY, is_required=False))],
+) -> SentTask:
+    """Send the task of one item that is due, stuck or failed. 409: it is in progress, or not due."""
+    system, open_list = found
+    listed = open_list()
+    taken = _retry(system, listed, [id])
+    if not taken:
+        raise _not_taken(listed, id)
+    log.info("An item is retried by hand", system=system.name, item=id, task_id=taken[0].token)
+    return SentTask(task_id=taken[0].token)
+
+
+def _not_taken(listed: Listed, id: str) -> ApiError:
+    with mongodb():
+        exists = listed.has(id)
+    if exists:
+        message = f"The item {id!r:.100} is in progress or not due"
+        return ApiError(HTTPStatus.CONFLICT, "wrong state", message)
+    return ApiError(HTTPStatus.NOT_FOUND, "not found", f"There is no item {id!r:.100}", field="id")
+
+
+def _retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
+    """Take and send items; release those that could not be sent. Raises `Unavailable`."""
+    with mongodb():
+        taken = listed.take(ids)
+    if taken:
+        try:
+            _send(system, taken)
+        except Exception:
+            _release(system, taken)
+            raise
+        _hold(system, taken)
+    return taken
+
+
+def _release(system: System, taken: Sequence[DueItem]) -> None:
+    try:
+        with mongodb():
+            _task(system).work().release(taken)
+    except Unavailable as error:
+        log.warning("Items that were not sent come back when their leases end", items=len(taken), error=reason(error))
+
+
+def _hold(system: System, taken: Sequence[DueItem]) -> None:
+    try:
+        _task(system).work().sent_manually(taken)
+    except Unavailable as error:
+        log.warning("Items that were sent are held for one lease only", items=len(taken), error=reason(error))
+
+
+def _send(system: System, taken: Sequence[DueItem]) -> None:
+    """Send the items' tasks. Raises `Unavailable`."""
+    with broker() as connection, app.amqp.Producer(connection) as producer:
+        publish(_task(system), taken, producer)
+
+
+def _task(system: System) -> ItemTask:
+    task: ItemTask = app.tasks[system.item_task]
+    return task
