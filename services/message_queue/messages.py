@@ -233,8 +233,8 @@ class NewMessage:
             raise InvalidMessage("type", f"a text of 1 to {MAX_TYPE_BYTES} bytes; it is missing")
         return cls(**known)
 
-    def arguments(self, limits: QueueLimits) -> tuple[str, list[str | int]]:
-        """Return the id, and the arguments of `enqueue.lua`. Raises `InvalidMessage`."""
+    def arguments(self, limits: QueueLimits) -> tuple[str, tuple[str, str, str, int, str, str]]:
+        """Return the id, and the arguments of `enqueue.lua`, the payload last. Raises `InvalidMessage`."""
         id = uuid4().hex if self.id is None else self.id
         if not isinstance(id, str) or not _NEW_ID.fullmatch(id):
             raise InvalidMessage("id", "1 to 128 letters, digits or any of _ . : @ -")
@@ -242,7 +242,7 @@ class NewMessage:
         priority = limits.checked_priority(self.priority)
         options = "".join(f'"{name}":{json.dumps(value)},' for name, value in self._options().items())
         payload = limits.checked_payload(self.payload)
-        return id, [id, type, as_json(type), priority, options, payload]
+        return id, (id, type, as_json(type), priority, options, payload)
 
     def _options(self) -> dict[str, float]:
         return checked_options(ack_timeout=self.ack_timeout, max_attempts=self.max_attempts)

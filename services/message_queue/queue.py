@@ -20,7 +20,13 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import ArrivalNotifier
 from services.message_queue.consumer import Delivery
-from services.message_queue.errors import LockLost, SearchIncomplete, UnknownMessage
+from services.message_queue.errors import (
+    InvalidMessage,
+    LockLost,
+    MessageTooLarge,
+    SearchIncomplete,
+    UnknownMessage,
+)
 from services.message_queue.messages import (
     MAX_CONSUMER_ID_BYTES,
     MAX_TYPE_BYTES,
@@ -39,6 +45,8 @@ MAX_POLL_TIMEOUT = 60
 """Maximum seconds that a consumer may wait for a message."""
 SEARCH_BUDGET = 0.25
 """Seconds that one dequeue searches messages of other producers; the next one continues."""
+MAX_BATCH_SIZE = 1_000
+MAX_BATCH_BYTES = 1024 * 1024
 UNDECODABLE_REASON = "Undecodable message"
 DEFAULT_NACK_REASON = "Negative acknowledgement"
 
@@ -120,12 +128,19 @@ class MessageQueue:
     def enqueue_batch(self, messages: Sequence[NewMessage | Mapping[str, Any]]) -> list[EnqueueResult]:
         """Add all messages or, if one is not acceptable, none. Raises like `enqueue`.
 
+        At most 1,000 messages with 1 MiB of payloads, so that the script takes less than 10 ms; a single message may be
+        larger.
+
         A message is a `NewMessage` or a mapping such as `{"type": "send_mail", "payload": …, "ack_timeout": 60}`.
         """
         new = [message if isinstance(message, NewMessage) else NewMessage.from_members(message) for message in messages]
         checked = [message.arguments(self.limits) for message in new]
         if not checked:
             return []
+        if len(checked) > MAX_BATCH_SIZE:
+            raise InvalidMessage("body", f"a list of at most {MAX_BATCH_SIZE} messages")
+        if len(checked) > 1 and sum(len(arguments[-1].encode()) for _, arguments in checked) > MAX_BATCH_BYTES:
+            raise MessageTooLarge("body", f"a list of messages with at most {MAX_BATCH_BYTES} bytes of payloads")
         answers = self.scripts.run("enqueue", *(argument for _, arguments in checked for argument in arguments))
         return [EnqueueResult(id=id, is_new=bool(added)) for (id, _), added in zip(checked, answers, strict=True)]
 

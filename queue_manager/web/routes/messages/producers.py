@@ -32,7 +32,7 @@ def add(body: Annotated[bytes, Depends(MessageBody(NewMessageBody))]) -> Changed
 
 @router.post("/queue/batch", status_code=HTTPStatus.CREATED)
 def add_batch(body: Annotated[bytes, Depends(BatchBody(Batch))]) -> AddedBatch:
-    """Add up to 1,000 messages, all or none."""
+    """Add up to 1,000 messages with up to 1 MiB of payloads, all or none."""
     messages = [_read(at, text) for at, text in enumerate(request_body.list_of(body))]
     accepted = _enqueue(messages)
     return AddedBatch(message=f"Batch processed: {accepted}/{len(messages)} messages enqueued")
