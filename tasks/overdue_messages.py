@@ -17,12 +17,12 @@ from services.message_queue import SweepResult, sweeper
 from tasks.app import app
 from tasks.base import ScanReport, scan_task
 
-INITIATOR = "QM/message-queue"
+MESSAGE_QUEUE_INITIATOR = "QM/message-queue"
 
-log = get_logger(INITIATOR)
+log = get_logger(MESSAGE_QUEUE_INITIATOR)
 
 
-@scan_task(initiator=INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue failed")
+@scan_task(initiator=MESSAGE_QUEUE_INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue failed")
 def requeue_overdue_messages() -> ScanReport:
     swept = sweep()
     sweeper().heal()

@@ -24,8 +24,9 @@ from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, SystemStats
-from services.message_queue.admin import Counts, Filter, MessagePage, MessageState, QueueAdmin
+from services.message_queue.admin import QueueAdmin
 from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
+from services.message_queue.browser import Filter, MessageListing, MessageState, QueueCounts
 from services.message_queue.errors import (
     InvalidMessage,
     LockLost,
@@ -42,7 +43,6 @@ from services.message_queue.scripts import Scripts
 from services.problems import MAX_IDS, counted, ids
 
 __all__ = [
-    "Counts",
     "EnqueueResult",
     "Filter",
     "InvalidMessage",
@@ -50,12 +50,13 @@ __all__ = [
     "LockLost",
     "Message",
     "MessageInProgress",
-    "MessagePage",
+    "MessageListing",
     "MessageQueue",
     "MessageState",
     "MessageTooLarge",
     "NewMessage",
     "QueueAdmin",
+    "QueueCounts",
     "QueueFull",
     "QueueUnavailable",
     "SweepResult",

@@ -21,7 +21,7 @@ from services.message_queue.errors import QueueFull, QueueUnavailable
 _FOLDER = files("services.message_queue") / "lua"
 _SHARED = "shared"
 _READING = "reading"
-_READERS = ("list", "survey", "read")
+_READERS = ("list", "survey")
 
 
 def source(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from queue_manager.web.live import event_stream
 from services.message_queue import MessageState, QueueAdmin, QueueUnavailable
-from services.message_queue.message_state import MESSAGE_STATES
+from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import Message
 
 MAX_MESSAGES = 100  # messages of all events that were read together

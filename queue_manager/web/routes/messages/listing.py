@@ -24,14 +24,14 @@ from queue_manager.web.routes.messages.query_parameters import (
     WholeFilter,
 )
 from queue_manager.web.routes.messages.schemas import MessageCount, MessagePage
-from services import message_queue
-from services.message_queue import Counts, Filter, MessageState, queue_admin
-from services.message_queue.admin import MAX_PAGE_SIZE, SORTABLE
+from services.message_queue import Filter, MessageListing, MessageState, QueueCounts, queue_admin
+from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, SORT_FIELDS
 
 DEFAULT_LIMIT = 50
-NOTHING = message_queue.MessagePage(messages=[], cursor=None, matched=0, is_partial=False)
-SORT_FIELDS = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORTABLE}
-SORT_FIELDS |= {name: name for name in SORTABLE}
+NO_MESSAGES = MessageListing(messages=[], cursor=None, matched=0, is_partial=False)
+SORT_NAMES = {name: name for fields in SORT_FIELDS.values() for name in fields}
+SORT_NAMES |= {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORT_NAMES}
+"""The names of the fields by which messages are sorted, also in camelCase."""
 
 router = APIRouter(responses=errors(404, 503))
 
@@ -68,9 +68,9 @@ def _filter(
 
 
 def _sort_field(name: str | None) -> str | None:
-    if name is not None and name not in SORT_FIELDS:
-        raise ValueError(f"must be one of {', '.join(SORT_FIELDS)}")
-    return None if name is None else SORT_FIELDS[name]
+    if name is not None and name not in SORT_NAMES:
+        raise ValueError(f"must be one of {', '.join(SORT_NAMES)}")
+    return None if name is None else SORT_NAMES[name]
 
 
 MatchingFilter = Annotated[Filter, Depends(_filter)]
@@ -79,13 +79,13 @@ MatchingFilter = Annotated[Filter, Depends(_filter)]
 def _options(
     wanted: MatchingFilter,
     page: Annotated[Annotated[int, Field(ge=1, le=MAX_WHOLE)] | None, EmptyIsNone] = None,
-    limit: Annotated[Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)] | None, EmptyIsNone] = None,
+    limit: Annotated[Annotated[int, Field(ge=1, le=MAX_MESSAGES_PER_PAGE)] | None, EmptyIsNone] = None,
     cursor: Cursor = None,
     sort_by: Annotated[
         str | None,
         EmptyIsNone,
         AfterValidator(_sort_field),
-        Query(alias="sortBy", json_schema_extra={"enum": [*SORT_FIELDS]}),
+        Query(alias="sortBy", json_schema_extra={"enum": [*SORT_NAMES]}),
     ] = None,
     sort_order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone, Query(alias="sortOrder")] = None,
 ) -> ListOptions:
@@ -101,11 +101,12 @@ def _options(
 
 @router.get("/queue/{queueType}/messages", response_model=MessagePage)
 def messages(place: NamedQueue, options: Annotated[ListOptions, Depends(_options)]) -> Response:
-    """List messages, by default the newest first; those in processing by deadline, the latest first.
+    """List messages, newest first; those in processing by deadline, latest first.
 
-    A filter is applied for about 80 ms. Sorted by a field by which the queue has no order, the nearest 5,000 messages
-    are sorted; `cursor`, given once they are all shown, goes on behind them. A page ends after about 16 MiB, with a
-    cursor behind its last message. With `is_partial`, `total` counts what was found so far, and `/count` counts all.
+    `sortBy` is `createdAt` or `priority` in `main`, `deadlineAt` in `processing`, `failedAt` in `dead`, and
+    `acknowledgedAt` in `acknowledged`. A requeued message counts as created at its requeue. A filter is applied for
+    about 80 ms. A page ends after about 16 MiB. With `is_partial`, `total` is the number of matches found so far, and
+    `/count` counts all.
     """
     counts = queue_admin().counts()
     of = f"messages {place} {options.sort_by or ''} {'asc' if options.ascending else 'desc'}"
@@ -123,10 +124,10 @@ def count(place: NamedQueue, wanted: MatchingFilter) -> MessageCount:
     return MessageCount(count=found.count, is_complete=found.is_complete, server_time=queue_admin().counts().now)
 
 
-def _read(place: MessageState, options: ListOptions, counts: Counts, of: str) -> message_queue.MessagePage:
+def _read(place: MessageState, options: ListOptions, counts: QueueCounts, of: str) -> MessageListing:
     after = cursors.decode(options.cursor, of=of)
     if options.skip > counts.of(place):  # a page behind the end must cost nothing
-        return NOTHING
+        return NO_MESSAGES
     return queue_admin().list(
         place,
         limit=options.limit,
@@ -139,15 +140,14 @@ def _read(place: MessageState, options: ListOptions, counts: Counts, of: str) ->
 
 
 def _pagination(
-    place: MessageState, options: ListOptions, found: message_queue.MessagePage, counts: Counts, of: str
+    place: MessageState, options: ListOptions, found: MessageListing, counts: QueueCounts, of: str
 ) -> dict[str, Any]:
     total = found.matched if options.is_filtered else counts.of(place)
-    # Only what was read is sorted: its cursor leads behind all of that, so the pages before it come first.
     return {
         "page": options.page,
         "limit": options.limit,
         "total": total,
         "total_pages": math.ceil(total / options.limit),
-        "cursor": cursors.encode([found.cursor], of=of) if found.cursor and found.is_gapless else None,
+        "cursor": cursors.encode([found.cursor], of=of) if found.cursor else None,
         "is_partial": found.is_partial or (options.is_filtered and found.cursor is not None),
     }

@@ -9,7 +9,7 @@ from fastapi import Depends, Path
 
 from queue_manager.web.http.errors import Refused
 from services.message_queue import MessageState
-from services.message_queue.admin import MESSAGE_STATES
+from services.message_queue.browser import MESSAGE_STATES
 
 FIELD = "queueType"
 
