@@ -13,12 +13,11 @@ from typing import Any
 import redis
 
 from benchmarks.harness import Bench, Figure, Result, Way, expect, percentile
-from benchmarks.message_queue.queues import LEVELS, Queue, connect, server_clock
+from benchmarks.message_queue.queues import LEVELS, Queue, connect, queue_options, server_clock
 from benchmarks.web import Client, web
 from queue_manager.core.settings import settings
 from services.message_queue import MessageState, NewMessage, QueueAdmin, server_url
-from services.message_queue.browser import SORT_FIELDS
-from services.message_queue.messages import QueueLimits
+from services.message_queue.browser import SORT_FIELDS_BY_STATE
 from services.message_queue.scripts import Scripts
 
 MESSAGES = 100_000
@@ -116,7 +115,7 @@ def _looks(place: MessageState, count: int) -> Iterator[Look]:
     yield Look("search, all", "search=WELCOME")
     yield Look("search, none", "search=nobody", found=0)
     yield Look("search, none, of a priority", "search=nobody&filterPriority=3", found=0)
-    for field in SORT_FIELDS[place]:
+    for field in SORT_FIELDS_BY_STATE[place]:
         for order in ("desc", "asc"):
             query = f"sortBy={field}&sortOrder={order}"
             yield Look(f"sort by {field}, {order}", query, sorted_by=field, ascending=order == "asc")
@@ -151,10 +150,7 @@ class _Browser:
 
 def _fill(queue: Queue, place: MessageState, count: int) -> None:
     rest = _messages(count)
-    people = QueueAdmin(
-        Scripts(queue.client, queue=queue.name),
-        limits=QueueLimits(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
-    )
+    people = QueueAdmin(Scripts(queue.client, queue=queue.name), queue_options())
     while batch := list(islice(rest, AT_ONCE)):
         added = queue.messages.enqueue_batch(batch)
         if place == "dead":

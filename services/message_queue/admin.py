@@ -110,8 +110,8 @@ class QueueAdmin(MessageBrowser):
         if "type" in known:
             record["type"] = checked_text(known["type"], "type", max_bytes=MAX_TYPE_BYTES)
         if "priority" in known:
-            record["priority"] = self._limits.checked_priority(known["priority"])
-        payload = self._limits.checked_payload(known["payload"]) if "payload" in known else ""
+            record["priority"] = self._options.checked_priority(known["priority"])
+        payload = self._options.checked_payload(known["payload"]) if "payload" in known else ""
         kind = as_json(record["type"]) if "type" in record else ""
         answer = self._scripts.run("update", checked_id(id), source or "", json.dumps(record), kind, payload)
         if answer == b"NOT_FOUND":
@@ -132,7 +132,7 @@ class QueueAdmin(MessageBrowser):
         """
         progress: bytes | str = ""
         while True:
-            cleared, progress = self._scripts.run("clear", state or "", self._limits.levels, progress)
+            cleared, progress = self._scripts.run("clear", state or "", self._options.levels, progress)
             yield cleared
             if not progress:
                 return

@@ -19,7 +19,7 @@ from queue_manager.core.log import get_logger
 
 READ_BLOCK_TIMEOUT = 2.0  # seconds that one XREAD blocks; the socket timeout must be longer
 READ_RETRY_DELAY = 0.5  # seconds
-READ_BATCH_SIZE = 100  # entries per XREAD
+ARRIVALS_PER_READ = 100  # entries per XREAD
 
 log = get_logger("QM/message-queue")
 
@@ -85,7 +85,7 @@ class ArrivalNotifier:
                     return
             arrived = 0
             for stream, entries in _entries_by_stream(
-                client.xread(ends, count=READ_BATCH_SIZE, block=int(READ_BLOCK_TIMEOUT * 1000))
+                client.xread(ends, count=ARRIVALS_PER_READ, block=int(READ_BLOCK_TIMEOUT * 1000))
             ):
                 ends[stream], arrived = entries[-1][0], arrived + len(entries)
             self.wake(arrived)

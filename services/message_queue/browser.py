@@ -16,13 +16,13 @@ from typing import Literal, get_args
 
 from queue_manager.core.clock import seconds
 from services.message_queue.errors import InvalidMessage
-from services.message_queue.messages import Message, QueueLimits, checked_id, is_id
+from services.message_queue.messages import Message, QueueOptions, checked_id, is_id
 from services.message_queue.scripts import Scripts
 
 MessageState = Literal["main", "processing", "dead", "acknowledged", "archived"]
 MESSAGE_STATES: tuple[MessageState, ...] = get_args(MessageState)
 
-SORT_FIELDS: Mapping[MessageState, tuple[str, ...]] = {
+SORT_FIELDS_BY_STATE: Mapping[MessageState, tuple[str, ...]] = {
     "main": ("created_at", "priority"),
     "processing": ("deadline_at",),
     "dead": ("failed_at",),
@@ -126,12 +126,12 @@ class MatchCount:
 class MessageBrowser:
     """The messages of one queue. Thread-safe. Every method raises QueueUnavailable."""
 
-    def __init__(self, scripts: Scripts, *, limits: QueueLimits) -> None:
-        self._scripts, self._limits = scripts, limits
+    def __init__(self, scripts: Scripts, options: QueueOptions) -> None:
+        self._scripts, self._options = scripts, options
 
     def counts(self) -> QueueCounts:
         """Count the messages by state."""
-        answer = self._scripts.run("counts", self._limits.levels)
+        answer = self._scripts.run("counts", self._options.levels)
         waiting, processing, dead, acknowledged, archived, total, overdue, now, first, requeued, given_up = answer
         return QueueCounts(
             waiting=waiting,
@@ -155,7 +155,7 @@ class MessageBrowser:
         count, cursor = 0, b""
         while True:
             _, cursor, matched = self._scripts.run(
-                "survey", state, self._limits.levels, "newest", cursor, where.to_json(), "count"
+                "survey", state, self._options.levels, "newest", cursor, where.to_json(), "count"
             )
             count += matched
             if not cursor or time.monotonic() >= ends:
@@ -174,8 +174,8 @@ class MessageBrowser:
     ) -> MessageListing:
         """Return a page of messages, newest first unless sorted otherwise; in `processing` by deadline, latest first.
 
-        A state is sorted by one of its `SORT_FIELDS`. A filtered search stops after about 80 ms. A page has at most
-        16 MiB.
+        A state is sorted only by its `SORT_FIELDS_BY_STATE`. A filtered search stops after about 80 ms. A page has at
+        most 16 MiB.
 
         Raises `InvalidMessage`, which names the argument.
         """
@@ -189,7 +189,7 @@ class MessageBrowser:
         while not is_over and len(messages) < limit:
             to_skip, left = max(skip - matched, 0), limit - len(messages)
             rows, next_at, found = self._scripts.run(
-                "list", state, self._limits.levels, order, at, where.to_json(), to_skip, left
+                "list", state, self._options.levels, order, at, where.to_json(), to_skip, left
             )
             read = (Message.read(id, data, record) for id, data, record, _ in rows)
             messages |= {_key(message): message for message in read}
@@ -205,7 +205,7 @@ class MessageBrowser:
 
         Dead letters of other producers whose ids are not valid are omitted.
         """
-        levels = self._limits.levels
+        levels = self._options.levels
         rows, *_ = self._scripts.run("list", "dead", levels, "newest", "", MATCH_ALL.to_json(), 0, 1)
         last = _parse_entry_id(rows[0][3]) if rows else (0, 0)
         cursor = b""
@@ -231,8 +231,8 @@ class MessageBrowser:
 
 def _order(state: MessageState, sort_by: str | None, ascending: bool) -> str:
     """Return the order of `list.lua`. Raises `InvalidMessage` if Redis does not keep the messages in it."""
-    if sort_by is not None and sort_by not in SORT_FIELDS[state]:
-        raise InvalidMessage("sortBy", f"{' or '.join(SORT_FIELDS[state]) or 'left out'} in {state}")
+    if sort_by is not None and sort_by not in SORT_FIELDS_BY_STATE[state]:
+        raise InvalidMessage("sortBy", f"{' or '.join(SORT_FIELDS_BY_STATE[state]) or 'left out'} in {state}")
     if sort_by == "priority":
         return "lowest" if ascending else "highest"
     return "oldest" if ascending else "newest"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dev.servers import Valkey
 from services.message_queue import Filter, InvalidMessage
-from services.message_queue.browser import SORT_FIELDS
+from services.message_queue.browser import SORT_FIELDS_BY_STATE
 from tests.services.message_queue.message_lab import Lab
 
 THEIRS = {"id": "theirs", "type": "job", "payload": {"n": [1.5, {}]}, "priority": 0, "created_at": 1704067200.25}
@@ -484,7 +484,7 @@ def stored(lab: Lab) -> int:
 
 def look_everywhere(lab: Lab) -> None:
     """Read every page and sort it in every way."""
-    for place, fields in SORT_FIELDS.items():
+    for place, fields in SORT_FIELDS_BY_STATE.items():
         for sort_by in (None, *fields):
             page = lab.contents.list(place, limit=1000, sort_by=sort_by, where=Filter(since=0.0))
             for message in page.messages:

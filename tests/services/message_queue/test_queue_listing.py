@@ -10,7 +10,7 @@ import pytest
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
 from services.message_queue import Filter, InvalidMessage, Json, MessageState, NewMessage, browser
-from services.message_queue.browser import MESSAGE_STATES, SORT_FIELDS
+from services.message_queue.browser import MESSAGE_STATES, SORT_FIELDS_BY_STATE
 from tests.services.message_queue.message_lab import Lab
 
 MESSAGES = 3_000
@@ -192,7 +192,7 @@ def test_other_fields_are_refused_with_those_that_are_possible(lab: Lab, place: 
         with pytest.raises(InvalidMessage) as refusal:
             lab.contents.list(place, sort_by=sort_by)
         assert refusal.value.field == "sortBy"
-        assert all(field in str(refusal.value) for field in SORT_FIELDS[place])
+        assert all(field in str(refusal.value) for field in SORT_FIELDS_BY_STATE[place])
 
 
 # Messages of other systems

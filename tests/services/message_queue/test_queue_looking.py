@@ -13,7 +13,7 @@ import pytest
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
 from services.message_queue import Filter, Message, MessageState, NewMessage, browser
-from services.message_queue.browser import MESSAGE_STATES, SORT_FIELDS
+from services.message_queue.browser import MESSAGE_STATES, SORT_FIELDS_BY_STATE
 from tests.services.message_queue.message_lab import Lab
 
 SLICE = 700  # entries of one call, see reading.lua
@@ -202,7 +202,7 @@ def test_what_is_found_and_counted_is_what_a_plain_reading_finds(lab: Lab) -> No
 @pytest.mark.parametrize("ascending", [True, False])
 def test_everything_is_sorted_as_a_plain_reading_would_sort_it(lab: Lab, ascending: bool) -> None:
     mixed(lab)
-    for place, fields in SORT_FIELDS.items():
+    for place, fields in SORT_FIELDS_BY_STATE.items():
         everything = ids_of(lab.everything(place))
         for sort_by in fields:
             found = lab.everything(place, limit=7, sort_by=sort_by, ascending=ascending)

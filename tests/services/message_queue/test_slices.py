@@ -12,7 +12,7 @@ import redis
 
 from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Filter, InvalidMessage, LockLost, MessageState, MessageTooLarge, NewMessage
-from services.message_queue.queue import MAX_BATCH_BYTES, MAX_BATCH_SIZE
+from services.message_queue.queue import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES
 from tests.services.message_queue.message_lab import Lab
 
 pytestmark = pytest.mark.scale
@@ -242,8 +242,8 @@ def slowest_script(lab: Lab) -> float:
 def test_largest_batch_needs_one_command_a_message_and_a_few_of_each_type(
     lab: Lab, types: int, kind: str, figure: Callable[[str], None]
 ) -> None:
-    payload = "x" * (MAX_BATCH_BYTES // MAX_BATCH_SIZE - 2)  # two quotes
-    batch = [NewMessage(type=f"t{number % types}", payload=payload) for number in range(MAX_BATCH_SIZE)]
+    payload = "x" * (MAX_ENQUEUED_BYTES // MAX_ENQUEUED_MESSAGES - 2)  # two quotes
+    batch = [NewMessage(type=f"t{number % types}", payload=payload) for number in range(MAX_ENQUEUED_MESSAGES)]
     lab.queue.enqueue_batch(batch)  # loads the script
     log_all_commands(lab)
     lab.client.config_resetstat()
@@ -251,16 +251,18 @@ def test_largest_batch_needs_one_command_a_message_and_a_few_of_each_type(
     lab.queue.enqueue_batch(batch)
 
     commands = lab.commands()
-    assert (commands["evalsha"], commands["xadd"]) == (1, MAX_BATCH_SIZE + 1)  # one is the event
-    assert sum(commands.values()) < MAX_BATCH_SIZE + 4 * types + 20
-    figure(f"message queue on {kind}: {MAX_BATCH_SIZE:,} messages of {types} types in {slowest_script(lab):.1f} ms")
+    assert (commands["evalsha"], commands["xadd"]) == (1, MAX_ENQUEUED_MESSAGES + 1)  # one is the event
+    assert sum(commands.values()) < MAX_ENQUEUED_MESSAGES + 4 * types + 20
+    figure(
+        f"message queue on {kind}: {MAX_ENQUEUED_MESSAGES:,} messages of {types} types in {slowest_script(lab):.1f} ms"
+    )
 
 
 def test_larger_batch_is_refused_and_a_large_message_by_itself_is_not(lab: Lab) -> None:
-    large = NewMessage(type="job", payload="x" * (lab.queue.limits.max_payload_bytes - 2))
+    large = NewMessage(type="job", payload="x" * (lab.queue.options.max_payload_bytes - 2))
 
     for batch, error in (
-        ([NewMessage(type="job")] * (MAX_BATCH_SIZE + 1), InvalidMessage),
+        ([NewMessage(type="job")] * (MAX_ENQUEUED_MESSAGES + 1), InvalidMessage),
         ([large, NewMessage(type="job")], MessageTooLarge),
     ):
         with pytest.raises(error):

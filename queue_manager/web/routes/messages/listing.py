@@ -25,11 +25,11 @@ from queue_manager.web.routes.messages.query_parameters import (
 )
 from queue_manager.web.routes.messages.schemas import MessageCount, MessagePage
 from services.message_queue import Filter, MessageListing, MessageState, QueueCounts, queue_admin
-from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, SORT_FIELDS
+from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, SORT_FIELDS_BY_STATE
 
 DEFAULT_LIMIT = 50
 NO_MESSAGES = MessageListing(messages=[], cursor=None, matched=0, is_partial=False)
-SORT_NAMES = {name: name for fields in SORT_FIELDS.values() for name in fields}
+SORT_NAMES = {name: name for fields in SORT_FIELDS_BY_STATE.values() for name in fields}
 SORT_NAMES |= {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORT_NAMES}
 """The names of the fields by which messages are sorted, also in camelCase."""
 

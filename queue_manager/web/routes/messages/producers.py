@@ -54,7 +54,7 @@ def _enqueue(messages: Sequence[NewMessage]) -> int:
     except InvalidMessage:
         for at, message in enumerate(messages):
             with _naming(at):
-                message.arguments(queue.limits)
+                message.arguments(queue.options)
         raise
 
 
