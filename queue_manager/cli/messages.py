@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Annotated
 
 import redis
@@ -31,10 +30,9 @@ from queue_manager.core.errors import AppError, reason
 from services import message_queue
 from services.message_queue import Filter, InvalidMessage, MessageState, SweepResult
 from services.message_queue.admin import MessageOutcome
-from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
+from services.message_queue.browser import BULK_BATCH_SIZE, MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
 from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
 
-REPLAY_BATCH_SIZE = 100  # dead letters per call
 TRIGGERED_BY = "command line"
 SWEEP_BUDGET = minutes(5)
 SWEEP_PROGRESS_INTERVAL = 2.0  # seconds between two progress lines of a long sweep
@@ -143,7 +141,9 @@ def replay(
             return
         if not yes:
             typer.confirm(f"Replay {len(chosen)} dead letter{'s'[: len(chosen) > 1]}?", abort=True)
-        outcomes = [outcome for batch in _batches(chosen) for outcome in _replay(batch)]
+        outcomes = []
+        for begin in range(0, len(chosen), BULK_BATCH_SIZE):
+            outcomes += _replay(chosen[begin : begin + BULK_BATCH_SIZE])
     failed = sum(outcome != "MOVED" for outcome in outcomes)
     typer.echo(f"{len(outcomes) - failed} replayed, {failed} not")
     sys.exit(1 if failed else 0)
@@ -175,12 +175,6 @@ def _filter(type: str | None, priority: int | None, attempts: int | None, search
 def _dead_letters(wanted: Filter) -> list[str]:
     """Return the ids of the matching dead letters, oldest first, which is the order of their redelivery."""
     return list(dict.fromkeys(id for some in message_queue.queue_admin().dead_letters(wanted) for id in some))
-
-
-def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
-    remaining = iter(ids)
-    while batch := list(islice(remaining, REPLAY_BATCH_SIZE)):
-        yield batch
 
 
 def _replay(ids: Sequence[str]) -> list[MessageOutcome]:

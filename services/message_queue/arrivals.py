@@ -71,7 +71,7 @@ class ArrivalNotifier:
                 time.sleep(READ_RETRY_DELAY)
                 with self._changed:
                     self._is_reading = False
-                    self._wake_all()
+                    self.wake(len(self._subscribers) + 1)
 
     def _read(self, client: redis.Redis) -> None:
         ends: dict[Any, Any] = {stream.encode(): self._end_of(client, stream) for stream in self._streams}
@@ -118,9 +118,6 @@ class ArrivalNotifier:
         """Stop waiting. A notification that was not used is passed to the next consumer."""
         if not arrival.cancel():
             self.wake(1)
-
-    def _wake_all(self) -> None:
-        self.wake(len(self._subscribers) + 1)
 
 
 def _entries_by_stream(read: Any) -> list[tuple[bytes, list[Any]]]:
