@@ -11,7 +11,7 @@ from typing import Any
 
 from queue_manager.core.clock import seconds
 from services.message_queue import Filter, MessageQueue, MessageState, NewMessage, QueueAdmin
-from services.message_queue.admin import MAX_PAGE_SIZE
+from services.message_queue.browser import MAX_MESSAGES_PER_PAGE
 
 PERIOD = seconds(3)
 AT_START = 10
@@ -68,5 +68,5 @@ def clear_up(contents: QueueAdmin) -> None:
 
 def demo_ids(contents: QueueAdmin, place: MessageState) -> list[str]:
     """Return the ids of the demo's messages in a place, the newest first."""
-    page = contents.list(place, limit=MAX_PAGE_SIZE, where=Filter(search=PREFIX))
+    page = contents.list(place, limit=MAX_MESSAGES_PER_PAGE, where=Filter(search=PREFIX))
     return [message.id for message in page.messages if message.type.startswith(PREFIX)]

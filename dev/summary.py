@@ -20,7 +20,7 @@ from models import job, pulse, site, support_room
 from models.database import server_now
 from models.job import JobState
 from queue_manager.core.settings import Settings, settings
-from services.message_queue import Counts, QueueUnavailable, queue_admin
+from services.message_queue import QueueCounts, QueueUnavailable, queue_admin
 
 PERIOD = 5.0  # seconds
 TIME_LIMIT = 3.0  # seconds for the counts of a system: on a large collection of somebody's own they must not weigh
@@ -65,9 +65,9 @@ class Messages:
     """Says what happened in the message queue since it was asked last."""
 
     def __init__(self) -> None:
-        self._last: Counts | None = None
+        self._last: QueueCounts | None = None
 
-    def describe(self, counts: Counts) -> str:
+    def describe(self, counts: QueueCounts) -> str:
         last, self._last = self._last or counts, counts
         return _joined(
             [

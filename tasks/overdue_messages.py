@@ -1,8 +1,8 @@
-"""Overdue messages at the Celery edge: taken back every period, and at each deadline before the next one.
+"""Celery tasks that requeue overdue messages: every period, and at each deadline before the next one.
 
 What is due: a message whose consumer did not acknowledge it before its deadline.
-Guarantee: it goes back to its queue, or to the dead letters, once; at its deadline while a worker runs, and at the next
-period when the message that plans a sweep is lost.
+Guarantee: it is requeued or dead-lettered once: at its deadline while a worker runs, or at the next period if the
+Celery message for that sweep is lost.
 Options: OVERDUE_CHECK_INTERVAL_MS (5000), REQUEUE_BATCH_SIZE (100 messages), MAX_ATTEMPTS (3).
 Emits: `requeue` and `move_to_dlq` in the queue's own events.
 """
@@ -17,12 +17,12 @@ from services.message_queue import SweepResult, sweeper
 from tasks.app import app
 from tasks.scan import ScanReport, scan_task
 
-INITIATOR = "QM/message-queue"
+MESSAGE_QUEUE_INITIATOR = "QM/message-queue"
 
-log = get_logger(INITIATOR)
+log = get_logger(MESSAGE_QUEUE_INITIATOR)
 
 
-@scan_task(initiator=INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue failed")
+@scan_task(initiator=MESSAGE_QUEUE_INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue failed")
 def requeue_overdue_messages() -> ScanReport:
     swept = sweep()
     sweeper().heal()
@@ -38,14 +38,14 @@ def requeue_overdue_messages() -> ScanReport:
 
 @app.task(queue_name="scans", acks_late=False)
 def requeue_at_deadline() -> None:
-    """Sweep between two periods; the scan above does what this one misses."""
+    """Sweep between two periods; the periodic scan compensates for a lost one."""
     swept = sweep()
     if swept.requeued or swept.dead_lettered:
         log.info(requeue_overdue_messages.sent, requeued=len(swept.requeued), dead_lettered=len(swept.dead_lettered))
 
 
 def sweep() -> SweepResult:
-    """Take back what is overdue, and see to the next deadline."""
+    """Requeue overdue messages, and schedule a sweep at the next deadline."""
     swept = sweeper().sweep(can_schedule=True)
     if swept.next_sweep_in is not None:
         schedule_sweep(swept.next_sweep_in)
@@ -53,5 +53,5 @@ def sweep() -> SweepResult:
 
 
 def schedule_sweep(wait: timedelta) -> None:
-    """Have a worker sweep in `wait`: for `message_queue(schedule_sweep=…)`."""
+    """Let a worker sweep after `wait`; an argument of `message_queue(schedule_sweep=…)`."""
     requeue_at_deadline.apply_async(countdown=wait.total_seconds(), retry=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -13,11 +13,11 @@ from typing import Any
 import redis
 
 from benchmarks.harness import Bench, Figure, Result, Way, expect, percentile
-from benchmarks.message_queue.queues import LEVELS, Queue, connect, server_clock
+from benchmarks.message_queue.queues import LEVELS, Queue, connect, queue_options, server_clock
 from benchmarks.web import Client, web
 from queue_manager.core.settings import settings
 from services.message_queue import MessageState, NewMessage, QueueAdmin, server_url
-from services.message_queue.messages import QueueLimits
+from services.message_queue.browser import SORT_FIELDS_BY_STATE
 from services.message_queue.scripts import Scripts
 
 MESSAGES = 100_000
@@ -93,7 +93,7 @@ def _run(bench: Bench, place: MessageState) -> Result:
             server_clock=partial(server_clock, queue.client),
             notes=[
                 f"A page has {PAGE} messages. A search that finds nothing ends after about 80 ms and says that it is",
-                "partial; what is sorted by a field by which entries have no order is sorted among 5,000.",
+                "partial.",
             ],
         )
 
@@ -115,15 +115,10 @@ def _looks(place: MessageState, count: int) -> Iterator[Look]:
     yield Look("search, all", "search=WELCOME")
     yield Look("search, none", "search=nobody", found=0)
     yield Look("search, none, of a priority", "search=nobody&filterPriority=3", found=0)
-    for field in ("id", "type", "priority", "attempt_count", "created_at", *_own_fields(place)):
+    for field in SORT_FIELDS_BY_STATE[place]:
         for order in ("desc", "asc"):
             query = f"sortBy={field}&sortOrder={order}"
             yield Look(f"sort by {field}, {order}", query, sorted_by=field, ascending=order == "asc")
-
-
-def _own_fields(place: MessageState) -> Sequence[str]:
-    own = {"processing": ["processing_started_at", "deadline_at"], "dead": ["failed_at"]}
-    return own.get(place, [])
 
 
 def _check(look: Look, asked: Asked) -> None:
@@ -155,10 +150,7 @@ class _Browser:
 
 def _fill(queue: Queue, place: MessageState, count: int) -> None:
     rest = _messages(count)
-    people = QueueAdmin(
-        Scripts(queue.client, queue=queue.name),
-        limits=QueueLimits(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
-    )
+    people = QueueAdmin(Scripts(queue.client, queue=queue.name), queue_options())
     while batch := list(islice(rest, AT_ONCE)):
         added = queue.messages.enqueue_batch(batch)
         if place == "dead":

@@ -20,8 +20,7 @@ from queue_manager.core.redis_client import CLIENT_OPTIONS
 from queue_manager.core.settings import settings
 from services.message_queue import MessageQueue, NewMessage, Sweeper, server_url
 from services.message_queue.arrivals import ArrivalNotifier
-from services.message_queue.messages import QueueLimits
-from services.message_queue.queue import Defaults
+from services.message_queue.messages import QueueOptions
 from services.message_queue.requeue import streams
 from services.message_queue.scripts import Scripts
 
@@ -33,6 +32,16 @@ AT_ONCE = 0.001  # seconds: an ack timeout that is over before anybody looks
 
 def connect(**options: Any) -> redis.Redis:
     return redis.Redis.from_url(server_url(), **{**CLIENT_OPTIONS, "socket_timeout": 60, **options})
+
+
+def queue_options() -> QueueOptions:
+    return QueueOptions(
+        levels=LEVELS,
+        max_payload_bytes=settings().queue_max_payload_bytes,
+        ack_timeout=seconds(30),
+        max_attempts=3,
+        sweep_period=PERIOD,
+    )
 
 
 @dataclass(frozen=True)
@@ -47,16 +56,12 @@ class Queue:
         return MessageQueue(
             self._scripts,
             ArrivalNotifier(lambda: self.client, self.streams),
-            limits=QueueLimits(levels=LEVELS, max_payload_bytes=settings().queue_max_payload_bytes),
-            defaults=Defaults(ack_timeout=seconds(30), max_attempts=3),
-            sweep_period=PERIOD,
+            queue_options(),
         )
 
     @cached_property
     def sweeper(self) -> Sweeper:
-        return Sweeper(
-            self._scripts, batch=BATCH, max_attempts=3, ack_timeout=seconds(30), within=PERIOD, levels=LEVELS
-        )
+        return Sweeper(self._scripts, queue_options(), batch=BATCH)
 
     @cached_property
     def polling(self) -> Polling:

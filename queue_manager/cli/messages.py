@@ -6,12 +6,10 @@ Guarantee: commands on several messages report an outcome for each; exit code 1 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Annotated
 
 import redis
@@ -31,15 +29,14 @@ from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError, reason
 from services import message_queue
 from services.message_queue import Filter, InvalidMessage, MessageState, SweepResult
-from services.message_queue.admin import MAX_PAGE_SIZE, MESSAGE_STATES, Outcome
+from services.message_queue.admin import MessageOutcome
+from services.message_queue.browser import BULK_BATCH_SIZE, MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
 from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
 
-REPLAY_BATCH_SIZE = 100  # dead letters per call
 TRIGGERED_BY = "command line"
 SWEEP_BUDGET = minutes(5)
-PROGRESS_INTERVAL = 2.0  # seconds between two progress lines of a long sweep
-_CURSOR = re.compile(r"\d{1,20}(-\d{1,20}/\d{1,3})?")
-OUTCOME_TEXTS: dict[Outcome, str] = {
+SWEEP_PROGRESS_INTERVAL = 2.0  # seconds between two progress lines of a long sweep
+OUTCOME_TEXTS: dict[MessageOutcome, str] = {
     "MOVED": "replayed",
     "NOT_FOUND": "is not a dead letter",
     "UNDECODABLE": "cannot be decoded, so it is not replayed",
@@ -58,7 +55,7 @@ AttemptsOption = Annotated[int | None, typer.Option(min=0, help="Only messages w
 SearchOption = Annotated[
     str | None, typer.Option(help="Only messages with this text in payload, id, type or last error; case-insensitive.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, with payloads byte for byte.")]
+JsonMessagesOption = Annotated[bool, typer.Option("--json", help="Print JSON, with payloads byte for byte.")]
 
 
 @queue.command("list")
@@ -70,9 +67,9 @@ def list_messages(
     priority: PriorityOption = None,
     attempts: AttemptsOption = None,
     search: SearchOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="Maximum number of messages.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_MESSAGES_PER_PAGE, help="Maximum number of messages.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")] = None,
-    as_json: JsonOption = False,
+    as_json: JsonMessagesOption = False,
 ) -> None:
     """List the messages in a state, newest first, and count the messages by state.
 
@@ -82,8 +79,6 @@ def list_messages(
     """
     with _report_errors():
         wanted = _filter(type, priority, attempts, search)
-        if cursor is not None and not _CURSOR.fullmatch(cursor):
-            raise InvalidMessage("--cursor", "the cursor of an earlier page")
         page = message_queue.queue_admin().list(state, limit=limit, cursor=cursor, where=wanted)
         if as_json:
             print_json(page_json(page))
@@ -102,7 +97,7 @@ def list_messages(
 
 @queue.command()
 def show(
-    id: Annotated[str, typer.Argument(help="The message's id.", metavar="ID")], as_json: JsonOption = False
+    id: Annotated[str, typer.Argument(help="The message's id.", metavar="ID")], as_json: JsonMessagesOption = False
 ) -> None:
     """Show all fields of one message, in any state.
 
@@ -146,7 +141,9 @@ def replay(
             return
         if not yes:
             typer.confirm(f"Replay {len(chosen)} dead letter{'s'[: len(chosen) > 1]}?", abort=True)
-        outcomes = [outcome for batch in _batches(chosen) for outcome in _replay(batch)]
+        outcomes = []
+        for begin in range(0, len(chosen), BULK_BATCH_SIZE):
+            outcomes += _replay(chosen[begin : begin + BULK_BATCH_SIZE])
     failed = sum(outcome != "MOVED" for outcome in outcomes)
     typer.echo(f"{len(outcomes) - failed} replayed, {failed} not")
     sys.exit(1 if failed else 0)
@@ -180,13 +177,7 @@ def _dead_letters(wanted: Filter) -> list[str]:
     return list(dict.fromkeys(id for some in message_queue.queue_admin().dead_letters(wanted) for id in some))
 
 
-def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
-    remaining = iter(ids)
-    while batch := list(islice(remaining, REPLAY_BATCH_SIZE)):
-        yield batch
-
-
-def _replay(ids: Sequence[str]) -> list[Outcome]:
+def _replay(ids: Sequence[str]) -> list[MessageOutcome]:
     """Replay a batch and print its outcomes immediately, because the next batch may fail."""
     outcomes = message_queue.queue_admin().replay(ids)
     for id, outcome in outcomes.items():
@@ -201,7 +192,7 @@ class _Progress:
         self._logged_at = time.monotonic()
 
     def __call__(self, swept: SweepResult) -> None:
-        if time.monotonic() - self._logged_at >= PROGRESS_INTERVAL:
+        if time.monotonic() - self._logged_at >= SWEEP_PROGRESS_INTERVAL:
             self._logged_at = time.monotonic()
             typer.echo(
                 f"{len(swept.requeued) + len(swept.dead_lettered)} messages requeued or dead-lettered so far", err=True

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from queue_manager.core.clock import truncate
-from services.message_queue import Counts, Message, MessagePage, MessageState
-from services.message_queue.admin import MESSAGE_STATES
+from services.message_queue import Message, MessageListing, MessageState, QueueCounts
+from services.message_queue.browser import MESSAGE_STATES
 
 MAX_ERROR_LENGTH = 60  # characters of an error in a table
 MAX_PAYLOAD_LENGTH = 200  # characters of a payload in a table
@@ -86,7 +86,7 @@ def span(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def counts_line(counts: Counts) -> str:
+def counts_line(counts: QueueCounts) -> str:
     """Format the number of messages by state in one line."""
     numbers = {state: str(counts.of(state)) for state in MESSAGE_STATES}
     if counts.overdue:
@@ -132,7 +132,7 @@ def indent_json(text: str) -> str:
     return "".join(parts)
 
 
-def page_json(page: MessagePage) -> str:
+def page_json(page: MessageListing) -> str:
     """Return a page as JSON: the messages as in the HTTP API, and the cursor."""
     messages = ",".join(message.to_json() for message in page.messages)
     about = {"cursor": page.cursor, "matched": page.matched, "is_partial": page.is_partial}

@@ -24,8 +24,9 @@ from queue_manager.core.per_process import PerProcess
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, SystemStats
-from services.message_queue.admin import Counts, Filter, MessagePage, MessageState, QueueAdmin
+from services.message_queue.admin import QueueAdmin
 from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
+from services.message_queue.browser import Filter, MessageListing, MessageState, QueueCounts
 from services.message_queue.errors import (
     InvalidMessage,
     LockLost,
@@ -35,32 +36,30 @@ from services.message_queue.errors import (
     QueueUnavailable,
     UnknownMessage,
 )
-from services.message_queue.messages import Json, Message, NewMessage, QueueLimits
-from services.message_queue.queue import Defaults, EnqueueResult, MessageQueue, TouchResult
+from services.message_queue.messages import Json, Message, NewMessage, QueueOptions
+from services.message_queue.queue import MessageQueue
 from services.message_queue.requeue import Sweeper, SweepResult, streams
 from services.message_queue.scripts import Scripts
 from services.problems import MAX_IDS, counted, ids
 
 __all__ = [
-    "Counts",
-    "EnqueueResult",
     "Filter",
     "InvalidMessage",
     "Json",
     "LockLost",
     "Message",
     "MessageInProgress",
-    "MessagePage",
+    "MessageListing",
     "MessageQueue",
     "MessageState",
     "MessageTooLarge",
     "NewMessage",
     "QueueAdmin",
+    "QueueCounts",
     "QueueFull",
     "QueueUnavailable",
     "SweepResult",
     "Sweeper",
-    "TouchResult",
     "UnknownMessage",
     "message_queue",
     "queue_admin",
@@ -95,34 +94,17 @@ def message_queue(*, schedule_sweep: Callable[[timedelta], object] | None = None
         schedule_sweep: called with the delay after which a sweep is needed, when a deadline comes before the next
             periodic sweep. Without it, such a message may be requeued up to one period late.
     """
-    chosen = settings()
-    return MessageQueue(
-        _scripts(),
-        _arrivals(),
-        limits=_limits(chosen),
-        defaults=Defaults(ack_timeout=seconds(chosen.ack_timeout_seconds), max_attempts=chosen.max_attempts),
-        is_token_required=chosen.queue_require_lock_token,
-        sweep_period=system.period(chosen),
-        schedule_sweep=schedule_sweep,
-    )
+    return MessageQueue(_scripts(), _arrivals(), _options(), schedule_sweep=schedule_sweep)
 
 
 def queue_admin() -> QueueAdmin:
     """Return the operations for operators."""
-    return QueueAdmin(_scripts(), limits=_limits(settings()))
+    return QueueAdmin(_scripts(), _options())
 
 
 def sweeper() -> Sweeper:
     """Return the sweeper of overdue messages."""
-    chosen = settings()
-    return Sweeper(
-        _scripts(),
-        batch=chosen.requeue_batch_size,
-        max_attempts=chosen.max_attempts,
-        ack_timeout=seconds(chosen.ack_timeout_seconds),
-        within=system.period(chosen),
-        levels=chosen.max_priority_levels,
-    )
+    return Sweeper(_scripts(), _options(), batch=settings().requeue_batch_size)
 
 
 def requeue_overdue() -> dict[str, Any]:
@@ -159,8 +141,16 @@ def stats() -> SystemStats:
     return stats
 
 
-def _limits(chosen: Settings) -> QueueLimits:
-    return QueueLimits(levels=chosen.max_priority_levels, max_payload_bytes=chosen.queue_max_payload_bytes)
+def _options() -> QueueOptions:
+    chosen = settings()
+    return QueueOptions(
+        levels=chosen.max_priority_levels,
+        max_payload_bytes=chosen.queue_max_payload_bytes,
+        ack_timeout=seconds(chosen.ack_timeout_seconds),
+        max_attempts=chosen.max_attempts,
+        sweep_period=system.period(chosen),
+        is_token_required=chosen.queue_require_lock_token,
+    )
 
 
 system = System(

@@ -1,4 +1,4 @@
-"""Operations on the message queue for operators: list, count, move, replay, change and delete messages.
+"""Changing the message queue for operators: move, replay, update and delete messages.
 
 Guarantee: every operation reports an outcome per message. A message that is gone is reported and never recreated.
 """
@@ -13,83 +13,22 @@ from datetime import timedelta
 from typing import Any, Literal, cast
 
 from queue_manager.core.clock import seconds
-from services.message_queue.browser import MessageBrowser
+from services.message_queue.browser import BULK_BATCH_SIZE, MAX_BULK_IDS, Filter, MessageBrowser, MessageState
 from services.message_queue.errors import InvalidMessage, MessageInProgress, UnknownMessage
-from services.message_queue.message_state import (
-    MATCH_ALL,
-    MESSAGE_STATES,
-    SORTABLE,
-    Filter,
-    MatchCount,
-    MessagePage,
-    MessageState,
-)
 from services.message_queue.messages import (
     FIELD_ALIASES,
     MAX_TYPE_BYTES,
-    Message,
-    QueueLimits,
     as_json,
     checked_id,
     checked_options,
     checked_text,
     truncate_reason,
 )
-from services.message_queue.scripts import Scripts
 
-__all__ = [
-    "MAX_BULK_IDS",
-    "MAX_PAGE_SIZE",
-    "MESSAGE_STATES",
-    "SORTABLE",
-    "Counts",
-    "Filter",
-    "MatchCount",
-    "MessagePage",
-    "MessageState",
-    "Outcome",
-    "QueueAdmin",
-    "ReplayResult",
-    "checked_ids",
-]
-
-MAX_PAGE_SIZE = 1_000
-MAX_BULK_IDS = 1_000
-"""Maximum number of messages that one call moves, deletes or replays."""
-BULK_BATCH_SIZE = 100
-"""Maximum number of messages per script call, so that it takes less than 10 ms; fewer if payloads are large."""
-COUNT_BUDGET = seconds(2)
 REPLAY_BUDGET = seconds(10)
 DEFAULT_MOVE_REASON = "Moved by hand"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """The number of messages in each state at `now` (Unix seconds, server clock)."""
-
-    waiting: list[int]
-    """By priority, starting at 0."""
-    processing: int
-    dead: int
-    acknowledged: int
-    archived: int
-    total_acknowledged: int
-    overdue: int
-    now: float
-    first_deadline_at: float | None
-    total_requeued: int
-    """By sweeps, like `total_dead_lettered`."""
-    total_dead_lettered: int
-
-    @property
-    def main(self) -> int:
-        return sum(self.waiting)
-
-    def of(self, state: MessageState) -> int:
-        return int(getattr(self, state))
-
-
-Outcome = Literal["MOVED", "DELETED", "NOT_FOUND", "UNDECODABLE"]
+MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "UNDECODABLE"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,100 +38,27 @@ class ReplayResult:
     moved: int = 0
     failed: int = 0
     is_complete: bool = True
-    outcomes: Mapping[str, Outcome] | None = field(default_factory=dict)
+    outcomes: Mapping[str, MessageOutcome] | None = field(default_factory=dict)
 
-    def with_more(self, outcomes: Mapping[str, Outcome]) -> ReplayResult:
+    def with_more(self, outcomes: Mapping[str, MessageOutcome]) -> ReplayResult:
         done = sum(outcome == "MOVED" for outcome in outcomes.values())
         moved, failed = self.moved + done, self.failed + len(outcomes) - done
         outcomes_so_far = {**(self.outcomes or {}), **outcomes} if moved + failed <= MAX_BULK_IDS else None
         return replace(self, moved=moved, failed=failed, outcomes=outcomes_so_far)
 
 
-class QueueAdmin:
-    """The messages of one queue. Thread-safe. Every method raises QueueUnavailable."""
-
-    def __init__(self, scripts: Scripts, *, limits: QueueLimits) -> None:
-        self._scripts, self._limits = scripts, limits
-        self._browser = MessageBrowser(scripts, levels=limits.levels)
-
-    def counts(self) -> Counts:
-        """Count the messages by state."""
-        answer = self._scripts.run("counts", self._limits.levels)
-        waiting, processing, dead, acknowledged, archived, total, overdue, now, first, requeued, given_up = answer
-        return Counts(
-            waiting=waiting,
-            processing=processing,
-            dead=dead,
-            acknowledged=acknowledged,
-            archived=archived,
-            total_acknowledged=total,
-            overdue=overdue,
-            now=now / 1000,
-            first_deadline_at=first / 1000 if first else None,
-            total_requeued=requeued,
-            total_dead_lettered=given_up,
-        )
-
-    def list(
-        self,
-        state: MessageState,
-        *,
-        limit: int = 50,
-        skip: int = 0,
-        cursor: str | None = None,
-        where: Filter | None = None,
-        sort_by: str | None = None,
-        ascending: bool = False,
-    ) -> MessagePage:
-        """Return a page of messages, newest first unless sorted otherwise.
-
-        Messages in `processing` are listed by deadline, latest first. A filtered search stops after about 80 ms. A sort
-        by a field without `has_natural_order` sorts at most 5,000 entries. In both cases `is_partial` is True if there
-        are more, and `cursor` continues after the last entry scanned. A page has at most 16 MiB.
-
-        Raises `InvalidMessage`, which names the argument.
-        """
-        return self._browser.page(
-            state,
-            limit=limit,
-            skip=skip,
-            cursor=cursor,
-            where=where or MATCH_ALL,
-            sort_by=sort_by,
-            ascending=ascending,
-        )
-
-    def count(self, state: MessageState, where: Filter = MATCH_ALL, *, within: timedelta = COUNT_BUDGET) -> MatchCount:
-        """Count the messages in `state` that match; stop after `within`."""
-        if where == MATCH_ALL:
-            return MatchCount(count=self.counts().of(state), is_complete=True)
-        return self._browser.count(state, where, within=within)
-
-    def dead_letters(self, where: Filter = MATCH_ALL) -> Iterator[Sequence[str]]:
-        """Yield batches of ids of the dead letters that match now, oldest failure first."""
-        return self._browser.dead_letters(where)
-
-    def find(self, id: str) -> Message | None:
-        """Return the message in any state, or `None`."""
-        return next((message for _, message in self.locate([checked_id(id)])), None)
-
-    def locate(self, ids: Sequence[str]) -> Iterator[tuple[MessageState, Message]]:
-        """Yield the state and content of each message that exists; read in batches."""
-        done = 0
-        while done < len(ids):
-            rows, scanned = self._scripts.run("locate", *ids[done : done + BULK_BATCH_SIZE])
-            yield from ((state.decode(), Message.read(id, data, record)) for id, data, record, state in rows)
-            done += scanned
+class QueueAdmin(MessageBrowser):
+    """Reads and changes the messages of one queue. Thread-safe. Every method raises QueueUnavailable."""
 
     def move(
         self, ids: Sequence[str], *, to: MessageState, source: MessageState | None = None, reason: str | None = None
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, MessageOutcome]:
         """Move messages to state `to`, from `source` or from any state. Moving to `main` resets the attempts."""
         if to == "processing":
             raise InvalidMessage("toQueue", "main, dead, acknowledged or archived")
         return self._each("move", ids, source or "", to, truncate_reason(reason or DEFAULT_MOVE_REASON))
 
-    def replay(self, ids: Sequence[str]) -> dict[str, Outcome]:
+    def replay(self, ids: Sequence[str]) -> dict[str, MessageOutcome]:
         """Move dead letters back to the main queue; their attempts are reset and their history is kept."""
         return self.move(ids, to="main", source="dead")
 
@@ -207,17 +73,17 @@ class QueueAdmin:
                 replayed = replayed.with_more(self.replay(ids[begin : begin + BULK_BATCH_SIZE]))
         return replayed
 
-    def delete(self, ids: Sequence[str], *, source: MessageState | None = None) -> dict[str, Outcome]:
+    def delete(self, ids: Sequence[str], *, source: MessageState | None = None) -> dict[str, MessageOutcome]:
         """Delete messages from `source` or from any state, even while a consumer holds the lock."""
         return self._each("delete", ids, source or "")
 
-    def _each(self, script: str, ids: Sequence[str], *arguments: str | bytes) -> dict[str, Outcome]:
+    def _each(self, script: str, ids: Sequence[str], *arguments: str | bytes) -> dict[str, MessageOutcome]:
         """Run a script on messages in batches. Raises QueueUnavailable; earlier batches may then be applied."""
         checked = checked_ids(ids)
         answers: list[bytes] = []
         while (done := len(answers)) < len(checked):
             answers += self._scripts.run(script, *arguments, *checked[done : done + BULK_BATCH_SIZE])
-        return {id: cast(Outcome, answer.decode()) for id, answer in zip(checked, answers, strict=True)}
+        return {id: cast(MessageOutcome, answer.decode()) for id, answer in zip(checked, answers, strict=True)}
 
     def update(self, id: str, changes: Mapping[str, Any], *, source: MessageState | None = None) -> None:
         """Change type, payload, priority, ack timeout or max attempts of a message that is not being processed.
@@ -244,8 +110,8 @@ class QueueAdmin:
         if "type" in known:
             record["type"] = checked_text(known["type"], "type", max_bytes=MAX_TYPE_BYTES)
         if "priority" in known:
-            record["priority"] = self._limits.checked_priority(known["priority"])
-        payload = self._limits.checked_payload(known["payload"]) if "payload" in known else ""
+            record["priority"] = self._options.checked_priority(known["priority"])
+        payload = self._options.checked_payload(known["payload"]) if "payload" in known else ""
         kind = as_json(record["type"]) if "type" in record else ""
         answer = self._scripts.run("update", checked_id(id), source or "", json.dumps(record), kind, payload)
         if answer == b"NOT_FOUND":
@@ -266,7 +132,7 @@ class QueueAdmin:
         """
         progress: bytes | str = ""
         while True:
-            cleared, progress = self._scripts.run("clear", state or "", self._limits.levels, progress)
+            cleared, progress = self._scripts.run("clear", state or "", self._options.levels, progress)
             yield cleared
             if not progress:
                 return

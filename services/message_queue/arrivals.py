@@ -19,7 +19,7 @@ from queue_manager.core.log import get_logger
 
 READ_BLOCK_TIMEOUT = 2.0  # seconds that one XREAD blocks; the socket timeout must be longer
 READ_RETRY_DELAY = 0.5  # seconds
-READ_BATCH_SIZE = 100  # entries per XREAD
+ARRIVALS_PER_READ = 100  # entries per XREAD
 
 log = get_logger("QM/message-queue")
 
@@ -71,7 +71,7 @@ class ArrivalNotifier:
                 time.sleep(READ_RETRY_DELAY)
                 with self._changed:
                     self._is_reading = False
-                    self._wake_all()
+                    self.wake(len(self._subscribers) + 1)
 
     def _read(self, client: redis.Redis) -> None:
         ends: dict[Any, Any] = {stream.encode(): self._end_of(client, stream) for stream in self._streams}
@@ -85,7 +85,7 @@ class ArrivalNotifier:
                     return
             arrived = 0
             for stream, entries in _entries_by_stream(
-                client.xread(ends, count=READ_BATCH_SIZE, block=int(READ_BLOCK_TIMEOUT * 1000))
+                client.xread(ends, count=ARRIVALS_PER_READ, block=int(READ_BLOCK_TIMEOUT * 1000))
             ):
                 ends[stream], arrived = entries[-1][0], arrived + len(entries)
             self.wake(arrived)
@@ -118,9 +118,6 @@ class ArrivalNotifier:
         """Stop waiting. A notification that was not used is passed to the next consumer."""
         if not arrival.cancel():
             self.wake(1)
-
-    def _wake_all(self) -> None:
-        self.wake(len(self._subscribers) + 1)
 
 
 def _entries_by_stream(read: Any) -> list[tuple[bytes, list[Any]]]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -179,11 +180,17 @@ def truncate_reason(reason: str) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueLimits:
-    """Limits of the queue for its messages."""
+class QueueOptions:
+    """Limits of a queue, and defaults for messages without their own options."""
 
     levels: int
+    """Number of priorities."""
     max_payload_bytes: int
+    ack_timeout: timedelta
+    max_attempts: int
+    sweep_period: timedelta
+    """Time between two periodic sweeps; an earlier deadline needs an additional sweep."""
+    is_token_required: bool = True
 
     def checked_payload(self, value: Any) -> Json:
         """Return the payload as JSON. Raises `InvalidMessage`, `MessageTooLarge`."""
@@ -233,16 +240,16 @@ class NewMessage:
             raise InvalidMessage("type", f"a text of 1 to {MAX_TYPE_BYTES} bytes; it is missing")
         return cls(**known)
 
-    def arguments(self, limits: QueueLimits) -> tuple[str, list[str | int]]:
-        """Return the id, and the arguments of `enqueue.lua`. Raises `InvalidMessage`."""
+    def arguments(self, queue: QueueOptions) -> tuple[str, tuple[str, str, str, int, str, str]]:
+        """Return the id, and the arguments of `enqueue.lua`, the payload last. Raises `InvalidMessage`."""
         id = uuid4().hex if self.id is None else self.id
         if not isinstance(id, str) or not _NEW_ID.fullmatch(id):
             raise InvalidMessage("id", "1 to 128 letters, digits or any of _ . : @ -")
         type = checked_text(self.type, "type", max_bytes=MAX_TYPE_BYTES)
-        priority = limits.checked_priority(self.priority)
+        priority = queue.checked_priority(self.priority)
         options = "".join(f'"{name}":{json.dumps(value)},' for name, value in self._options().items())
-        payload = limits.checked_payload(self.payload)
-        return id, [id, type, as_json(type), priority, options, payload]
+        payload = queue.checked_payload(self.payload)
+        return id, (id, type, as_json(type), priority, options, payload)
 
     def _options(self) -> dict[str, float]:
         return checked_options(ack_timeout=self.ack_timeout, max_attempts=self.max_attempts)

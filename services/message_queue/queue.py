@@ -12,6 +12,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Event, Thread
+from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -19,14 +21,20 @@ from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import ArrivalNotifier
-from services.message_queue.consumer import Delivery
-from services.message_queue.errors import LockLost, SearchIncomplete, UnknownMessage
+from services.message_queue.errors import (
+    InvalidMessage,
+    LockLost,
+    MessageTooLarge,
+    QueueUnavailable,
+    SearchIncomplete,
+    UnknownMessage,
+)
 from services.message_queue.messages import (
     MAX_CONSUMER_ID_BYTES,
     MAX_TYPE_BYTES,
     Message,
     NewMessage,
-    QueueLimits,
+    QueueOptions,
     checked_id,
     checked_number,
     checked_text,
@@ -39,18 +47,14 @@ MAX_POLL_TIMEOUT = 60
 """Maximum seconds that a consumer may wait for a message."""
 SEARCH_BUDGET = 0.25
 """Seconds that one dequeue searches messages of other producers; the next one continues."""
+MAX_ENQUEUED_MESSAGES = 1_000
+MAX_ENQUEUED_BYTES = 1024 * 1024
 UNDECODABLE_REASON = "Undecodable message"
 DEFAULT_NACK_REASON = "Negative acknowledgement"
 
+HEARTBEATS_PER_DEADLINE = 3  # touches per ack timeout, so that one may fail
+
 log = get_logger("QM/message-queue")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Defaults:
-    """Defaults for messages without their own options."""
-
-    ack_timeout: timedelta
-    max_attempts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,25 +77,20 @@ class MessageQueue:
     """One queue on one server. Thread-safe.
 
     Args:
-        sweep_period: time between two periodic sweeps; an earlier deadline needs an additional sweep.
-        schedule_sweep: called with the delay of such a sweep. Without it only periodic sweeps run.
+        schedule_sweep: called with the delay of a sweep that is needed before the next periodic one.
     """
 
     def __init__(
         self,
         scripts: Scripts,
         arrivals: ArrivalNotifier,
+        options: QueueOptions,
         *,
-        limits: QueueLimits,
-        defaults: Defaults,
-        is_token_required: bool = True,
-        sweep_period: timedelta,
         schedule_sweep: Callable[[timedelta], object] | None = None,
     ) -> None:
-        self.scripts, self.arrivals = scripts, arrivals
-        self.limits, self.defaults = limits, defaults
-        self._is_token_required = "1" if is_token_required else "0"
-        self._sweep_period = milliseconds(sweep_period) if schedule_sweep else 0
+        self.scripts, self.arrivals, self.options = scripts, arrivals, options
+        self._is_token_required = "1" if options.is_token_required else "0"
+        self._sweep_period = milliseconds(options.sweep_period) if schedule_sweep else 0
         self._schedule_sweep = schedule_sweep
 
     # For producers
@@ -120,12 +119,19 @@ class MessageQueue:
     def enqueue_batch(self, messages: Sequence[NewMessage | Mapping[str, Any]]) -> list[EnqueueResult]:
         """Add all messages or, if one is not acceptable, none. Raises like `enqueue`.
 
+        At most 1,000 messages with 1 MiB of payloads, so that the script takes less than 10 ms; a single message may be
+        larger.
+
         A message is a `NewMessage` or a mapping such as `{"type": "send_mail", "payload": …, "ack_timeout": 60}`.
         """
         new = [message if isinstance(message, NewMessage) else NewMessage.from_members(message) for message in messages]
-        checked = [message.arguments(self.limits) for message in new]
+        checked = [message.arguments(self.options) for message in new]
         if not checked:
             return []
+        if len(checked) > MAX_ENQUEUED_MESSAGES:
+            raise InvalidMessage("body", f"a list of at most {MAX_ENQUEUED_MESSAGES} messages")
+        if len(checked) > 1 and sum(len(arguments[-1].encode()) for _, arguments in checked) > MAX_ENQUEUED_BYTES:
+            raise MessageTooLarge("body", f"a list of messages with at most {MAX_ENQUEUED_BYTES} bytes of payloads")
         answers = self.scripts.run("enqueue", *(argument for _, arguments in checked for argument in arguments))
         return [EnqueueResult(id=id, is_new=bool(added)) for (id, _), added in zip(checked, answers, strict=True)]
 
@@ -180,9 +186,9 @@ class MessageQueue:
         arguments = (
             checked_text(consumer_id, "consumerId", max_bytes=MAX_CONSUMER_ID_BYTES) if consumer_id is not None else "",
             _milliseconds(checked_timeout(ack_timeout, "ackTimeout")) if ack_timeout is not None else "",
-            milliseconds(self.defaults.ack_timeout),
+            milliseconds(self.options.ack_timeout),
             checked_text(type, "type", max_bytes=MAX_TYPE_BYTES) if type is not None else "",
-            self.limits.levels,
+            self.options.levels,
             self._sweep_period,
         )
         ends = time.monotonic() + SEARCH_BUDGET
@@ -211,7 +217,7 @@ class MessageQueue:
             LockLost: the caller does not hold the lock. In both cases nothing is written.
         """
         failure = truncate_reason(reason) if reason else DEFAULT_NACK_REASON
-        arguments = (checked_id(id), _token(lock_token), self._is_token_required, failure, self.defaults.max_attempts)
+        arguments = (checked_id(id), _token(lock_token), self._is_token_required, failure, self.options.max_attempts)
         answer = self.scripts.run("nack", *arguments)
         _raise_refusal(answer, id)
         return bool(answer == b"REQUEUED")
@@ -221,7 +227,7 @@ class MessageQueue:
         extension = (
             _milliseconds(checked_timeout(extend_seconds, "extend_seconds")) if extend_seconds is not None else ""
         )
-        default = milliseconds(self.defaults.ack_timeout)
+        default = milliseconds(self.options.ack_timeout)
         answer = self.scripts.run(
             "touch", checked_id(id), _token(lock_token), self._is_token_required, extension, default, self._sweep_period
         )
@@ -256,6 +262,54 @@ class MessageQueue:
             self._schedule_sweep(timedelta(milliseconds=delay_ms))
         except Exception as error:  # such as a full broker; the caller still gets the message
             log.warning("A sweep could not be scheduled; the next periodic sweep will do its work", error=reason(error))
+
+
+class Delivery(AbstractContextManager[Message | None]):
+    """A message in a `with` block: acked if the block succeeds, nacked if it raises; a heartbeat extends the deadline.
+
+    A lock lost while the block runs (the process was suspended, or an operator moved the message) is logged. The
+    message is then delivered to another consumer, so the block must be idempotent.
+    """
+
+    def __init__(self, queue: MessageQueue, message: Message | None, *, extension: float | None) -> None:
+        self._queue, self._message, self._extension = queue, message, extension
+        self._is_over = Event()
+        self._heartbeat: Thread | None = None
+
+    def __enter__(self) -> Message | None:
+        if self._message is not None:
+            self._heartbeat = Thread(target=self._beat, args=[self._message], name="heartbeat", daemon=True)
+            self._heartbeat.start()
+        return self._message
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._message is None:
+            return
+        self._is_over.set()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
+        if error is None:
+            self._queue.ack(self._message.id, self._message.lock_token)
+            return
+        try:
+            self._queue.nack(self._message.id, self._message.lock_token, f"{type(error).__name__}: {error}")
+        except (LockLost, UnknownMessage, QueueUnavailable) as error_of_nack:
+            # The caller must see the error of the block, not this one.
+            log.warning(f"A message could not be nacked: {error_of_nack}", message_id=self._message.id)
+
+    def _beat(self, message: Message) -> None:
+        """Extend the deadline until the block ends or the lock is lost."""
+        span = message.deadline_at - message.fields["dequeued_at"] if message.deadline_at else 1.0
+        while not self._is_over.wait(span / HEARTBEATS_PER_DEADLINE):
+            try:
+                self._queue.touch(message.id, message.lock_token, self._extension)
+            except (LockLost, UnknownMessage) as error:
+                log.warning(f"The lock was lost while the message was processed: {error}", message_id=message.id)
+                return
+            except QueueUnavailable as error:
+                log.warning("A touch failed and will be retried", message_id=message.id, error=reason(error))
 
 
 def _raise_refusal(answer: bytes, id: str) -> None:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from queue_manager.core.clock import milliseconds, minutes, seconds
+from services.message_queue.messages import QueueOptions
 from services.message_queue.scripts import Scripts
 
 HEAL_INTERVAL, HEAL_BUDGET = minutes(1), seconds(1)
@@ -49,17 +50,10 @@ class Sweeper:
 
     Args:
         batch: maximum number of messages per script call.
-        max_attempts: default for messages without their own.
-        ack_timeout: default for entries that other consumers took.
-        within: time between two periodic sweeps.
     """
 
-    def __init__(
-        self, scripts: Scripts, *, batch: int, max_attempts: int, ack_timeout: timedelta, within: timedelta, levels: int
-    ) -> None:
-        self._scripts = scripts
-        self._batch, self._max_attempts = batch, max_attempts
-        self._ack_timeout, self._within, self._levels = ack_timeout, within, levels
+    def __init__(self, scripts: Scripts, options: QueueOptions, *, batch: int) -> None:
+        self._scripts, self._options, self._batch = scripts, options, batch
 
     def sweep(
         self,
@@ -75,11 +69,11 @@ class Sweeper:
 
         Raises: QueueUnavailable.
         """
-        end = time.monotonic() + (budget or self._within * 0.8).total_seconds()
-        within = milliseconds(self._within) if can_schedule else 0
+        end = time.monotonic() + (budget or self._options.sweep_period * 0.8).total_seconds()
+        sweep_period = milliseconds(self._options.sweep_period) if can_schedule else 0
         swept = SweepResult()
         while True:
-            answer = self._scripts.run("requeue", self._batch, self._max_attempts, triggered_by, within)
+            answer = self._scripts.run("requeue", self._batch, self._options.max_attempts, triggered_by, sweep_period)
             if answer is None:
                 swept.is_locked = True
                 return swept
@@ -100,27 +94,22 @@ class Sweeper:
         Returns the number of entries that got a deadline. Does nothing if the last call was less than a minute ago.
         Raises: QueueUnavailable.
         """
-        if not self._scripts.take_turn("healed", every=HEAL_INTERVAL):
+        if not self._scripts.run("take_turn", "healed", milliseconds(HEAL_INTERVAL)):
             return 0
         end = time.monotonic() + budget.total_seconds()
         healed = 0
-        for stream in self._streams():
+        queue = self._scripts.queue
+        for stream in [*streams(queue, self._options.levels), f"{queue}_typed"]:
             after = "-"
             while after and time.monotonic() < end:
                 healed_on_page, after = self._scripts.run(
-                    "heal", stream, after, PENDING_PAGE_SIZE, milliseconds(self._ack_timeout)
+                    "heal", stream, after, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout)
                 )
                 healed += healed_on_page
-        self._forget_lost(end)
-        return healed
-
-    def _forget_lost(self, end: float) -> None:
         is_done = False
         while not is_done and time.monotonic() < end:
             is_done = self._scripts.run("forget_lost") == 1
-
-    def _streams(self) -> list[str]:
-        return [*streams(self._scripts.queue, self._levels), f"{self._scripts.queue}_typed"]
+        return healed
 
 
 def streams(queue: str, levels: int) -> list[str]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from importlib.resources import files
 from typing import Any
 
 import redis
 
-from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
 from queue_manager.core.redis_client import OUTAGES
 from services.message_queue.errors import QueueFull, QueueUnavailable
@@ -21,7 +19,7 @@ from services.message_queue.errors import QueueFull, QueueUnavailable
 _FOLDER = files("services.message_queue") / "lua"
 _SHARED = "shared"
 _READING = "reading"
-_READERS = ("list", "survey", "read")
+_READERS = ("list", "survey")
 
 
 def source(name: str) -> str:
@@ -53,10 +51,6 @@ class Scripts:
             self._loaded[name] = self.client.register_script(source(name))
         with _translate_errors():
             return self._loaded[name](keys=[self.queue], args=arguments)
-
-    def take_turn(self, name: str, *, every: timedelta) -> bool:
-        """Return True for one caller per period `every`. Raises like `run`."""
-        return bool(self.run("take_turn", name, milliseconds(every)))
 
 
 @contextmanager

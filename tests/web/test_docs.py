@@ -26,7 +26,7 @@ from models import scan_run
 from models.database import server_now
 from models.job_attempt import start
 from queue_manager.core.clock import seconds
-from services.message_queue.admin import MESSAGE_STATES
+from services.message_queue.browser import MESSAGE_STATES
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.credentials import KEYS, OPERATOR, VIEWER

@@ -113,14 +113,36 @@ def test_dates_are_iso_or_seconds_or_milliseconds(queue: Queue) -> None:
         assert queue.ids("main", f"endDate={write(before)}") == []
 
 
-@pytest.mark.parametrize("name", ["priority", "created_at", "createdAt", "id", "attempt_count", "attemptCount"])
-def test_lists_are_sorted_by_a_field_both_ways(name: str, queue: Queue) -> None:
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("main", "priority"),
+        ("main", "created_at"),
+        ("main", "createdAt"),
+        ("processing", "deadlineAt"),
+        ("dead", "failedAt"),
+        ("acknowledged", "acknowledged_at"),
+    ],
+)
+def test_lists_are_sorted_by_a_field_both_ways(place: str, name: str, queue: Queue) -> None:
     for priority in (3, 1, 2):
-        queue.add(priority=priority)
-    up = queue.ids("main", f"sortBy={name}&sortOrder=asc")
+        if place == "dead":
+            queue.dead()
+        else:
+            queue.add(priority=priority)
+    for _ in range(3 if place in ("processing", "acknowledged") else 0):
+        taken = queue.take()
+        if place == "acknowledged":
+            queue.post("/queue/ack", {"id": taken["id"], "lock_token": taken["lock_token"]})
+    up = queue.ids(place, f"sortBy={name}&sortOrder=asc")
     assert len(up) == 3
-    if not name.startswith("attempt"):
-        assert queue.ids("main", f"sortBy={name}&sortOrder=desc") == up[::-1]
+    assert queue.ids(place, f"sortBy={name}&sortOrder=desc") == up[::-1]
+
+
+@pytest.mark.parametrize(("place", "name"), [("main", "deadlineAt"), ("archived", "createdAt"), ("dead", "priority")])
+def test_an_order_of_another_place_is_refused(place: str, name: str, queue: Queue) -> None:
+    answer = queue.get(f"/queue/{place}/messages?sortBy={name}")
+    assert (answer.status, answer.body["field"]) == (422, "sortBy")
 
 
 def test_ascending_alone_is_the_oldest_first(queue: Queue) -> None:
@@ -128,28 +150,9 @@ def test_ascending_alone_is_the_oldest_first(queue: Queue) -> None:
     assert queue.ids("main", "sortOrder=asc") == ids
 
 
-def test_sorted_pages_show_everything_once_before_a_cursor_leads_on(queue: Queue) -> None:
-    for _ in range(7):
-        queue.post("/queue/batch", [{"type": "a"}] * 1_000)
-    seen: list[str] = []
-    number, cursor = 0, None
-    while cursor is None:
-        number += 1
-        page = queue.page("main", f"sortBy=id&limit=1000&page={number}")
-        seen += [message["id"] for message in page["messages"]]
-        cursor = page["pagination"]["cursor"]
-        assert page["pagination"]["is_partial"]
-    assert 5 <= number < 7
-    rest = queue.page("main", f"sortBy=id&limit=1000&cursor={cursor}")
-    more = queue.page("main", f"sortBy=id&limit=1000&cursor={cursor}&page=2")
-    seen += [message["id"] for page in (rest, more) for message in page["messages"]]
-    assert len(set(seen)) == len(seen) == 7_000
-    assert not rest["pagination"]["is_partial"]
-
-
 def test_pages_in_an_order_of_their_own_each_lead_to_the_next(queue: Queue) -> None:
     queue.post("/queue/batch", [{"type": "a", "priority": number % 10} for number in range(100)])
-    for query in ("sortBy=priority", "sortBy=priority&sortOrder=asc", "sortOrder=asc"):
+    for query in ("sortBy=priority", "sortBy=priority&sortOrder=asc", "sortBy=createdAt", "sortOrder=asc"):
         seen: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
@@ -204,6 +207,7 @@ def test_a_bad_count_is_refused_with_the_field(queue: Queue) -> None:
         ("limit=1.5", "limit"),
         ("limit=nan", "limit"),
         ("sortBy=payload", "sortBy"),
+        ("sortBy=id", "sortBy"),
         ("sortOrder=up", "sortOrder"),
         ("filterPriority=x", "filterPriority"),
         ("filterPriority=-1", "filterPriority"),
@@ -229,9 +233,7 @@ def test_a_bad_parameter_is_422_with_its_name(place: str, query: str, field: str
 
 
 @pytest.mark.parametrize("place", ["main", "processing", "dead"])
-@pytest.mark.parametrize(
-    "cursor", ["0", "999999999", "0-0/0", f"{'9' * 20}-{'9' * 20}/999", f"1-{'9' * 20}/0", f"{'9' * 20}-0/0"]
-)
+@pytest.mark.parametrize("cursor", ["0-0/0", f"{'9' * 20}-{'9' * 20}/999", f"1-{'9' * 20}/0", f"{'9' * 20}-0/0"])
 def test_any_cursor_is_answered(place: str, cursor: str, queue: Queue) -> None:
     queue.dead()
     queue.add()
@@ -244,7 +246,7 @@ def test_a_cursor_of_another_list_is_refused(queue: Queue) -> None:
     for _ in range(2):
         queue.add()
     cursor = queue.page("main", "limit=1")["pagination"]["cursor"]
-    for other in ("dead/messages?", "main/messages?sortOrder=asc&", "main/messages?sortBy=id&"):
+    for other in ("dead/messages?", "main/messages?sortOrder=asc&", "main/messages?sortBy=priority&"):
         answer = queue.get(f"/queue/{other}cursor={cursor}")
         assert (answer.status, answer.body["field"]) == (422, "cursor"), other
 
@@ -297,7 +299,7 @@ def test_the_configuration_and_the_health_are_told(queue: Queue) -> None:
     assert (health.status, health.body) == (200, {"status": "OK"})
 
 
-@pytest.mark.parametrize("order", ["", "sortBy=id", "sortBy=attemptCount&sortOrder=asc"])
+@pytest.mark.parametrize("order", ["", "sortBy=priority", "sortBy=createdAt&sortOrder=asc"])
 def test_answer_is_bounded_in_bytes_in_every_order(order: str, queue: Queue) -> None:
     payload = "x" * 1_000_000
     ids = {queue.add(payload=payload, priority=number % 3) for number in range(24)}

@@ -218,11 +218,13 @@ def test_one_bad_message_refuses_the_whole_batch(bad: str, status: int, field: s
     assert queue.sizes() == (0, 0, 0, 0, 0)
 
 
-def test_a_batch_has_at_most_1000_messages_and_16_mib(queue: Queue) -> None:
+def test_a_batch_has_at_most_1000_messages_and_1_mib_of_payloads(queue: Queue) -> None:
     too_many = queue.post("/queue/batch", "[" + ",".join(['{"type":"a"}'] * 1_001) + "]")
     assert (too_many.status, too_many.body["field"]) == (422, "body")
-    too_large = queue.post("/queue/batch", b" " * (16 * KIB * KIB + 1))
+    too_large = queue.post("/queue/batch", [{"type": "a", "payload": "x" * 2 * KIB}] * 1_000)
     assert (too_large.status, too_large.body["field"]) == (413, "body")
+    too_long = queue.post("/queue/batch", b" " * (16 * KIB * KIB + 1))
+    assert (too_long.status, too_long.body["field"]) == (413, "body")
     assert queue.sizes() == (0, 0, 0, 0, 0)
 
 

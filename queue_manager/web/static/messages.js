@@ -25,20 +25,16 @@ let list;
 
 /** @param {Values} values @param {Options} options */
 async function load({ sort, order, cursor, ...filters }, options) {
-  const path = `/queue/${place}/messages${query({ ...filters, sortBy: sort, sortOrder: order, ...placeOf(cursor), limit: PAGE })}`;
+  const path = `/queue/${place}/messages${query({ ...filters, sortBy: sort, sortOrder: order, cursor, limit: PAGE })}`;
   /** @type {MessagePage} */
   const { messages, pagination } = await ask("GET", path, undefined, { ...options, parse: exactly });
   return {
     rows: messages,
-    cursor: pagination.cursor ?? (!placeOf(cursor).cursor && pagination.page < pagination.total_pages ? `page-${pagination.page + 1}` : null),
+    cursor: pagination.cursor,
     total: pagination.total,
     isPartial: pagination.is_partial,
   };
 }
-
-// In stream order a page begins at a cursor; among what was sorted it has a number.
-/** @param {string | undefined} cursor @returns {{ page?: string, cursor?: string }} */
-const placeOf = (cursor) => (cursor?.startsWith("page-") ? { page: cursor.slice(5) } : { cursor });
 
 // Payloads keep the digits that their producers wrote, where this browser can hold them.
 const { rawJSON } = JSON;

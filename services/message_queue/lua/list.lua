@@ -5,8 +5,8 @@
 -- ARGV     state, priority levels, order ('newest' or 'oldest' first, in processing by deadline; in main also 'highest'
 --          or 'lowest' priority first, then newest), cursor of the previous slice ('' for the first), filter as JSON
 --          {type, priority, attempts, from, until, search}, matches to skip, maximum number of rows
--- Returns  {rows of {id, data, record, sid, stream}, next cursor or '' at the end, entries that matched, entries
---          scanned}; without a filter every entry matches
+-- Returns  {rows of {id, data, record, sid}, next cursor or '' at the end, number of matches}; without a filter every
+--          entry matches
 --
 -- Atomic, so that a message that changes its state is in the slice once. reading.lua describes the limits of a slice.
 
@@ -15,7 +15,7 @@ filter, skip, limit = cjson.decode(filter), tonumber(skip), tonumber(limit)
 filter.search = filter.search and string.lower(filter.search)
 local is_filtered = next(filter) ~= nil
 local next_block = blocks(state, tonumber(levels), order, cursor, filter)
-local rows, matched, scanned, ended = {}, 0, 0, ''
+local rows, matched, ended = {}, 0, ''
 
 -- Adds the rows of a block; returns the item at which the page is full.
 local function add_rows(block)
@@ -23,12 +23,12 @@ local function add_rows(block)
     read_records(block)
   end
   for _, item in ipairs(block) do
-    scanned = scanned + 1
     if not is_filtered or is_match(item, filter, state) then
       matched = matched + 1
       local row = matched > skip and (item.row or row_of(item, state))
       if row then
-        rows[#rows + 1] = returned_row(row)
+        spent, shown_bytes = spent + RETURN_COST, shown_bytes + #row.data
+        rows[#rows + 1] = { row.id, row.data, cjson.encode(row.record), row.sid }
       end
       if #rows == limit or row and is_full() then
         return item
@@ -45,4 +45,4 @@ repeat
     ended = cursor_at(last)
   end
 until last or ended == '' or is_budget_spent()
-return { rows, ended, matched, scanned }
+return { rows, ended, matched }

@@ -22,26 +22,6 @@ local function is_full()
   return spent >= SLICE_COST or shown_bytes >= MAX_BYTES
 end
 
--- Reading fields of a record that another program may have written
-
-local function number_in(name)
-  return function(record)
-    return finite(record[name])
-  end
-end
-
-local FIELD_READERS = {
-  type = function(record) return text(record.type) or '' end,
-  priority = function(record) return math.floor(positive(record.priority) or 0) end,
-  attempt_count = function(record) return positive(record.attempt_count) or 0 end,
-  created_at = function(record) return finite(record.created_at) or NOW end,
-  dequeued_at = number_in('dequeued_at'),
-  processing_started_at = number_in('processing_started_at'),
-  deadline_at = number_in('deadline_at'),
-  failed_at = number_in('failed_at'),
-  acknowledged_at = number_in('acknowledged_at'),
-}
-
 -- Order: by entry id, then by the rank of the stream
 
 local function is_later_id(one, other)
@@ -263,7 +243,7 @@ local function find_entry(item, record)
   return data
 end
 
--- Returns {id, record, data, sid, stream} of an item whose record was read; nil if its entry was deleted.
+-- Returns {id, record, data, sid} of an item whose record was read; nil if its entry was deleted.
 local function row_of(item, state)
   local record = item.text and decoded(item.text)
   record = record and validated(record)
@@ -288,12 +268,7 @@ local function row_of(item, state)
       record.undecodable = true
     end
   end
-  return { id = id, record = record, data = data, sid = item.sid, stream = item.stream }
-end
-
-local function returned_row(row)
-  spent, shown_bytes = spent + RETURN_COST, shown_bytes + #row.data
-  return { row.id, row.data, cjson.encode(row.record), row.sid, row.stream }
+  return { id = id, record = record, data = data, sid = item.sid }
 end
 
 -- Filters
@@ -320,19 +295,21 @@ local function contains(id, record, data, needle)
   data = string.sub(data, 1, #data - (positive(record.added) or 0))
   local _, before = string.find(data, '"payload":', 1, true)
   return string.find(string.lower(data), needle, (before or 0) + 1, true) or contains_text(id, needle)
-    or contains_text(FIELD_READERS.type(record), needle) or contains_text(text(record.last_error) or '', needle)
+    or contains_text(text(record.type) or '', needle) or contains_text(text(record.last_error) or '', needle)
 end
 
+-- Reads single fields, because another program may have written the record, and validating all of it costs more.
 local function matches(id, record, data, filter)
-  return (not filter.type or FIELD_READERS.type(record) == filter.type)
-    and (not filter.priority or FIELD_READERS.priority(record) == filter.priority)
-    and (not filter.attempts or FIELD_READERS.attempt_count(record) == filter.attempts)
-    and (not filter.from or FIELD_READERS.created_at(record) >= filter.from)
-    and (not filter['until'] or FIELD_READERS.created_at(record) <= filter['until'])
+  local created_at = finite(record.created_at) or NOW
+  return (not filter.type or (text(record.type) or '') == filter.type)
+    and (not filter.priority or math.floor(positive(record.priority) or 0) == filter.priority)
+    and (not filter.attempts or (positive(record.attempt_count) or 0) == filter.attempts)
+    and (not filter.from or created_at >= filter.from)
+    and (not filter['until'] or created_at <= filter['until'])
     and (not filter.search or contains(id, record, data, filter.search))
 end
 
--- Returns true if an item whose record was read matches, and sets `item.record`.
+-- Returns true if an item whose record was read matches.
 local function is_match(item, filter, state)
   if is_certain_mismatch(item, filter) then
     return false
@@ -351,6 +328,5 @@ local function is_match(item, filter, state)
     end
     item.id, record, item.row = row.id, row.record, row
   end
-  item.record = record
   return matches(item.id, record, item.data or '', filter)
 end

@@ -263,10 +263,14 @@ local function drop_stale_members(key)
   end
 end
 
-local function index(id, record)
-  local key = QUEUE .. ':type:' .. record.type
+local function add_to_index(kind, members)
+  local key = QUEUE .. ':type:' .. kind
   drop_stale_members(key)
-  redis.call('ZADD', key, -record.priority, index_member(id, record))
+  redis.call('ZADD', key, unpack(members))
+end
+
+local function index(id, record)
+  add_to_index(record.type, { -record.priority, index_member(id, record) })
 end
 
 local function unindex(id, record)

@@ -17,8 +17,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Message, MessageQueue, MessageState, QueueAdmin, Scripts, Sweeper
 from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
-from services.message_queue.messages import QueueLimits
-from services.message_queue.queue import Defaults
+from services.message_queue.messages import QueueOptions
 from services.message_queue.requeue import streams
 
 ASIDE = ("healed", "forget_cursor", "adopted")
@@ -58,25 +57,17 @@ class Lab:
         self.waiting_name = f"arrivals-{uuid4().hex}"
         self.streams = streams(self.name, self.levels)
         self.arrivals = ArrivalNotifier(self._waiting_client, self.streams)
-        limits = QueueLimits(levels=self.levels, max_payload_bytes=1024 * 1024)
-        self.queue = MessageQueue(
-            self.scripts,
-            self.arrivals,
-            limits=limits,
-            defaults=Defaults(ack_timeout=self.ack_timeout, max_attempts=self.max_attempts),
-            is_token_required=self.is_token_required,
-            sweep_period=self.within,
-            schedule_sweep=self.schedule_sweep,
-        )
-        self.contents = QueueAdmin(self.scripts, limits=limits)
-        self.sweeper = Sweeper(
-            self.scripts,
-            batch=self.batch,
-            max_attempts=self.max_attempts,
-            ack_timeout=self.ack_timeout,
-            within=self.within,
+        options = QueueOptions(
             levels=self.levels,
+            max_payload_bytes=1024 * 1024,
+            ack_timeout=self.ack_timeout,
+            max_attempts=self.max_attempts,
+            sweep_period=self.within,
+            is_token_required=self.is_token_required,
         )
+        self.queue = MessageQueue(self.scripts, self.arrivals, options, schedule_sweep=self.schedule_sweep)
+        self.contents = QueueAdmin(self.scripts, options)
+        self.sweeper = Sweeper(self.scripts, options, batch=self.batch)
 
     def _waiting_client(self) -> redis.Redis:
         return redis.Redis.from_url(

@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from queue_manager.core.redis_client import CLIENT_OPTIONS
-from services.message_queue import Filter, LockLost, MessageState, NewMessage
+from services.message_queue import Filter, InvalidMessage, LockLost, MessageState, MessageTooLarge, NewMessage
+from services.message_queue.queue import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES
 from tests.services.message_queue.message_lab import Lab
 
 pytestmark = pytest.mark.scale
@@ -26,7 +27,7 @@ LARGE = 300_000
 
 def enqueue(lab: Lab, count: int, payload: str = "") -> list[str]:
     ids = [f"{number:06}" for number in range(count)]
-    at_once = 1000 if len(payload) < 1000 else 10
+    at_once = 1000 if len(payload) < 1000 else 3
     for begin in range(0, count, at_once):
         lab.queue.enqueue_batch(
             [
@@ -178,6 +179,14 @@ def heal(lab: Lab, ids: list[str]) -> int:
     return lab.heal()
 
 
+def forget_lost(lab: Lab, ids: list[str]) -> int:
+    for stream in lab.streams:
+        lab.client.xtrim(stream, maxlen=0, approximate=False)
+    lab.client.config_resetstat()
+    lab.heal()
+    return len(ids) - lab.client.hlen(lab.key("_metadata"))
+
+
 def replay(lab: Lab, ids: list[str]) -> int:
     lab.contents.move(ids, to="dead")
     lab.client.config_resetstat()
@@ -194,6 +203,7 @@ OPERATIONS: dict[str, Act] = {
     "replay": replay,
     "sweep": sweep,
     "heal": heal,
+    "forget lost": forget_lost,
     "clear": lambda lab, _: lab.contents.clear(),
     "locate": lambda lab, ids: len(list(lab.contents.locate(ids))),
     "list": lambda lab, _: len(lab.contents.list("main", limit=1000).messages),
@@ -202,16 +212,68 @@ OPERATIONS: dict[str, Act] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_many_messages_need_several_scripts(lab: Lab, name: str) -> None:
+def test_many_messages_need_several_scripts(lab: Lab, name: str, kind: str, figure: Callable[[str], None]) -> None:
     with Lab(lab.url, batch=10_000) as lab:
         ids = enqueue(lab, TOO_MANY)
+        log_all_commands(lab)
         lab.client.config_resetstat()
 
         assert OPERATIONS[name](lab, ids) == TOO_MANY
         assert lab.commands()["evalsha"] >= (2 if name in ("list", "count") else 3)
+        figure(f"message queue on {kind}: {name} of {TOO_MANY:,} messages, slowest script {slowest_script(lab):.1f} ms")
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "delete"])  # that one reads no payload
+def log_all_commands(lab: Lab) -> None:
+    lab.client.config_set("slowlog-log-slower-than", 0)
+    lab.client.config_set("slowlog-max-len", 10_000)
+    lab.client.slowlog_reset()
+
+
+def slowest_script(lab: Lab) -> float:
+    """Return the milliseconds of the slowest script since `log_all_commands`."""
+    log = lab.client.slowlog_get(10_000)
+    return max(entry["duration"] for entry in log if entry["command"].startswith(b"EVALSHA")) / 1000
+
+
+# A batch is one script, because it is added as a whole: its size is limited instead.
+
+
+@pytest.mark.parametrize("types", [1, 100])
+def test_largest_batch_needs_one_command_a_message_and_a_few_of_each_type(
+    lab: Lab, types: int, kind: str, figure: Callable[[str], None]
+) -> None:
+    payload = "x" * (MAX_ENQUEUED_BYTES // MAX_ENQUEUED_MESSAGES - 2)  # two quotes
+    batch = [NewMessage(type=f"t{number % types}", payload=payload) for number in range(MAX_ENQUEUED_MESSAGES)]
+    lab.queue.enqueue_batch(batch)  # loads the script
+    log_all_commands(lab)
+    lab.client.config_resetstat()
+
+    lab.queue.enqueue_batch(batch)
+
+    commands = lab.commands()
+    assert (commands["evalsha"], commands["xadd"]) == (1, MAX_ENQUEUED_MESSAGES + 1)  # one is the event
+    assert sum(commands.values()) < MAX_ENQUEUED_MESSAGES + 4 * types + 20
+    figure(
+        f"message queue on {kind}: {MAX_ENQUEUED_MESSAGES:,} messages of {types} types in {slowest_script(lab):.1f} ms"
+    )
+
+
+def test_larger_batch_is_refused_and_a_large_message_by_itself_is_not(lab: Lab) -> None:
+    large = NewMessage(type="job", payload="x" * (lab.queue.options.max_payload_bytes - 2))
+
+    for batch, error in (
+        ([NewMessage(type="job")] * (MAX_ENQUEUED_MESSAGES + 1), InvalidMessage),
+        ([large, NewMessage(type="job")], MessageTooLarge),
+    ):
+        with pytest.raises(error):
+            lab.queue.enqueue_batch(batch)
+    assert lab.contents.counts().main == 0
+    assert len(lab.queue.enqueue_batch([large])) == 1
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in OPERATIONS if name not in ("delete", "forget lost")]
+)  # these read no payload
 def test_large_messages_need_several_scripts(lab: Lab, name: str) -> None:
     with Lab(lab.url, batch=10_000) as lab:
         ids = enqueue(lab, 24, "x" * LARGE)

@@ -66,7 +66,7 @@ def add(body: Annotated[bytes, Depends(MessageBody(NewMessageBody))]) -> Changed
 
 @router.post("/queue/batch", status_code=HTTPStatus.CREATED)
 def add_batch(body: Annotated[bytes, Depends(BatchBody(NewMessageBatch))]) -> AddedBatch:
-    """Add up to 1,000 messages, all or none."""
+    """Add up to 1,000 messages with up to 1 MiB of payloads, all or none."""
     messages = [_new_message(index, text) for index, text in enumerate(parse_list(body))]
     accepted = _enqueue(messages)
     return AddedBatch(message=f"Batch processed: {accepted}/{len(messages)} messages enqueued")
@@ -88,7 +88,7 @@ def _enqueue(messages: Sequence[NewMessage]) -> int:
     except InvalidMessage:
         for index, message in enumerate(messages):
             with _naming_element(index):
-                message.arguments(queue.limits)
+                message.arguments(queue.options)
         raise
 
 

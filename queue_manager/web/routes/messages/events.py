@@ -38,7 +38,7 @@ from queue_manager.web.live.event_feed import (
     StartPosition,
 )
 from services.message_queue import InvalidMessage, MessageState, QueueAdmin, QueueUnavailable
-from services.message_queue.message_state import MESSAGE_STATES
+from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import Message
 
 STREAM_READ_TIMEOUT = 2.0  # seconds that one XREAD waits

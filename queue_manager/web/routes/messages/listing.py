@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import AfterValidator, Field
@@ -24,36 +23,16 @@ from queue_manager.web.routes.messages.requests import (
     WholeFilter,
 )
 from queue_manager.web.routes.messages.schemas import MessageCount, MessageList
-from services import message_queue
-from services.message_queue import Counts, Filter, MessageState, queue_admin
-from services.message_queue.admin import MAX_PAGE_SIZE, SORTABLE
+from services.message_queue import Filter, MessageListing, queue_admin
+from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, SORT_FIELDS_BY_STATE
 
 DEFAULT_LIMIT = 50
-NOTHING = message_queue.MessagePage(messages=[], cursor=None, matched=0, is_partial=False)
-SORT_FIELDS = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORTABLE}
-SORT_FIELDS |= {name: name for name in SORTABLE}
+NO_MESSAGES = MessageListing(messages=[], cursor=None, matched=0, is_partial=False)
+SORT_NAMES = {name: name for fields in SORT_FIELDS_BY_STATE.values() for name in fields}
+SORT_NAMES |= {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORT_NAMES}
+"""The names of the fields by which messages are sorted, also in camelCase."""
 
 router = APIRouter(responses=errors(404, 503))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListOptions:
-    """Which page is meant."""
-
-    page: int
-    limit: int
-    cursor: str | None
-    sort_by: str | None
-    ascending: bool
-    wanted: Filter
-
-    @property
-    def skip(self) -> int:
-        return (self.page - 1) * self.limit
-
-    @property
-    def is_filtered(self) -> bool:
-        return self.wanted != Filter()
 
 
 def _filter(
@@ -68,49 +47,62 @@ def _filter(
 
 
 def _sort_field(name: str | None) -> str | None:
-    if name is not None and name not in SORT_FIELDS:
-        raise ValueError(f"must be one of {', '.join(SORT_FIELDS)}")
-    return None if name is None else SORT_FIELDS[name]
+    if name is not None and name not in SORT_NAMES:
+        raise ValueError(f"must be one of {', '.join(SORT_NAMES)}")
+    return None if name is None else SORT_NAMES[name]
 
 
 MatchingFilter = Annotated[Filter, Depends(_filter)]
 
 
-def _options(
+@router.get("/queue/{queueType}/messages", response_model=MessageList)
+def messages(
+    place: NamedQueue,
     wanted: MatchingFilter,
     page: Annotated[Annotated[int, Field(ge=1, le=MAX_WHOLE)] | None, EmptyIsNone] = None,
-    limit: Annotated[Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)] | None, EmptyIsNone] = None,
+    limit: Annotated[Annotated[int, Field(ge=1, le=MAX_MESSAGES_PER_PAGE)] | None, EmptyIsNone] = None,
     cursor: Cursor = None,
     sort_by: Annotated[
         str | None,
         EmptyIsNone,
         AfterValidator(_sort_field),
-        Query(alias="sortBy", json_schema_extra={"enum": [*SORT_FIELDS]}),
+        Query(alias="sortBy", json_schema_extra={"enum": [*SORT_NAMES]}),
     ] = None,
     sort_order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone, Query(alias="sortOrder")] = None,
-) -> ListOptions:
-    return ListOptions(
-        page=page or 1,
-        limit=limit or DEFAULT_LIMIT,
-        cursor=cursor,
-        sort_by=sort_by,
-        ascending=sort_order == "asc",
-        wanted=wanted,
-    )
+) -> Response:
+    """List messages, newest first; those in processing by deadline, latest first.
 
-
-@router.get("/queue/{queueType}/messages", response_model=MessageList)
-def messages(place: NamedQueue, options: Annotated[ListOptions, Depends(_options)]) -> Response:
-    """List messages, by default the newest first; those in processing by deadline, the latest first.
-
-    A filter is applied for about 80 ms. Sorted by a field by which the queue has no order, the nearest 5,000 messages
-    are sorted; `cursor`, given once they are all shown, goes on behind them. A page ends after about 16 MiB, with a
-    cursor behind its last message. With `is_partial`, `total` counts what was found so far, and `/count` counts all.
+    `sortBy` is `createdAt` or `priority` in `main`, `deadlineAt` in `processing`, `failedAt` in `dead`, and
+    `acknowledgedAt` in `acknowledged`. A requeued message counts as created at its requeue. A filter is applied for
+    about 80 ms. A page ends after about 16 MiB. With `is_partial`, `total` is the number of matches found so far, and
+    `/count` counts all.
     """
+    page, limit, order = page or 1, limit or DEFAULT_LIMIT, sort_order or "desc"
+    of = f"messages {place} {sort_by or ''} {order}"
+    after = cursors.decode(cursor, of=of)
     counts = queue_admin().counts()
-    of = f"messages {place} {options.sort_by or ''} {'asc' if options.ascending else 'desc'}"
-    found = _read(place, options, counts, of)
-    pagination = _pagination(place, options, found, counts, of)
+    skip = (page - 1) * limit
+    found = NO_MESSAGES
+    if skip <= counts.of(place):  # a page behind the end must cost nothing
+        found = queue_admin().list(
+            place,
+            limit=limit,
+            skip=skip,
+            cursor=None if after is None else str(after[0]),
+            where=wanted,
+            sort_by=sort_by,
+            ascending=order == "asc",
+        )
+    is_filtered = wanted != Filter()
+    total = found.matched if is_filtered else counts.of(place)
+    pagination = {
+        "page": page,
+        "limit": limit,
+        "total": total,
+        "total_pages": math.ceil(total / limit),
+        "cursor": cursors.encode([found.cursor], of=of) if found.cursor else None,
+        "is_partial": found.is_partial or (is_filtered and found.cursor is not None),
+    }
     about = json.dumps({"pagination": pagination, "server_time": counts.now})
     listed = ",".join(message.to_json() for message in found.messages)
     return Response(f'{{"messages":[{listed}],{about[1:]}', media_type="application/json")
@@ -121,33 +113,3 @@ def count(place: NamedQueue, wanted: MatchingFilter) -> MessageCount:
     """Count the messages that match, for about 2 s at most."""
     found = queue_admin().count(place, wanted)
     return MessageCount(count=found.count, is_complete=found.is_complete, server_time=queue_admin().counts().now)
-
-
-def _read(place: MessageState, options: ListOptions, counts: Counts, of: str) -> message_queue.MessagePage:
-    after = cursors.decode(options.cursor, of=of)
-    if options.skip > counts.of(place):  # a page behind the end must cost nothing
-        return NOTHING
-    return queue_admin().list(
-        place,
-        limit=options.limit,
-        skip=options.skip,
-        cursor=None if after is None else str(after[0]),
-        where=options.wanted,
-        sort_by=options.sort_by,
-        ascending=options.ascending,
-    )
-
-
-def _pagination(
-    place: MessageState, options: ListOptions, found: message_queue.MessagePage, counts: Counts, of: str
-) -> dict[str, Any]:
-    total = found.matched if options.is_filtered else counts.of(place)
-    # Only what was read is sorted: its cursor leads behind all of that, so the pages before it come first.
-    return {
-        "page": options.page,
-        "limit": options.limit,
-        "total": total,
-        "total_pages": math.ceil(total / options.limit),
-        "cursor": cursors.encode([found.cursor], of=of) if found.cursor and found.is_gapless else None,
-        "is_partial": found.is_partial or (options.is_filtered and found.cursor is not None),
-    }

@@ -21,7 +21,7 @@ from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import Body, EmptyIsNone, malformed, read_body
 from services.message_queue import InvalidMessage, Json, MessageState
-from services.message_queue.admin import MESSAGE_STATES
+from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import MAX_PAYLOAD_DEPTH, MAX_TYPE_BYTES, checked_text, elements, members
 
 MAX_SEARCH_BYTES = 1_024

@@ -15,7 +15,8 @@ from queue_manager.web.http.requests import Members
 from queue_manager.web.http.responses import NextCursor, Number, optional
 from queue_manager.web.routes.messages.requests import FilterText, FilterType, MomentOf, WholeFilter
 from services.message_queue import Filter, InvalidMessage, MessageState
-from services.message_queue.admin import MAX_BULK_IDS, Outcome
+from services.message_queue.admin import MessageOutcome
+from services.message_queue.browser import MAX_BULK_IDS
 from services.message_queue.messages import MAX_ACK_TIMEOUT, MAX_ATTEMPTS, MAX_ID_BYTES, MAX_TYPE_BYTES, checked_id
 
 MIN_TIMEOUT = 0.001  # seconds
@@ -260,7 +261,7 @@ class MessageResult(BaseModel):
     """The result for one message."""
 
     id: str
-    result: Outcome
+    result: MessageOutcome
 
 
 class _Changed(BaseModel):
