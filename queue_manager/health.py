@@ -18,7 +18,8 @@ from queue_manager.beat.leader_lock import LEADER_LOCK, Leadership, leadership
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.redis_client import connect, require_server
+from queue_manager.core.redis_client import connect
+from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.leases import Leases
 from queue_manager.system import SCANS_QUEUE, System, SystemStats, item_queues

@@ -16,7 +16,7 @@ from functools import partial
 from redis import Redis
 
 from queue_manager.broker import keys
-from queue_manager.broker.scripts import Script
+from queue_manager.core.redis_client import Script
 
 PAGE = 50  # messages that one call of a script looks at
 MAX_PAGES = 20  # in one run

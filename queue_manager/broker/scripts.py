@@ -6,27 +6,7 @@ sorted set of tag → when it was delivered, in seconds. The names of the last t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from hashlib import sha1
-from typing import Any
-
-from redis.exceptions import NoScriptError
-
-
-class Script:
-    """A script of the server. `sha` is its name there, once the server has seen it."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
-
-    def __call__(self, client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run it on `client`. Raises what redis-py raises."""
-        try:
-            return client.evalsha(self.sha, len(keys), *keys, *arguments)
-        except NoScriptError:
-            return client.eval(self.source, len(keys), *keys, *arguments)
-
+from queue_manager.core.redis_client import Script
 
 # Take messages off their lists and register them as unacknowledged.
 #

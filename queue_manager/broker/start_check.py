@@ -9,14 +9,14 @@ from kombu.exceptions import OperationalError
 from kombu.transport import redis
 
 from queue_manager.core.errors import ConfigurationError, reason
-from queue_manager.core.redis_client import refuse_unsuitable
+from queue_manager.core.server_check import refuse_unsuitable
 from queue_manager.core.settings import redact_url
 
 AWAY = (OperationalError,)
 
 
 def require_broker(app: Celery, url: str) -> None:
-    """Refuse a broker that lets nobody in, and a Redis that `redis_client.require_broker` refuses.
+    """Refuse a broker that lets nobody in, and a Redis that `server_check.require_broker` refuses.
 
     Raises:
         ConfigurationError: it is such a broker.

@@ -27,8 +27,7 @@ from queue_manager.beat import leader_lock
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import settings
 from queue_manager.leases import Leases
 from queue_manager.system import System, SystemStats

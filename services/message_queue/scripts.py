@@ -15,7 +15,7 @@ import redis
 
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
-from queue_manager.core.redis_client import OUTAGES
+from queue_manager.core.redis_client import REDIS_OUTAGES
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
 _FOLDER = files("services.message_queue") / "lua"
@@ -65,5 +65,5 @@ def _translate_errors() -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise QueueFull("The queue's server has no memory left, so it accepts no new message") from error
-    except (*OUTAGES, redis.exceptions.BusyLoadingError) as error:
+    except (*REDIS_OUTAGES, redis.exceptions.BusyLoadingError) as error:
         raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error
