@@ -30,7 +30,6 @@ from queue_manager.batching.publish import publish
 from queue_manager.batching.task import WAIT_IN_PLACE, BatchedTask
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.keys import FOREIGN_DEFAULT_QUEUE
-from queue_manager.broker.unacked import LOST
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import (
     AppError,
@@ -42,6 +41,7 @@ from queue_manager.core.errors import (
     typed_reason,
 )
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.leases import MustPause
@@ -51,9 +51,9 @@ from services.due_work import DueBatch, DueItem, DueWork
 from tasks.app import app
 from tasks.backlog import QueueBacklog
 
-EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *LOST)
+EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *REDIS_OUTAGES)
 """Errors that say enough in one line: those raised on purpose, and a server that is away."""
-UNCERTAIN = (OperationalError, BatchPublishError, *LOST)
+UNCERTAIN = (OperationalError, BatchPublishError, *REDIS_OUTAGES)
 """After these the broker may have the messages all the same."""
 MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
 FOR_PEOPLE = seconds(1)  # a scan waits no longer for what it only tells people, should MongoDB be away
@@ -114,7 +114,7 @@ class ScanTask(Task):
     failed: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.HEADER)):
+        if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):
             log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
             return {"skipped": True}
         started = time.monotonic()

@@ -133,7 +133,7 @@ def _check_broker() -> None:
     chosen = settings()
     if chosen.broker_redis_url is None:
         check = partial(start_check.require_broker, app, chosen.broker)
-        until_reachable(check, server="The broker", url=chosen.broker, errors=start_check.AWAY, log=log)
+        until_reachable(check, server="The broker", url=chosen.broker, errors=start_check.BROKER_OUTAGES, log=log)
     elif chosen.broker != chosen.redis_url:
         _check_redis(server_check.require_broker, chosen.broker)
 

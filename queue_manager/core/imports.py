@@ -1,4 +1,4 @@
-"""Imports that may go wrong: of modules that a setting names, and of our own packages if another one hides them."""
+"""Imports with clear errors: of modules that a setting names, and of our own packages if another one hides them."""
 
 from __future__ import annotations
 

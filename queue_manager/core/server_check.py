@@ -13,7 +13,7 @@ from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import redact_url
 
-Result = TypeVar("Result")
+CheckResult = TypeVar("CheckResult")
 
 CHECK_INTERVAL = 2.0  # seconds
 UNREACHABLE_LOG_INTERVAL = 30.0  # seconds
@@ -21,13 +21,13 @@ MIN_REDIS_VERSION = (7, 0)  # the first version with script flags such as allow-
 
 
 def until_reachable(
-    check: Callable[[], Result],
+    check: Callable[[], CheckResult],
     *,
     server: str,
     url: str,
     errors: tuple[type[Exception], ...],
     log: structlog.stdlib.BoundLogger,
-) -> Result:
+) -> CheckResult:
     """Call `check` until it raises none of `errors`; return its result. Logs the first error, then one every 30 s."""
     logged_at: float | None = None
     while True:

@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     qm_broker: Annotated[Literal["batched", "stock"], Field(validate_default=False)] = "batched"
     """The transport for redis:// and rediss://: our own, in batches, or kombu's. Other brokers have kombu's."""
     qm_sentinel_master: Text = "mymaster"
-    """The name of the group of Redis servers that a sentinel:// broker is asked for."""
+    """Name of the primary that a sentinel:// broker resolves."""
     qm_batching: TrueOrFalse = True
     """Whether items are executed and published in batches; off: one by one, as Celery does it."""
     app_env: Text = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))

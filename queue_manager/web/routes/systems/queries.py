@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 from beat_schedule import systems
 from models import listing, scan_mark, scan_run
 from models.database import server_now
-from queue_manager.beat import next_runs
-from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import history
 from queue_manager.web.auth.keys import now as own_now
@@ -85,7 +85,7 @@ def schedule() -> Schedule:
     """List the scans of the schedule: when each runs next, and what its last runs did."""
     with redis_server() as client:
         leader = leadership(client, LEADER_LOCK)
-        next_at_of = next_runs.next_runs(client, [system.name for system in systems()]) if leader is not None else {}
+        next_at_of = next_runs(client, [system.name for system in systems()]) if leader is not None else {}
     with mongodb():
         now = server_now()
         running = scan_mark.running(now=now)
