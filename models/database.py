@@ -26,7 +26,7 @@ from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from queue_manager.core.clock import ServerClock, milliseconds, seconds
 from queue_manager.core.errors import ConfigurationError, Contended, PermanentError
-from queue_manager.core.per_process import PerProcess
+from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
 
 T = TypeVar("T")

@@ -47,5 +47,5 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: most modules need none of them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import_module("queue_manager.core.packages").require_own_packages()
+    import_module("queue_manager.core.imports").require_own_packages()
     return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""The state of the whole, for `queue-manager health` and the overview: servers, leader, workers, scans, systems."""
+"""Health of servers, leader, workers, scans and systems, for `queue-manager health` and the overview."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from beat_schedule import systems, warnings
 from models import database, scan_run
 from models.database import require_replica_set, server_now
 from queue_manager import leases
-from queue_manager.beat import old_schedule
-from queue_manager.beat.leader_lock import LEADER_LOCK, Leadership, leadership
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import Leadership, leadership, older_leader
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.redis_client import connect, require_server
+from queue_manager.core.redis_client import connect
+from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.leases import Leases
 from queue_manager.system import SCANS_QUEUE, System, SystemStats, item_queues
@@ -28,12 +29,12 @@ from services.problems import MAX_IDS, counted, ids, span
 
 Idle = Literal["paused", "dry run"]
 
-STARTING = seconds(30)  # after a beat began to lead, workers may still be on their way
+WORKER_START_TIME = seconds(30)  # after a beat became the leader, workers may still be starting
 
 
 @dataclass(kw_only=True)
 class Health:
-    """What was found; `problems` is empty when all is well."""
+    """Result of the checks; `problems` is empty if the application is healthy."""
 
     mongodb: str
     redis: str
@@ -50,28 +51,28 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """The beat that leads, the workers online, the broker's dead letters, and items that lost their process."""
+    """The leader, the workers online, the number of dead letters, and the items whose process died repeatedly."""
 
     leader: Leadership | None
     older_leader: str | None
-    """The beat of release 0.1 that leads instead, as `host:pid`."""
+    """The leading beat of release 0.1, as `host:pid`."""
     workers: Sequence[Worker]
     dead_letters: int
     losses: Mapping[str, Mapping[str, int]]
-    """By system and id, of items that lost their process often: how often in a row."""
+    """By system and item id: how many times in a row the item's process died, of items with many such losses."""
     paused: Set[str]
-    """The names of the systems that are paused."""
+    """Names of paused systems."""
     now: datetime
-    """By the clock of Redis, which is also that of the leader."""
+    """Time of Redis, which the leader also uses."""
 
     @classmethod
     def read(cls, client: redis.Redis) -> Processes:
-        """Raises what redis-py raises."""
+        """Read them from Redis. Raises the errors of redis-py."""
         second, micros = client.time()
         return cls(
             now=datetime.fromtimestamp(second + micros / 1_000_000, UTC),
             leader=leadership(client, LEADER_LOCK),
-            older_leader=old_schedule.leader(client),
+            older_leader=older_leader(client),
             workers=worker_heartbeats.online(client),
             dead_letters=_count_dead_letters(client),
             paused=leases.paused(),
@@ -80,7 +81,7 @@ class Processes:
 
     @property
     def are_starting(self) -> bool:
-        return self.leader is not None and self.now - self.leader.since < STARTING
+        return self.leader is not None and self.now - self.leader.since < WORKER_START_TIME
 
 
 def _count_dead_letters(client: redis.Redis) -> int:
@@ -90,25 +91,25 @@ def _count_dead_letters(client: redis.Redis) -> int:
     try:
         with connect(url) as broker:
             return dead_letters.count(broker)
-    except redis.RedisError:  # the broker is away, which has a sentence of its own
+    except redis.RedisError:  # the outage is reported separately
         return 0
 
 
 def health() -> Health:
-    """Look at everything once. A server that is away is a problem in the answer, never an exception."""
+    """Run all checks once. An unavailable server is reported as a problem, not raised."""
     chosen = settings()
     state = Health(
         mongodb=redact_url(chosen.mongo_db_url), redis=redact_url(chosen.redis_url), broker=redact_url(chosen.broker)
     )
-    processes = _look_at_redis(state, chosen)
+    processes = _check_redis(state, chosen)
     if chosen.broker != chosen.redis_url:
-        _look_at_broker(state, chosen)
-    _look_at_mongodb(state, chosen, processes)
+        _check_broker(state, chosen)
+    _check_mongodb(state, chosen, processes)
     state.problems += warnings()
     return state
 
 
-def _look_at_redis(state: Health, chosen: Settings) -> Processes | None:
+def _check_redis(state: Health, chosen: Settings) -> Processes | None:
     try:
         require_server(chosen.redis_url)
         with connect(chosen.redis_url) as client:
@@ -126,18 +127,18 @@ def _look_at_redis(state: Health, chosen: Settings) -> Processes | None:
     return processes
 
 
-def _look_at_broker(state: Health, chosen: Settings) -> None:
-    from tasks import app  # only a broker of its own needs Celery, which takes a second to import
+def _check_broker(state: Health, chosen: Settings) -> None:
+    from tasks import app  # imported here, because it takes a second
 
     try:
         start_check.require_broker(app, chosen.broker)
     except ConfigurationError as error:
         state.problems.append(str(error))
-    except start_check.AWAY as error:
+    except start_check.BROKER_OUTAGES as error:
         state.problems.append(f"The broker at {state.broker} is unreachable ({reason(error)})")
 
 
-def _look_at_mongodb(state: Health, chosen: Settings, processes: Processes | None) -> None:
+def _check_mongodb(state: Health, chosen: Settings, processes: Processes | None) -> None:
     try:
         require_replica_set()
     except ConfigurationError as error:
@@ -149,19 +150,19 @@ def _look_at_mongodb(state: Health, chosen: Settings, processes: Processes | Non
     for system in systems():
         if system.is_on(chosen):
             try:
-                _look_at_system(state, system, chosen, processes)
+                _check_system(state, system, chosen, processes)
             except (AppError, database.Error) as error:
                 state.problems.append(f"{system.name}: {reason(error)}")
 
 
-def _look_at_system(state: Health, system: System, chosen: Settings, processes: Processes | None) -> None:
+def _check_system(state: Health, system: System, chosen: Settings, processes: Processes | None) -> None:
     run, now = scan_run.last(system.scan_task), server_now()
     leader = None if processes is None else processes.leader
     state.scans[system.name] = None if run is None else {**run, "at": to_iso(run["at"])}
     if is_starting(system, run, chosen, leader, now=now):
         state.details.append(f"{system.name}: starting, its scan has not run yet")
     if (idle := idle_because(system, chosen, processes)) is not None:
-        state.details.append(f"{system.name}: {idle}, so its scans dispatch nothing; {_END_OF_IDLENESS[idle]}")
+        state.details.append(f"{system.name}: {idle}, so its scans dispatch nothing; {_HOW_TO_RESUME[idle]}")
     state.problems += problems_of_scan(system, run, chosen, processes, now=now)
     stats = system.stats()
     state.systems[system.name] = stats.numbers
@@ -169,17 +170,17 @@ def _look_at_system(state: Health, system: System, chosen: Settings, processes: 
     state.problems += problems_of_items(system, stats, chosen, is_idle=idle is not None)
 
 
-_END_OF_IDLENESS: dict[Idle, str] = {
+_HOW_TO_RESUME: dict[Idle, str] = {
     "paused": "see `queue-manager systems resume`",
     "dry run": "take it out of QM_DRY_RUN to end that",
 }
 
 
-# What is wrong, also for the overview
+# Problems, also for the overview
 
 
 def problems_of_processes(processes: Processes, chosen: Settings) -> list[str]:
-    """Return what is wrong with the processes that all systems need, and the broker's dead letters."""
+    """Return problems of beat and workers, which all systems need, and of the broker's dead letters."""
     on = [system for system in systems() if system.is_on(chosen)]
     needed = [SCANS_QUEUE, *item_queues(on)]
     problems = []
@@ -230,7 +231,7 @@ def is_starting(
 def problems_of_scan(
     system: System, run: database.Document | None, chosen: Settings, processes: Processes | None, *, now: datetime
 ) -> list[str]:
-    """Return what is wrong with the scan of a system that is switched on, and with its queue."""
+    """Return problems of the scan of a system that is switched on, and of its queue."""
     problems = []
     leader = None if processes is None else processes.leader
     is_late = run is None or now - run["at"] > system.late_after(chosen)
@@ -250,14 +251,14 @@ def problems_of_scan(
 
 
 def idle_because(system: System, chosen: Settings, processes: Processes | None) -> Idle | None:
-    """Return why the scans of a system dispatch nothing, if they do not."""
+    """Return why the scans of a system dispatch nothing, or `None` if they dispatch."""
     if processes is not None and system.name in processes.paused:
         return "paused"
     return "dry run" if system.name in chosen.qm_dry_run else None
 
 
 def problems_of_items(system: System, stats: SystemStats, chosen: Settings, *, is_idle: bool) -> list[str]:
-    """Return what is wrong with the items of a system that is switched on. One that is idle by intention may lag."""
+    """Return problems of the items of a system that is switched on. An idle system may lag."""
     lag, limit = seconds(stats.numbers.get("lag_seconds", 0)), system.late_after(chosen)
     if lag <= limit or is_idle or not system.has_lag:
         return stats.problems

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from services.due_documents.work import DocumentWork
     from services.due_work import DueItem
 
-MAX_ATTEMPTS = 100  # of a system that retries without a limit
+MAX_RUN_ATTEMPTS = 100  # for a system that retries without a limit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What one scan and its items did."""
+class RunOutcome:
+    """Result of one scan and its items."""
 
     documents: list[dict[str, Any]]
-    """All documents of the collection afterwards, in the order of their insertion."""
+    """All documents of the collection afterwards, in order of insertion."""
     results: list[dict[str, Any]]
-    """Of each due document, oldest first: `{success: True, …}`, `{skipped: True, reason}`, or `{error}` with the
-    exception of its last attempt."""
+    """Result per due document, oldest first: `{success: True, …}`, `{skipped: True, reason}`, or `{error}` with the
+    exception of the last attempt."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -46,10 +46,10 @@ class Outcome:
 
 
 class RunSystem(Protocol):
-    def __call__(self, system: DueDocuments, *documents: Mapping[str, Any], now: datetime | None = None) -> Outcome:
-        """Insert documents, scan once, and run each item with all its attempts, which follow each other without waits.
+    def __call__(self, system: DueDocuments, *documents: Mapping[str, Any], now: datetime | None = None) -> RunOutcome:
+        """Insert documents, scan once, and run each item with all its attempts, without waits between them.
 
-        A later call goes on with the documents of the earlier ones.
+        A later call continues with the documents of earlier calls.
 
         Args:
             system: the declaration; it need not be in QM_SYSTEMS.
@@ -67,14 +67,14 @@ def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
     )
     monkeypatch.setattr(database, "database", lambda: ours)
 
-    def run(system: DueDocuments, *documents: Mapping[str, Any], now: datetime | None = None) -> Outcome:
+    def run(system: DueDocuments, *documents: Mapping[str, Any], now: datetime | None = None) -> RunOutcome:
         system.check()
         schema.migrate([system])
         collection = database.collection(system.collection)
         if documents:
             collection.insert_many([dict(one) for one in documents])
         results = _results(system, now or database.server_now())
-        return Outcome(documents=list(collection.find(sort=[("$natural", 1)])), results=results)
+        return RunOutcome(documents=list(collection.find(sort=[("$natural", 1)])), results=results)
 
     yield run
     database.client().drop_database(ours.name)
@@ -86,7 +86,7 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
     from services.due_work import DueItem
 
     class NoLeases(Leases):
-        """What one process does alone needs no leases."""
+        """Leases are not needed in a single process."""
 
         def release(self, names: Any, **_: Any) -> None:
             pass
@@ -109,7 +109,7 @@ def _attempts(work: DocumentWork, item: DueItem) -> dict[str, Any]:
     """Return the result of the item's task after its last attempt."""
     from queue_manager.core.errors import PermanentError, reason
 
-    for attempt in range(1, MAX_ATTEMPTS + 1):
+    for attempt in range(1, MAX_RUN_ATTEMPTS + 1):
         try:
             return work.execute(*item.args, token=item.token)
         except Exception as error:

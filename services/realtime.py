@@ -14,8 +14,7 @@ from uuid import uuid4
 import redis
 
 from queue_manager.core.errors import AppError
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery, signals
 
-from queue_manager.core.packages import require_own_packages
+from queue_manager.core.imports import require_own_packages
 from tasks.errors import usage_errors
 
 

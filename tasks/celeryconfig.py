@@ -13,9 +13,9 @@ from beat_schedule import systems as _systems_of_settings
 from queue_manager.beat.leader_lock import LEADER_LOCK as _LEADER_LOCK
 from queue_manager.broker.keys import DEFAULT_QUEUE as _DEFAULT_QUEUE
 from queue_manager.broker.keys import SCHEDULE_PREFIX as _SCHEDULE_PREFIX
+from queue_manager.broker.options import register_transport as _register_transport
 from queue_manager.broker.options import tls_options as _tls_options
 from queue_manager.broker.options import transport_options as _transport_options
-from queue_manager.broker.registration import install as _install
 from queue_manager.core.redis_client import client_options as _client_options
 from queue_manager.core.settings import settings as _read_settings
 from queue_manager.system import SCANS_QUEUE as _SCANS_QUEUE
@@ -34,7 +34,7 @@ _credentials = {
 
 # Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
 broker_url = _settings.broker
-broker_transport = _install(broker_url) if _settings.has_batched_broker else None
+broker_transport = _register_transport(broker_url) if _settings.has_batched_broker else None
 broker_use_ssl = _tls_options(broker_url)
 broker_transport_options = _transport_options(_settings)
 broker_connection_retry_on_startup = True

@@ -19,9 +19,9 @@ from kombu.exceptions import BatchPublishError, OperationalError
 
 from models.database import OUTAGES, estimated_now
 from queue_manager.batching.task import WAIT_IN_PLACE, BatchedTask
-from queue_manager.broker.unacked import LOST
 from queue_manager.core.errors import AppError, ContinueLater, NotYetDue, PermanentError, reason, typed_reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.leases import MustPause
@@ -29,7 +29,7 @@ from queue_manager.telemetry import counters
 from services.due_work import DueItem, DueWork
 from tasks.app import app
 
-EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *LOST)
+EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *REDIS_OUTAGES)
 """Errors that one line explains: those raised on purpose, and a server that is away."""
 
 log = get_logger("QM/tasks")

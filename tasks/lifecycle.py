@@ -14,10 +14,10 @@ from beat_schedule import warnings
 from models import database
 from queue_manager.broker import start_check
 from queue_manager.core import log as logging
-from queue_manager.core import memory, redis_client
+from queue_manager.core import memory, redis_client, server_check
 from queue_manager.core.clock import seconds
-from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import worker_heartbeats
 from services import job_queues, message_queue
@@ -119,10 +119,10 @@ def _log_warnings() -> None:
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     mongo_url = settings().mongo_db_url
     try:
-        _check_redis(redis_client.require_broker, settings().redis_url)
+        _check_redis(server_check.require_broker, settings().redis_url)
         _check_broker()
         if settings().qm_message_queue:
-            _check_redis(redis_client.require_server, message_queue.server_url())
+            _check_redis(server_check.require_server, message_queue.server_url())
         if with_mongo:
             until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log)
     finally:
@@ -133,9 +133,9 @@ def _check_broker() -> None:
     chosen = settings()
     if chosen.broker_redis_url is None:
         check = partial(start_check.require_broker, app, chosen.broker)
-        until_reachable(check, server="The broker", url=chosen.broker, errors=start_check.AWAY, log=log)
+        until_reachable(check, server="The broker", url=chosen.broker, errors=start_check.BROKER_OUTAGES, log=log)
     elif chosen.broker != chosen.redis_url:
-        _check_redis(redis_client.require_broker, chosen.broker)
+        _check_redis(server_check.require_broker, chosen.broker)
 
 
 def _check_mongodb() -> None:
@@ -144,7 +144,7 @@ def _check_mongodb() -> None:
 
 
 def _check_redis(check: Callable[[str], object], url: str) -> None:
-    until_reachable(partial(check, url), server="Redis", url=url, errors=redis_client.OUTAGES, log=log)
+    until_reachable(partial(check, url), server="Redis", url=url, errors=redis_client.REDIS_OUTAGES, log=log)
 
 
 def _refuse_missing_jobs() -> None:

@@ -45,5 +45,5 @@ def _run(url: str) -> None:
                 # Expires a little before the next turn: whichever worker comes first takes it.
                 if client.set(DRAIN_LOCK, 1, nx=True, px=int(PERIOD * 900)) and (moved := old.empty(client)):
                     log.info("Messages of release 0.1 and of callers without a queue were moved", messages=moved)
-        except redis_client.Error as error:
+        except redis_client.RedisError as error:
             log.debug("The keys of release 0.1 could not be read", error=reason(error))

@@ -19,10 +19,10 @@ from models.database import server_now, within
 from queue_manager.batching.publish import publish
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
-from queue_manager.broker.unacked import LOST
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ScanFailed, reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE
 from queue_manager.telemetry import counters
@@ -30,7 +30,7 @@ from services.due_work import DueBatch, DueWork
 from tasks.app import app
 from tasks.item import EXPECTED, ItemTask, current_token
 
-UNCERTAIN = (OperationalError, BatchPublishError, *LOST)
+UNCERTAIN = (OperationalError, BatchPublishError, *REDIS_OUTAGES)
 """After these the broker may have the messages all the same."""
 MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
 RECORD_TIMEOUT = seconds(1)  # a scan waits no longer to record what only people read
@@ -84,7 +84,7 @@ class ScanTask(Task):
     failed: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.HEADER)):
+        if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):
             log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
             return {"skipped": True}
         started = time.monotonic()

@@ -31,7 +31,6 @@ READ = {
     "_callbacks": "kombu.transport.virtual.base:Transport._deliver",
     "_channels": "kombu.transport.redis:MultiChannelPoller.__init__",
     "_client_registered": "kombu.transport.redis:MultiChannelPoller._client_registered",
-    "_create_client": "kombu.transport.redis:Channel._create_client",
     "_deliver": "kombu.transport.virtual.base:Transport._deliver",
     "_delivered": "kombu.transport.virtual.base:QoS.append",
     "_dirty": "kombu.transport.virtual.base:QoS._flush",

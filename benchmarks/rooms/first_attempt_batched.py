@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from benchmarks.rooms.first_attempt import app
-from queue_manager.broker.registration import install
+from queue_manager.broker.options import register_transport
 
-app.conf.broker_transport = install(os.environ["REDIS_URL"])
+app.conf.broker_transport = register_transport(os.environ["REDIS_URL"])
 app.conf.broker_transport_options = {"priority_steps": [0], "visibility_timeout": 30}

@@ -19,7 +19,7 @@ from celery import signals
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
-from queue_manager.broker import bulk_publish
+from queue_manager.broker.channel import Channel
 from queue_manager.core.settings import settings
 from services.due_work import DueItem
 
@@ -46,7 +46,7 @@ def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
             _send(task, item, producer)
         return
     ends = [items[0], items[-1]]
-    is_copied = isinstance(producer.channel, bulk_publish.Channel) and not _has_listeners(task)
+    is_copied = isinstance(producer.channel, Channel) and not _has_listeners(task)
     captured = _captured(task, ends, producer) if is_copied else []
     if _can_be_copied(captured, ends):
         name, message = captured[0]

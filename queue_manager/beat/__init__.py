@@ -1,1 +1,1 @@
-"""Celery beat with stand-bys: the scheduler, the leader lock, the numbers of its ticks."""
+"""Celery beat with leader election: the scheduler, the leader lock, the numbers of its ticks."""

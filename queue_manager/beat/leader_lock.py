@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 from redis import Redis
 
 from queue_manager.broker.keys import SCHEDULE_PREFIX
-from queue_manager.core.clock import milliseconds, seconds
+from queue_manager.core.clock import milliseconds
 
 LEADER_LOCK = f"{SCHEDULE_PREFIX}:lock"
 """Key of the leader lock."""
@@ -32,7 +31,7 @@ LEADER_LOCK = f"{SCHEDULE_PREFIX}:lock"
 #
 # Atomic, so that no other beat acquires the lock between check and write, and no two leaders share an epoch.
 # Idempotent.
-ACQUIRE = """
+ACQUIRE_LOCK = """
 local holder = redis.call('HGET', KEYS[1], 'token')
 if not holder then
     local now = redis.call('TIME')
@@ -58,7 +57,7 @@ return {tonumber(lock[4]), owner}
 # Returns  the epoch, or 0 if the lock expired or another token holds it
 #
 # Atomic, so that the lock does not expire between check and write, and an epoch has one holder.
-EXTEND = """
+EXTEND_LOCK = """
 local lock = redis.call('HMGET', KEYS[1], 'token', 'epoch')
 if lock[1] ~= ARGV[1] then
     return 0
@@ -81,7 +80,7 @@ return epoch
 #
 # A holder that acquired the lock before the epoch became known is an older leader, whose epoch is not raised.
 # Atomic, because the holder may change meanwhile. Idempotent.
-RAISE = """
+RAISE_EPOCH = """
 local since = redis.call('HGET', KEYS[1], 'since_ms')
 local now = redis.call('TIME')
 if not since or now[1] * 1000 + math.floor(now[2] / 1000) - since >= tonumber(ARGV[2]) then
@@ -101,7 +100,7 @@ return 1
 # Returns  1 if it was released, else 0
 #
 # Atomic, so that a lock that another beat has acquired meanwhile is not deleted.
-RELEASE = """
+RELEASE_LOCK = """
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
     return 0
 end
@@ -118,7 +117,7 @@ class LeaderLock:
     def __init__(self, client: Redis, key: str, *, lease: timedelta) -> None:
         self.epoch = 0
         self._client = client
-        self._key = key
+        self._keys = (key, epoch_key(key))
         self._lease = lease
         # Trusted for 90% of the lease only, because the clock of Redis may run faster than ours.
         self._trusted = lease.total_seconds() * 0.9
@@ -129,16 +128,15 @@ class LeaderLock:
         """Acquire the lock if it is free, and set `epoch`; return the holder as `host:pid`."""
         sent_at = time.monotonic()
         owner = (self._token, socket.gethostname(), os.getpid())
-        keys = (self._key, epoch_key(self._key))
-        epoch, holder = self._run(ACQUIRE, keys, *owner, milliseconds(self._lease))
+        epoch, holder = self._run(ACQUIRE_LOCK, self._keys, *owner, milliseconds(self._lease))
         self.epoch, self._renewed_at = int(epoch), sent_at
-        return _text(holder)
+        return holder.decode() if isinstance(holder, bytes) else holder  # the client may decode replies
 
     def extend(self) -> bool:
         """Extend the lock to its full lease and update the epoch; return False if it was lost."""
         # Measured before the command is sent, so that the lease never ends earlier in Redis than here.
         sent_at = time.monotonic()
-        self.epoch = int(self._run(EXTEND, (self._key, epoch_key(self._key)), self._token, milliseconds(self._lease)))
+        self.epoch = int(self._run(EXTEND_LOCK, self._keys, self._token, milliseconds(self._lease)))
         self._renewed_at = sent_at
         return self.is_trusted()
 
@@ -162,7 +160,7 @@ class LeaderLock:
     def release(self) -> None:
         """Release the lock, so that another beat can acquire it. Does nothing if this process does not hold it."""
         self.forget()
-        self._run(RELEASE, (self._key,), self._token)
+        self._run(RELEASE_LOCK, self._keys[:1], self._token)
 
     def _age(self) -> float:
         return time.monotonic() - self._renewed_at
@@ -171,50 +169,16 @@ class LeaderLock:
         return self._client.eval(script, len(keys), *keys, *arguments)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leadership:
-    """The leader and the remaining time of its lease."""
-
-    host: str
-    pid: int
-    since: datetime
-    epoch: int
-    lease_left: timedelta
-
-
-def leadership(client: Redis, lock_key: str) -> Leadership | None:
-    """Return the holder of the lock `lock_key`, or `None` if it is free."""
-    with client.pipeline(transaction=True) as pipe:
-        pipe.hgetall(lock_key)
-        pipe.pttl(lock_key)
-        fields, left_ms = pipe.execute()
-    if not fields:
-        return None
-    lock = {_text(name): _text(value) for name, value in fields.items()}
-    return Leadership(
-        host=lock["host"],
-        pid=int(lock["pid"]),
-        since=datetime.fromtimestamp(int(lock["since_ms"]) / 1000, UTC),
-        epoch=int(lock["epoch"]),
-        lease_left=seconds(max(left_ms, 0) / 1000),
-    )
-
-
 def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> bool:
     """Raise the epoch in Redis to `known`, which is `age` old, in case Redis lost its data; return True if raised.
 
     The holder takes a higher epoch when it next extends the lock. Raises the errors of redis-py.
     """
     keys = (lock_key, epoch_key(lock_key))
-    return bool(client.eval(RAISE, len(keys), *keys, known, milliseconds(age)))
+    return bool(client.eval(RAISE_EPOCH, len(keys), *keys, known, milliseconds(age)))
 
 
 def epoch_key(lock_key: str) -> str:
     """Return the key of the number of take-overs of the lock `lock_key`."""
     # Beats of release 0.1 use this key; sharing it keeps the epochs of both releases in order.
     return "redbeat::lock:epoch" if lock_key == LEADER_LOCK else f"{lock_key}:epoch"
-
-
-def _text(value: str | bytes) -> str:
-    # The client may decode replies or not.
-    return value.decode() if isinstance(value, bytes) else value

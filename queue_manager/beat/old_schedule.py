@@ -9,16 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from redis import Redis
 from redis.client import NEVER_DECODE
 
-from queue_manager.beat.leader_lock import leadership
-
-PREFIX = b"redbeat:"
-SCHEDULE = "redbeat::schedule"
-STATICS = "redbeat::statics"
-LOCK = "redbeat::lock"
-READ_BATCH_SIZE = 500  # entries
+OLD_PREFIX = b"redbeat:"
+OLD_SCHEDULE = "redbeat::schedule"
+OLD_STATICS = "redbeat::statics"
+ENTRIES_PER_READ = 500
 
 # Moves an entry, and its membership in the set of configured entries.
 #
@@ -28,7 +24,7 @@ READ_BATCH_SIZE = 500  # entries
 #
 # Atomic, because a program may save or delete the entry meanwhile. An entry under both keys was saved last under the
 # old one.
-MOVE = """
+MOVE_ENTRY = """
 local at = redis.call('ZSCORE', KEYS[2], KEYS[1])
 if not at or redis.call('EXISTS', KEYS[1]) == 0 then
     return 0
@@ -43,32 +39,24 @@ return 1
 """
 
 
-def leader(client: Redis) -> str | None:
-    """Return the leading beat of release 0.1 as `host:pid`. RedBeat's own lock, which is not a hash, is ignored."""
-    if client.type(LOCK) not in ("hash", b"hash"):
-        return None
-    holder = leadership(client, LOCK)
-    return f"{holder.host}:{holder.pid}" if holder else None
-
-
 def move_entries(client: Any, app: Any) -> int:
     """Move our entries to the keys of `app`; return their number. Raises the errors of redis-py."""
     conf = app.redbeat_conf
     as_bytes: dict[str, Any] = {NEVER_DECODE: True}  # keys of other applications need not be UTF-8
-    keys = client.execute_command("ZRANGE", SCHEDULE, 0, -1, **as_bytes)
+    keys = client.execute_command("ZRANGE", OLD_SCHEDULE, 0, -1, **as_bytes)
     moved = 0
-    for start in range(0, len(keys), READ_BATCH_SIZE):
-        page = keys[start : start + READ_BATCH_SIZE]
+    for start in range(0, len(keys), ENTRIES_PER_READ):
+        page = keys[start : start + ENTRIES_PER_READ]
         with client.pipeline(transaction=False) as pipe:
             for key in page:
                 pipe.execute_command("HGET", key, "definition", **as_bytes)
             definitions = pipe.execute(raise_on_error=False)
         for key, definition in zip(page, definitions, strict=True):
-            if key.startswith(PREFIX) and _is_ours(definition, app):
-                name = key.removeprefix(PREFIX)
+            if key.startswith(OLD_PREFIX) and _is_ours(definition, app):
+                name = key.removeprefix(OLD_PREFIX)
                 new_key = conf.key_prefix.encode() + name
-                names = (key, SCHEDULE, STATICS, new_key, conf.schedule_key, conf.statics_key)
-                moved += int(client.eval(MOVE, len(names), *names, name))
+                names = (key, OLD_SCHEDULE, OLD_STATICS, new_key, conf.schedule_key, conf.statics_key)
+                moved += int(client.eval(MOVE_ENTRY, len(names), *names, name))
     return moved
 
 

@@ -12,17 +12,15 @@ from typing import Any
 
 import redis
 
-from queue_manager.core.clock import hours
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import settings
 
-HEADER = "qm_tick"
+TICK_HEADER = "qm_tick"
 """Message header of a tick: {entry, number}."""
-RETENTION = hours(24 * 7)
-REDIS_TIMEOUT = 0.5  # seconds that a scan waits for Redis
+TICK_RETENTION = 7 * 24 * 3600  # seconds
+TICK_TIMEOUT = 0.5  # seconds that a scan waits for Redis
 
 # Numbers a tick.
 #
@@ -31,7 +29,7 @@ REDIS_TIMEOUT = 0.5  # seconds that a scan waits for Redis
 # Returns  the number
 #
 # Atomic so that no number is left without an expiry. A repeated call leaves a gap, which is harmless.
-ISSUE = """
+ISSUE_TICK = """
 local number = redis.call('HINCRBY', KEYS[1], 'sent', 1)
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 return number
@@ -44,7 +42,7 @@ return number
 # Returns  1 if the scan must run, 0 if the tick must be skipped
 #
 # Atomic, so that of two workers with ticks of the same backlog only one runs.
-BEGIN = """
+BEGIN_RUN = """
 local ticks = redis.call('HMGET', KEYS[1], 'sent', 'covered')
 if tonumber(ARGV[1]) <= tonumber(ticks[2] or 0) then
     return 0
@@ -56,13 +54,13 @@ return 1
 
 log = get_logger("QM/tasks")
 _client = PerProcess(
-    lambda: make_client(settings().redis_url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT)
+    lambda: make_client(settings().redis_url, socket_timeout=TICK_TIMEOUT, socket_connect_timeout=TICK_TIMEOUT)
 )
 
 
 def issue(client: redis.Redis, entry: str) -> dict[str, Any]:
     """Number a tick of `entry`; return the value of its header. Raises the errors of redis-py."""
-    number: Any = client.eval(ISSUE, 1, _key(entry), _RETENTION_SECONDS)
+    number: Any = client.eval(ISSUE_TICK, 1, _key(entry), TICK_RETENTION)
     return {"entry": entry, "number": int(number)}
 
 
@@ -77,7 +75,7 @@ def begin(tick: Any) -> bool:
         case _:
             return True  # a manual run, or one of another program
     try:
-        return bool(_client().eval(BEGIN, 1, _key(entry), number, _RETENTION_SECONDS))
+        return bool(_client().eval(BEGIN_RUN, 1, _key(entry), number, TICK_RETENTION))
     except redis.RedisError as error:
         log.warning("The tick could not be checked, so the scan runs", entry=entry, error=reason(error))
         return True
@@ -85,6 +83,3 @@ def begin(tick: Any) -> bool:
 
 def _key(entry: str) -> str:
     return f"qm:scan-ticks:{entry}"
-
-
-_RETENTION_SECONDS = int(RETENTION.total_seconds())

@@ -38,7 +38,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from queue_manager.beat import old_schedule, scan_ticks
+from queue_manager.beat import old_schedule, scan_ticks, status
 from queue_manager.beat.leader_lock import LeaderLock
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import ServerClock, seconds
@@ -88,7 +88,7 @@ class LeaderScheduler(RedBeatScheduler):
         # lazy, because only the leader writes the schedule.
         super().__init__(app, **{**options, "lazy": True})
         self._client = get_redis(app)
-        self._shares_no_keys = app.redbeat_conf.lock_key != old_schedule.LOCK
+        self._shares_no_keys = app.redbeat_conf.lock_key != status.OLD_LEADER_LOCK
         self._lock = LeaderLock(self._client, app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
         self._clock = ServerClock(self._redis_time)
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
@@ -131,7 +131,7 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _leads(self) -> bool:
         """Extend or try to acquire the lock; write the schedule after a take-over. Return True if this beat leads."""
-        if self._shares_no_keys and (older := old_schedule.leader(self._client)):
+        if self._shares_no_keys and (older := status.older_leader(self._client)):
             if self.epoch:
                 self._lock.release()
             self._stand_by(f"a beat of release 0.1 leads: {older}")
@@ -270,7 +270,7 @@ class LeaderScheduler(RedBeatScheduler):
         if "epoch" in entry.kwargs:
             entry.kwargs = {**entry.kwargs, "epoch": self.epoch}
         tick = scan_ticks.issue(self._client, entry.name)
-        entry.options["headers"] = {**(entry.options.get("headers") or {}), scan_ticks.HEADER: tick}
+        entry.options["headers"] = {**(entry.options.get("headers") or {}), scan_ticks.TICK_HEADER: tick}
         try:
             producer = self.producer
             # Connecting may take time, so the lock is checked last.

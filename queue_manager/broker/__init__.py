@@ -1,1 +1,1 @@
-"""The batched, crash-safe Redis transport for kombu, and what it keeps in Redis."""
+"""The batched, crash-safe Redis transport for kombu, and its dead letters."""

@@ -1,6 +1,6 @@
-"""Celery's consumer, which refuses what would end the worker, and says why: the reason is kept with the dead letter.
+"""Celery's consumer with a validation of headers: a refused message is dead-lettered with the reason.
 
-Celery reads some headers only when a task goes to the pool, where an error of any kind ends the worker.
+Celery reads some headers only when it passes a task to the pool, where any error ends the worker.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from celery.worker.state import task_reserved
 
 from queue_manager.broker.transport import Transport
 
-_TEXTS = ("id", "shadow", "eta", "expires", "root_id", "parent_id", "group", "argsrepr", "kwargsrepr", "origin")
-_ACCEPTED: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(_TEXTS, (str,)),
+_TEXT_HEADERS = ("id", "shadow", "eta", "expires", "root_id", "parent_id", "group", "argsrepr", "kwargsrepr", "origin")
+_HEADER_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_TEXT_HEADERS, (str,)),
     **dict.fromkeys(("retries", "replaced_task_nesting", "group_index"), (int,)),
     "timelimit": (list, tuple),
     "stamped_headers": (list, tuple),
     "stamps": (dict,),
 }
-_NUMBERS = (int, float, type(None))
+_TIME_LIMIT_TYPES = (int, float, type(None))
 
 logger = get_logger(__name__)
 
@@ -33,24 +33,23 @@ class Consumer(CeleryConsumer):
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         handle = super().create_task_handler(*args, **kwargs)
-        self._keep_by_thread()
+        self._renew_in_thread()
 
-        def checked(message: Any) -> Any:
-            wrong = _wrong(message.headers) or _wrong_in_payload(message)
-            if wrong:
-                return self.on_invalid_task(None, message, InvalidTaskError(wrong))
+        def validate_and_handle(message: Any) -> Any:
+            if invalid := _invalid_header(message.headers) or _invalid_header_in_payload(message):
+                return self.on_invalid_task(None, message, InvalidTaskError(invalid))
             return handle(message)
 
-        return checked
+        return validate_and_handle
 
-    def _keep_by_thread(self) -> None:
-        # Only prefork has an event loop that turns while tasks run, also during a warm shutdown.
+    def _renew_in_thread(self) -> None:
+        # Only prefork has an event loop that runs while tasks do, also during a warm shutdown.
         transport = self.connection.transport
         if not self.pool.uses_semaphore and isinstance(transport, Transport):
-            transport.keep_by_thread()
+            transport.renew_in_thread()
 
     def _limit_task(self, request: Any, bucket: Any, tokens: Any) -> Any:
-        task_reserved(request)  # an item's lease is renewed while the rate limit has it wait
+        task_reserved(request)  # so that the item's lease is renewed while the rate limit delays it
         return super()._limit_task(request, bucket, tokens)
 
     def _limit_post_eta(self, request: Any, bucket: Any, tokens: Any) -> Any:
@@ -58,40 +57,40 @@ class Consumer(CeleryConsumer):
         return super()._limit_post_eta(request, bucket, tokens)
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
-        message.why = "It is no task: its headers name none"
+        message.reject_reason = "It is not a task: no header names one"
         super().on_unknown_message(body, message)
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
-        message.why = f"No task here has this name: {message.headers.get('task')!r:.200}"
+        message.reject_reason = f"There is no task of this name: {message.headers.get('task')!r:.200}"
         super().on_unknown_task(body, message, exc)
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        message.why = f"It is no task as Celery makes them: {exc!s:.300}"
+        message.reject_reason = f"Celery refuses it: {exc!s:.300}"
         super().on_invalid_task(body, message, exc)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Keep it, where Celery acknowledges it."""
-        message.why = f"Its body cannot be read: {exc!r:.300}"
+        """Reject the message; Celery would acknowledge it."""
+        message.reject_reason = f"Its body cannot be read: {exc!r:.300}"
         message.reject_log_error(logger, self.connection_errors)
 
 
-def _wrong_in_payload(message: Any) -> str | None:
-    """Return the same for a message of Celery's first protocol, whose body has what are headers in the second."""
+def _invalid_header_in_payload(message: Any) -> str | None:
+    """Validate a message of Celery's first protocol, whose body has what are headers in the second."""
     try:
-        payload = message.payload  # Celery decodes it, too; it is kept
-    except Exception:  # it says so itself when it is handled
+        payload = message.payload  # cached, because Celery decodes it too
+    except Exception:  # reported when the message is handled
         return None
-    return _wrong(payload) if isinstance(payload, dict) else None
+    return _invalid_header(payload) if isinstance(payload, dict) else None
 
 
-def _wrong(headers: dict[str, Any]) -> str | None:
-    """Return which header has a value that Celery does not expect."""
-    for name, kinds in _ACCEPTED.items():
+def _invalid_header(headers: dict[str, Any]) -> str | None:
+    """Return the first header whose value has a type that Celery does not expect."""
+    for name, types in _HEADER_TYPES.items():
         value = headers.get(name)
-        if value is not None and not isinstance(value, kinds):
+        if value is not None and not isinstance(value, types):
             return f"header {name}: {value!r:.100}"
     limits, stamped = headers.get("timelimit"), headers.get("stamped_headers")
-    if limits and not (len(limits) == 2 and all(isinstance(limit, _NUMBERS) for limit in limits)):
+    if limits and not (len(limits) == 2 and all(isinstance(limit, _TIME_LIMIT_TYPES) for limit in limits)):
         return f"header timelimit: {limits!r:.100}"
     if stamped and not all(isinstance(name, str) for name in stamped):
         return f"header stamped_headers: {stamped!r:.100}"

@@ -1,6 +1,6 @@
-"""Broker messages that no worker can make anything of, kept for people with the reason.
+"""Dead letters of the broker: malformed, rejected and failing messages, kept with the reason.
 
-qm:dead-letters     a list, the newest first: {"at", "queue", "reason", "message"}; `at` in seconds since 1970
+Key: `qm:dead-letters`, a list, newest first, of {"at", "queue", "reason", "message"}; `at` in Unix seconds.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from redis import Redis
 from queue_manager.broker import keys, scripts
 from queue_manager.broker.envelope import NotAMessage, read
 
-NAME = "qm:dead-letters"
-KEPT = 10_000
+DEAD_LETTERS = "qm:dead-letters"
+MAX_DEAD_LETTERS = 10_000
+MAX_REASON_LENGTH = 500  # characters
 ID_DIGITS = 12
-STOCK_STEPS = (0, 3, 6, 9)
-PUT_ASIDE = "put_aside"
-"""The property of a message that failed once when it was handed over."""
-LONGEST_REASON = 500
-_ENTRY = re.compile(rb'\[(.*), "[^"]*", ("(?:[^"\\]|\\.)*")\]', re.DOTALL)  # message, exchange, routing key: the queue
+STOCK_PRIORITY_STEPS = (0, 3, 6, 9)
+FAILED_ONCE = "put_aside"
+"""Property of a message that failed dispatch once."""
+# An entry is [message, exchange, routing key]; the routing key is the queue.
+_ENTRY = re.compile(rb'\[(.*), "[^"]*", ("(?:[^"\\]|\\.)*")\]', re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter:
-    """A message as it was on the wire; bytes that are no UTF-8 are written as `\\x..`."""
+    """A message as it was on the wire; bytes that are not UTF-8 are written as `\\x..`."""
 
     at: float
     queue: str
     reason: str
     message: str
     id: str = ""
-    """The first digits of a hash of the stored letter; `""` of one that is not stored."""
+    """First digits of a hash of the stored letter; `""` before it is stored."""
 
 
 class CannotReplay(ValueError):
-    """Says why a message cannot be put back."""
+    """A message cannot be replayed; the text is the reason."""
 
 
-def bury(client: Redis, tag: str, *, reason: str, held_in: tuple[str, str]) -> DeadLetter | None:
-    """Move what `tag` holds in the hash and the index `held_in` to the dead letters; return it.
+def move_unacked(client: Redis, tag: str, *, reason: str, unacked_keys: tuple[str, str]) -> DeadLetter | None:
+    """Move the message of `tag` to the dead letters; return the letter, or `None` if it was requeued meanwhile.
 
-    Returns `None` if it holds nothing any more: somebody else has put it back.
+    `unacked_keys` are the hash and the sorted set in which the message is registered.
     """
-    unacked, _ = held_in
-    entry = client.hget(unacked, tag)
+    entry = client.hget(unacked_keys[0], tag)
     if not isinstance(entry, bytes):
         return None
-    message, queue = _parts(entry)
+    message, queue = _message_and_queue(entry)
     text = message.decode("utf-8", "backslashreplace")
-    letter = DeadLetter(at=time.time(), queue=queue, reason=reason[:LONGEST_REASON], message=text)
+    letter = DeadLetter(at=time.time(), queue=queue, reason=reason[:MAX_REASON_LENGTH], message=text)
     stored = {name: value for name, value in asdict(letter).items() if name != "id"}
-    scripts.MOVE(client, [*held_in, NAME], [tag, json.dumps(stored), KEPT])
+    scripts.MOVE_UNACKED(client, [*unacked_keys, DEAD_LETTERS], [tag, json.dumps(stored), MAX_DEAD_LETTERS])
     return letter
 
 
-def _parts(entry: bytes) -> tuple[bytes, str]:
-    """Return the message of an entry and its queue; of what is no entry, all of it."""
+def _message_and_queue(entry: bytes) -> tuple[bytes, str]:
+    """Split an entry; return all of it, and no queue, if it is malformed."""
     parts = _ENTRY.fullmatch(entry)
     try:
         return (parts[1], json.loads(parts[2])) if parts else (entry, "")
@@ -71,12 +71,12 @@ def _parts(entry: bytes) -> tuple[bytes, str]:
 
 
 def count(client: Redis) -> int:
-    return int(client.llen(NAME))
+    return int(client.llen(DEAD_LETTERS))
 
 
 def latest(client: Redis, *, limit: int = 50) -> list[DeadLetter]:
     """Return the newest dead letters."""
-    return [_letter(stored) for stored in client.lrange(NAME, 0, limit - 1)]
+    return [_letter(stored) for stored in client.lrange(DEAD_LETTERS, 0, limit - 1)]
 
 
 def _letter(stored: bytes | str) -> DeadLetter:
@@ -86,26 +86,26 @@ def _letter(stored: bytes | str) -> DeadLetter:
 
 
 def replay(client: Redis, ids: Collection[str] | None = None) -> Iterator[tuple[DeadLetter, str]]:
-    """Put messages back into their queues, the oldest first: those with these ids, or all.
+    """Requeue the messages of `ids`, or all messages, oldest first.
 
-    Returns each letter with the reason why it was refused; `""`: it was put back. One that somebody else has put back
-    meanwhile is left out. Raises what redis-py raises.
+    Yields each letter with the reason why it was refused, or `""` if it was requeued. A letter that was replayed or
+    deleted meanwhile is skipped. Raises the errors of redis-py.
     """
-    for stored in reversed(client.lrange(NAME, 0, -1)):
+    for stored in reversed(client.lrange(DEAD_LETTERS, 0, -1)):
         letter = _letter(stored)
         if ids is not None and letter.id not in ids:
             continue
         try:
-            name, message = _back(letter)
+            name, message = _list_and_message(letter)
         except CannotReplay as error:
             yield letter, str(error)
         else:
-            if scripts.REPLAY(client, [NAME, name], [stored, message]):
+            if scripts.REPLAY_DEAD_LETTER(client, [DEAD_LETTERS, name], [stored, message]):
                 yield letter, ""
 
 
-def _back(letter: DeadLetter) -> tuple[str, str]:
-    """Return the list that a message goes to, and the message as it is put there."""
+def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
+    """Return the list that a message is pushed on, and the message without its failure. Raises `CannotReplay`."""
     if not letter.queue:
         raise CannotReplay("its queue is not known")
     try:
@@ -113,17 +113,16 @@ def _back(letter: DeadLetter) -> tuple[str, str]:
     except (NotAMessage, UnicodeEncodeError) as error:
         raise CannotReplay(f"no worker could read it: {error!s:.200}") from None
     priority = message["properties"].get("priority")
-    # The next step that every worker reads, also one of another application.
-    step = max(step for step in STOCK_STEPS if step <= priority) if priority in keys.PRIORITIES else 0
-    if message["properties"].pop(PUT_ASIDE, None) is None:
-        return keys.list_of(letter.queue, step), letter.message
-    return keys.list_of(letter.queue, step), dumps(message)
+    # The next step that every worker reads, including workers of other applications.
+    step = max(step for step in STOCK_PRIORITY_STEPS if step <= priority) if priority in keys.PRIORITIES else 0
+    failed_once = message["properties"].pop(FAILED_ONCE, None) is not None
+    return keys.list_of(letter.queue, step), dumps(message) if failed_once else letter.message
 
 
 def clear(client: Redis) -> int:
-    """Delete all of them; return how many there were."""
+    """Delete all dead letters; return their number."""
     with client.pipeline() as pipe:
-        pipe.llen(NAME)
-        pipe.delete(NAME)
-        found, _ = pipe.execute()
-    return int(found)
+        pipe.llen(DEAD_LETTERS)
+        pipe.delete(DEAD_LETTERS)
+        deleted, _ = pipe.execute()
+    return int(deleted)

@@ -1,16 +1,16 @@
-"""The names that the broker uses in Redis: our own, so that other Celery applications may use the same database."""
+"""Names of the broker's keys in Redis: our own, so that other Celery applications may use the same database."""
 
 from __future__ import annotations
 
 DEFAULT_QUEUE = "queue-manager"
 FOREIGN_DEFAULT_QUEUE = "celery"
-"""The default queue of every other Celery application, and of our own until release 0.1."""
+"""Default queue of every other Celery application, and of our own until release 0.1."""
 
 UNACKED = "qm:unacked"
 UNACKED_INDEX = "qm:unacked_index"
 OLD_UNACKED = "unacked"
 OLD_UNACKED_INDEX = "unacked_index"
-"""The keys of every application that does not choose its own, and our own until release 0.1."""
+"""Keys of every application that does not choose its own, and our own until release 0.1."""
 
 SCHEDULE_PREFIX = "qm:beat:"
 """RedBeat's prefix: the key of an entry is `qm:beat:<name>`, and that of the schedule `qm:beat::schedule`."""
@@ -19,7 +19,7 @@ TRANSPORT_OPTIONS = {
     "unacked_key": UNACKED,
     "unacked_index_key": UNACKED_INDEX,
     "unacked_mutex_key": "qm:unacked_mutex",
-    # Broadcasts and events: `control shutdown` of another application is not for our workers.
+    # Broadcasts and events: `control shutdown` of another application must not reach our workers.
     "fanout_prefix": "/{db}/queue-manager.",
     "keyprefix_queue": "qm:binding:%s",
     "keyprefix_binding_permanent": "qm:binding_permanent:%s",
@@ -28,12 +28,7 @@ TRANSPORT_OPTIONS = {
 
 SEPARATOR = "\x06\x16"
 PRIORITIES = range(10)
-"""Every priority that a stock producer can give a message; 0 is taken first. Its own steps are a part of these."""
-
-
-def lists(queue: str) -> list[str]:
-    """Return the lists of a queue, one for each priority."""
-    return [list_of(queue, priority) for priority in PRIORITIES]
+"""All priorities of kombu; 0 is taken first. Stock producers use some of them."""
 
 
 def list_of(queue: str, priority: int) -> str:

@@ -1,10 +1,10 @@
-"""Empties the keys that release 0.1 shared with other Celery applications, of messages for our tasks only.
+"""Migration of messages from the keys that release 0.1 shared with other Celery applications.
 
-- The queue `celery`: messages of 0.1 and of callers that name no queue go to the queue of their task.
-- The hash `unacked`: what a worker of 0.1 held and no longer renews goes back to its queue.
+- The queue `celery`: messages of release 0.1, and of callers that name no queue, move to the queue of their task.
+- The hash `unacked`: messages that a worker of release 0.1 held and no longer renews move back to their queue.
 
-Messages for other tasks stay where they are. Workers of both releases may run at the same time. One release later
-this module can go.
+Messages for tasks of other applications are not touched. Workers of both releases may run at the same time. To be
+removed after one release.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from functools import partial
 from redis import Redis
 
 from queue_manager.broker import keys
-from queue_manager.broker.scripts import Script
+from queue_manager.core.redis_client import Script
 
-PAGE = 50  # messages that one call of a script looks at
-MAX_PAGES = 20  # in one run
+MESSAGES_PER_CALL = 50  # messages that one call of a script examines
+MAX_SCRIPT_CALLS = 20  # per list and run
 OVERDUE_AFTER = 30  # seconds: the visibility timeout of release 0.1, whose workers renew every quarter of it
 
-# Move messages of certain tasks from one list to the lists of their queues, the oldest first.
+# Moves messages of certain tasks from one list to the lists of their queues, oldest first.
 #
 # KEYS     the list
-# ARGV     JSON object of queues by the names of their tasks, what follows the name of a queue for this priority, oldest
-#          messages to leave out, most to look at
-# Returns  how many it looked at, how many it moved
+# ARGV     JSON object of queue by task name, suffix of the lists of this priority, number of oldest messages to skip,
+#          maximum number of messages to examine
+# Returns  number of messages examined, number of messages moved
 #
-# Atomic because a message must be in one place while other applications take from the list.
+# Atomic, because a message must be in one place while other applications take from the list.
 MOVE_TASKS = Script("""#!lua flags=allow-oom
 local queues = cjson.decode(ARGV[1])
 local first, most = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -52,16 +52,15 @@ end
 return {#messages, moved}
 """)
 
-# Put back overdue messages that workers of release 0.1 held, to be delivered next.
+# Puts back overdue messages that workers of release 0.1 held, to be delivered next.
 #
 # KEYS     unacked, unacked_index
-# ARGV     JSON object of queues by the names of their tasks, the default queue of other applications, what stands
-#          between a queue's name and its priority, seconds after which a message is overdue, overdue ones to leave
-#          out, most to look at
-# Returns  how many it looked at, how many it put back
+# ARGV     JSON object of queue by task name, default queue of other applications, separator between queue and priority,
+#          seconds after which a message is overdue, number of overdue messages to skip, maximum number to examine
+# Returns  number of messages examined, number of messages put back
 #
 # Atomic for the same reason. A tag of release 0.1 is 32 hexadecimal digits, two numbers and a priority; those of stock
-# kombu are left alone.
+# kombu are not touched.
 RESTORE_OLD = Script("""#!lua flags=allow-oom
 local queues = cjson.decode(ARGV[1])
 local clock = redis.call('TIME')
@@ -90,40 +89,40 @@ return {#tags, restored}
 
 
 class OldKeys:
-    """Looks through the old keys, a part at a time. The next run goes on where the last one stopped."""
+    """Examines the old keys in parts: each run continues where the previous one stopped."""
 
-    def __init__(self, queues: Mapping[str, str]) -> None:
-        """Take the queues by the names of their tasks."""
-        self._queues = json.dumps(dict(queues))
+    def __init__(self, queue_by_task: Mapping[str, str]) -> None:
+        self._queue_by_task = json.dumps(dict(queue_by_task))
         self._positions: dict[str, int] = {}
 
     def empty(self, client: Redis) -> int:
-        """Move what is ours; return how many messages. Raises what redis-py raises."""
-        moved = self._in_pages(keys.OLD_UNACKED, partial(self._restore, client))
+        """Move our messages; return their number. Raises the errors of redis-py."""
+        moved = self._in_parts(keys.OLD_UNACKED, partial(self._restore, client))
         for priority in keys.PRIORITIES:
             name = keys.list_of(keys.FOREIGN_DEFAULT_QUEUE, priority)
-            moved += self._in_pages(name, partial(self._move, client, name))
+            moved += self._in_parts(name, partial(self._move, client, name))
         return moved
 
-    def _in_pages(self, name: str, look: Callable[[int], tuple[int, int]]) -> int:
+    def _in_parts(self, name: str, examine: Callable[[int], tuple[int, int]]) -> int:
+        """Call `examine` with the number of messages to skip; return how many messages were moved."""
         position, all_moved = self._positions.get(name, 0), 0
-        for _ in range(MAX_PAGES):
-            seen, moved = look(position)
+        for _ in range(MAX_SCRIPT_CALLS):
+            examined, moved = examine(position)
             all_moved += moved
-            position += seen - moved
-            if seen < PAGE:
+            position += examined - moved
+            if examined < MESSAGES_PER_CALL:
                 position = 0
                 break
         self._positions[name] = position
         return all_moved
 
-    def _move(self, client: Redis, name: str, first: int) -> tuple[int, int]:
+    def _move(self, client: Redis, name: str, skipped: int) -> tuple[int, int]:
         suffix = name.removeprefix(keys.FOREIGN_DEFAULT_QUEUE)
-        seen, moved = MOVE_TASKS(client, [name], [self._queues, suffix, first, PAGE])
-        return int(seen), int(moved)
+        examined, moved = MOVE_TASKS(client, [name], [self._queue_by_task, suffix, skipped, MESSAGES_PER_CALL])
+        return int(examined), int(moved)
 
-    def _restore(self, client: Redis, first: int) -> tuple[int, int]:
-        names = [self._queues, keys.FOREIGN_DEFAULT_QUEUE, keys.SEPARATOR]
-        held_in = [keys.OLD_UNACKED, keys.OLD_UNACKED_INDEX]
-        seen, restored = RESTORE_OLD(client, held_in, [*names, OVERDUE_AFTER, first, PAGE])
-        return int(seen), int(restored)
+    def _restore(self, client: Redis, skipped: int) -> tuple[int, int]:
+        names = [self._queue_by_task, keys.FOREIGN_DEFAULT_QUEUE, keys.SEPARATOR]
+        unacked_keys = [keys.OLD_UNACKED, keys.OLD_UNACKED_INDEX]
+        examined, moved = RESTORE_OLD(client, unacked_keys, [*names, OVERDUE_AFTER, skipped, MESSAGES_PER_CALL])
+        return int(examined), int(moved)

@@ -1,45 +1,25 @@
-"""What the batched transport does on the server, in one step each.
+"""Lua scripts of the batched transport.
 
-The form is kombu's own: a list for each queue and priority, a hash of tag → `[message, exchange, routing key]`, and a
-sorted set of tag → when it was delivered, in seconds. The names of the last two are transport options: see `keys`.
+The keys have kombu's form: a list per queue and priority, a hash of tag → `[message, exchange, routing key]`
+(`unacked`), and a sorted set of tag → time of delivery or renewal in Unix seconds (`unacked_index`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from hashlib import sha1
-from typing import Any
+from queue_manager.core.redis_client import Script
 
-from redis.exceptions import NoScriptError
-
-
-class Script:
-    """A script of the server. `sha` is its name there, once the server has seen it."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
-
-    def __call__(self, client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run it on `client`. Raises what redis-py raises."""
-        try:
-            return client.evalsha(self.sha, len(keys), *keys, *arguments)
-        except NoScriptError:
-            return client.eval(self.source, len(keys), *keys, *arguments)
-
-
-# Take messages off their lists and register them as unacknowledged.
+# Takes messages off their lists and registers them as unacknowledged.
 #
-# KEYS     unacked, unacked_index, then the lists: those of the highest priority first
-# ARGV     beginning of the new tags, most messages to take, lists of one priority; then for each list what follows a
-#          message in its entry, and its priority
-# Returns  for each message taken: number of its list, tag, message
+# KEYS     unacked, unacked_index, then the lists in descending order of priority
+# ARGV     prefix of the new tags, maximum number of messages, number of lists per priority; then per list the text that
+#          follows a message in its entry, and the priority
+# Returns  per message: number of its list, tag, message
 #
-# Atomic because a worker that dies between taking and registering would lose the messages. An error would not undo what
-# was taken, so the keys are tried first, and a key that is not a list counts as empty. Each list of one priority gives
-# its share before any gives more, so that a long one does not delay the others. A message is registered unchanged, also
-# if it is malformed. With allow-oom: a full server must still be drained.
-TAKE = Script("""#!lua flags=allow-oom
+# Atomic, because a worker that dies between taking and registering would lose the messages. An error does not undo the
+# pops before it, so the first two keys are checked first, and a key that is not a list counts as empty. Lists of one
+# priority get equal shares first and the rest afterwards, so that a long list does not delay the others. Malformed
+# messages are registered unchanged. With allow-oom, because a full server must still be drained.
+TAKE_MESSAGES = Script("""#!lua flags=allow-oom
 local most, together = tonumber(ARGV[2]), tonumber(ARGV[3])
 local clock = redis.call('TIME')
 local now = clock[1] .. '.' .. string.format('%06d', clock[2])
@@ -78,13 +58,13 @@ end
 return taken
 """)
 
-# Say that messages are still being worked on.
+# Renews the registration of messages.
 #
 # KEYS     unacked_index
 # ARGV     tags
 #
-# By the server's clock, which also says when they are overdue; a tag that has gone stays gone.
-RENEW = Script("""#!lua flags=allow-oom
+# Uses the server's clock, which also decides when they are overdue. A removed tag is not added again.
+RENEW_UNACKED = Script("""#!lua flags=allow-oom
 local clock = redis.call('TIME')
 local now = clock[1] .. '.' .. string.format('%06d', clock[2])
 local index = {}
@@ -94,15 +74,16 @@ end
 return redis.call('ZADD', KEYS[1], 'XX', unpack(index))
 """)
 
-# Put unacknowledged messages back where they were taken from, the oldest first.
+# Puts unacknowledged messages back on the lists they were taken from, oldest first.
 #
 # KEYS     unacked, unacked_index
-# ARGV     what stands between a queue's name and its priority, seconds after which a message is overdue, most to put
-#          back, RPUSH to deliver them next or LPUSH to deliver them last; then tags, instead of those that are overdue
-# Returns  how many it put back; then tags whose messages another transport registered: only it knows their queues
+# ARGV     separator between queue and priority in the name of a list, seconds after which a message is overdue, maximum
+#          number of overdue messages, RPUSH to deliver them next or LPUSH to deliver them last; then tags, instead of
+#          the overdue ones
+# Returns  number of messages put back; then tags that another transport registered and that only it can put back
 #
-# Atomic because a message must be in one place, and because two workers look for overdue ones at the same time.
-RESTORE = Script("""#!lua flags=allow-oom
+# Atomic, because a message must be in one place, and several workers restore overdue messages at the same time.
+RESTORE_UNACKED = Script("""#!lua flags=allow-oom
 local separator, most = ARGV[1], tonumber(ARGV[3])
 local tags = {}
 if #ARGV > 4 then
@@ -115,7 +96,7 @@ else
     tags = redis.call('ZRANGE', KEYS[2], overdue, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most)
 end
 
--- Set `redelivered` in an object of the message, as stock kombu does in both.
+-- Sets `redelivered` in one object of the message; stock kombu sets it in both.
 local function flagged(message, object)
     local _, opening = string.find(message, '"' .. object .. '":%s*{')
     if not opening then
@@ -154,13 +135,13 @@ end
 return {count, unpack(foreign)}
 """)
 
-# Move an unacknowledged message to another list, as its newest.
+# Moves an unacknowledged message to a list, as its newest element.
 #
 # KEYS     unacked, unacked_index, the list
-# ARGV     tag, what to keep of it, length beyond which the list loses its oldest (0: none)
+# ARGV     tag, the new element, maximum length of the list (0: unlimited)
 #
-# Atomic because the message must be in one place: what somebody else has put back meanwhile stays where it is.
-MOVE = Script("""#!lua flags=allow-oom
+# Atomic, because the message must be in one place: one that was requeued meanwhile is not moved.
+MOVE_UNACKED = Script("""#!lua flags=allow-oom
 if redis.call('HDEL', KEYS[1], ARGV[1]) == 1 then
     redis.call('LPUSH', KEYS[3], ARGV[2])
     if tonumber(ARGV[3]) > 0 then
@@ -170,14 +151,14 @@ end
 redis.call('ZREM', KEYS[2], ARGV[1])
 """)
 
-# Move a dead letter's message back to a list, as its newest.
+# Moves the message of a dead letter to a list, as its newest element.
 #
 # KEYS     the dead letters, the list
-# ARGV     the letter as it is stored, the message
-# Returns  1, or 0 if the letter is not there any more
+# ARGV     the letter as stored, the message
+# Returns  1, or 0 if the letter no longer exists
 #
-# Atomic because two people may replay the same letter.
-REPLAY = Script("""#!lua
+# Atomic, because two people may replay the same letter.
+REPLAY_DEAD_LETTER = Script("""#!lua
 if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then
     return 0
 end
@@ -185,11 +166,11 @@ redis.call('LPUSH', KEYS[2], ARGV[2])
 return 1
 """)
 
-# Add a member to sets, however full the server is: else no worker could start that would empty it.
+# Adds a member to sets. With allow-oom, because no worker could otherwise start to drain a full server.
 #
 # KEYS     sets
 # ARGV     the member
-ADD = Script("""#!lua flags=allow-oom
+ADD_TO_SETS = Script("""#!lua flags=allow-oom
 for _, key in ipairs(KEYS) do
     redis.call('SADD', key, ARGV[1])
 end

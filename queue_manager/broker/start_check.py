@@ -1,4 +1,4 @@
-"""What a broker other than the server at REDIS_URL must be like, seen through kombu."""
+"""Start-up check of any broker, through kombu."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from kombu.exceptions import OperationalError
 from kombu.transport import redis
 
 from queue_manager.core.errors import ConfigurationError, reason
-from queue_manager.core.redis_client import refuse_unsuitable
+from queue_manager.core.server_check import refuse_unsuitable
 from queue_manager.core.settings import redact_url
 
-AWAY = (OperationalError,)
+BROKER_OUTAGES = (OperationalError,)
 
 
 def require_broker(app: Celery, url: str) -> None:
-    """Refuse a broker that lets nobody in, and a Redis that `redis_client.require_broker` refuses.
+    """Check that the broker accepts our login, and that a Redis cannot lose messages.
 
     Raises:
-        ConfigurationError: it is such a broker.
-        OperationalError: it is away.
+        ConfigurationError: the broker is not usable.
+        OperationalError: the broker is away.
     """
     with app.connection_for_read() as connection:
         try:
             connection.ensure_connection(max_retries=0)
-            info = _info(connection.default_channel)
+            info = _redis_info(connection.default_channel)
         except OperationalError:
             raise
         except (*connection.connection_errors, *connection.channel_errors) as error:  # such as a refused login
@@ -35,7 +35,8 @@ def require_broker(app: Celery, url: str) -> None:
         refuse_unsuitable(url, info)
 
 
-def _info(channel: Any) -> dict[str, Any] | None:
+def _redis_info(channel: Any) -> dict[str, Any] | None:
+    """Return the INFO of a Redis; `None` of another broker."""
     if not isinstance(channel, redis.Channel):
         return None
     with channel.conn_or_acquire() as client:

@@ -1,8 +1,8 @@
-"""What a worker holds: delivered, and neither acknowledged nor given back.
+"""Messages that a worker holds: delivered, and neither acknowledged nor rejected.
 
-Acknowledgements are collected and sent together. While a message is held its registration is renewed. Tags are the
-server's: work that outlives its connection is still acknowledged when the server is back, unless the message came back
-before.
+Acks are collected and flushed together. While a message is held, its registration is renewed. Tags are those of the
+server: a task that outlives its connection is still acknowledged once the server is back, unless its message was
+redelivered before.
 """
 
 from __future__ import annotations
@@ -12,162 +12,171 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from kombu.transport.virtual import QoS as Remembering
+from kombu.transport import redis as stock
+from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from queue_manager.broker import connection_guard, dead_letters, scripts
-from queue_manager.broker.connection_guard import refusal_is_a_connection_error
+from queue_manager.broker import dead_letters, scripts
+from queue_manager.broker.errors import refusals_as_connection_errors
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import REDIS_OUTAGES
 
-AT_ONCE = 500  # tags in one command
-LOST = (RedisConnectionError, RedisTimeoutError)  # kombu counts any KeyError and OSError as a lost connection, too
+TAGS_PER_COMMAND = 500
 REJECTED = "It was rejected"
 
 log = get_logger("QM/transport")
 
 
-class QoS(connection_guard.QoS):
-    """What a channel has delivered and not yet seen acknowledged."""
+class UnackedMessages(stock.QoS):
+    """The unacknowledged messages of a channel; kombu's QoS."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._done: deque[str] = deque()  # threads may add to it
+        self._pending_acks: deque[str] = deque()  # threads may append
 
     @property
-    def room(self) -> int | None:
-        """How many more messages may be delivered; `None`: any number."""
-        if "can_consume" in vars(self):  # Celery's `worker_disable_prefetch`, which says yes or no
+    def free_slots(self) -> int | None:
+        """The number of messages that may still be delivered; `None` means unlimited."""
+        if "can_consume" in vars(self):  # replaced by Celery's `worker_disable_prefetch`, which returns a bool
             return 1
-        room: int | None = self.can_consume_max_estimate()
-        return room
+        free_slots: int | None = self.can_consume_max_estimate()
+        return free_slots
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        if self.channel.has_taken(delivery_tag):  # then it is registered
-            Remembering.append(self, message, delivery_tag)
-        else:
-            super().append(message, delivery_tag)
+        """Add a delivered message, and register it unless a batch did.
 
-    # Answers
+        Raises:
+            BrokerRefuses: the server's memory is full, and the broker has lost the message; the next scan finds its
+                item. The worker reconnects instead of exiting.
+        """
+        if self.channel.has_taken(delivery_tag):
+            virtual.QoS.append(self, message, delivery_tag)
+        else:
+            with refusals_as_connection_errors():
+                super().append(message, delivery_tag)
+
+    # Acks
 
     def ack(self, delivery_tag: str) -> None:
-        Remembering.ack(self, delivery_tag)
-        self.done(delivery_tag)
+        virtual.QoS.ack(self, delivery_tag)
+        self.ack_later(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Put a message back, to be delivered last; or move it to the dead letters, with `why` of the message."""
+        """Requeue a message, to be delivered last; or dead-letter it with its `reject_reason`."""
         if requeue:
-            # No longer renewed: should the next step fail, it comes back when its visibility timeout ends.
+            # No longer renewed: if the next step fails, the visibility timeout requeues it.
             self.forget(delivery_tag)
             self._restore(delivery_tag, push="LPUSH")
         else:
-            why = getattr(self._delivered.get(delivery_tag), "why", REJECTED)
-            self.bury(delivery_tag, why)
-            Remembering.ack(self, delivery_tag)
+            reject_reason = getattr(self._delivered.get(delivery_tag), "reject_reason", REJECTED)
+            self.dead_letter(delivery_tag, reject_reason)
+            virtual.QoS.ack(self, delivery_tag)
 
-    def is_answered(self, tag: str) -> bool:
+    def is_settled(self, tag: str) -> bool:
+        """Return True if the message was acknowledged or rejected."""
         return tag in self._dirty
 
-    def done(self, tag: str) -> None:
-        """Acknowledge what is not, or no longer, remembered here."""
-        self._done.append(tag)
-        if len(self._done) >= AT_ONCE or not self.channel.has_event_loop:
-            self.send_acks()
+    def ack_later(self, tag: str) -> None:
+        """Acknowledge a message with the next flush, even if it is not held here."""
+        self._pending_acks.append(tag)
+        if len(self._pending_acks) >= TAGS_PER_COMMAND or not self.channel.has_event_loop:
+            self.flush_acks()
 
-    def send_acks(self) -> None:
-        """Tell the server what is done. What an error keeps from it is told again; or else it is delivered again."""
-        while tags := self._some_done():
+    def flush_acks(self) -> None:
+        """Flush pending acks. A failed ack is retried; if it is lost, the message is redelivered."""
+        while tags := self._next_acks():
             try:
-                with refusal_is_a_connection_error(), self.pipe_or_acquire() as pipe:
+                with refusals_as_connection_errors(), self.pipe_or_acquire() as pipe:
                     pipe.zrem(self.unacked_index_key, *tags).hdel(self.unacked_key, *tags).execute()
             except BaseException:
-                self._done.extend(tags)
+                self._pending_acks.extend(tags)
                 raise
 
-    def _some_done(self) -> list[str]:
+    def _next_acks(self) -> list[str]:
         tags: list[str] = []
         with suppress(IndexError):
-            while len(tags) < AT_ONCE:
-                tags.append(self._done.popleft())
+            while len(tags) < TAGS_PER_COMMAND:
+                tags.append(self._pending_acks.popleft())
         return tags
 
-    # Keeping
+    # Renewal
 
     def renew(self) -> None:
-        """Say that what was delivered is still worked on, or waits for its time."""
-        tags = self._held()
-        with refusal_is_a_connection_error(), self.channel.conn_or_acquire() as client:
-            for first in range(0, len(tags), AT_ONCE):
-                scripts.RENEW(client, [self.unacked_index_key], tags[first : first + AT_ONCE])
+        """Renew the registration of all messages that are in work or wait for their countdown."""
+        tags = self._held_tags()
+        with refusals_as_connection_errors(), self.channel.conn_or_acquire() as client:
+            for start in range(0, len(tags), TAGS_PER_COMMAND):
+                scripts.RENEW_UNACKED(client, [self.unacked_index_key], tags[start : start + TAGS_PER_COMMAND])
 
-    def _held(self) -> list[str]:
+    def _held_tags(self) -> list[str]:
         return [tag for tag in list(self._delivered) if tag not in self._dirty]
 
     def forget(self, tag: str) -> None:
-        """Hold it no longer: it is somewhere else."""
+        """Stop holding a message that was moved."""
         self._delivered.pop(tag, None)
         self._dirty.discard(tag)
 
-    # Giving back
+    # Requeue
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Send what is done, then put everything else back. Both are left to the timeout if the connection is gone."""
-        with suppress(*LOST):
-            self.send_acks()
+        """Flush acks, then requeue all other messages. Without a connection, the visibility timeout requeues them."""
+        with suppress(*REDIS_OUTAGES):
+            self.flush_acks()
         super().restore_unacked_once(stderr)
 
     def restore_unacked(self, client: Any = None) -> None:
-        """Put everything back where it was taken, or leave it to the timeout if the connection is gone."""
-        with suppress(*LOST):
-            self.give_back(self._held())
+        """Requeue all messages, to be delivered first. Without a connection, the visibility timeout requeues them."""
+        with suppress(*REDIS_OUTAGES):
+            self.requeue_first(self._held_tags())
         self._delivered.clear()
 
-    def give_back(self, tags: Sequence[str]) -> None:
+    def requeue_first(self, tags: Sequence[str]) -> None:
         """Put messages back where they were taken, to be delivered next, in the order of `tags`."""
-        for end in range(len(tags), 0, -AT_ONCE):
-            self._restore(*tags[max(0, end - AT_ONCE) : end])
+        for end in range(len(tags), 0, -TAGS_PER_COMMAND):
+            self._restore(*tags[max(0, end - TAGS_PER_COMMAND) : end])
         for tag in tags:
             self.forget(tag)
 
+    def requeue_last(self, tag: str, name: str, message: str) -> None:
+        """Put a changed message on the list `name`, to be delivered last."""
+        with refusals_as_connection_errors(), self.channel.conn_or_acquire() as client:
+            scripts.MOVE_UNACKED(client, [self.unacked_key, self.unacked_index_key, name], [tag, message, 0])
+        self.forget(tag)
+
     def restore_visible(self, *_: Any, **__: Any) -> None:
-        """Put back what nobody has renewed for `visibility_timeout`."""
-        while self._restore() == AT_ONCE:
+        """Requeue messages of all workers that were not renewed for `visibility_timeout`."""
+        while self._restore() == TAGS_PER_COMMAND:
             pass
 
     def _restore(self, *tags: str, push: str = "RPUSH") -> int:
-        """Put back what these tags hold; without any, what is overdue. Returns how many, of our own transport's."""
-        arguments = [self.channel.sep, self.visibility_timeout, AT_ONCE, push, *tags]
-        with refusal_is_a_connection_error(), self.channel.conn_or_acquire() as client:
-            count, *foreign = scripts.RESTORE(client, [self.unacked_key, self.unacked_index_key], arguments)
+        """Requeue the messages of `tags`, or the overdue ones if there are none. Returns how many the script moved."""
+        arguments = [self.channel.sep, self.visibility_timeout, TAGS_PER_COMMAND, push, *tags]
+        with refusals_as_connection_errors(), self.channel.conn_or_acquire() as client:
+            keys = [self.unacked_key, self.unacked_index_key]
+            count, *foreign = scripts.RESTORE_UNACKED(client, keys, arguments)
             for tag in foreign:
                 self._restore_foreign(bytes_to_str(tag), client)
         return int(count)
 
     def _restore_foreign(self, tag: str, client: Any) -> None:
+        """Requeue a message that the stock transport registered."""
         try:
             self.restore_by_tag(tag, client)
-        except LOST:
+        except REDIS_OUTAGES:
             raise
-        except ResponseError as error:  # a full server adds nothing: later, then
-            log.warning("A message of another transport cannot be put back yet", tag=tag, error=str(error))
-        except Exception as error:  # else no worker could start for it
-            self.bury(tag, f"It cannot be put back: {type(error).__name__}: {reason(error)}")
+        except ResponseError as error:  # a full server adds nothing; retried later
+            log.warning("A message of another transport cannot be requeued yet", tag=tag, error=str(error))
+        except Exception as error:  # would otherwise keep every worker from starting
+            self.dead_letter(tag, f"It cannot be requeued: {type(error).__name__}: {reason(error)}")
 
-    # Moving
+    # Dead letters
 
-    def bury(self, tag: str, why: str) -> None:
-        """Move a message to the dead letters, with the reason."""
-        with refusal_is_a_connection_error(), self.channel.conn_or_acquire() as client:
-            held_in = (self.unacked_key, self.unacked_index_key)
-            letter = dead_letters.bury(client, tag, reason=why, held_in=held_in)
+    def dead_letter(self, tag: str, cause: str) -> None:
+        """Move a message to the dead letters, with the cause as the reason."""
+        with refusals_as_connection_errors(), self.channel.conn_or_acquire() as client:
+            keys = (self.unacked_key, self.unacked_index_key)
+            letter = dead_letters.move_unacked(client, tag, reason=cause, unacked_keys=keys)
         if letter:
-            log.error("A message went to the dead letters", reason=letter.reason, queue=letter.queue)
-
-    def put_last(self, tag: str, name: str, message: str) -> None:
-        """Put a message on the list `name`, as it is now, to be delivered last."""
-        with refusal_is_a_connection_error(), self.channel.conn_or_acquire() as client:
-            scripts.MOVE(client, [self.unacked_key, self.unacked_index_key, name], [tag, message, 0])
-        self.forget(tag)
+            log.error("A message was dead-lettered", reason=letter.reason, queue=letter.queue)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.packages import require_own_packages
+from queue_manager.core.imports import require_own_packages
 
 
 def main() -> None:

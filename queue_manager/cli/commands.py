@@ -21,9 +21,9 @@ from queue_manager.cli.jobs import jobs
 from queue_manager.cli.messages import queue
 from queue_manager.cli.systems import systems_cli
 from queue_manager.core import log as logging
-from queue_manager.core.connect import until_reachable
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.redis_client import connect
+from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.health import Health, health
 from queue_manager.telemetry import worker_heartbeats

@@ -40,7 +40,8 @@ dead_letters_cli = typer.Typer(
 def list_dead_letters(
     context: typer.Context,
     limit: Annotated[
-        int, typer.Option(min=1, max=dead_letters.KEPT, help="Maximum number of dead letters, newest first.")
+        int,
+        typer.Option(min=1, max=dead_letters.MAX_DEAD_LETTERS, help="Maximum number of dead letters, newest first."),
     ] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with full messages.")] = False,
 ) -> None:
@@ -115,7 +116,7 @@ def _at(letter: DeadLetter) -> str:
 
 @contextmanager
 def _redis() -> Iterator[redis.Redis]:
-    """Connect to the broker's Redis; one line and exit code 1 if it does not answer, or the broker is no Redis."""
+    """Connect to the broker's Redis; exit with code 1 if it does not answer, or if the broker is not a Redis."""
     url = settings().broker_redis_url
     if url is None:
         fail(f"the broker at {redact_url(settings().broker)} keeps no dead letters", code=1)

@@ -29,5 +29,6 @@ def report_errors(*invalid: type[AppError]) -> Iterator[None]:
 
 
 def fail(message: str, *, code: int) -> NoReturn:
-    typer.echo(f"queue-manager: {printable(message)}", err=True)
+    """Print an error, with control characters escaped, and exit. Invalid settings are a line each."""
+    typer.echo("queue-manager: " + "\n".join(map(printable, message.split("\n"))), err=True)
     sys.exit(code)

@@ -25,8 +25,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 MIN_KEY_LENGTH, MAX_KEY_LENGTH = 32, 512  # characters
 MIN_DISTINCT_CHARACTERS = 6  # a random key, even of digits only, has more
-MEMBERS = {"name", "key", "role", "expires"}
-FORM = 'a JSON list of {"name", "key", "role": "viewer" or "operator", "expires"?}'
+API_KEY_MEMBERS = {"name", "key", "role", "expires"}
+API_KEYS_FORM = 'a JSON list of {"name", "key", "role": "viewer" or "operator", "expires"?}'
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _KEY = re.compile(rf"[\x21-\x7e]{{{MIN_KEY_LENGTH},{MAX_KEY_LENGTH}}}")
 
@@ -56,27 +56,27 @@ def _elements(value: Any) -> list[Any]:
     try:
         elements = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):  # its text would quote the value
-        raise ValueError(f"{FORM}; not valid JSON") from None
+        raise _invalid("not valid JSON") from None
     if not isinstance(elements, list):
-        raise ValueError(FORM)  # noqa: TRY004  # pydantic converts only ValueError
+        raise ValueError(API_KEYS_FORM)  # noqa: TRY004  # pydantic converts only ValueError
     return elements
 
 
 def _key(index: int, value: Any) -> ApiKey:
     if not isinstance(value, dict):
-        raise ValueError(f"{FORM}; [{index}] must be an object")  # noqa: TRY004
-    if not value.keys() <= MEMBERS:
-        raise ValueError(f"{FORM}; [{index}] has an unknown member")
+        raise _invalid(f"[{index}] must be an object")
+    if not value.keys() <= API_KEY_MEMBERS:
+        raise _invalid(f"[{index}] has an unknown member")
     name, key, role = (value.get(member) for member in ("name", "key", "role"))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"{FORM}; [{index}].name: 1 to 64 letters, digits, _ . @ or -")
+        raise _invalid(f"[{index}].name: 1 to 64 letters, digits, _ . @ or -")
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         accepted = f"{MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} visible ASCII characters"
-        raise ValueError(f"{FORM}; [{index}].key: {accepted}")
+        raise _invalid(f"[{index}].key: {accepted}")
     if len(set(key)) < MIN_DISTINCT_CHARACTERS:
-        raise ValueError(f"{FORM}; [{index}].key: random, with at least {MIN_DISTINCT_CHARACTERS} different characters")
+        raise _invalid(f"[{index}].key: random, with at least {MIN_DISTINCT_CHARACTERS} different characters")
     if role not in ROLES:
-        raise ValueError(f"{FORM}; [{index}].role: {' or '.join(ROLES)}")
+        raise _invalid(f"[{index}].role: {' or '.join(ROLES)}")
     return ApiKey(name=name, key=SecretStr(key), role=role, expires_at=_expiry(index, value.get("expires")))
 
 
@@ -85,10 +85,14 @@ def _expiry(index: int, value: Any) -> datetime | None:
         return parse_utc(value, field="expires")
     except PermanentError:
         accepted = "an ISO 8601 time with a time zone, such as 2027-01-31T00:00:00Z"
-        raise ValueError(f"{FORM}; [{index}].expires: {accepted}") from None
+        raise _invalid(f"[{index}].expires: {accepted}") from None
 
 
 def _refuse_repeated(values: Sequence[str], member: str) -> None:
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise ValueError(f"{FORM}; [{index}].{member}: must be unique")
+            raise _invalid(f"[{index}].{member}: must be unique")
+
+
+def _invalid(problem: str) -> ValueError:
+    return ValueError(f"{API_KEYS_FORM}; {problem}")

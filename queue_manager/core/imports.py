@@ -1,13 +1,19 @@
-"""Import of modules that a setting names."""
+"""Imports with clear errors: of modules that a setting names, and of our own packages if another one hides them."""
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 from queue_manager.core.errors import ConfigurationError
+
+OWN_PACKAGES = ("beat_schedule", "models", "services", "tasks")
+INSTALLED_IN = Path(__file__).parents[2]
 
 
 def import_named(module: str, *, setting: str) -> ModuleType:
@@ -24,3 +30,16 @@ def import_named(module: str, *, setting: str) -> ModuleType:
         raise ConfigurationError(
             f"{setting}: {module!r} cannot be imported ({type(error).__name__}: {error})"
         ) from error
+
+
+@cache
+def require_own_packages() -> None:
+    """Raise ConfigurationError if Python would import another package instead of one of ours; names both places."""
+    for name in OWN_PACKAGES:
+        spec = find_spec(name)
+        found = Path(spec.origin) if spec and spec.origin else None
+        if found is None or INSTALLED_IN not in found.parents:
+            raise ConfigurationError(
+                f"Python imports {name!r} from {found or 'nowhere'} instead of {INSTALLED_IN}: rename that package, or "
+                f"start the process where it is not on the path ({', '.join(filter(None, sys.path[:3]))}, …)"
+            )

@@ -1,25 +1,25 @@
-"""Redis clients, and the checks that a server cannot lose messages."""
+"""Redis clients and scripts; and `PerProcess`, which gives each process a client of its own, of any server."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from hashlib import sha1
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ClusterDownError, MasterDownError, ReadOnlyError
+from redis.exceptions import AskError, ClusterDownError, MasterDownError, NoScriptError, ReadOnlyError
 from redis.retry import Retry
 
-from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.settings import redact_url
+Client = TypeVar("Client")
 
-Error = redis.RedisError
+RedisError = redis.RedisError
 """Base of every error of redis-py."""
-OUTAGES = (redis.ConnectionError, redis.TimeoutError)
+REDIS_OUTAGES = (redis.ConnectionError, redis.TimeoutError)
 """Errors of redis-py while the server is away."""
-
-MIN_VERSION = (7, 0)  # the first version with script flags such as allow-oom
 
 CLIENT_OPTIONS = {
     "socket_timeout": 5,
@@ -79,63 +79,41 @@ def connect(url: str) -> redis.Redis:
     return make_client(url, decode_responses=True)
 
 
-def require_broker(url: str) -> None:
-    """Refuse what `require_server` refuses, and a node of a Redis Cluster: broker and leases use keys of many slots.
+class PerProcess(Generic[Client]):
+    """Creates one client per process, on first use, and never shares it with a forked child. Thread-safe."""
 
-    Raises like `require_server`.
-    """
-    info = require_server(url)
-    if info.get("cluster_enabled"):
-        raise ConfigurationError(
-            f"Redis at {redact_url(url)} is a node of a Redis Cluster, on which neither a broker nor leases can run: "
-            "REDIS_URL and BROKER_URL must name a Redis or Valkey without cluster mode"
-        )
+    def __init__(self, make: Callable[[], Client]) -> None:
+        self._make = make
+        self._made: list[Client] = []
+        self._lock = Lock()
+        # A child forked while another thread holds the lock would wait for it forever.
+        os.register_at_fork(after_in_child=self._forget)
 
+    def __call__(self) -> Client:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
 
-def require_server(url: str) -> Mapping[str, Any]:
-    """Check that the server is usable and return its INFO.
+    def take(self) -> Client | None:
+        """Return the client, if there is one, and remove it; the next use creates another."""
+        with self._lock:
+            return self._made.pop() if self._made else None
 
-    A server that evicts keys would drop messages when its memory is full. A server that is too old cannot run scripts
-    then, so that its queues could not be drained. Valkey reports the version of Redis that it is compatible with.
-
-    Raises:
-        ConfigurationError: the server evicts keys, is too old, or refuses the credentials.
-        redis.ConnectionError, redis.TimeoutError: the server is away.
-    """
-    info = _info(url)
-    refuse_unsuitable(url, info)
-    return info
+    def _forget(self) -> None:
+        self._made, self._lock = [], Lock()
 
 
-def refuse_unsuitable(url: str, info: Mapping[str, Any]) -> None:
-    """Refuse a server that evicts keys or is too old, by its INFO. Raises ConfigurationError."""
-    _refuse_eviction(url, info)
-    version = str(info.get("redis_version", "0"))
-    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
-        raise ConfigurationError(
-            f"Redis at {redact_url(url)} is version {version}, which cannot be drained when its memory is full: it "
-            "must be Redis 7.0 or Valkey 7.2, or newer"
-        )
+class Script:
+    """A Lua script. The server knows it by `sha` once it has run it."""
 
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
 
-def _info(url: str) -> dict[str, Any]:
-    try:
-        with connect(url) as client:
-            info: dict[str, Any] = client.info()
-    except redis.AuthenticationError as error:  # subclasses ConnectionError but is not transient
-        raise ConfigurationError(f"Redis at {redact_url(url)} refuses our credentials ({error})") from error
-    except redis.exceptions.NoPermissionError as error:
-        raise ConfigurationError(
-            f"Redis at {redact_url(url)} does not let this user run INFO, which shows whether the server can be used: "
-            "grant +info"
-        ) from error
-    return info
-
-
-def _refuse_eviction(url: str, info: Mapping[str, Any]) -> None:
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        raise ConfigurationError(
-            f"Redis at {redact_url(url)} has maxmemory-policy {policy!r} and would drop messages when its memory is "
-            "full: it must be 'noeviction' (CONFIG SET maxmemory-policy noeviction, and in its configuration)"
-        )
+    def __call__(self, client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run the script. Raises the errors of redis-py."""
+        try:
+            return client.evalsha(self.sha, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return client.eval(self.source, len(keys), *keys, *arguments)

@@ -28,9 +28,7 @@ class RetryPolicy:
 
     def wait_before(self, attempt: int) -> timedelta:
         """Return the wait before `attempt` (2 → base, 3 → 2·base, 4 → 4·base …)."""
-        return self.spread(doubling(self.base, attempt - 2, cap=self.cap))
-
-    def spread(self, wait: timedelta) -> timedelta:
+        wait = doubling(self.base, attempt - 2, cap=self.cap)
         return wait * random.uniform(0.5, 1.0) if self.jitter else wait
 
 

@@ -7,48 +7,40 @@ must be. Reading the settings opens no connection.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qsl, urlsplit
 
 from dotenv import dotenv_values
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-)
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from pymongo.errors import PyMongoError
-from pymongo.uri_parser import parse_uri as parse_mongo_uri
+from pydantic import AliasChoices, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from queue_manager.core import api_keys
-from queue_manager.core.api_keys import ApiKey
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.setting_types import (
+    REDIS_SCHEMES,
+    STOCK_SCHEMES,
+    TEXT_RULE,
+    ApiKeys,
+    BrokerUrl,
+    CollectionName,
+    Days,
+    FilePath,
+    ModuleNames,
+    MongoUrl,
+    QueueKeyPrefix,
+    RedisUrl,
+    Secret,
+    Text,
+    TextList,
+    TrueOrFalse,
+)
 
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # not a port: probably a password without its @
-_COLLECTION = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,118}[A-Za-z0-9_-])?")
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}|\{[A-Za-z0-9_.-]{1,64}\}")
-_TEXT = "text in UTF-8 without control characters"
 _MAX_SHOWN_LENGTH = 100  # characters of a wrong value in its error
 _PUBLIC_OPTIONS = {
     *("replicaSet", "authSource", "directConnection", "tls", "ssl", "retryWrites"),
     *("w", "journal", "readPreference", "readConcernLevel"),
-}
-# Options of MONGO_DB_URL in lower case, with the values under which acknowledged writes are durable and readable.
-_STRONG_OPTIONS = {
-    "w": ("majority",),
-    "journal": ("true",),
-    "j": ("true",),
-    "readpreference": ("primary",),
-    "readconcernlevel": ("majority", "linearizable"),
 }
 
 
@@ -65,194 +57,43 @@ def redact_url(url: str) -> str:
     return f"{scheme}://{'***' if credentials else ''}{at}{address}{has_options}{shown if has_options else ''}"
 
 
-def _flag(value: Any) -> bool:
-    """Return the flag. An unclear value is an error: it must not switch anything off in silence."""
-    if isinstance(value, bool):
-        return value
-    word = str(value).strip().lower()
-    if word not in ("true", "false"):
-        raise ValueError("true or false")
-    return word == "true"
-
-
-def _names(value: Any) -> list[str]:
-    """Parse a list of texts from JSON or from a comma-separated text."""
-    accepted = 'texts separated by commas, such as a,b, or a JSON list of texts, such as ["a", "b"]'
-    names = value
-    if isinstance(value, str):
-        try:
-            names = json.loads(value) if value.lstrip().startswith(("[", "{", '"')) else value.split(",")
-        except (ValueError, RecursionError):
-            raise ValueError(accepted) from None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(accepted)
-    names = [name.strip() for name in names]
-    if not all(name and name.isprintable() for name in names):
-        raise ValueError(f"{accepted}; none may be empty or have control characters")
-    return names
-
-
-def _modules(names: list[str]) -> list[str]:
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError("names of Python modules, separated by commas or as a JSON list, such as billing.jobs")
-    return names
-
-
-def _text(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError(_TEXT)
-    return value
-
-
-def _collection_name(name: str) -> str:
-    if not _COLLECTION.fullmatch(name) or name.startswith("system."):
-        raise ValueError("a name of a MongoDB collection: 1 to 120 letters, digits, _ - or dots between them")
-    return name
-
-
-def _queue_name(name: str) -> str:
-    if not _QUEUE_NAME.fullmatch(name):
-        raise ValueError("1 to 64 letters, digits, _ . or -, for Redis Cluster in {braces}")
-    return name
-
-
-def _file(path: Path) -> Path:
-    if str(path).lstrip().startswith(("[", "{")):
-        raise ValueError("the path of a file; the keys themselves belong in QM_API_KEYS")
-    return path
-
-
-def _mongo_url(url: str) -> str:
-    accepted = "a mongodb:// URL whose path names the database, such as mongodb://db:27017/product"
-    try:
-        # Parsed by the driver; a mongodb+srv:// URL needs a DNS lookup, so only its form is checked.
-        database = (
-            urlsplit(url).path.strip("/") if url.startswith("mongodb+srv://") else parse_mongo_uri(url)["database"]
-        )
-    except (PyMongoError, ValueError):
-        raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like") from None
-    if not database:
-        raise ValueError(accepted)
-    _refuse_weak_options(url)
-    return url
-
-
-def _refuse_weak_options(url: str) -> None:
-    """Refuse options under which a fail-over loses acknowledged writes, or reads are stale."""
-    # Names of options are case-insensitive, and MongoDB's drivers also separate them by semicolons.
-    options = parse_qsl(url.partition("?")[2].replace(";", "&"))
-    for name, value in options:
-        strong = _STRONG_OPTIONS.get(name.lower())
-        if strong is not None and value.lower() not in strong:
-            raise ValueError(f"{name}={strong[0]}, or the URL without {name}: another value weakens the guarantees")
-
-
-def _redis_url(url: str) -> str:
-    accepted = "a redis:// or rediss:// URL whose path is a database number, such as redis://cache:6379/0"
-    try:
-        parts = urlsplit(url)
-        is_readable = parts.port != 0 and parts.scheme in ("redis", "rediss") and not parts.fragment
-    except ValueError:
-        is_readable = False
-    if not is_readable or not re.fullmatch(r"/?\d*", parts.path):
-        raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like")
-    if parts.query:
-        raise ValueError(f"{accepted}, without options")
-    return url
-
-
-def _broker_url(url: str) -> str:
-    kinds = "a redis://, rediss://, sentinel://, amqp:// or amqps:// URL"
-    scheme = url.partition("://")[0]
-    if scheme in REDIS_SCHEMES:
-        return _redis_url(url)
-    nodes = url.split(";") if scheme == "sentinel" else [url]
-    try:
-        parts = [urlsplit(node) for node in nodes]
-        is_readable = all(one.hostname and one.port != 0 and one.scheme == scheme for one in parts)
-    except ValueError:
-        is_readable = False
-    if scheme not in STOCK_SCHEMES or not is_readable or any(one.query or one.fragment for one in parts):
-        raise ValueError(f"{kinds} without options; special characters of a password are written as %40 and the like")
-    if scheme == "sentinel":
-        databases = {(one.username, one.password, one.path) for one in parts}
-        if len(databases) > 1 or not re.fullmatch(r"/?\d*", parts[0].path):
-            raise ValueError("sentinel:// URLs separated by semicolons, with the same credentials and database number")
-    return url
-
-
-def _transport_for_broker_url(transport: str, info: ValidationInfo) -> str:
-    url = info.data.get("broker_url") or ""
-    if transport == "batched" and url.startswith(STOCK_SCHEMES):
-        raise ValueError(
-            f"stock, or unset, with BROKER_URL={redact_url(url)}: batches are for redis:// and rediss:// only"
-        )
-    return transport
-
-
-def _long_secret(secret: SecretStr) -> SecretStr:
-    if len(secret.get_secret_value()) < MIN_SECRET_LENGTH:
-        raise ValueError(f"a secret of at least {MIN_SECRET_LENGTH} characters")
-    return secret
-
-
-REDIS_SCHEMES = ("redis", "rediss")
-STOCK_SCHEMES = ("sentinel", "amqp", "amqps")
-"""Schemes of brokers that only kombu's own transports serve."""
-MIN_SECRET_LENGTH = 32  # characters, the strength of an HS256 signature
-Secret = Annotated[SecretStr, AfterValidator(_long_secret)]
-Keys = Annotated[list[ApiKey], NoDecode, BeforeValidator(api_keys.parse)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
-Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]
-Modules = Annotated[list[str], NoDecode, AfterValidator(_modules), BeforeValidator(_names)]
-Text = Annotated[str, AfterValidator(_text)]
-CollectionName = Annotated[str, AfterValidator(_collection_name)]
-Days = Annotated[float, Field(ge=0, le=36_500)]
-
-
 class Settings(BaseSettings):
     """The settings, by the lower-case names of their environment variables."""
 
     model_config = SettingsConfigDict(env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True)
 
-    mongo_db_url: Annotated[str, AfterValidator(_text), AfterValidator(_mongo_url)] = (
-        "mongodb://127.0.0.1:27017/queue_manager"
-    )
+    mongo_db_url: MongoUrl = "mongodb://127.0.0.1:27017/queue_manager"
     """URL of MongoDB; the path names the database."""
-    redis_url: Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)] = "redis://127.0.0.1:6379/0"
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
     """Leases, the beat's schedule and lock, statistics, the channel of Socket.IO; without `broker_url` the broker."""
-    broker_url: Annotated[str, AfterValidator(_text), AfterValidator(_broker_url)] | None = None
+    broker_url: BrokerUrl | None = None
     """Celery's broker: redis://, rediss://, sentinel://, amqp:// or amqps://; unset: `redis_url`."""
-    # The default suits every broker; only who asks for batches where there are none is refused.
-    qm_broker: Annotated[
-        Literal["batched", "stock"], AfterValidator(_transport_for_broker_url), Field(validate_default=False)
-    ] = "batched"
+    qm_broker: Annotated[Literal["batched", "stock"], Field(validate_default=False)] = "batched"
     """The transport for redis:// and rediss://: our own, in batches, or kombu's. Other brokers have kombu's."""
     qm_sentinel_master: Text = "mymaster"
-    """The name of the group of Redis servers that a sentinel:// broker is asked for."""
-    qm_batching: Flag = True
+    """Name of the primary that a sentinel:// broker resolves."""
+    qm_batching: TrueOrFalse = True
     """Whether items are executed and published in batches; off: one by one, as Celery does it."""
     app_env: Text = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
 
-    qm_conversations: Flag = False
+    qm_conversations: TrueOrFalse = False
     """Switches support snooze on."""
-    qm_projects: Flag = False
+    qm_projects: TrueOrFalse = False
     """Switches review requests on."""
-    qm_sites_fix_stale_thumbnails: Flag = False
+    qm_sites_fix_stale_thumbnails: TrueOrFalse = False
     """Switches the reset of stale thumbnails on."""
-    qm_message_queue: Flag = False
+    qm_message_queue: TrueOrFalse = False
     """Switches the message queue on: its API, and the requeue of overdue messages."""
-    qm_jobs: Flag = False
+    qm_jobs: TrueOrFalse = False
     """Switches the job queues on."""
-    qm_systems: Modules = []
+    qm_systems: ModuleNames = []
     """Modules that declare additional systems; their systems are switched on."""
-    qm_dry_run: Names = []
+    qm_dry_run: TextList = []
     """Names of systems whose scans count what is due and dispatch nothing."""
 
     qm_snooze_scan_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 10
     """Seconds between two scans for ended snoozes."""
-    qm_snooze_flag: Flag = True
+    qm_snooze_flag: TrueOrFalse = True
     """Whether `snooze_queue_in_progress` is set while a room is dispatched, for other programs that read it."""
     qm_lease_seconds: Annotated[float, Field(ge=2, le=3600)] = 60
     """Seconds that a lease lasts before a scan may take the item again."""
@@ -269,7 +110,7 @@ class Settings(BaseSettings):
     qm_shutdown_seconds: Annotated[float, Field(ge=0, le=86_400)] = 20
     """Seconds that tasks have to finish after SIGTERM before they are requeued; 0 means unlimited."""
 
-    managed_subscriptions: Names = []
+    managed_subscriptions: TextList = []
     """Product types whose agencies get review requests; sites and listings never do."""
     subscriptions_collection: CollectionName = "store-subscription"
     pulses_collection: CollectionName = "projects.pulse"
@@ -284,9 +125,9 @@ class Settings(BaseSettings):
     thumbnail_build_task: Text | None = None
     """Celery task of another application that is called for each site that was reset."""
 
-    qm_queue_redis_url: Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)] | None = None
+    qm_queue_redis_url: RedisUrl | None = None
     """URL of the message queue's server; default: `redis_url`."""
-    queue_name: Annotated[str, AfterValidator(_queue_name)] = "queue"
+    queue_name: QueueKeyPrefix = "queue"
     """Prefix of all keys of the message queue; `{in braces}` for Redis Cluster."""
     max_priority_levels: Annotated[int, Field(ge=1, le=100)] = 10
     """Number of message priorities; 0 is the lowest."""
@@ -298,14 +139,14 @@ class Settings(BaseSettings):
     """Overdue messages that one script call requeues."""
     overdue_check_interval_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 5_000
     """Milliseconds between two periodic sweeps; additional sweeps run at earlier deadlines."""
-    queue_require_lock_token: Flag = True
+    queue_require_lock_token: TrueOrFalse = True
     """Whether ack, nack and touch require the lock token; switch it off for clients of an older service."""
     queue_max_payload_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
     """Maximum bytes of a message's payload as JSON."""
 
-    jobs_imports: Modules = []
+    jobs_imports: ModuleNames = []
     """Modules that register jobs, imported by workers."""
-    jobs_production_only: Flag = False
+    jobs_production_only: TrueOrFalse = False
     """Runs jobs only if `app_env` is set to `production`."""
     jobs_timer_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 5_000
     """Milliseconds between two dispatches of due jobs."""
@@ -318,15 +159,26 @@ class Settings(BaseSettings):
     """Redis channel on which python-socketio's servers listen."""
     socketio_token_secret: Secret | None = None
     """Signs the tokens of Socket.IO clients (HS256)."""
-    qm_api_keys: Keys = []
+    qm_api_keys: ApiKeys = []
     """API keys of the web process; without keys it accepts only local requests."""
-    qm_api_keys_file: Annotated[Path, AfterValidator(_file)] | None = None
+    qm_api_keys_file: FilePath | None = None
     """File with the API keys, read again when it changes."""
-    qm_hooks: Flag = False
+    qm_hooks: TrueOrFalse = False
     """Enables the manual triggers of the web process."""
 
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"
+
+    @field_validator("qm_broker")
+    @classmethod
+    def _refuse_batches_without_redis(cls, transport: str, info: ValidationInfo) -> str:
+        """Refuse an explicit `batched` with a broker that has no batches. The default is valid with every broker."""
+        url = info.data.get("broker_url") or ""
+        if transport == "batched" and url.startswith(STOCK_SCHEMES):
+            raise ValueError(
+                f"stock, or unset, with BROKER_URL={redact_url(url)}: batches are for redis:// and rediss:// only"
+            )
+        return transport
 
     @property
     def broker(self) -> str:
@@ -421,7 +273,7 @@ def _accepted(name: str, detail: Any) -> str:
     field = Settings.model_fields.get(name.lower())
     kind = field.annotation if field is not None else None
     if field is None or kind not in (int, float, float | None):
-        return _TEXT
+        return TEXT_RULE
     limits = {
         limit: getattr(one, limit) for one in field.metadata for limit in ("gt", "ge", "le") if hasattr(one, limit)
     }

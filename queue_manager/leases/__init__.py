@@ -29,12 +29,10 @@ from uuid import uuid4
 
 import redis
 
-from queue_manager.broker.scripts import Script
 from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, Script, make_client
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.leases.scripts import (

@@ -6,8 +6,8 @@ whose memory is full must go on, so only scripts that accept new work are refuse
 
 from __future__ import annotations
 
-from queue_manager.broker.scripts import Script
 from queue_manager.core.clock import hours, milliseconds, seconds
+from queue_manager.core.redis_client import Script
 
 SETS = ("waiting", "running", "cooling", "done", "started", "losses", "flagged")
 MAX_ARGUMENTS = 2_000  # names in one command: Lua's stack is limited, and other clients wait meanwhile

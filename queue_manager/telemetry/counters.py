@@ -23,8 +23,7 @@ import redis
 
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 
 Totals = dict[str, int]

@@ -17,8 +17,7 @@ from importlib.metadata import version
 import redis
 
 from queue_manager.core.clock import milliseconds, seconds
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import settings
 
 WORKERS_KEY = "qm:workers"

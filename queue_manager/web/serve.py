@@ -17,7 +17,8 @@ import uvicorn
 from beat_schedule import warnings
 from queue_manager.core import log as logging
 from queue_manager.core.errors import ConfigurationError, reason
-from queue_manager.core.redis_client import OUTAGES, require_server
+from queue_manager.core.redis_client import REDIS_OUTAGES
+from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.web.app import create
 from queue_manager.web.http.middleware import is_loopback
@@ -90,6 +91,6 @@ def _require_keys_or_loopback(host: str, chosen: Settings) -> None:
 def _require_recent_server(url: str) -> None:
     try:
         require_server(url)
-    except OUTAGES as error:
+    except REDIS_OUTAGES as error:
         # The pages show the outage, and recover from it.
         log.warning(f"The queue's server at {redact_url(url)} does not answer yet", error=reason(error))

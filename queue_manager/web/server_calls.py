@@ -15,8 +15,7 @@ from models import database
 from queue_manager.broker.options import timeouts
 from queue_manager.core.errors import Unavailable as Unavailable
 from queue_manager.core.errors import reason
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 from tasks import app
 

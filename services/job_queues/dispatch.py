@@ -22,8 +22,7 @@ from queue_manager.beat import leader_lock
 from queue_manager.core.clock import minutes, seconds, truncate
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 from queue_manager.leases import Attempts, Leases

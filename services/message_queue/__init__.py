@@ -20,8 +20,7 @@ from typing import Any
 import redis
 
 from queue_manager.core.clock import seconds
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, SystemStats
 from services.message_queue.admin import QueueAdmin

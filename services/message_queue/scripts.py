@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from queue_manager.core.errors import reason
-from queue_manager.core.redis_client import OUTAGES
+from queue_manager.core.redis_client import REDIS_OUTAGES
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
 _FOLDER = files("services.message_queue") / "lua"
@@ -59,5 +59,5 @@ def _translate_errors() -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise QueueFull("The queue's server has no memory left, so it accepts no new message") from error
-    except (*OUTAGES, redis.exceptions.BusyLoadingError) as error:
+    except (*REDIS_OUTAGES, redis.exceptions.BusyLoadingError) as error:
         raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error

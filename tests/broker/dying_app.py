@@ -6,7 +6,8 @@ import os
 import signal
 from typing import Any
 
-from queue_manager.broker import transport, unacked
+from queue_manager.broker.channel import Channel
+from queue_manager.broker.unacked import UnackedMessages
 from tests.broker.guard_app import app
 
 __all__ = ["app"]
@@ -17,11 +18,11 @@ def die(*_: Any, **__: Any) -> None:
 
 
 def die_if_done(qos: Any) -> None:
-    if qos._done:
+    if qos._pending_acks:
         die()
 
 
-read = transport.Channel._brpop_read
+read = Channel._brpop_read
 
 
 def read_and_die(channel: Any) -> None:
@@ -31,8 +32,8 @@ def read_and_die(channel: Any) -> None:
 
 match os.environ["GUARD_APP_DIES"]:
     case "taken, none handed over":
-        transport.Channel._hand_over = die  # type: ignore[method-assign]
+        Channel._dispatch = die  # type: ignore[method-assign]
     case "handed over, none done":
-        transport.Channel._brpop_read = read_and_die  # type: ignore[assignment,method-assign]
+        Channel._brpop_read = read_and_die  # type: ignore[assignment,method-assign]
     case "done, none acknowledged":
-        unacked.QoS.send_acks = die_if_done  # type: ignore[assignment,method-assign]
+        UnackedMessages.flush_acks = die_if_done  # type: ignore[assignment,method-assign]

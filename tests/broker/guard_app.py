@@ -14,7 +14,7 @@ from celery import Celery
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from queue_manager.broker.registration import install
+from queue_manager.broker.options import register_transport
 
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 8,  # 600 in production; a test does not wait that long for a message to come back
@@ -40,7 +40,7 @@ def make_app(
     app = Celery("guard_app", set_as_current=False)
     app.conf.update(
         broker_url=broker_url,
-        broker_transport=install(broker_url),
+        broker_transport=register_transport(broker_url),
         broker_transport_options=TRANSPORT_OPTIONS,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,

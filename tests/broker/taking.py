@@ -11,14 +11,14 @@ from typing import Any
 from kombu import Connection, Consumer, Queue
 from redis import Redis
 
-from queue_manager.broker.registration import install
+from queue_manager.broker.options import register_transport
 
 OPTIONS = {"visibility_timeout": 30, "priority_steps": [0]}
 
 
 @contextmanager
 def connected(url: str, **options: Any) -> Iterator[Connection]:
-    with Connection(url, transport=install(url), transport_options={**OPTIONS, **options}) as connection:
+    with Connection(url, transport=register_transport(url), transport_options={**OPTIONS, **options}) as connection:
         yield connection
 
 

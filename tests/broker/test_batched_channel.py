@@ -12,7 +12,7 @@ from redis import Redis
 
 from dev.servers import Valkey
 from queue_manager.broker import dead_letters, transport
-from queue_manager.broker.registration import install
+from queue_manager.broker.options import register_transport
 from queue_manager.core.errors import ConfigurationError
 from tests.broker.taking import Taker, connected, envelope, held, send, waiting
 
@@ -134,7 +134,7 @@ def test_rejected_message_is_kept_with_the_reason(connection: Connection, client
     taker = Taker(connection, "q")
     taker.drain()
 
-    taker.taken[0].why = "we had enough"
+    taker.taken[0].reject_reason = "we had enough"
     for message in taker.taken:
         message.reject()
 
@@ -186,7 +186,7 @@ def test_lost_connection_is_replaced(connection: Connection, client: Redis) -> N
 
 
 def test_scheme_of_its_own(server: Valkey, client: Redis) -> None:
-    install(server.url)
+    register_transport(server.url)
     with Connection(f"batched-{server.url}", transport_options={"priority_steps": [0]}) as connection:
         send(connection, "q", "one")
 

@@ -94,7 +94,7 @@ def test_what_is_put_back_is_marked_as_stock_kombu_marks_it(
     taker = Taker(connection, "q")
     taker.drain()
 
-    taker.channel.qos.give_back([message.delivery_tag for message in taker.taken])
+    taker.channel.qos.requeue_first([message.delivery_tag for message in taker.taken])
 
     assert waiting(client, "q") == ["with", "without", "compact"]
     for raw in client.lrange("q", 0, -1):
@@ -175,8 +175,8 @@ def test_threads_may_acknowledge(connection: Connection, client: Redis) -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        taker.channel.qos.send_acks()
-    taker.channel.qos.send_acks()
+        taker.channel.qos.flush_acks()
+    taker.channel.qos.flush_acks()
 
     assert held(client) == (0, 0)
 

@@ -249,7 +249,7 @@ def test_worker_lives_through_all_of_it(server: Valkey, client: Redis, tmp_path:
 
             # What neither was refused nor failed waits for its time.
             eventually(lambda: held(client) <= (1, 1), within=20)
-            kept = [letter.message for letter in dead_letters.latest(client, limit=dead_letters.KEPT)]
+            kept = [letter.message for letter in dead_letters.latest(client, limit=dead_letters.MAX_DEAD_LETTERS)]
             missing = [name for name, message in nasty.items() if not is_among(message, kept)]
             assert missing == []
             assert worker.is_alive

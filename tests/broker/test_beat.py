@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dev.servers import Valkey
-from queue_manager.beat.leader_lock import Leadership, leadership
+from queue_manager.beat.status import Leadership, leadership
 from tests.broker.celery_process import CeleryProcess
 from tests.broker.guard_app import client_app
 from tests.eventually import eventually

@@ -11,7 +11,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import dumps
 from kombu.transport import virtual
 
-from queue_manager.broker.envelope import Message
+from queue_manager.broker.envelope import BrokerMessage
 
 BODIES: list[Any] = [
     [["a", 1, 2**80, 0.1, None, True], {"ключ": "\ud800"}, {}],
@@ -41,19 +41,21 @@ def message(kind: type[virtual.Message], body: Any, content_type: str, encoding:
 def test_json_is_read_as_kombu_reads_it(body: Any, accept: set[str] | None) -> None:
     content_type, encoding, written = dumps(body, "json")
     raw = written.encode() if isinstance(written, str) else written
-    ours, theirs = (message(kind, raw, content_type, encoding, accept).payload for kind in (Message, virtual.Message))
+    ours, theirs = (
+        message(kind, raw, content_type, encoding, accept).payload for kind in (BrokerMessage, virtual.Message)
+    )
     assert ours == theirs
 
 
 def test_what_is_not_accepted_is_refused() -> None:
     with pytest.raises(ContentDisallowed):
-        _ = message(Message, b"[]", "application/json", "utf-8", {"application/x-yaml"}).payload
+        _ = message(BrokerMessage, b"[]", "application/json", "utf-8", {"application/x-yaml"}).payload
 
 
 @pytest.mark.parametrize("raw", [b"[", b"\xff", b"[" * 100_000])
 def test_what_is_no_json_is_told_as_kombu_tells_it(raw: bytes) -> None:
     errors = []
-    for kind in (Message, virtual.Message):
+    for kind in (BrokerMessage, virtual.Message):
         with pytest.raises(Exception) as raised:
             _ = message(kind, raw, "application/json", "utf-8", None).payload
         errors.append((type(raised.value), str(raised.value)))

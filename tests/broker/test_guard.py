@@ -1,4 +1,4 @@
-"""What the guarded transport guarantees, with real workers and a Redis that is killed."""
+"""Loss of Redis: real workers and channels, while the server is killed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kombu import Connection
 from redis import Redis
 
 from dev.servers import Valkey
-from queue_manager.broker.connection_guard import ConnectionLost
-from queue_manager.broker.registration import install
+from queue_manager.broker.errors import ConnectionLost
+from queue_manager.broker.options import register_transport
 from queue_manager.core.errors import ConfigurationError
 from tests.broker.celery_process import CeleryProcess
 from tests.broker.guard_app import client_app
@@ -76,7 +76,7 @@ def test_workers_survive_the_loss_of_redis_with_work_in_hand(server: Valkey, tmp
 
 
 def test_channel_that_lost_its_connection_raises_a_connection_error(server: Valkey) -> None:
-    with Connection(server.url, transport=install(server.url)) as connection:
+    with Connection(server.url, transport=register_transport(server.url)) as connection:
         channel = connection.channel()
         channel.close()
 
@@ -87,17 +87,17 @@ def test_channel_that_lost_its_connection_raises_a_connection_error(server: Valk
 
 
 def test_closing_gives_back_what_was_delivered(server: Valkey) -> None:
-    with Connection(server.url, transport=install(server.url)) as connection:
+    with Connection(server.url, transport=register_transport(server.url)) as connection:
         queue = connection.SimpleQueue("work")
         queue.put("payload")
         queue.get(timeout=2)
 
-    with Connection(server.url, transport=install(server.url)) as connection:
+    with Connection(server.url, transport=register_transport(server.url)) as connection:
         assert connection.default_channel._size("work") == 1
 
 
 def test_commands_share_a_client_until_the_pool_is_replaced(server: Valkey) -> None:
-    with Connection(server.url, transport=install(server.url)) as connection:
+    with Connection(server.url, transport=register_transport(server.url)) as connection:
         channel = connection.channel()
         first = channel._create_client()
 
@@ -109,7 +109,7 @@ def test_commands_share_a_client_until_the_pool_is_replaced(server: Valkey) -> N
 def test_url_is_read_as_by_the_stock_transport() -> None:
     url = "redis://user:se%20cret@cache:6380/3"
 
-    connection = Connection(url, transport=install(url))
+    connection = Connection(url, transport=register_transport(url))
 
     assert connection.as_uri(include_password=True) == url
     assert (connection.hostname, connection.port, connection.virtual_host) == ("cache", 6380, "3")
@@ -119,7 +119,7 @@ def test_url_is_read_as_by_the_stock_transport() -> None:
 def test_rediss_is_encrypted_and_verified_by_default() -> None:
     url = "rediss://:secret@cache:6380/3"
 
-    connection = Connection(url, transport=install(url))
+    connection = Connection(url, transport=register_transport(url))
 
     assert connection.transport.client.ssl == {"ssl_cert_reqs": ssl.CERT_REQUIRED}
     assert connection.as_uri() == "rediss://:**@cache:6380/3"
@@ -128,11 +128,11 @@ def test_rediss_is_encrypted_and_verified_by_default() -> None:
 def test_rediss_keeps_the_certificate_options_that_are_given() -> None:
     url = "rediss://cache:6380/3?ssl_cert_reqs=none"
 
-    connection = Connection(url, transport=install(url))
+    connection = Connection(url, transport=register_transport(url))
 
     assert connection.transport.client.ssl == {"ssl_cert_reqs": ssl.CERT_NONE}
 
 
 def test_other_brokers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="amqp"):
-        install("amqp://localhost")
+        register_transport("amqp://localhost")

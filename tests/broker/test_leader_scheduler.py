@@ -232,14 +232,14 @@ def test_ticks_are_numbered_and_collapse_into_one_run(
         for sent in range(1, 4):
             eventually(lambda sent=sent: scheduler.tick() and client.llen("items") == sent, within=10)
         first, *others = [
-            json.loads(raw)["headers"][scan_ticks.HEADER] for raw in reversed(client.lrange("items", 0, -1))
+            json.loads(raw)["headers"][scan_ticks.TICK_HEADER] for raw in reversed(client.lrange("items", 0, -1))
         ]
         assert [tick["number"] for tick in (first, *others)] == [1, 2, 3]
         assert scan_ticks.begin(first)
         assert not any(scan_ticks.begin(tick) for tick in others)  # sent before that run began
 
         eventually(lambda: scheduler.tick() and client.llen("items") == 4, within=10)
-        assert scan_ticks.begin(json.loads(client.lindex("items", 0))["headers"][scan_ticks.HEADER])
+        assert scan_ticks.begin(json.loads(client.lindex("items", 0))["headers"][scan_ticks.TICK_HEADER])
 
 
 def test_tick_runs_when_it_has_no_number_or_redis_lost_its_data(client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:

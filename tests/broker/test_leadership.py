@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from redis import Redis
 
-from queue_manager.beat.leader_lock import LeaderLock, epoch_key, leadership, raise_epoch
+from queue_manager.beat.leader_lock import LeaderLock, epoch_key, raise_epoch
+from queue_manager.beat.status import leadership
 from queue_manager.core.clock import minutes, seconds
 from tests.eventually import eventually
 

@@ -17,7 +17,8 @@ from redis.exceptions import ReadOnlyError
 from dev.ports import free_port
 from dev.servers import Valkey
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.redis_client import make_client, require_server
+from queue_manager.core.redis_client import make_client
+from queue_manager.core.server_check import require_server
 from tests.e2e.celery_processes import CeleryProcess
 from tests.eventually import eventually
 from tests.real_servers import Servers

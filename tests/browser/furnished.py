@@ -13,7 +13,7 @@ from models.database import collection, server_now
 from models.job import JobState
 from models.job_attempt import JobOutcome
 from queue_manager.beat.leader_lock import LEADER_LOCK
-from queue_manager.beat.next_runs import SCHEDULE
+from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
@@ -125,7 +125,7 @@ def lead(redis_url: str) -> None:
         client.hset(LEADER_LOCK, mapping={"token": "t", "host": "a-host", "pid": "1", **since})
         client.pexpire(LEADER_LOCK, 600_000)
         at = client.time()[0] + 300
-        client.zadd(SCHEDULE, {f"{SCHEDULE_PREFIX}support-snooze": at})
+        client.zadd(SCHEDULE_KEY, {f"{SCHEDULE_PREFIX}support-snooze": at})
 
 
 def everything(queue: Queue, redis_url: str) -> dict[str, str]:

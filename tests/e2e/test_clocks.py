@@ -12,7 +12,8 @@ from celery import Celery
 
 from models import scan_run
 from models.database import server_now
-from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import leadership
 from queue_manager.core.clock import seconds
 from tasks.support_snooze import scan_expired_snoozes
 from tests.e2e.celery_processes import QUICK_START, ROOT, TESTS, CeleryProcess, worker

@@ -33,7 +33,7 @@ def letters(clean: Servers) -> Servers:
                 "reason": f"reason {number}",
                 "message": HOSTILE,
             }
-            client.lpush(dead_letters.NAME, json.dumps(letter))
+            client.lpush(dead_letters.DEAD_LETTERS, json.dumps(letter))
     return clean
 
 
@@ -107,7 +107,7 @@ def test_health_and_metrics_show_them_until_they_are_cleared(tmp_path: Path) -> 
 def bury(servers: Servers, queue: str, message: str, **members: object) -> None:
     letter = {"at": 1_767_225_600.0, "queue": queue, "reason": "for a test", "message": message, **members}
     with connect(servers.valkey.url) as client:
-        client.lpush(dead_letters.NAME, json.dumps(letter))
+        client.lpush(dead_letters.DEAD_LETTERS, json.dumps(letter))
 
 
 def sent(servers: Servers, name: str, **options: object) -> str:
@@ -136,7 +136,7 @@ def test_all_are_put_back_byte_for_byte_and_in_order(clean: Servers, tmp_path: P
     result = queue_manager("dead-letters", "replay", "--all", cwd=tmp_path)
 
     assert (result.returncode, result.stdout, result.stderr) == (0, "4 replayed\n", "")
-    *others, [again] = contents(clean, "celery", "celery\x06\x163", dead_letters.NAME, "scans")
+    *others, [again] = contents(clean, "celery", "celery\x06\x163", dead_letters.DEAD_LETTERS, "scans")
     assert others == [[second, first], [urgent], []]
     del tried["properties"]["put_aside"]
     assert json.loads(again) == tried
@@ -156,7 +156,7 @@ def test_those_with_an_id_are_put_back_and_what_is_refused_is_named(clean: Serve
     assert [line.split(": ")[0] for line in errors] == [*ids[2:], "000000000000"]
     assert [word in line for word, line in zip(("JSON", "JSON", "queue", "no such"), errors, strict=True)] == [True] * 4
     assert "\x1b" not in result.stderr
-    [waiting], left = contents(clean, "scans", dead_letters.NAME)
+    [waiting], left = contents(clean, "scans", dead_letters.DEAD_LETTERS)
     assert waiting == good
     assert len(left) == 4
 

@@ -11,7 +11,8 @@ import redis
 from dev.ports import LOOPBACK
 from dev.servers import Valkey
 from models.database import server_now
-from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import leadership
 from queue_manager.core.clock import seconds
 from queue_manager.telemetry import worker_heartbeats
 from tests.e2e.celery_processes import CeleryProcess, worker

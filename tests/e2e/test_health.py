@@ -23,8 +23,8 @@ from beat_schedule import SYSTEMS
 from models import job, scan_run, site
 from models.database import collection, server_now
 from queue_manager import leases
-from queue_manager.beat import old_schedule
 from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock
+from queue_manager.beat.status import OLD_LEADER_LOCK
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
@@ -360,7 +360,7 @@ def test_a_scan_is_late_after_three_periods_of_a_leader(
 
 def test_a_beat_of_release_0_1_that_leads_is_named(clean: Servers, tmp_path: Path) -> None:
     with connect(clean.valkey.url) as client:
-        LeaderLock(client, old_schedule.LOCK, lease=minutes(10)).acquire()
+        LeaderLock(client, OLD_LEADER_LOCK, lease=minutes(10)).acquire()
     with repeated(show_worker):
         problem = health(tmp_path, **SLOW).only_problem()
     assert problem.startswith(f"A beat of release 0.1 leads ({socket.gethostname()}:{os.getpid()})")

@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from models import job_queue
-from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
+from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
+from queue_manager.beat.status import leadership
 from tests.e2e.job_processes import count, job_beat, job_lab, job_worker
 from tests.eventually import eventually
 from tests.real_servers import Servers

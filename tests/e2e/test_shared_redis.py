@@ -15,10 +15,11 @@ from redbeat import RedBeatSchedulerEntry
 from redbeat.schedulers import ensure_conf
 
 from models.database import server_now
-from queue_manager.beat import next_runs, old_schedule
-from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock, leadership
+from queue_manager.beat import old_schedule
+from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock
+from queue_manager.beat.status import OLD_LEADER_LOCK, SCHEDULE_KEY, leadership
 from queue_manager.broker import keys
-from queue_manager.broker.old_keys import PAGE, OldKeys
+from queue_manager.broker.old_keys import MESSAGES_PER_CALL, OldKeys
 from queue_manager.core.clock import seconds
 from tasks import app
 from tasks.old_keys import queues_by_task
@@ -177,9 +178,9 @@ def test_each_beat_keeps_its_own_lock_and_entries(clean: Servers, client: redis.
             before = client.llen("celery")
             eventually(lambda: client.llen("celery") >= before + 3, within=20)
 
-            assert client.type(old_schedule.LOCK) == "string"
-            assert client.smembers(old_schedule.STATICS) == {"charge"}
-            assert {*client.zrange(old_schedule.SCHEDULE, 0, -1)} == {
+            assert client.type(OLD_LEADER_LOCK) == "string"
+            assert client.smembers(old_schedule.OLD_STATICS) == {"charge"}
+            assert {*client.zrange(old_schedule.OLD_SCHEDULE, 0, -1)} == {
                 "redbeat:charge",
                 "redbeat:celery.backend_cleanup",
             }
@@ -190,32 +191,32 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
     clean: Servers, client: redis.Redis, tmp_path: Path
 ) -> None:
     with CeleryProcess(tmp_path / "first", "beat"):
-        eventually(lambda: client.exists(next_runs.SCHEDULE), within=30)
+        eventually(lambda: client.exists(SCHEDULE_KEY), within=30)
     client.delete(LEADER_LOCK)  # its beat was killed
-    systems = client.zrange(next_runs.SCHEDULE, 0, -1)
+    systems = client.zrange(SCHEDULE_KEY, 0, -1)
     app.loader.import_default_modules()
     foreign = ["shop.charge", "celery.backend_cleanup"]
     for task in (UNSNOOZE, *foreign):
         save_entry(app, task, task, "redbeat:")
     save_entry(app, "no-longer-a-system", UNSNOOZE, "redbeat:")
-    client.sadd(old_schedule.STATICS, "no-longer-a-system", "charge")
+    client.sadd(old_schedule.OLD_STATICS, "no-longer-a-system", "charge")
     broken = {b"redbeat:\xff": 1, "redbeat:a-text": 1, "another-key": 1}
-    client.zadd(old_schedule.SCHEDULE, broken)
+    client.zadd(old_schedule.OLD_SCHEDULE, broken)
     client.set("redbeat:a-text", "a text")
     stored = client.hgetall("redbeat:shop.charge")
 
     with CeleryProcess(tmp_path / "ours", "beat") as ours:
         eventually(lambda: f"sent {UNSNOOZE}" in ours.log, within=30)
 
-    assert sorted(client.zrange(next_runs.SCHEDULE, 0, -1)) == sorted([*systems, keys.SCHEDULE_PREFIX + UNSNOOZE])
+    assert sorted(client.zrange(SCHEDULE_KEY, 0, -1)) == sorted([*systems, keys.SCHEDULE_PREFIX + UNSNOOZE])
     assert not client.exists("redbeat:" + UNSNOOZE)
-    assert client.zcard(old_schedule.SCHEDULE) == len(foreign) + len(broken)
+    assert client.zcard(old_schedule.OLD_SCHEDULE) == len(foreign) + len(broken)
     assert client.hgetall("redbeat:shop.charge") == stored
-    assert client.smembers(old_schedule.STATICS) == {"charge"}
+    assert client.smembers(old_schedule.OLD_STATICS) == {"charge"}
 
 
 def test_while_a_beat_of_release_0_1_leads_ours_stands_by(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
-    older = LeaderLock(client, old_schedule.LOCK, lease=seconds(60))
+    older = LeaderLock(client, OLD_LEADER_LOCK, lease=seconds(60))
     older.acquire()
     with CeleryProcess(tmp_path / "ours", "beat") as ours:
         eventually(lambda: "a beat of release 0.1 leads" in ours.log, within=30)
@@ -233,8 +234,10 @@ def test_while_a_beat_of_release_0_1_leads_ours_stands_by(clean: Servers, client
 def test_ours_are_found_behind_many_foreign_messages_in_bounded_runs(
     client: redis.Redis, shop: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("queue_manager.broker.old_keys.MAX_PAGES", 2)
-    foreign = [json.dumps({"headers": {"task": "shop.charge", "id": str(number)}}) for number in range(5 * PAGE)]
+    monkeypatch.setattr("queue_manager.broker.old_keys.MAX_SCRIPT_CALLS", 2)
+    foreign = [
+        json.dumps({"headers": {"task": "shop.charge", "id": str(number)}}) for number in range(5 * MESSAGES_PER_CALL)
+    ]
     odd = ["no JSON", "[]", '{"headers": null}', '{"headers": {"task": 5}}', "[" * 5000]
     client.lpush("celery", *foreign, *odd)
     shop.send_task(UNSNOOZE, ["last"])

@@ -107,9 +107,9 @@ def test_error_that_nobody_thought_of_ends_the_worker_and_has_its_traceback_in_d
     servers: Servers, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "from queue_manager.core import redis_client\n"
+        "from queue_manager.core import server_check\n"
         "def require_broker(url): raise LookupError('out of the blue')\n"
-        "redis_client.require_broker = require_broker\n"
+        "server_check.require_broker = require_broker\n"
     )
     path = {"PYTHONPATH": f"{tmp_path}:."}
     said = ended(CeleryProcess(tmp_path / "log", "worker", env=path).start(ready=False))

@@ -16,8 +16,8 @@ from bson import ObjectId
 from beat_schedule import SYSTEMS
 from models import job_queue, schema
 from models.database import collection, server_now
-from queue_manager.beat import old_schedule
 from queue_manager.beat.leader_lock import LeaderLock
+from queue_manager.beat.status import OLD_LEADER_LOCK
 from queue_manager.broker import keys
 from queue_manager.core.clock import hours, minutes, seconds, to_iso, truncate
 from tests.e2e.celery_processes import CeleryProcess, worker
@@ -121,7 +121,7 @@ def hold(client: redis.Redis, queue: str, text: str) -> None:
 
 
 def left_by_a_killed_beat(client: redis.Redis) -> None:
-    LeaderLock(client, old_schedule.LOCK, lease=seconds(3)).acquire()
+    LeaderLock(client, OLD_LEADER_LOCK, lease=seconds(3)).acquire()
 
 
 def left_rooms(client: redis.Redis) -> dict[str, tuple[ObjectId, datetime]]:

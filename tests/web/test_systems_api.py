@@ -17,8 +17,8 @@ from beat_schedule import SYSTEMS
 from dev.servers import Mongo, Valkey
 from models import scan_run
 from models.database import server_now
-from queue_manager.beat import next_runs
 from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
@@ -61,7 +61,7 @@ def lead(url: str, *, since: datetime = LONG_AGO, **runs_at: float) -> None:
         client.hset(LEADER_LOCK, mapping=fields)
         client.pexpire(LEADER_LOCK, 60_000)
         for name, at in runs_at.items():
-            client.zadd(next_runs.SCHEDULE, {f"{SCHEDULE_PREFIX}{name.replace('_', '-')}": at})
+            client.zadd(SCHEDULE_KEY, {f"{SCHEDULE_PREFIX}{name.replace('_', '-')}": at})
 
 
 def test_the_overview_tells_of_every_system(clean: Servers, process: Web) -> None:

@@ -17,7 +17,8 @@ from redis import Redis
 
 from beat_schedule import systems
 from models.due_documents import COUNTED
-from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key, leadership
+from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
+from queue_manager.beat.status import leadership
 from queue_manager.broker import backlog
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.errors import AppError

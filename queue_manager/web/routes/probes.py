@@ -25,8 +25,7 @@ from models import readiness
 from models.database import database
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.per_process import PerProcess
-from queue_manager.core.redis_client import make_client
+from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.http.errors import Error
 from queue_manager.web.server_calls import broker

@@ -20,8 +20,7 @@ from beat_schedule import systems
 from models import scan_run
 from models.database import server_now
 from models.due_documents import COUNTED
-from queue_manager.beat import next_runs
-from queue_manager.beat.leader_lock import Leadership
+from queue_manager.beat.status import Leadership, next_runs
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.log import get_logger
@@ -155,7 +154,7 @@ def _redis() -> InRedis:
         return InRedis(
             processes=Processes.read(client),
             last_minute=counters.last_minute(client, counted()),
-            next_runs=next_runs.next_runs(client, [system.name for system in systems()]),
+            next_runs=next_runs(client, [system.name for system in systems()]),
         )
 
 

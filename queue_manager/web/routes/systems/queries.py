@@ -11,8 +11,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from beat_schedule import systems
 from models import listing, scan_run
 from models.database import server_now
-from queue_manager.beat import next_runs
-from queue_manager.beat.leader_lock import LEADER_LOCK, leadership
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.settings import settings
 from queue_manager.system import System
 from queue_manager.telemetry import counters
@@ -100,7 +100,7 @@ def schedule() -> Schedule:
     """List the scans of the schedule: when each runs next, and what its last runs did."""
     with redis_server() as client:
         leader = leadership(client, LEADER_LOCK)
-        next_at_of = next_runs.next_runs(client, [system.name for system in systems()]) if leader is not None else {}
+        next_at_of = next_runs(client, [system.name for system in systems()]) if leader is not None else {}
     with mongodb():
         now = server_now()
         running = scan_run.running(now=now)

@@ -1,0 +1,352 @@
+"""A Redis channel of kombu that takes messages in batches, and loses none.
+
+Stock kombu takes a message in one round trip and registers it as unacknowledged in another: if the worker is killed in
+between, the message is lost. Here one script takes up to `TAKE_BATCH_SIZE` messages and registers them.
+
+Malformed messages, messages that fail dispatch twice, and rejected messages are dead-lettered with the reason. They do
+not block the messages behind them.
+
+Stock kombu 5.7 closes its channels when it loses the connection. A closing channel puts its messages back, for which it
+asks `None` for a host name, so the worker exits with an AttributeError. Here it raises a connection error, after which
+Celery reconnects.
+
+Queues of one priority are served fairly; `queue_order_strategy` has no effect. Needs Redis 7.0 or Valkey 7.2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
+from queue import Empty
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import uuid4
+
+from kombu.transport import redis as stock
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import dumps
+from redis.exceptions import NoScriptError, OutOfMemoryError
+
+from queue_manager.broker import scripts
+from queue_manager.broker.dead_letters import FAILED_ONCE
+from queue_manager.broker.envelope import BrokerMessage, NotAMessage, read
+from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_errors
+from queue_manager.broker.unacked import UnackedMessages
+from queue_manager.broker.waiter import Waiter
+from queue_manager.core import redis_client
+from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import REDIS_OUTAGES
+
+if TYPE_CHECKING:
+    from queue_manager.broker.transport import Poller
+
+TAKE_BATCH_SIZE = 256  # messages; a larger batch would delay other clients of the server
+PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
+UNBOUNDED = 2**31  # connections of a pool, which needs one for each list that is waited on
+
+log = get_logger("QM/transport")
+
+
+class Channel(stock.Channel):
+    """A channel that takes, delivers and publishes messages in batches.
+
+    Raises:
+        ConfigurationError: a transport option is set that this channel does not support.
+    """
+
+    QoS = UnackedMessages
+    Message = BrokerMessage
+    connection_class = redis_client.Connection
+    connection_class_ssl = redis_client.SecureConnection
+
+    awaited_priorities: Sequence[int] | None = None
+    """Priority steps whose lists are each waited on over a connection of their own; `None`: all steps.
+
+    The other lists are polled every second while the queues are empty, and waited on once they were used.
+    """
+
+    from_transport_options = (
+        *stock.Channel.from_transport_options,
+        "awaited_priorities",
+        # Names of keys that stock kombu does not have as options.
+        "keyprefix_queue",
+        "keyprefix_binding_permanent",
+        "keyprefix_binding_deadlines",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._tag_prefix = uuid4().hex
+        self._take_count = 0
+        self._is_script_loaded = False
+        self._is_drained = False  # whether the last batch took everything there was
+        self._requested: tuple[list[str], int] = ([], 0)  # lists and batch size of the request in flight
+        self._no_ack_queues: set[str] = set()
+        self._used_lists: set[str] = set()
+        self._captured: list[tuple[str, dict[str, Any]]] | None = None
+        self._command_client: Any = None
+        self.waiters: dict[str, Waiter] = {}
+        super().__init__(*args, **kwargs)
+        if self.global_keyprefix or not self.ack_emulation:
+            raise ConfigurationError("broker_transport_options: global_keyprefix and ack_emulation cannot be set here")
+
+    @property
+    def has_event_loop(self) -> bool:
+        return getattr(self.connection, "has_event_loop", False)
+
+    def has_taken(self, tag: str) -> bool:
+        """Return True if a batch of this channel took the message, which is then registered."""
+        return tag.startswith(self._tag_prefix)
+
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
+        self._no_ack_queues.add(queue) if no_ack else self._no_ack_queues.discard(queue)
+        self._is_drained = False
+        return super().basic_consume(queue, no_ack, *args, **kwargs)
+
+    # Connections
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        # Every new pool asks here, so this one place covers ack, reject, restore and publish.
+        if self.connection is None or self.connection.client is None:
+            raise ConnectionLost("the connection of this channel was lost")
+        params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
+        return {**params, "max_connections": UNBOUNDED} if asynchronous else params
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """Return the client for commands, created once per pool; stock kombu creates one for each ack.
+
+        The client owns no connection, only the pool, which threads may share and which kombu replaces after a
+        disconnect or a fork. An asynchronous client owns a connection and is always a new one.
+        """
+        if asynchronous:
+            return super()._create_client(asynchronous=True)
+        if self._command_client is None or self._command_client.connection_pool is not self.pool:
+            self._command_client = super()._create_client()
+        return self._command_client
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        for waiter in self.waiters.values():
+            if getattr(waiter.client, "connection", None) is connection:
+                waiter.reset()
+        super()._on_connection_disconnect(connection)
+
+    # Taking
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        """Request a batch of messages, unless the queues are empty: then the waiters signal new messages."""
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        free_slots = self.qos.free_slots
+        if not queues or self._is_drained or free_slots == 0:
+            return
+        batch_size = min(TAKE_BATCH_SIZE, free_slots or TAKE_BATCH_SIZE)
+        keys, arguments = self._take_arguments(queues, batch_size)
+        script = scripts.TAKE_MESSAGES
+        command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
+        self._requested = keys[2:], batch_size
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = time.monotonic()
+        self.client.connection.send_command(*command, len(keys), *keys, *arguments)
+
+    def _take_arguments(self, queues: Sequence[str], batch_size: int) -> tuple[list[str], list[Any]]:
+        """Return the keys and arguments of `scripts.TAKE_MESSAGES`."""
+        self._take_count += 1
+        lists = [(queue, step) for step in self.priority_steps for queue in queues]
+        keys = [self.unacked_key, self.unacked_index_key, *(self._q_for_pri(*one) for one in lists)]
+        of_lists = (part for queue, step in lists for part in (f', "", {dumps(queue)}]', self.priority(step)))
+        return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, len(queues), *of_lists]
+
+    def _brpop_read(self, **options: Any) -> bool:
+        """Deliver the batch that was requested. Raises `Empty` if it has no message."""
+        reply = self._read_reply(**options)
+        lists, batch_size = self._requested
+        self._is_drained = len(reply) < 3 * batch_size
+        unwanted = []
+        for number, tag, message in zip(*[iter(reply)] * 3, strict=True):
+            name = lists[number - 1]
+            self._used_lists.add(name)
+            if self._closing or self._queue_of(name) not in self.connection._callbacks:
+                unwanted.append(bytes_to_str(tag))
+            else:
+                self._dispatch(name, bytes_to_str(tag), message)
+        self.qos.requeue_first(unwanted)
+        if not reply:
+            raise Empty
+        return True
+
+    def _read_reply(self, **options: Any) -> list[Any]:
+        """Return the list number, tag and message of each message that was taken, in one flat list."""
+        with refusals_as_connection_errors():
+            try:
+                reply: list[Any] = self.client.parse_response(self.client.connection, "EVALSHA", **options)
+            except NoScriptError:
+                self._is_script_loaded = False  # the server was restarted
+                raise Empty from None
+            except self.connection_errors:
+                self.client.connection.disconnect()
+                raise
+            finally:
+                self._in_poll = None
+                self._flush_brpop_reauth()  # only while no reply is awaited
+        self._is_script_loaded = True
+        return reply
+
+    def _queue_of(self, name: str) -> str:
+        return name.rsplit(self.sep, 1)[0]
+
+    def _dispatch(self, name: str, tag: str, raw: bytes) -> None:
+        """Deliver a message of the list `name` to its consumer, or dead-letter it."""
+        queue = self._queue_of(name)
+        self._queue_cycle.rotate(queue)
+        try:
+            message = read(raw)
+            message["properties"]["delivery_tag"] = tag
+            self.connection._deliver(message, queue)
+            if queue in self._no_ack_queues:
+                self.qos.ack_later(tag)
+        except REDIS_OUTAGES:
+            raise
+        except NotAMessage as error:
+            self.qos.dead_letter(tag, str(error))
+        except Exception as error:
+            self._dispatch_failed(message, tag, name, error)
+
+    def _dispatch_failed(self, message: dict[str, Any], tag: str, name: str, error: Exception) -> None:
+        """Move a message to the end of its list after its first failure, to the dead letters after the second one."""
+        log.error("A message could not be dispatched", list=name, error=reason(error), exc_info=error)
+        if self.qos.is_settled(tag):
+            return
+        if message["properties"].get(FAILED_ONCE):
+            self.qos.dead_letter(tag, f"It failed dispatch twice: {type(error).__name__}: {reason(error)}")
+            self.qos.forget(tag)
+        else:
+            message["properties"][FAILED_ONCE] = True
+            self.qos.requeue_last(tag, name, dumps(message))
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
+        """Take one message and register it in the same step. Returns `None` if there is none."""
+        keys, arguments = self._take_arguments([queue], 1)
+        while True:
+            with self.conn_or_acquire() as client:
+                taken = scripts.TAKE_MESSAGES(client, keys, arguments)
+                self._maybe_update_queues_expire(client, queue)
+            if not taken:
+                return None
+            _, tag, raw = taken
+            try:
+                message = self.Message(read(raw), channel=self)
+            except Exception as error:
+                self.qos.dead_letter(bytes_to_str(tag), reason(error))
+                continue
+            message.delivery_tag = message.properties["delivery_tag"] = bytes_to_str(tag)
+            self.qos.ack_later(message.delivery_tag) if no_ack else self.qos.append(message, message.delivery_tag)
+            return message
+
+    def _receive_one(self, client: Any) -> Any:
+        """Read a broadcast; drop it if it cannot be read."""
+        try:
+            return super()._receive_one(client)
+        except (Empty, *REDIS_OUTAGES):
+            raise
+        except Exception as error:
+            log.error("A broadcast could not be dispatched", error=reason(error), exc_info=error)
+            return None
+
+    # Publishing
+
+    @contextmanager
+    def capturing(self) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+        """Collect published messages as (list, message), instead of sending them."""
+        self._captured = []
+        try:
+            yield self._captured
+        finally:
+            self._captured = None
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        if self._captured is not None:
+            name = self._q_for_pri(queue, self._get_message_priority(message, reverse=False))
+            self._captured.append((name, message))
+        else:
+            super()._put(queue, message, **kwargs)
+
+    def put_many(self, name: str, messages: Iterable[str]) -> None:
+        """Push messages on a list, in order of delivery. Raises the errors of redis-py: delivery is uncertain then."""
+        rest = iter(messages)
+        with self.conn_or_acquire() as client:
+            while batch := list(islice(rest, PUSH_BATCH_SIZE)):
+                client.lpush(name, *batch)
+
+    # Queues
+
+    def _do_restore_message(self, payload: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any) -> None:
+        """Put back a message that the stock transport registered. Raises `NotAMessage` if that would lose it."""
+        if not isinstance(payload, dict) or not self._lookup(exchange, routing_key):
+            raise NotAMessage(f"no queue is bound to exchange {exchange!r} by {routing_key!r}")
+        super()._do_restore_message(payload, exchange, routing_key, *args, **kwargs)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        try:
+            super()._queue_bind(exchange, routing_key, pattern, queue)
+        except OutOfMemoryError:
+            keys = [self.keyprefix_queue % exchange, self.keyprefix_binding_permanent % exchange]
+            with self.conn_or_acquire() as client:
+                scripts.ADD_TO_SETS(client, keys, [self.sep.join((routing_key or "", pattern or "", queue or ""))])
+
+    # Waiting
+
+    def wait_for_messages(self, poller: Poller) -> None:
+        """While the queues are empty, let the server signal when one of their lists has a message."""
+        if not (self._is_drained and self.active_queues and self.qos.can_consume()):
+            return
+        for name in self._awaited_lists():
+            waiter = self.waiters.get(name)
+            if waiter is None:
+                waiter = self.waiters[name] = Waiter(self._create_client(asynchronous=True), name)
+                self.handlers[_handler_key(name)] = partial(self._wake_up, waiter)
+            if not waiter.is_waiting:
+                poller.listen(self, waiter.client, _handler_key(name))
+                waiter.start()
+
+    def _awaited_lists(self) -> list[str]:
+        awaited = self.priority_steps if self.awaited_priorities is None else self.awaited_priorities
+        lists = [(self._q_for_pri(queue, step), step) for step in self.priority_steps for queue in self.active_queues]
+        return [name for name, step in lists if step in awaited or name in self._used_lists]
+
+    def _wake_up(self, waiter: Waiter) -> NoReturn:
+        try:
+            waiter.read_reply()
+        except self.connection_errors:
+            waiter.client.connection.disconnect()
+            raise
+        self._is_drained = False
+        raise Empty  # a signal brings no message; the next turn of the event loop requests a batch
+
+    def _poll_error(self, type: str, **options: Any) -> None:
+        if type in ("BRPOP", "LISTEN"):
+            super()._poll_error(type, **options)
+        else:
+            self.handlers[type]()
+
+    # Closing
+
+    def close(self) -> None:
+        """Put back all messages that were taken. Without a connection, the visibility timeout does that."""
+        self._closing = True
+        if self._in_poll:
+            with suppress(Empty, *REDIS_OUTAGES):
+                self._brpop_read()
+        super().close()
+
+    def queue_delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        """Delete a queue. A closing channel without a connection leaves it, so that it can close the rest."""
+        try:
+            super().queue_delete(queue, *args, **kwargs)
+        except REDIS_OUTAGES:
+            if not self._closing:
+                raise
+
+
+def _handler_key(name: str) -> str:
+    return f"WAIT {name}"

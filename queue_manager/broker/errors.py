@@ -1,0 +1,26 @@
+"""Errors after which a worker reconnects instead of exiting: Celery handles them as a lost connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+
+class ConnectionLost(RedisConnectionError):
+    """The channel's connection is closed for good; its successor is another channel."""
+
+
+class BrokerRefuses(RedisConnectionError):
+    """The server answers, but refuses a command: its memory is full, it became a replica, or its disk fails."""
+
+
+@contextmanager
+def refusals_as_connection_errors() -> Iterator[None]:
+    """Raise `BrokerRefuses` instead of a `ResponseError`, which would end the worker."""
+    try:
+        yield
+    except ResponseError as error:
+        raise BrokerRefuses(f"Redis refuses: {error}") from error

@@ -1,0 +1,108 @@
+"""Checks at start-up: wait until a server is reachable, and refuse a Redis that could lose messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import redis
+import structlog
+
+from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.redis_client import connect
+from queue_manager.core.settings import redact_url
+
+CheckResult = TypeVar("CheckResult")
+
+CHECK_INTERVAL = 2.0  # seconds
+UNREACHABLE_LOG_INTERVAL = 30.0  # seconds
+MIN_REDIS_VERSION = (7, 0)  # the first version with script flags such as allow-oom
+
+
+def until_reachable(
+    check: Callable[[], CheckResult],
+    *,
+    server: str,
+    url: str,
+    errors: tuple[type[Exception], ...],
+    log: structlog.stdlib.BoundLogger,
+) -> CheckResult:
+    """Call `check` until it raises none of `errors`; return its result. Logs the first error, then one every 30 s."""
+    logged_at: float | None = None
+    while True:
+        try:
+            result = check()
+        except errors as error:
+            if logged_at is None or time.monotonic() - logged_at > UNREACHABLE_LOG_INTERVAL:
+                log.warning(
+                    f"{server} at {redact_url(url)} is unreachable ({reason(error)}); retrying until it is back"
+                )
+                logged_at = time.monotonic()
+            time.sleep(CHECK_INTERVAL)
+        else:
+            if logged_at is not None:
+                log.info(f"{server} at {redact_url(url)} is back")
+            return result
+
+
+def require_broker(url: str) -> None:
+    """Refuse what `require_server` refuses, and a node of a Redis Cluster: broker and leases use keys of many slots.
+
+    Raises like `require_server`.
+    """
+    info = require_server(url)
+    if info.get("cluster_enabled"):
+        raise ConfigurationError(
+            f"Redis at {redact_url(url)} is a node of a Redis Cluster, on which neither a broker nor leases can run: "
+            "REDIS_URL and BROKER_URL must name a Redis or Valkey without cluster mode"
+        )
+
+
+def require_server(url: str) -> Mapping[str, Any]:
+    """Check that the server is usable and return its INFO.
+
+    A server that evicts keys would drop messages when its memory is full. A server that is too old cannot run scripts
+    then, so that its queues could not be drained. Valkey reports the version of Redis that it is compatible with.
+
+    Raises:
+        ConfigurationError: the server evicts keys, is too old, or refuses the credentials.
+        redis.ConnectionError, redis.TimeoutError: the server is away.
+    """
+    info = _info(url)
+    refuse_unsuitable(url, info)
+    return info
+
+
+def refuse_unsuitable(url: str, info: Mapping[str, Any]) -> None:
+    """Refuse a server that evicts keys or is too old, by its INFO. Raises ConfigurationError."""
+    _refuse_eviction(url, info)
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_REDIS_VERSION:
+        raise ConfigurationError(
+            f"Redis at {redact_url(url)} is version {version}, which cannot be drained when its memory is full: it "
+            "must be Redis 7.0 or Valkey 7.2, or newer"
+        )
+
+
+def _info(url: str) -> dict[str, Any]:
+    try:
+        with connect(url) as client:
+            info: dict[str, Any] = client.info()
+    except redis.AuthenticationError as error:  # subclasses ConnectionError but is not transient
+        raise ConfigurationError(f"Redis at {redact_url(url)} refuses our credentials ({error})") from error
+    except redis.exceptions.NoPermissionError as error:
+        raise ConfigurationError(
+            f"Redis at {redact_url(url)} does not let this user run INFO, which shows whether the server can be used: "
+            "grant +info"
+        ) from error
+    return info
+
+
+def _refuse_eviction(url: str, info: Mapping[str, Any]) -> None:
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ConfigurationError(
+            f"Redis at {redact_url(url)} has maxmemory-policy {policy!r} and would drop messages when its memory is "
+            "full: it must be 'noeviction' (CONFIG SET maxmemory-policy noeviction, and in its configuration)"
+        )
