@@ -38,6 +38,7 @@ ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
 NOT_YET = {"delay_seconds": 3600}
 TOO_LONG = timedelta(days=3651)
 MIB = 1024 * 1024
+SOME_ID = ObjectId("6b033e5b2e6e6abceb1b5df0")
 
 
 @dataclass(frozen=True)
@@ -292,10 +293,10 @@ class TestReading:
             ("?sort=_id", "sort"),
             ("?order=down", "order"),
             (f"?search={'x' * 257}", "search"),
-            ("?sort=due&cursor=" + encode([1, ObjectId()], of="jobs updated desc"), "cursor"),
-            ("?sort=due&cursor=" + encode([ObjectId()], of="jobs due desc"), "cursor"),
+            ("?sort=due&cursor=" + encode([1, SOME_ID], of="jobs updated desc"), "cursor"),
+            ("?sort=due&cursor=" + encode([SOME_ID], of="jobs due desc"), "cursor"),
             ("?sort=priority&cursor=" + encode([1, "1"], of="jobs priority desc"), "cursor"),
-            ("?cursor=" + encode([1, ObjectId()], of="jobs created desc"), "cursor"),
+            ("?cursor=" + encode([1, SOME_ID], of="jobs created desc"), "cursor"),
             ("?cursor=" + encode(["x"], of="jobs created desc"), "cursor"),
             ("?name=a%20b", "name"),
             ("?state=done", "state"),
