@@ -6,10 +6,11 @@ BIN := .venv/bin
 INSTALLED_UP := .venv/.installed-up
 INSTALLED_DEV := .venv/.installed-dev
 NODE_MODULES := dev/js/node_modules/.installed
+NODE_TESTS := tests/predecessors/node/node_modules/.installed
 NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dev/js
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-all stress bench size lint lint-python lint-scripts format lock clean preflight
+.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench size lint lint-python lint-scripts format lock clean preflight
 
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -35,7 +36,10 @@ test-scale: $(INSTALLED_DEV) ## run the tests with many documents, messages and 
 test-browser: $(INSTALLED_DEV) ## run the tests in a real browser
 	@$(BIN)/python -m pytest -m "browser and not stress"
 
-test-all: $(INSTALLED_DEV) ## run all of these tests, about twenty minutes
+test-node: $(NODE_TESTS) ## run the tests against Node programs as older applications run them; installs packages with npm
+	@$(BIN)/python -m pytest -m "node and not stress"
+
+test-all: $(INSTALLED_DEV) $(NODE_TESTS) ## run all of these tests, about twenty minutes
 	@$(BIN)/python -m pytest -m "not stress"
 
 stress: $(INSTALLED_DEV) ## run the long storms
@@ -63,7 +67,7 @@ format: $(INSTALLED_DEV) $(NODE_MODULES) ## format the code, and repair what can
 	@$(NPM) run --silent fix
 
 clean: ## remove .venv, all data of `make up`, and caches
-	rm -rf .venv .venv.lock .devstack dev/js/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv.lock .devstack dev/js/node_modules tests/predecessors/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The preflight is order-only: it runs every time, and makes nothing out of date.
@@ -96,6 +100,11 @@ lock: | preflight ## write constraints.txt anew, with the newest versions that p
 $(NODE_MODULES): dev/js/package-lock.json | $(INSTALLED_DEV)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[scripts]"
 	@$(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(NODE_TESTS): tests/predecessors/node/package-lock.json | $(INSTALLED_DEV)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[scripts]"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix tests/predecessors/node ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 preflight:

@@ -1,0 +1,1 @@
+"""The product next to older applications: their documents, stream entries, clients and servers."""
