@@ -48,6 +48,7 @@ class Live:
         self._authenticator = authenticator
         secret = chosen.socketio_token_secret
         self._secret = None if secret is None else secret.get_secret_value()
+        self._has_events = "python" in chosen.socketio_adapter
         self._access: dict[str, Access] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self.server = socketio.AsyncServer(
@@ -69,6 +70,8 @@ class Live:
 
     async def start(self) -> None:
         """Subscribe to Redis, so that the first client misses nothing, and start checking tokens."""
+        if not self._has_events:
+            log.warning("SOCKETIO_ADAPTER does not contain python: clients of this process receive no Socket.IO events")
         self.server.manager_initialized = True
         self.server.manager.initialize()
         self._sweeper = asyncio.create_task(self._sweep())
