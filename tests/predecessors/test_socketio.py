@@ -87,7 +87,8 @@ def test_a_server_with_a_stream_receives_the_events_of_an_interruption(clean: Se
     with server("redis-streams", port, clean), client(port) as receiver, connect(clean.valkey.url) as valkey:
         events.emit(EVENT, {"number": 1}, room=ROOM)
         assert receiver.next()["data"] == {"number": 1}
-        (reader,) = [one for one in valkey.client_list() if one["cmd"] == "xread"]
+        readers = [one for one in valkey.client_list() if one["name"].startswith("redis-streams-")]
+        (reader,) = [one for one in readers if one["cmd"] == "xread"]
         valkey.client_kill_filter(_id=reader["id"])
         events.emit(EVENT, {"number": 2}, room=ROOM)
         assert receiver.next()["data"] == {"number": 2}

@@ -167,9 +167,9 @@ class Live:
 
 
 def _errors_of(name: str) -> logging.Logger:
-    """Return a library's logger for errors only: below, it logs what clients send, also tokens.
+    """Return a library's logger that logs only errors: at lower levels it logs what clients send, including tokens.
 
-    With a logger of ours the library adds no handler of its own.
+    The library adds no handler to a logger that it is given.
     """
     logger = logging.getLogger(name)
     logger.setLevel(logging.ERROR)
