@@ -1,7 +1,12 @@
-"""Events to the browsers: Socket.IO's Redis channel, which every Socket.IO server of the product listens on.
+"""Events to Socket.IO clients: through Redis to the Socket.IO servers, in the form of each adapter in use.
 
-Guarantee: `emit` and `emit_all` return after Redis took the events, or raise; python-socketio's own emitter would drop
-them in silence while Redis is away. Whether anybody listens is not known to the sender.
+- `python`: published to the channel of python-socketio, in JSON.
+- `redis`: published to the room's channel of Node servers with @socket.io/redis-adapter, in MessagePack.
+- `redis-streams`: appended to the stream of Node servers with @socket.io/redis-streams-adapter, in JSON.
+
+Guarantee: `emit` and `emit_all` return after Redis took the events for every adapter, or raise; python-socketio's own
+emitter would drop them silently while Redis is away. Whether any server or client receives them is unknown to the
+sender. The stream is bounded.
 """
 
 from __future__ import annotations
@@ -12,10 +17,16 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import redis
+from msgspec import msgpack
+from redis.client import Pipeline
 
 from queue_manager.core.errors import AppError
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
+
+NAMESPACE = "/"
+NODE_SENDER = "emitter"  # a sender that the adapters do not count as a server
+EVENT_PACKET, BROADCAST = 2, 3  # the packet type in Socket.IO's protocol, the message type between Node servers
 
 
 class EmitFailed(AppError):
@@ -31,10 +42,21 @@ class Events(Protocol):
 
 
 class RedisEvents:
-    """Publishes the messages that python-socketio's managers exchange, but raises when they could not be sent."""
+    """Sends the messages that Socket.IO servers exchange, but raises when Redis did not take them."""
 
-    def __init__(self, url: str, *, channel: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        channel: str = "socketio",
+        adapters: Iterable[str] = ("python",),
+        node_key: str = "socket.io",
+        stream_max_length: int = 10_000,
+    ) -> None:
         self._url, self._channel = url, channel
+        self._node_key, self._stream_max_length = node_key, stream_max_length
+        senders = {"python": self._to_python, "redis": self._to_node, "redis-streams": self._to_node_stream}
+        self._senders = [senders[adapter] for adapter in adapters]
         self._client = make_client(url, health_check_interval=30)
         self._host_id = uuid4().hex
 
@@ -45,25 +67,58 @@ class RedisEvents:
         try:
             with self._client.pipeline(transaction=False) as pipe:
                 for room, data in messages:
-                    pipe.publish(self._channel, self._message(event, data, room))
+                    for send in self._senders:
+                        send(pipe, event, data, room)
                 pipe.execute()
         except redis.RedisError as error:
             raise EmitFailed(f"Redis at {redact_url(self._url)} did not take the event: {error}") from error
 
-    def _message(self, event: str, data: dict[str, Any], room: str) -> str:
+    def _to_python(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
         message = {
             "method": "emit",
             "event": event,
             "data": [data],
             "binary": False,
-            "namespace": "/",
+            "namespace": NAMESPACE,
             "room": room,
             "skip_sid": None,
             "callback": None,
             "host_id": self._host_id,
         }
-        return json.dumps(message)
+        pipe.publish(self._channel, json.dumps(message))
+
+    def _to_node(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
+        message = [NODE_SENDER, _packet(event, data), _options(room)]
+        pipe.publish(f"{self._node_key}#{NAMESPACE}#{room}#", msgpack.encode(message))
+
+    def _to_node_stream(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
+        message = json.dumps({"packet": _packet(event, data), "opts": _options(room)})
+        pipe.xadd(
+            self._node_key,
+            {"uid": NODE_SENDER, "nsp": NAMESPACE, "type": BROADCAST, "data": message},
+            maxlen=self._stream_max_length,
+            approximate=True,
+        )
 
 
-events = PerProcess(lambda: RedisEvents(settings().redis_url, channel=settings().socketio_channel))
+def _packet(event: str, data: dict[str, Any]) -> dict[str, Any]:
+    return {"type": EVENT_PACKET, "data": [event, data], "nsp": NAMESPACE}
+
+
+def _options(room: str) -> dict[str, Any]:
+    return {"rooms": [room], "except": [], "flags": {}}
+
+
+def _make_events() -> RedisEvents:
+    chosen = settings()
+    return RedisEvents(
+        chosen.redis_url,
+        channel=chosen.socketio_channel,
+        adapters=chosen.socketio_adapter,
+        node_key=chosen.socketio_node_key,
+        stream_max_length=chosen.socketio_stream_max_length,
+    )
+
+
+events = PerProcess(_make_events)
 """This process's emitter, connected at its first event."""

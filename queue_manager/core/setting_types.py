@@ -23,6 +23,7 @@ REDIS_SCHEMES = ("redis", "rediss")
 STOCK_SCHEMES = ("sentinel", "amqp", "amqps")
 """Schemes of brokers that only kombu's own transports serve."""
 TEXT_RULE = "text in UTF-8 without control characters"
+SOCKETIO_ADAPTERS = {"python", "redis", "redis-streams"}
 MIN_SECRET_LENGTH = 32  # characters, the strength of an HS256 signature
 _COLLECTION = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,118}[A-Za-z0-9_-])?")
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}|\{[A-Za-z0-9_.-]{1,64}\}")
@@ -68,6 +69,13 @@ def _module_names(names: list[str]) -> list[str]:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError("names of Python modules, separated by commas or as a JSON list, such as billing.jobs")
     return names
+
+
+def _socketio_adapters(value: Any) -> list[str]:
+    names = _text_list(value)
+    if not names or not set(names) <= SOCKETIO_ADAPTERS:
+        raise ValueError("one or more of python, redis and redis-streams, separated by commas or as a JSON list")
+    return list(dict.fromkeys(names))  # a repeated name would send every event twice
 
 
 def _text(value: str) -> str:
@@ -164,6 +172,7 @@ ApiKeys = Annotated[list[ApiKey], NoDecode, BeforeValidator(api_keys.parse)]
 TrueOrFalse = Annotated[bool, BeforeValidator(_true_or_false)]
 TextList = Annotated[list[str], NoDecode, BeforeValidator(_text_list)]
 ModuleNames = Annotated[list[str], NoDecode, AfterValidator(_module_names), BeforeValidator(_text_list)]
+SocketioAdapters = Annotated[list[str], NoDecode, BeforeValidator(_socketio_adapters)]
 Text = Annotated[str, AfterValidator(_text)]
 FilePath = Annotated[Path, AfterValidator(_file_path)]
 CollectionName = Annotated[str, AfterValidator(_collection_name)]

@@ -31,6 +31,7 @@ from queue_manager.core.setting_types import (
     QueueKeyPrefix,
     RedisUrl,
     Secret,
+    SocketioAdapters,
     Text,
     TextList,
     TrueOrFalse,
@@ -155,8 +156,14 @@ class Settings(BaseSettings):
     jobs_takeover_seconds: Annotated[int, Field(ge=6, le=600)] = 6
     """Seconds without heartbeat after which another beat becomes the leader."""
 
+    socketio_adapter: SocketioAdapters = ["python"]
+    """Adapters of the Socket.IO servers that receive events: python, redis, redis-streams."""
     socketio_channel: Text = "socketio"
     """Redis channel on which python-socketio's servers listen."""
+    socketio_node_key: Text = "socket.io"
+    """Prefix of the channels, and name of the stream, of Node servers: `key` and `streamName` of their adapters."""
+    socketio_stream_max_length: Annotated[int, Field(ge=100, le=10_000_000)] = 10_000
+    """Approximate number of entries to which the stream of Node servers is trimmed."""
     socketio_token_secret: Secret | None = None
     """Signs the tokens of Socket.IO clients (HS256)."""
     qm_api_keys: ApiKeys = []

@@ -49,6 +49,8 @@ def read_again_afterwards() -> object:
         ("QM_LEASE_SECONDS", "soon", "a number from 2 to 3600"),
         ("QM_LEASE_SECONDS", "-1", "a number from 2 to 3600"),
         ("QM_CLAIM_BATCH", "1.5", "a whole number from 1 to 10000"),
+        ("SOCKETIO_ADAPTER", "python,node", "one or more of python, redis and redis-streams"),
+        ("SOCKETIO_ADAPTER", "[]", "one or more of python, redis and redis-streams"),
         ("QM_LOG_LEVEL", "LOUD", "DEBUG, INFO, WARNING or ERROR"),
         ("QM_LOG_FORMAT", "xml", "console or json"),
     ],
@@ -204,12 +206,27 @@ def test_flag_is_read_in_any_case_with_spaces_around_it(
         ("[]", []),
     ],
 )
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", [name for name in LISTS if name != "SOCKETIO_ADAPTER"])
 def test_list_is_read_from_commas_and_from_json(
     name: str, value: str, means: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
     assert getattr(settings(), name.lower()) == means
+
+
+@pytest.mark.parametrize(
+    ("value", "means"),
+    [
+        ("redis", ["redis"]),
+        ("python, redis-streams", ["python", "redis-streams"]),
+        ('["redis", "python", "redis"]', ["redis", "python"]),
+    ],
+)
+def test_socketio_adapters_are_a_list_without_repetition(
+    value: str, means: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOCKETIO_ADAPTER", value)
+    assert settings().socketio_adapter == means
 
 
 @pytest.mark.parametrize("name", [name.upper() for name in Settings.model_fields])
@@ -341,6 +358,8 @@ def test_env_file_is_looked_through_for_misspelt_names(tmp_path: Path) -> None:
 def written(default: object) -> str:
     if default is None:
         return ""
+    if isinstance(default, list) and default:
+        return ",".join(default)
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 

@@ -1,40 +1,107 @@
-"""An event is published as python-socketio's own emitter publishes it, and a failure is seen."""
+"""An event is sent in the form of each adapter, many in one round trip, and a failure is seen."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 import socketio
+from msgspec import msgpack
 
 from dev.ports import free_port
 from services.realtime import EmitFailed, RedisEvents
 from tests.real_servers import Servers
 
+DATA = {"room_id": "1", "text": "é \u2028"}
+ADAPTERS = ("python", "redis", "redis-streams")
+
 
 def test_events_are_those_of_python_socketio(clean: Servers) -> None:
-    url, data = clean.valkey.url, {"room_id": "1", "text": "é \u2028"}
-    with redis.Redis.from_url(url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
-        pubsub.subscribe("events")
-        pubsub.get_message(timeout=5)  # subscribed
-        socketio.RedisManager(url, channel="events", write_only=True).emit("updated", data, room="support-1")
-        RedisEvents(url, channel="events").emit("updated", data, room="support-1")
-        theirs, ours = (message_of(pubsub) for _ in range(2))
+    url = clean.valkey.url
+    with subscribed(url, "events") as message:
+        socketio.RedisManager(url, channel="events", write_only=True).emit("updated", DATA, room="support-1")
+        RedisEvents(url, channel="events").emit("updated", DATA, room="support-1")
+        theirs, ours = json.loads(message()), json.loads(message())
     assert len({theirs.pop("host_id"), ours.pop("host_id")}) == 2
     assert ours == theirs
 
 
-def message_of(pubsub: redis.client.PubSub) -> dict[str, Any]:
-    message = pubsub.get_message(timeout=5)
-    assert message is not None
-    read: dict[str, Any] = json.loads(message["data"])
-    return read
+def test_events_for_the_redis_adapter_are_published_to_the_channel_of_their_room(clean: Servers) -> None:
+    url = clean.valkey.url
+    with subscribed(url, "app#/#support-1#") as message:
+        RedisEvents(url, adapters=["redis"], node_key="app").emit("updated", DATA, room="support-1")
+        sender, packet, options = msgpack.decode(message())
+    assert sender == "emitter"
+    assert packet == {"type": 2, "data": ["updated", DATA], "nsp": "/"}
+    assert options == {"rooms": ["support-1"], "except": [], "flags": {}}
 
 
-def test_an_event_that_redis_does_not_take_is_an_error_without_a_password() -> None:
-    events = RedisEvents(f"redis://:s3cret@127.0.0.1:{free_port()}/0", channel="events")
+def test_events_for_the_streams_adapter_are_entries_of_its_stream(clean: Servers) -> None:
+    url = clean.valkey.url
+    RedisEvents(url, adapters=["redis-streams"], node_key="app").emit("updated", DATA, room="support-1")
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        ((_, entry),) = client.xrange("app")
+    message = json.loads(entry.pop("data"))
+    assert entry == {"uid": "emitter", "nsp": "/", "type": "3"}
+    assert message["packet"] == {"type": 2, "data": ["updated", DATA], "nsp": "/"}
+    assert message["opts"] == {"rooms": ["support-1"], "except": [], "flags": {}}
+
+
+def test_the_stream_is_bounded(clean: Servers) -> None:
+    events = RedisEvents(clean.valkey.url, adapters=["redis-streams"], stream_max_length=100)
+    events.emit_all("updated", [("support-1", {"number": number}) for number in range(1_000)])
+    with redis.Redis.from_url(clean.valkey.url) as client:
+        kept = client.xrange("socket.io")
+        assert 100 <= len(kept) <= 200  # Redis trims whole nodes of 100 entries
+    assert json.loads(kept[-1][1][b"data"])["packet"]["data"] == ["updated", {"number": 999}]
+
+
+def test_many_events_for_all_adapters_need_one_round_trip(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = RedisEvents(clean.valkey.url, adapters=ADAPTERS)
+    sent = []
+    send = redis.Connection.send_packed_command
+
+    def record(connection: redis.Connection, command: Any, check_health: bool = True) -> None:
+        sent.append(command)
+        send(connection, command, check_health)
+
+    monkeypatch.setattr(redis.Connection, "send_packed_command", record)
+    events.emit("updated", {}, room="support-1")  # connects
+    sent.clear()
+    events.emit_all("updated", [(f"support-{number}", {}) for number in range(100)])
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_event_that_redis_does_not_take_is_an_error_without_a_password(adapter: str) -> None:
+    events = RedisEvents(f"redis://:s3cret@127.0.0.1:{free_port()}/0", adapters=[adapter])
     with pytest.raises(EmitFailed) as error:
         events.emit("updated", {}, room="support-1")
     assert "s3cret" not in str(error.value)
+
+
+def test_a_stream_that_takes_no_events_is_an_error(clean: Servers) -> None:
+    with redis.Redis.from_url(clean.valkey.url) as client:
+        client.set("socket.io", "not a stream")
+    with pytest.raises(EmitFailed, match="WRONGTYPE"):
+        RedisEvents(clean.valkey.url, adapters=ADAPTERS).emit("updated", {}, room="support-1")
+
+
+@contextmanager
+def subscribed(url: str, channel: str) -> Iterator[Callable[[], bytes]]:
+    """Subscribe to a channel, and give a function that returns the next message."""
+    with redis.Redis.from_url(url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(channel)
+        pubsub.get_message(timeout=5)  # subscribed
+
+        def next_message() -> bytes:
+            message = pubsub.get_message(timeout=5)
+            assert message is not None
+            data: bytes = message["data"]
+            return data
+
+        yield next_message

@@ -159,3 +159,8 @@ def test_events_flow_again_soon_after_an_outage_of_redis(clean: Servers, tmp_pat
                 eventually(lambda: "Live events flow again" in process.log, within=30)
             RedisEvents(own.url, channel="socketio").emit(EVENT, woken("1"), room="support-a")
             assert client.next_event() == (EVENT, woken("1"))
+
+
+def test_a_process_that_receives_no_events_logs_a_warning(clean: Servers, tmp_path: Path) -> None:
+    with web(tmp_path, SOCKETIO_ADAPTER="redis") as process:
+        assert "SOCKETIO_ADAPTER does not contain python" in process.log

@@ -1,9 +1,9 @@
 """Live events: each source is read once per process, and its events are sent to all clients as Server-Sent Events.
 
 Guarantee: a client gets every event after its start position, once and in order. A source is read only while there are
-listeners, and is read on after an outage. The buffer of a listener is bounded: a client that does not keep up is
-disconnected, delays no other, and resumes with `Last-Event-ID`. If the events after that id are lost, its first event
-is `reset`. Clients are disconnected within 2 s when their key or session ends, and at once when the process ends.
+listeners, and reading resumes after an outage. The buffer of a listener is bounded: a client that does not keep up is
+disconnected without delaying others, and resumes with `Last-Event-ID`. If the events after that id are lost, its first
+event is `reset`. Clients are disconnected within 2 s when their key or session ends, and at once when the process ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ReaderPosition = Callable[[PositionT | None], Awaitable[PositionT]]
 
 @dataclass(frozen=True)
 class Event(Generic[PositionT]):
-    """An event of a source. An event without a name only tells a client its position."""
+    """An event of a source. An event without a name only sends its position."""
 
     position: PositionT
     id: str
@@ -71,7 +71,7 @@ class Event(Generic[PositionT]):
 
 def reset(position: PositionT, id: str) -> Event[PositionT]:
     """Return the event for a client that has missed events before this position."""
-    message = "Events that you have not seen are not kept any more: read the lists anew"
+    message = "Earlier events are no longer stored: read the lists again"
     return Event(position, id, "reset", json.dumps({"message": message}).encode())
 
 
@@ -93,16 +93,16 @@ class ReadBatch(Generic[PositionT]):
 
 
 class EventsLost(Exception):
-    """A source cannot continue after a position: the events are not kept any more."""
+    """A source cannot continue after a position: its events are no longer stored."""
 
 
 class EventSource(ABC, Generic[PositionT]):
     """Reads the events of one server, and nothing else: `Feed` reconnects, logs outages and serves clients."""
 
     title: str
-    """What it reads, for the log."""
+    """Name of the events in the log."""
     server: str
-    """Which server it reads, for the log and for error messages."""
+    """Name of the server in the log and in error messages."""
     outages: tuple[type[Exception], ...] = ()
     """Errors of the server. Clients are disconnected if reading the history raises one of them."""
     has_states = False
@@ -127,7 +127,7 @@ class EventSource(ABC, Generic[PositionT]):
         """
 
     async def prepare(self, events: Sequence[Event[PositionT]]) -> Sequence[Event[PositionT]]:
-        """Return events as clients get them. Called only while there are clients."""
+        """Return the events as they are sent. Called only while clients are connected."""
         return events
 
     async def close(self) -> None:
@@ -141,7 +141,7 @@ class Listener(Generic[PositionT]):
         self._latest_only = latest_only
         self._events: list[Event[PositionT]] = []
         self._size = 0
-        self._has_news = asyncio.Event()
+        self._has_events = asyncio.Event()
         self.is_ended = False
 
     def add(self, events: Sequence[Event[PositionT]]) -> None:
@@ -152,20 +152,20 @@ class Listener(Generic[PositionT]):
             events = events[-1:]
         self._events += events
         self._size += sum(len(event.text) for event in events)
-        self._has_news.set()
+        self._has_events.set()
         if self._size > MAX_BUFFER_SIZE:
             self.end()
 
     def end(self) -> None:
         self.is_ended = True
         self._events, self._size = [], 0
-        self._has_news.set()
+        self._has_events.set()
 
     async def next(self) -> list[Event[PositionT]]:
         """Return the waiting events, or wait for some; an empty list after the end."""
         while not self._events and not self.is_ended:
-            self._has_news.clear()
-            await self._has_news.wait()
+            self._has_events.clear()
+            await self._has_events.wait()
         events, self._events, self._size = self._events, [], 0
         return events
 
@@ -271,18 +271,18 @@ class Feed(Generic[PositionT]):
                 self._position = None
             await self._has_listeners.wait()
             try:
-                await self._read_while_listened()
+                await self._read_until_idle()
             except EventsLost:
                 self._position = None  # clients that reconnect get a reset
                 self._end_listeners()
             except Exception as error:  # all listeners depend on this task
                 if not self._is_away:
                     source = self.source
-                    log.warning(f"No {source.title}: {source.server} fails ({reason(error)}); trying until it is back")
+                    log.warning(f"No {source.title}: {source.server} fails ({reason(error)}); retrying")
                 self._is_away = True
                 await asyncio.sleep(RECONNECT_DELAY)
 
-    async def _read_while_listened(self) -> None:
+    async def _read_until_idle(self) -> None:
         async with aclosing(self.source.live(self._position)) as batches:
             async for batch in batches:
                 if self._is_away:

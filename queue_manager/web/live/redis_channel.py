@@ -1,7 +1,7 @@
 """Events from Redis to the Socket.IO clients of this process.
 
-Guarantee: after an outage of Redis, events flow again within about a second of its return; python-socketio's own
-listener would wait up to a minute. What is published meanwhile is not seen: the channel keeps nothing.
+Guarantee: after an outage of Redis, events are received again within about a second; python-socketio's own listener
+would wait up to a minute. Events that are published during the outage are lost: a channel stores nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = get_logger("QM/live")
 
 
 class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-socketio has no types
-    """python-socketio's manager, with a listener that subscribes again soon after an outage."""
+    """python-socketio's manager, with a listener that subscribes again within about a second after an outage."""
 
     def __init__(self, url: str, *, channel: str) -> None:
         super().__init__(url, channel=channel, redis_options=CHANNEL_OPTIONS)
@@ -60,6 +60,6 @@ class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-
         has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
             url = redact_url(self.redis_url)
-            log.warning(f"No live events: Redis at {url} does not answer ({reason(error)}); trying until it is back")
+            log.warning(f"No live events: Redis at {url} does not answer ({reason(error)}); retrying until it is back")
         elif has_changed:
             log.info("Live events flow again")

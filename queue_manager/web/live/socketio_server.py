@@ -48,6 +48,7 @@ class Live:
         self._authenticator = authenticator
         secret = chosen.socketio_token_secret
         self._secret = None if secret is None else secret.get_secret_value()
+        self._has_events = "python" in chosen.socketio_adapter
         self._access: dict[str, Access] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self.server = socketio.AsyncServer(
@@ -69,6 +70,8 @@ class Live:
 
     async def start(self) -> None:
         """Subscribe to Redis, so that the first client misses nothing, and start checking tokens."""
+        if not self._has_events:
+            log.warning("SOCKETIO_ADAPTER does not contain python: clients of this process receive no Socket.IO events")
         self.server.manager_initialized = True
         self.server.manager.initialize()
         self._sweeper = asyncio.create_task(self._sweep())
@@ -164,9 +167,9 @@ class Live:
 
 
 def _errors_of(name: str) -> logging.Logger:
-    """Return a library's logger for errors only: below, it logs what clients send, also tokens.
+    """Return a library's logger that logs only errors: at lower levels it logs what clients send, including tokens.
 
-    With a logger of ours the library adds no handler of its own.
+    The library adds no handler to a logger that it is given.
     """
     logger = logging.getLogger(name)
     logger.setLevel(logging.ERROR)
