@@ -23,7 +23,7 @@ from models import support_room
 from models.database import server_now
 from models.due_documents import DueCollection
 from services.support_snooze import system
-from tasks import app, base
+from tasks import app, item, scan
 
 __all__ = ["app"]
 
@@ -65,9 +65,9 @@ def before(owner: Any, name: str, room_of: Callable[..., Any]) -> None:
 
 
 if STEP == "taken":
-    before(base, "publish", lambda task, items, producer: items[0].args[0])
+    before(scan, "publish", lambda task, items, producer: items[0].args[0])
 elif STEP == "published":
-    before(base.ItemTask, "__call__", lambda task, room_id, *_: room_id)
+    before(item.ItemTask, "__call__", lambda task, room_id, *_: room_id)
 elif STEP == "attempt":
     before(DueCollection, "apply", lambda documents, due_at, *_, **__: next(iter(due_at)))
 elif STEP == "unread":
