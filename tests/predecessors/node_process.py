@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -52,11 +53,12 @@ def node(script: str, *arguments: str, **env: str) -> Iterator[NodeProcess]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # the wheel's `node` is a script that starts the real one: both are ended
     )
     try:
         yield NodeProcess(process)
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
