@@ -30,7 +30,7 @@ _IS_A_DATE: Document = {"$eq": [{"$type": "$created_at"}, "date"]}
 _WITHIN_REASON: Document = {"$and": [{"$gte": ["$created_at", 0]}, {"$lte": ["$created_at", MIN_MILLISECONDS]}]}
 _READABLE: Document = {
     "$or": [{"created_at": A_DATE}, {"created_at": {"$gte": 0, "$lte": MIN_MILLISECONDS}}],
-    "created_at.0": None,  # not a list
+    "created_at": {"$not": {"$type": "array"}},
 }
 _STARTED: Document = {
     "$switch": {

@@ -126,7 +126,7 @@ class TestEligible:
         (item,) = scan(reviews)
         assert item.args[3] == to_iso(MONTH_AGO)
 
-    @pytest.mark.parametrize("created_at", [1.7e12, None, "2026", True, -5, float("nan"), {"a": 1}, [], [1]])
+    @pytest.mark.parametrize("created_at", [1.7e12, None, "2026", True, -5, float("nan"), {"a": 1}, [], [1], [None, 1]])
     def test_unreadable_start_is_left_out_counted_and_named(
         self, reviews: ReviewRequests, caplog: pytest.LogCaptureFixture, created_at: Any
     ) -> None:
