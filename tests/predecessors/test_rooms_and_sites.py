@@ -16,6 +16,7 @@ from bson.raw_bson import RawBSONDocument
 from beat_schedule import SYSTEMS
 from models import database, schema, site, support_room
 from models.database import shown_id
+from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.settings import settings
 from services import support_snooze
@@ -297,6 +298,20 @@ def test_application_that_wakes_a_room_late_does_no_harm(
     assert "success" not in execute(snooze, item)
     assert is_awake(ObjectId(room))
     assert events.sent == []
+
+
+@pytest.mark.node
+def test_application_takes_over_again_while_the_system_is_paused(
+    snooze: DocumentWork, application: Callable[..., Any]
+) -> None:
+    in_flight = create_snoozed(application)
+    (item,) = scan(snooze)
+    leases.pause(snooze.system.name)
+    next_one = create_snoozed(application)
+    assert scan(snooze) == []
+    execute(snooze, item)
+    assert is_awake(ObjectId(in_flight))
+    assert application("scan", now=to_iso(T0)) == [next_one]
 
 
 @pytest.mark.node
