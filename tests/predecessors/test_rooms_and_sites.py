@@ -23,6 +23,7 @@ from services import support_snooze
 from services.due_documents.work import DocumentWork
 from services.due_work import Limits
 from services.stale_thumbnails import StaleThumbnails, stale_sites, stale_thumbnails
+from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
 from tests.predecessors.node_process import NodeProcess, node
 from tests.rooms import T0, AgingClock, RecordedEvents, execute, get_room, make_room, make_work, scan
@@ -118,6 +119,21 @@ def test_each_snooze_is_handled_or_named_as_malformed(snooze: DocumentWork, is_b
 def test_each_malformed_snooze_is_counted_alone(snooze_time: Any) -> None:
     room = make_room(snooze_time=snooze_time)
     assert support_room.malformed() == support_room.Malformed(count=1, ids=[room])
+
+
+def test_malformed_rooms_do_not_degrade_the_index_for_the_others(snooze: DocumentWork) -> None:
+    for number, snooze_time in enumerate(MALFORMED_SNOOZES):
+        room = make_room(snooze_time=snooze_time)
+        if number % 2:
+            support_room.rooms().delete_one({"_id": room})
+    later = ({"snooze_time": {"time": T0 + hours(number)}} for number in range(1, 501))
+    support_room.rooms().insert_many(later)
+    due = [make_room(OVER) for _ in range(5)]
+    with profile() as found:
+        assert len(scan(snooze)) == len(due)
+    reads = [one for one in found if one["op"] in ("query", "getmore")]
+    assert sum(one["keysExamined"] for one in reads) <= 2 * len(due) + 10
+    assert not any(one.get("hasSortStage") for one in reads)
 
 
 def test_malformed_room_that_is_repaired_wakes(snooze: DocumentWork) -> None:
