@@ -19,11 +19,20 @@ def spellings(account: Any) -> list[Any]:
     return list(dict.fromkeys((stored(account), str(account))))
 
 
+def usable(account: Any) -> ObjectId | str | None:
+    """Return an account id as it is, and `None` for a value that cannot be one."""
+    return account if isinstance(account, ObjectId | str) and account != "" else None
+
+
+def stored_of(expression: Any) -> dict[str, Any]:
+    """Return the aggregation expression of `stored`."""
+    return {"$convert": {"input": expression, "to": "objectId", "onError": expression, "onNull": None}}
+
+
 def spellings_of(expression: Any) -> dict[str, Any]:
     """Return the aggregation expression of `spellings`; for a missing account, a value that matches no account.
 
     An empty list cannot be used, because `$lookup` treats it as null or missing.
     """
-    as_object_id = {"$convert": {"input": expression, "to": "objectId", "onError": expression, "onNull": None}}
     as_text = {"$convert": {"input": expression, "to": "string", "onError": expression, "onNull": None}}
-    return {"$cond": [{"$eq": [{"$ifNull": [expression, None]}, None]}, [False], [as_object_id, as_text]]}
+    return {"$cond": [{"$eq": [{"$ifNull": [expression, None]}, None]}, [False], [stored_of(expression), as_text]]}

@@ -43,9 +43,12 @@ _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
 _INDEX_DIFFERS = (85, 86)
 _ID_JSON = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, tz_aware=True, tzinfo=UTC)
-# Clamped, because a date in the year 300,000 must not make a whole batch unreadable.
+# A date in the year 300,000, or a text that is not UTF-8, must not make a whole batch unreadable.
 _CODEC: CodecOptions[Document] = CodecOptions(
-    tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_CLAMP
+    tz_aware=True,
+    tzinfo=UTC,
+    datetime_conversion=DatetimeConversion.DATETIME_CLAMP,
+    unicode_decode_error_handler="replace",
 )
 
 

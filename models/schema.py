@@ -48,6 +48,16 @@ def migrate(systems: Iterable[System]) -> list[str]:
     return created
 
 
+def missing(system: System) -> list[str]:
+    """Return the names of the system's indexes that do not exist yet, as `collection.index`."""
+    return [
+        f"{name}.{index.document['name']}"
+        for name, indexes in system.collections().items()
+        for index in indexes
+        if index.document["name"] not in database.collection(name).index_information()
+    ]
+
+
 def finish(systems: Iterable[System]) -> int:
     """Remove obsolete indexes and claims of earlier releases; return the number of claims. Idempotent."""
     claims = 0

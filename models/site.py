@@ -29,7 +29,7 @@ from queue_manager.core.clock import hours
 RESETS = "thumbnail_resets"
 STARTED = "thumbnail_process_started_at"
 DESKTOP = "details.thumbnails.desktop"
-NO_LIST: Document = {f"{STARTED}.0": None}  # excludes lists of dates, which match like a date
+NO_LIST: Document = {"$not": {"$type": "array"}}  # a list with a date in it matches like the date
 IN_PROGRESS: Document = {"thumbnail_build_in_progress": True}
 RESET_COUNT = "thumbnail_reset_count"
 FAILED: Document = {"outcome": "failed"}
@@ -120,7 +120,7 @@ class Sites:
 
         Unusable: no date, one before the epoch, or one after `latest`, which the clock of no builder explains.
         """
-        usable = {STARTED: {**A_DATE, "$lte": latest}, **NO_LIST}
+        usable = {STARTED: {**A_DATE, "$lte": latest, **NO_LIST}}
         result = self.collection().update_many(
             {**IN_PROGRESS, **self.only, "$nor": [usable]}, {"$set": {STARTED: now}}, hint="builds_in_progress"
         )
@@ -188,7 +188,7 @@ class Sites:
         ]
 
     def _stale(self, before: datetime) -> Document:
-        return {**IN_PROGRESS, **self.only, STARTED: {**A_DATE, "$lt": before}, **NO_LIST}
+        return {**IN_PROGRESS, **self.only, STARTED: {**A_DATE, "$lt": before, **NO_LIST}}
 
     def _count(self, where: Document) -> int:
         return self.collection().count_documents(where, hint="builds_in_progress")

@@ -30,7 +30,7 @@ _IS_A_DATE: Document = {"$eq": [{"$type": "$created_at"}, "date"]}
 _WITHIN_REASON: Document = {"$and": [{"$gte": ["$created_at", 0]}, {"$lte": ["$created_at", MIN_MILLISECONDS]}]}
 _READABLE: Document = {
     "$or": [{"created_at": A_DATE}, {"created_at": {"$gte": 0, "$lte": MIN_MILLISECONDS}}],
-    "created_at.0": None,  # not a list
+    "created_at": {"$not": {"$type": "array"}},
 }
 _STARTED: Document = {
     "$switch": {
@@ -58,7 +58,10 @@ def subscriptions() -> Collection[Document]:
 
 @dataclass(frozen=True, kw_only=True)
 class Agency:
-    """An agency that is due for a review request; `account_id` is `None` if its oldest subscription has none."""
+    """An agency that is due for a review request; `account_id` is `None` if its oldest subscription has no usable one.
+
+    Its subscriptions have the same parent account, as an ObjectId or a text; without a parent, the same account.
+    """
 
     account_id: Any
     parent_account: Any
@@ -82,7 +85,8 @@ def eligible(
         {"$match": {"started": {"$ne": None}}},
         {
             "$group": {
-                "_id": "$account",
+                "_id": {"$ifNull": [account.stored_of("$account"), account.stored_of("$account_id")]},
+                "parent_account": {"$max": account.stored_of("$account")},
                 "subscription_ids": {"$push": "$_id"},
                 # The least of these is the oldest: documents compare field by field, in this order.
                 "oldest": {"$min": {"started": "$started", "_id": "$_id", "account_id": "$account_id"}},
@@ -90,14 +94,14 @@ def eligible(
         },
         {"$match": {"oldest.started": {"$lte": until}}},
         *_without_pulse("account_id", "$oldest.account_id", asked_since),
-        *_without_pulse("metadata.parent_account", "$_id", asked_since),
+        *_without_pulse("metadata.parent_account", "$parent_account", asked_since),
     ]
     with pymongo.timeout(AGGREGATION_TIMEOUT):  # all groups are computed before the first is returned
         groups: Any = subscriptions().aggregate(stages, allowDiskUse=True, hint="managed_by_account")
     for group in groups:
         yield Agency(
-            account_id=group["oldest"].get("account_id"),
-            parent_account=group["_id"],
+            account_id=account.usable(group["oldest"].get("account_id")),
+            parent_account=account.usable(group["parent_account"]),
             subscription_ids=group["subscription_ids"],
             oldest_subscription=truncate(group["oldest"]["started"]),
         )

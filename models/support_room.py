@@ -10,6 +10,7 @@ A room is due when `snooze_time.time` has come. Our fields apply to one `snooze_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pymongo import ASCENDING, IndexModel
@@ -60,3 +61,13 @@ def malformed() -> Malformed:
     return Malformed(
         count=rooms().count_documents(MALFORMED, hint="malformed_snooze"), ids=[room["_id"] for room in found]
     )
+
+
+def count_malformed_unindexed() -> int:
+    """Count rooms with a malformed snooze by reading the whole collection, before the index exists."""
+    return rooms().count_documents(MALFORMED)
+
+
+def count_flagged(until: datetime) -> int:
+    """Count due rooms with the flag, which another program may have set, by reading the whole collection."""
+    return rooms().count_documents({DUE: {**A_DATE, "$lte": until}, FLAG: True})

@@ -116,6 +116,8 @@ class System:
     """By collection: the names of indexes of earlier releases, which `migrate --finish` drops."""
     obstacles: Callable[[], Sequence[str]] = list
     """Returns what has to be put in order before `migrate` can create the indexes, a line each."""
+    adoption_notes: Callable[[], Sequence[str]] = list
+    """Returns what the program that did this work before has left, a line each, for `queue-manager adopt`."""
 
     def __post_init__(self) -> None:
         self._default("trigger", f"systems/{self.name}")

@@ -131,7 +131,8 @@ class EligibleAgencies(Listed):
         last = after[0] if after else None
         pages = subscription.accounts(self.requests.product_types, after=last, is_descending=newest_first)
         for accounts in pages:
-            found = {str(agency.parent_account): agency for agency in self._eligible(accounts)}
+            spellings = [spelling for one in accounts for spelling in account.spellings(one)]
+            found = {str(agency.parent_account): agency for agency in self._eligible(spellings)}
             for one in accounts:
                 if (agency := found.get(str(one))) is not None:
                     yield self._item(agency)
@@ -145,7 +146,7 @@ class EligibleAgencies(Listed):
             position=(agency.parent_account,),
             due_at=due_at,
             since=due_at,
-            reason=None if agency.account_id is not None else "its oldest subscription names no account",
+            reason=None if agency.account_id is not None else "its oldest subscription has no usable account",
         )
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:

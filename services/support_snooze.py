@@ -17,13 +17,14 @@ from typing import Any
 from pymongo import IndexModel
 
 from models import old_claims, support_room
-from models.database import Document, shown_id
+from models.database import Document, server_now, shown_id
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
 from services.due_documents import DueDocuments, Failure, Reasons, Run, Written
+from services.problems import counted
 from services.realtime import EmitFailed, events
 
 INITIATOR = "QM/conversations/support-snooze"
@@ -55,6 +56,21 @@ class SupportSnooze(DueDocuments):
             stats.add_problem(f"{malformed.count} rooms have a malformed snooze_time and can never fall due: {ids}")
 
 
+def adoption_notes() -> list[str]:
+    notes = []
+    if flagged := support_room.count_flagged(server_now()):
+        notes.append(
+            f"{counted(flagged, 'due room')} with {support_room.FLAG}: true, set by another program; what it does not "
+            "open is opened after one lease (QM_LEASE_SECONDS)"
+        )
+    if malformed := support_room.count_malformed_unindexed():
+        notes.append(
+            f"{counted(malformed, 'room')} with a malformed snooze_time, never opened by either program; "
+            "`queue-manager health` names them"
+        )
+    return notes
+
+
 system = SupportSnooze(
     name="support-snooze",
     title="Rooms",
@@ -72,6 +88,7 @@ system = SupportSnooze(
     fields=("account_id", "status"),
     shown=("account_id",),
     arguments=("room_id", "snoozed_until"),
+    adoption_notes=adoption_notes,
     obsolete_indexes={support_room.ROOMS_COLLECTION: old_claims.INDEXES},
     reasons=Reasons(not_found="Room not found", not_due="Still snoozed", changed="Snooze changed"),
 )

@@ -126,7 +126,7 @@ class TestEligible:
         (item,) = scan(reviews)
         assert item.args[3] == to_iso(MONTH_AGO)
 
-    @pytest.mark.parametrize("created_at", [1.7e12, None, "2026", True, -5, float("nan"), {"a": 1}, [], [1]])
+    @pytest.mark.parametrize("created_at", [1.7e12, None, "2026", True, -5, float("nan"), {"a": 1}, [], [1], [None, 1]])
     def test_unreadable_start_is_left_out_counted_and_named(
         self, reviews: ReviewRequests, caplog: pytest.LogCaptureFixture, created_at: Any
     ) -> None:
@@ -151,8 +151,24 @@ class TestEligible:
             subscribe(T0 - days(age), account=parent)
         assert len(scan(reviews)) == 1
 
-    def test_agency_without_account_is_counted_and_left_out(self, reviews: ReviewRequests) -> None:
-        subscribe(metadata={})
+    def test_two_spellings_of_a_parent_are_one_agency(self, reviews: ReviewRequests) -> None:
+        parent = ObjectId()
+        older = subscribe(T0 - days(50), account=str(parent))
+        subscribe(T0 - days(40), account=parent)
+        (item,) = scan(reviews)
+        assert item.args[:1] == (str(older["metadata"]["account_id"]),)
+        assert item.args[2] == str(parent)
+
+    def test_agencies_without_a_parent_are_asked_each(self, reviews: ReviewRequests) -> None:
+        made = [subscribe(account=None) for _ in range(2)]
+        items = scan(reviews)
+        assert {item.args[0] for item in items} == {str(one["metadata"]["account_id"]) for one in made}
+        assert [create(reviews, item)["success"] for item in items] == [True, True]
+        assert scan(reviews) == []
+
+    @pytest.mark.parametrize("account", [None, "", 7, ["a"], {"x": 1}, True], ids=str)
+    def test_agency_without_usable_account_is_counted_and_left_out(self, reviews: ReviewRequests, account: Any) -> None:
+        subscribe(metadata={} if account is None else {"account_id": account})
         batches = list(reviews.take_due(Backlog()))
         assert [batch.items for batch in batches] == [[], []]
         assert batches[1].other_counts == {"without_account": 1}

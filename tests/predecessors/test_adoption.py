@@ -1,0 +1,105 @@
+"""`queue-manager adopt`: what it says of the data, the queues and the workers of an older application."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from pymongo import MongoClient
+
+from dev.servers import DATABASE
+from models import support_room
+from models.database import server_now
+from queue_manager.core.clock import hours, minutes
+from queue_manager.core.settings import settings
+from services import adoption, review_requests, support_snooze
+from tests.e2e.test_command_line import indexed, queue_manager
+from tests.eventually import eventually
+from tests.predecessors.node_process import node
+from tests.real_servers import Servers
+from tests.rooms import make_room
+
+ROOMS, REQUESTS = support_snooze.system, review_requests.system
+
+
+@pytest.mark.usefixtures("clean")
+def test_plan_counts_what_another_program_has_left() -> None:
+    now = server_now()
+    make_room(now - minutes(1), snooze_queue_in_progress=True)
+    make_room(now - minutes(1))
+    make_room(now + hours(1), snooze_queue_in_progress=True)
+    for snooze_time in (now, {"time": "tomorrow"}):
+        make_room(snooze_time=snooze_time)
+    flagged, malformed = adoption.plan(ROOMS).notes
+    assert flagged.startswith("1 due room with snooze_queue_in_progress: true")
+    assert malformed.startswith("2 rooms with a malformed snooze_time")
+
+
+@pytest.mark.usefixtures("clean")
+def test_plan_names_missing_indexes_and_refused_writes() -> None:
+    support_room.rooms().drop_indexes()
+    rooms = adoption.plan(ROOMS)
+    assert [name for name in rooms.missing_indexes if name.startswith("support_rooms.")] == rooms.missing_indexes
+    assert "support_rooms.malformed_snooze" in rooms.missing_indexes
+    assert rooms.refused_writes == []
+    requests = adoption.plan(REQUESTS)
+    assert requests.missing_indexes == []
+    by_account, by_parent = requests.refused_writes
+    assert by_account.startswith("projects.pulse: a second document with the same account_id among documents with {")
+    assert '"type": "review_request"' in by_parent
+
+
+@pytest.mark.usefixtures("clean")
+def test_plan_of_a_system_without_a_predecessor_is_empty() -> None:
+    assert adoption.plan(ROOMS) == adoption.AdoptionPlan(missing_indexes=[], refused_writes=[], notes=[], obstacles=[])
+
+
+@pytest.mark.node
+@pytest.mark.smoke
+@pytest.mark.usefixtures("clean")
+def test_plan_counts_jobs_and_workers_of_a_bull_queue() -> None:
+    with node("bull_queue.mjs", "support-snooze", "producer", REDIS_URL=settings().redis_url) as producer:
+        assert producer.next() == "ready"
+        (jobs,) = adoption.plan(ROOMS).notes
+        assert jobs.startswith("2 jobs in Bull's queue support-snooze")
+        with node("bull_queue.mjs", "support-snooze", "worker", REDIS_URL=settings().redis_url) as worker:
+            assert worker.next() == "ready"
+            eventually(lambda: "1 job in" in adoption.plan(ROOMS).notes[-1], within=20)  # the other one is delayed
+            assert adoption.plan(ROOMS).notes[0].startswith("1 worker of Bull's queue support-snooze connected")
+
+
+@pytest.fixture
+def shop(clean: Servers) -> Iterator[str]:
+    """The URL of a database with two open requests of one account."""
+    with MongoClient[dict[str, Any]](clean.mongo.url) as client:
+        client.drop_database("shop")
+        request = {"type": "review_request", "status": "pending", "account_id": ObjectId()}
+        client["shop"]["projects.pulse"].insert_many([{**request}, {**request}])
+        yield clean.mongo.url.replace(f"/{DATABASE}?", "/shop?")
+        client.drop_database("shop")
+
+
+@pytest.mark.processes
+def test_command_changes_nothing_without_yes(shop: str, tmp_path: Path) -> None:
+    result = queue_manager("adopt", cwd=tmp_path, MONGO_DB_URL=shop, QM_PROJECTS="true")
+    assert result.returncode == 0, result.stderr
+    assert "\n  creates  projects.pulse.one_open_review_by_account_id\n" in result.stdout
+    assert "\n  repair   projects.pulse: account_id" in result.stdout
+    assert result.stdout.endswith("\nNothing was changed; add --yes to create the indexes\n")
+    assert "job-queues" not in result.stdout
+    assert indexed(shop) == set()
+
+
+@pytest.mark.processes
+def test_command_adopts_what_has_no_obstacle(shop: str, tmp_path: Path) -> None:
+    result = queue_manager("adopt", "--yes", cwd=tmp_path, MONGO_DB_URL=shop, QM_PROJECTS="true")
+    assert result.returncode == 2
+    assert "review-requests could not be migrated, everything else is done" in result.stderr
+    assert "support_rooms" in indexed(shop)
+    assert "projects.pulse" not in indexed(shop)
+    result = queue_manager("adopt", "--yes", cwd=tmp_path, MONGO_DB_URL=shop)
+    assert result.returncode == 0, result.stderr
+    assert "indexes are in place" in result.stdout
