@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,22 @@ def test_each_layer_keeps_to_its_own_libraries(path: Path) -> None:
     name = str(path.relative_to(ROOT))
     used = {imported.split(".")[0] for imported in imports(path)} & FORBIDDEN.get(package, set())
     assert {library for library in used if (name, library) not in ALLOWED} == set()
+
+
+def test_what_tests_and_benchmarks_import_exists() -> None:
+    """Those that start as programs of their own fail otherwise only where they are started."""
+    missing = []
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(OURS):
+                module = importlib.import_module(node.module)
+                names = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                missing += [
+                    f"{path.name}: {node.module}.{name}"
+                    for name in names
+                    if importlib.util.find_spec(f"{node.module}.{name}") is None
+                ]
+    assert missing == []
 
 
 def test_importing_the_tasks_opens_no_connection_and_reads_no_settings() -> None:
