@@ -50,7 +50,8 @@ def main() -> None:
 def _files(folders: tuple[str, ...]) -> Iterator[Path]:
     for folder in folders:
         path = ROOT / folder
-        yield from [path] if path.is_file() else (one for one in path.rglob("*") if one.suffix in LANGUAGES)
+        found = [path] if path.is_file() else path.rglob("*")
+        yield from (one for one in found if one.suffix in LANGUAGES and "node_modules" not in one.parts)
 
 
 def _length(path: Path) -> int:

@@ -96,8 +96,6 @@ class System:
     """The path of its page; by default `/systems/<name>`, or the schedule if it lists no items."""
     state_pages: Mapping[str, str] = field(default_factory=dict)
     """By state: the page that lists the items in it, where that is not `<page>?state=<state>`."""
-    panel: str | None = None
-    """A template that its page includes next to the health."""
 
     stats: Callable[[], SystemStats] = SystemStats
     """Reads its statistics."""

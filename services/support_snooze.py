@@ -81,7 +81,6 @@ system = SupportSnooze(
     scan_task="tasks.support_snooze.scan_expired_snoozes",
     trigger="conversations/support-snooze",
     page="/rooms",
-    panel="rooms.html",
     initiator=INITIATOR,
     collection=support_room.ROOMS_COLLECTION,
     due=support_room.DUE,

@@ -31,7 +31,6 @@ interface ElementsById {
   replay: HTMLButtonElement | null;
   "replay-all": HTMLButtonElement | null;
   "retry-all": HTMLButtonElement | null;
-  rooms: HTMLElement;
   rows: HTMLElement;
   run: HTMLButtonElement | null;
   scan: HTMLButtonElement | null;
@@ -46,9 +45,6 @@ interface ElementsById {
   systems: HTMLElement;
   tabs: HTMLElement;
   toasts: HTMLElement;
-  "waking-accounts": HTMLElement;
-  "waking-nothing": HTMLElement;
-  "waking-state": HTMLElement;
   where: HTMLElement;
 }
 
@@ -97,13 +93,6 @@ interface EventHandlers {
   /** Read what events do not contain: first, and after a gap. */
   reload(): void;
   parse?(text: string): any;
-}
-
-interface ConnectionHandlers {
-  live(): void;
-  /** Disconnected for a while, or refused. */
-  off(message: string): void;
-  event(name: string, data: any): void;
 }
 
 type Values = Record<string, string>;

@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from beat_schedule import systems
 from queue_manager.system import SCHEDULE_PAGE
 from queue_manager.web.auth.authentication import Principal
-from queue_manager.web.http.responses import NO_STORE
 
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -30,8 +29,8 @@ class Link(NamedTuple):
 
 
 def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
-    """Return a page. Caches must not store it, because it depends on the principal."""
-    return HTMLResponse(_templates.get_template(template).render(values), status_code=status, headers=NO_STORE)
+    """Return a page."""
+    return HTMLResponse(_templates.get_template(template).render(values), status_code=status)
 
 
 def rendered_page(

@@ -1,4 +1,4 @@
-"""Something of everything for pages to show: items in every state, messages in every place, jobs, scans, a leader."""
+"""Something of everything for pages to show: items in every state, messages in every state, jobs, scans, a leader."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def agencies() -> list[str]:
 
 
 def messages(queue: Queue) -> dict[str, str]:
-    """Return the ids of a message in each place."""
+    """Return the ids of a message in each state."""
     payload = {"to": "ada@example.org", "text": "word " * 60}
     dead = queue.dead(payload=payload)
     acknowledged, archived = queue.add(payload=payload), queue.add(payload=payload)

@@ -8,12 +8,11 @@ from playwright.sync_api import Locator, Page, expect
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.telemetry import worker_heartbeats
-from services.realtime import RedisEvents
 from tests.browser import furnished
 from tests.browser.visit import Visit
 from tests.eventually import eventually
 from tests.real_servers import Servers
-from tests.rooms import make_room
+from tests.rooms import execute, make_room, make_work, scan
 from tests.tasks.hand_worker import Message, waiting_messages
 from tests.web.queue_client import Queue
 
@@ -168,13 +167,30 @@ def test_scans_appear_as_they_end(visit: Visit) -> None:
     expect(page.locator("#scans > tr").first).to_contain_text("Boom: the socket broke")
 
 
-def test_rooms_are_seen_as_they_wake(visit: Visit, clean: Servers) -> None:
-    account = "a1"
-    page = visit.open(f"/rooms?account={account}")
-    expect(page.locator("#waking-accounts")).to_contain_text("Listening to 1 account")
-    woken = {"room_id": SCRIPT, "action": "unsnoozed", "timestamp": "2026-01-31T09:30:00.000Z"}
-    RedisEvents(clean.valkey.url, channel="socketio").emit("support_room_updated", woken, room=f"support-{account}")
-    expect(page.get_by_role("list", name="Rooms, newest first")).to_contain_text(SCRIPT)
+@pytest.mark.smoke
+def test_a_room_leaves_the_list_when_it_is_opened(visit: Visit) -> None:
+    make_room(server_now() - seconds(60))
+    work = make_work(server_now)
+    (item,) = scan(work)
+    page = visit.open("/rooms?state=in-progress")
+    page.evaluate("globalThis.isSamePage = true")
+    visit.wait_for([item.args[0]])
+    assert execute(work, item)["success"]
+    visit.wait_for([])
+    expect(page.get_by_role("heading", name="Nothing is in progress")).to_be_visible()
+    assert page.evaluate("isSamePage")
+
+
+def test_a_list_follows_its_items_when_their_number_stays_the_same(visit: Visit) -> None:
+    work = make_work(server_now)
+    make_room(server_now() - seconds(60))
+    (first,) = scan(work)
+    visit.open("/rooms?state=in-progress")
+    visit.wait_for([first.args[0]])
+    make_room(server_now() - seconds(30))
+    (second,) = scan(work)
+    assert execute(work, first)["success"]
+    visit.wait_for([second.args[0]])
 
 
 def test_what_others_wrote_stays_text(visit: Visit, clean: Servers) -> None:

@@ -1,4 +1,4 @@
-"""Broker messages that no worker could make anything of, as a user of `queue-manager` and `/metrics` sees them."""
+"""Dead letters of the broker, as a user of `queue-manager` and `/metrics` sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Socket.IO client of a few lines, which speaks the packets that the page's own client speaks."""
+"""A Socket.IO client of a few lines, over WebSocket only."""
 
 from __future__ import annotations
 

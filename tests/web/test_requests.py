@@ -162,6 +162,14 @@ def test_head_asks_for_a_key_too_and_is_not_described(guarded: Web) -> None:
 # What browsers keep
 
 
+@pytest.mark.parametrize(
+    "path", ["/api/queue/main/messages", "/api/jobs/status", "/api/overview", "/docs", "/nonsense"]
+)
+def test_no_cache_stores_a_response(guarded: Web, path: str) -> None:
+    assert guarded.get(path).headers["cache-control"] == "no-store"
+    assert guarded.get(path, **KEY).headers["cache-control"] == "no-store"
+
+
 def test_static_files_are_revalidated_before_each_use(guarded: Web) -> None:
     for path in ("/static/api.js", "/static/style.css"):
         first = guarded.get(path)

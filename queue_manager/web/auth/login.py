@@ -15,7 +15,6 @@ from queue_manager.web.auth.authentication import authenticator_of, delete_sessi
 from queue_manager.web.auth.authorization import LoginRequired
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import prefers_page, read_body
-from queue_manager.web.http.responses import NO_STORE
 from queue_manager.web.rendering import rendered
 
 MAX_FORM_BYTES = 4_096
@@ -97,7 +96,7 @@ def _form(next: str, error: ApiError | None = None) -> Response:
 
 
 def _redirect(next: str) -> RedirectResponse:
-    return RedirectResponse(_own(next), status_code=HTTPStatus.SEE_OTHER, headers=NO_STORE)
+    return RedirectResponse(_own(next), status_code=HTTPStatus.SEE_OTHER)
 
 
 def _own(next: str) -> str:

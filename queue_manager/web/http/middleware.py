@@ -28,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 class SecurityMiddleware:
-    """Adds security headers to every response.
+    """Adds security headers to every response, and `Cache-Control: no-store` unless the route sets that header.
 
     `local_only`: refuse a request whose `Host` is not a loopback name. Otherwise a page of another site could resolve
     its own name to 127.0.0.1 and pass as ours (DNS rebinding).
@@ -41,7 +41,9 @@ class SecurityMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         if scope["type"] == "lifespan":

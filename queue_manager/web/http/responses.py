@@ -1,17 +1,13 @@
-"""Types and headers that responses of several resources share."""
+"""Types that responses of several resources share."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import Depends, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field, PlainSerializer, WithJsonSchema
 
 from queue_manager.core.clock import to_iso
-
-NO_STORE = {"cache-control": "no-store"}
 
 Moment = Annotated[datetime, PlainSerializer(to_iso), WithJsonSchema({"type": "string", "format": "date-time"})]
 """A time, written as `2026-01-31T09:30:00.000Z`."""
@@ -24,16 +20,3 @@ NextCursor = Annotated[str | None, Field(description="The `cursor` of the next p
 def optional(description: str) -> Any:
     """Return a field that is left out of the response instead of being null."""
     return Field(default=None, exclude_if=lambda value: value is None, description=description)
-
-
-async def _no_store(response: Response) -> None:
-    response.headers.update(NO_STORE)
-
-
-no_store = Depends(_no_store)
-"""Forbids caches to store the responses of a route: they change all the time, and depend on the principal."""
-
-
-def fresh(content: dict[str, Any]) -> JSONResponse:
-    """Return a response that no cache stores, without validating its content."""
-    return JSONResponse(content, headers=NO_STORE)

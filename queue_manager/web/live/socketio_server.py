@@ -4,8 +4,8 @@ Connect: with `SOCKETIO_TOKEN_SECRET` set, `auth={"token": …}` (see `tokens`) 
 `support-<account id>` of all its accounts. With API keys, a key as that token or in a header, or the session of one of
 our own pages, lets it join any account. Invalid, missing or expired credentials are refused. Without secret and keys,
 which is possible on loopback only, every client may join any account.
-Events: `join` and `leave` with an account id; `join` with `"*"`, for those who may join any: the accounts of the rooms
-made last. Each is acknowledged with `{"joined": […]}`, `{"left": …}` or `{"error", "message"}`.
+Events: `join` and `leave` with an account id, acknowledged with `{"joined": […]}`, `{"left": …}` or
+`{"error", "message"}`.
 Guarantee: a client whose token, key or session ends is disconnected within 2 s.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 import socketio
 from starlette.requests import HTTPConnection
 
-from models.support_room import rooms
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
@@ -29,10 +28,8 @@ from queue_manager.web.auth.authorization import is_from_own_page
 from queue_manager.web.auth.tokens import ANY, Access, TokenRefused, is_account
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.live.redis_channel import RedisChannel
-from queue_manager.web.server_calls import Unavailable, mongodb
 
 ACCESS_CHECK_INTERVAL = 0.5  # seconds
-RECENT_ROOMS = 500
 MAX_PACKET_SIZE = 64_000  # bytes; the largest packet that clients send is their token
 NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
 
@@ -54,7 +51,7 @@ class Live:
         self.server = socketio.AsyncServer(
             async_mode="asgi",
             client_manager=RedisChannel(chosen.redis_url, channel=chosen.socketio_channel),
-            # A token or key is the page's own: any site may use it. Without one, only our own page may.
+            # Pages of any site may present a token or key; without them, only pages of this process may connect.
             cors_allowed_origins="*" if self._secret is not None or authenticator.is_required else None,
             max_http_buffer_size=MAX_PACKET_SIZE,
             logger=_errors_of("socketio.server"),
@@ -128,24 +125,12 @@ class Live:
         access = self._access.get(sid)
         if access is None or access.is_over():
             return _refusal("The connection is closing")
-        if account == "*" and access.accounts is None:
-            return await self._join_recent(sid)
         if not is_account(account):
             return _refusal(NO_ACCOUNT)
         if not access.allows(account):
             return _refusal(f"The token does not name the account {account}")
         await self.server.enter_room(sid, _room(account))
         return {"joined": [account]}
-
-    async def _join_recent(self, sid: str) -> Answer:
-        try:
-            accounts = await asyncio.to_thread(_recent_accounts)
-        except Unavailable as error:
-            return {"error": "unavailable", "message": str(error)}
-        if sid in self._access:  # it may have left meanwhile
-            for account in accounts:
-                await self.server.enter_room(sid, _room(account))
-        return {"joined": accounts}
 
     async def _leave(self, sid: str, account: Any = None, *_: Any) -> Answer:
         if not is_account(account):
@@ -174,12 +159,6 @@ def _errors_of(name: str) -> logging.Logger:
     logger = logging.getLogger(name)
     logger.setLevel(logging.ERROR)
     return logger
-
-
-def _recent_accounts() -> list[str]:
-    with mongodb():
-        newest = rooms().find({}, {"account_id": 1}, sort=[("_id", -1)], limit=RECENT_ROOMS)
-        return sorted({account for room in newest if is_account(account := str(room.get("account_id")))})
 
 
 def _room(account: str) -> str:

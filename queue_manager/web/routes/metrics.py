@@ -32,10 +32,10 @@ from services.job_queues import jobs_by_state
 
 SCAN_TOTALS = {
     "runs": "Runs of the scan.",
-    "found": "Items that looked due to the scan.",
-    "claimed": "Items that the scan claimed.",
-    "enqueued": "Items that the scan sent.",
-    "errors": "Steps of the scan that failed.",
+    "found": "Due items that the scan found.",
+    "claimed": "Items whose lease the scan took.",
+    "enqueued": "Items whose task the scan published.",
+    "errors": "Errors in scans.",
 }
 
 log = get_logger("QM/metrics")
@@ -52,7 +52,7 @@ class SystemsCollector(Collector):
     """Reads all metrics at each scrape."""
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("queue_manager_up", "Whether the server answers.", labels=["server"])
+        up = GaugeMetricFamily("queue_manager_up", "1 if the server answers, 0 if not.", labels=["server"])
         parts = {"redis": _from_redis, "mongodb": _from_mongodb}
         if not _is_broker_at_redis_url():
             parts["broker"] = _from_broker
@@ -93,7 +93,7 @@ def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
         for system, of_system in totals.items():
             counter.add_metric([system], of_system.get(field, 0))
         yield counter
-    duration = HistogramMetricFamily("queue_manager_scan_duration_seconds", "How long scans took.", labels=["system"])
+    duration = HistogramMetricFamily("queue_manager_scan_duration_seconds", "Duration of scans.", labels=["system"])
     for system, of_system in totals.items():
         taken = of_system.get("duration_ms", 0) / 1000
         duration.add_metric([system], buckets=counters.durations(of_system), sum_value=taken)
@@ -101,7 +101,7 @@ def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
 
 
 def _items(totals: dict[str, Totals]) -> Metric:
-    items = CounterMetricFamily("queue_manager_items", "Attempts at items by outcome.", labels=["system", "outcome"])
+    items = CounterMetricFamily("queue_manager_items", "Attempts at items, by outcome.", labels=["system", "outcome"])
     for system, of_system in totals.items():
         for outcome in counters.OUTCOMES:
             items.add_metric([system, outcome], of_system.get(outcome, 0))
@@ -110,7 +110,7 @@ def _items(totals: dict[str, Totals]) -> Metric:
 
 def _from_broker() -> Iterator[Metric]:
     queues = (DEFAULT_QUEUE, SCANS_QUEUE, *item_queues(systems()))
-    waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages that wait in the queue.", labels=["queue"])
+    waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages in the Celery queue.", labels=["queue"])
     with broker() as connection:
         for queue in queues:
             waiting.add_metric([queue], backlog.length_on(connection, queue))
@@ -118,27 +118,28 @@ def _from_broker() -> Iterator[Metric]:
         dead = backlog.dead_letters_on(connection)
     yield waiting
     if unacked is not None:
-        yield GaugeMetricFamily("queue_manager_unacked_messages", "Messages that workers hold.", value=unacked)
+        yield GaugeMetricFamily(
+            "queue_manager_unacked_messages", "Messages that workers have received and not acknowledged.", value=unacked
+        )
     if dead is not None:
-        text = "Messages that no worker could make anything of."
-        yield GaugeMetricFamily("queue_manager_dead_letters", text, value=dead)
+        yield GaugeMetricFamily("queue_manager_dead_letters", "Dead letters of the broker.", value=dead)
 
 
 def _leader(client: Redis) -> Iterator[Metric]:
     leads = leadership(client, LEADER_LOCK) is not None
     epoch = int(client.get(epoch_key(LEADER_LOCK)) or 0)
-    yield GaugeMetricFamily("queue_manager_leader", "Whether a beat leads.", value=leads)
-    yield GaugeMetricFamily("queue_manager_leader_epoch", "Number of the last take-over.", value=epoch)
+    yield GaugeMetricFamily("queue_manager_leader", "1 if a beat is the leader, 0 if not.", value=leads)
+    yield GaugeMetricFamily("queue_manager_leader_epoch", "Number of leader take-overs.", value=epoch)
 
 
 def _from_mongodb() -> Iterator[Metric]:
-    """Yield one gauge per stat, with a value for each system that is switched on."""
+    """Yield one gauge per statistic, with a value for each system that is switched on."""
     ping_mongodb()  # also when no system is on
     gauges: dict[str, GaugeMetricFamily] = {}
     for system in systems():
         if system.is_on(settings()):
             for name, number in _numbers(system).items():
-                text = f"Figure {name} of the system: see `queue-manager health`."
+                text = f"Statistic {name} of the system, as `queue-manager health` shows it."
                 gauge = gauges.setdefault(name, GaugeMetricFamily(f"queue_manager_{name}", text, labels=["system"]))
                 gauge.add_metric([system.name], number)
     yield from gauges.values()
@@ -147,7 +148,7 @@ def _from_mongodb() -> Iterator[Metric]:
 
 
 def _jobs() -> Metric:
-    text = f"Jobs by state; {COUNTED} stands for that many or more."
+    text = f"Jobs, by state. Counting stops at {COUNTED}."
     jobs = GaugeMetricFamily("queue_manager_jobs", text, labels=["state"])
     with mongodb():
         for state, count in jobs_by_state().items():

@@ -75,8 +75,7 @@ async def overview(request: Request, principal: CurrentPrincipal) -> HTMLRespons
 
 def _page_of(system: System) -> Callable[[Request, CurrentPrincipal], Awaitable[HTMLResponse]]:
     async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-        needs_token = settings().socketio_token_secret is not None and not settings().has_credentials
-        return rendered_page("system.html", request, principal, system=system, needs_token=needs_token)
+        return rendered_page("system.html", request, principal, system=system)
 
     return page
 

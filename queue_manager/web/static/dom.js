@@ -41,10 +41,10 @@ export function toast(text) {
   setTimeout(() => note.remove(), 6000);
 }
 
-/** Say whether a part of the page is live. @param {string} text @param {string} kind @param {"state" | "waking-state"} [id] */
-export function showState(text, kind, id = "state") {
-  byId(id).textContent = text;
-  byId(id).className = `state ${kind}`;
+/** Say whether the page is live. @param {string} text @param {string} kind */
+export function showState(text, kind) {
+  byId("state").textContent = text;
+  byId("state").className = `state ${kind}`;
 }
 
 // Say what went wrong for the whole page; an empty text takes it back.

@@ -84,7 +84,7 @@ export class List {
   ask(values, how = "pushState", trail = []) {
     clearTimeout(this.typing);
     this.typing = undefined;
-    history[how]({ trail }, "", `${location.pathname}${query(values)}${location.hash}`);
+    history[how]({ trail }, "", `${location.pathname}${query(values)}`);
     this.showOrder();
     this.refresh();
   }

@@ -146,6 +146,7 @@ const readScans = (cursor) => attempt(() => scansFrom(cursor), () => {}); // the
 function receive({ systems }) {
   const system = systems.find((one) => one.name === name);
   if (system) showSystem(system);
+  list.refresh(); // one item may have replaced another, so that no number has changed
 }
 
 /** @param {System} system */
@@ -161,10 +162,7 @@ function showSystem(system) {
     const count = system[STATES[/** @type {ItemState} */ (tab.dataset.state)].count];
     tab.querySelector("span").textContent = count === null ? "" : number(count);
   }
-  /** @param {...keyof System} fields */
-  const isOther = (...fields) => fields.some((field) => JSON.stringify(system[field]) !== JSON.stringify(before?.[field]));
-  if (isOther("due", "in_progress", "stuck", "failed")) list.refresh();
-  if (isOther("last_scan")) readScans();
+  if (system.last_scan?.at !== before?.last_scan?.at) readScans();
 }
 
 async function learn() {

@@ -19,7 +19,6 @@ from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody, NoMembers
-from queue_manager.web.http.responses import fresh
 from queue_manager.web.routes.jobs.schemas import (
     MAX_JOB_BODY,
     AnyJob,
@@ -92,7 +91,7 @@ def page(
             limit=limit,
         )
         now = server_now()
-    return fresh(
+    return JSONResponse(
         {
             "jobs": [as_json(job) for job in found.jobs],
             "cursor": None if found.end is None else cursors.encode(found.end, of=of),
@@ -106,14 +105,14 @@ def page(
 def status() -> JSONResponse:
     """Return how many jobs of each name are in which state and what comes next, and which beat dispatches them."""
     with mongodb():
-        return fresh({**as_json(jobs.status()), "server_time": to_iso(server_now())})
+        return JSONResponse({**as_json(jobs.status()), "server_time": to_iso(server_now())})
 
 
 @queries.get("/jobs/{id}", response_model=AnyJob, responses=errors(404))
 def show(id: str) -> JSONResponse:
     """Return one job."""
     with mongodb():
-        return fresh({"job": as_json(jobs.get(id))})
+        return JSONResponse({"job": as_json(jobs.get(id))})
 
 
 # Commands

@@ -15,7 +15,6 @@ from starlette.concurrency import run_in_threadpool
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import ApiError, errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone
-from queue_manager.web.http.responses import NO_STORE
 from queue_manager.web.routes.messages.long_poll import ReceiveOptions, wait_for_message
 from queue_manager.web.routes.messages.requests import (
     MAX_BATCH_MESSAGES,
@@ -127,7 +126,7 @@ async def receive(
         message = await wait_for_message(options, min(timeout, MAX_POLL_DURATION), request=request)
     if message is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not found", "Message not found")
-    return Response(message.to_json(), media_type="application/json", headers=NO_STORE)
+    return Response(message.to_json(), media_type="application/json")
 
 
 @router.post("/queue/ack", responses=errors(404, 409))

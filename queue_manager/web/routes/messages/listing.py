@@ -1,4 +1,4 @@
-"""`GET /api/queue/{queueType}/messages` and `/count`: a page of the messages in one place, and how many match."""
+"""`GET /api/queue/{queueType}/messages` and `/count`: a page of the messages in one state, and how many match."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import re
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import EmptyIsNone
+from queue_manager.web.http.responses import NextCursor
 from queue_manager.web.routes.messages.requests import (
     MAX_WHOLE,
     FilterText,
@@ -22,7 +23,7 @@ from queue_manager.web.routes.messages.requests import (
     NamedQueue,
     WholeFilter,
 )
-from queue_manager.web.routes.messages.schemas import MessageCount, MessageList
+from queue_manager.web.routes.messages.schemas import DeliveredMessage, QueueServerTime
 from services.message_queue import Filter, MessageListing, queue_admin
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, SORT_FIELDS_BY_STATE
 
@@ -33,6 +34,33 @@ SORT_NAMES |= {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for 
 """The names of the fields by which messages are sorted, also in camelCase."""
 
 router = APIRouter(responses=errors(404, 503))
+
+
+class Pagination(BaseModel):
+    """The position of a page in its list."""
+
+    page: int
+    limit: int
+    total: int = Field(description="Messages in the list; with a filter, those that were found so far.")
+    total_pages: int
+    cursor: NextCursor
+    is_partial: bool = Field(description="Whether there is more than was searched.")
+
+
+class MessageList(BaseModel):
+    """A page of messages."""
+
+    messages: list[DeliveredMessage]
+    pagination: Pagination
+    server_time: QueueServerTime
+
+
+class MessageCount(BaseModel):
+    """How many messages match."""
+
+    count: int
+    is_complete: bool = Field(description="False if counting took too long: there are that many or more.")
+    server_time: QueueServerTime
 
 
 def _filter(

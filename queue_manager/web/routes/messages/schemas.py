@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from queue_manager.core.settings import settings
 from queue_manager.web.http.requests import Members
-from queue_manager.web.http.responses import NextCursor, Number, optional
+from queue_manager.web.http.responses import Number, optional
 from queue_manager.web.routes.messages.requests import FilterText, FilterType, MomentOf, WholeFilter
 from services.message_queue import Filter, InvalidMessage, MessageState
 from services.message_queue.admin import MessageOutcome
@@ -47,6 +47,7 @@ AckTimeout = Annotated[
 ]
 MaxAttempts = Annotated[int | None, Field(ge=1, le=MAX_ATTEMPTS, description="Deliveries before it is dead-lettered.")]
 LockToken = Annotated[str, Field(description="The `lock_token` with which the message was delivered.")]
+Sentence = Annotated[str, Field(description="A sentence for people.")]
 QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
 
 
@@ -78,7 +79,7 @@ class MessageChange(BaseModel):
 
 
 class _LockedMessage(BaseModel):
-    """Other members are ignored: consumers send the whole message."""
+    """A message that the consumer holds. Other members are ignored: consumers send the whole message."""
 
     model_config = ConfigDict(json_schema_extra=_require_token)
 
@@ -233,14 +234,14 @@ class DeliveredMessage(BaseModel):
 class ChangedMessage(BaseModel):
     """The message that was added or changed."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     id: str
 
 
 class AddedBatch(BaseModel):
     """How many messages were added."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
 
 
 class Nacked(ChangedMessage):
@@ -265,7 +266,7 @@ class MessageResult(BaseModel):
 
 
 class _Changed(BaseModel):
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     failed: int = Field(description="How many messages were not found or could not be changed.")
 
 
@@ -294,79 +295,6 @@ class Replayed(_Changed):
 class Cleared(BaseModel):
     """How many messages were deleted."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     cleared: int
     is_complete: bool = Field(description="False if the time was not enough for all. Repeat it then.")
-
-
-class Pagination(BaseModel):
-    """The position of a page in its list."""
-
-    page: int
-    limit: int
-    total: int = Field(description="Messages in the list; with a filter, those that were found so far.")
-    total_pages: int
-    cursor: NextCursor
-    is_partial: bool = Field(description="Whether there is more than was searched.")
-
-
-class MessageList(BaseModel):
-    """A page of messages."""
-
-    messages: list[DeliveredMessage]
-    pagination: Pagination
-    server_time: QueueServerTime
-
-
-class MessageCount(BaseModel):
-    """How many messages match."""
-
-    count: int
-    is_complete: bool = Field(description="False if counting took too long: there are that many or more.")
-    server_time: QueueServerTime
-
-
-class MessageQueueStatus(BaseModel):
-    """The number of messages in each state."""
-
-    main: int
-    processing: int
-    dead: int
-    acknowledged: int
-    archived: int
-    priorities: dict[str, int] = Field(description="Waiting messages by priority.")
-    total_acknowledged: int = Field(description="Ever; `acknowledged` counts those that are kept.")
-    overdue: int = Field(description="Messages in processing whose deadline has passed.")
-    first_deadline_at: Number | None
-    server_time: QueueServerTime
-
-
-class QueueMetrics(BaseModel):
-    """The number of messages in each state, by the names of the older services."""
-
-    main_queue_size: int
-    processing_queue_size: int
-    dead_letter_queue_size: int
-    acknowledged_queue_size: int
-    archived_queue_size: int
-    total_acknowledged: int
-    overdue: int
-    server_time: QueueServerTime
-
-
-class QueueConfig(BaseModel):
-    """The settings of the queue."""
-
-    ack_timeout_seconds: Number
-    max_attempts: int
-    max_priority_levels: int
-    max_payload_bytes: int
-    require_lock_token: bool
-    overdue_check_interval_ms: int
-    requeue_batch_size: int
-
-
-class QueueHealth(BaseModel):
-    """The queue's server answers."""
-
-    status: Literal["OK"] = "OK"

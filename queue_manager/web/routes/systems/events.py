@@ -14,7 +14,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from queue_manager.web.http.responses import no_store
 from queue_manager.web.live.event_feed import (
     Event,
     EventSource,
@@ -39,7 +38,7 @@ FREQUENT_CHANGES: dict[str, Any] = {
 router = APIRouter()
 
 
-@router.get("/overview", dependencies=[no_store])
+@router.get("/overview")
 async def overview(request: Request) -> Overview:
     """Return the leader, the workers online, and the state of each system, also while a server is away."""
     source: OverviewStates = request.app.state.overview_feed.source

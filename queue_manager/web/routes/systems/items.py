@@ -27,7 +27,6 @@ from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import JsonBody, NoMembers
-from queue_manager.web.http.responses import no_store
 from queue_manager.web.routes.systems.queries import DEFAULT_PAGE_SIZE, PageSize, find_system
 from queue_manager.web.routes.systems.schemas import (
     MAX_ITEM_SEARCH_LENGTH,
@@ -53,7 +52,7 @@ Search = Annotated[
 ]
 
 log = get_logger("QM/items")
-router = APIRouter(dependencies=[no_store], responses=errors(404, 503))
+router = APIRouter(responses=errors(404, 503))
 retries = APIRouter()
 
 

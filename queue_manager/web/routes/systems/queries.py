@@ -20,7 +20,6 @@ from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.http.responses import no_store
 from queue_manager.web.routes.systems.events import overview
 from queue_manager.web.routes.systems.overview import counted, leader_of, numbers_of, scan_of
 from queue_manager.web.routes.systems.schemas import History, OneSystem, Scan, Scans, Schedule, ScheduleEntry
@@ -33,7 +32,7 @@ RUN_FIELDS = {"_id", "scan", "at", "found", "claimed", "enqueued", "errors", "du
 
 PageSize = Annotated[int, Query(ge=1, le=200)]
 
-router = APIRouter(dependencies=[no_store])
+router = APIRouter()
 
 
 def find_system(name: str, known: Iterable[System]) -> System:
