@@ -79,11 +79,17 @@ class QueueAdmin(MessageBrowser):
 
     def _each(self, script: str, ids: Sequence[str], *arguments: str | bytes) -> dict[str, MessageOutcome]:
         """Run a script on messages in batches. Raises QueueUnavailable; earlier batches may then be applied."""
-        checked = checked_ids(ids)
+        outcomes = self._outcomes(script, checked_ids(ids), arguments)
+        unknown = [id for id, outcome in outcomes.items() if outcome == "NOT_FOUND"]
+        if unknown and self._other_programs.adopt():
+            outcomes |= self._outcomes(script, unknown, arguments)
+        return outcomes
+
+    def _outcomes(self, script: str, ids: Sequence[str], arguments: Sequence[str | bytes]) -> dict[str, MessageOutcome]:
         answers: list[bytes] = []
-        while (done := len(answers)) < len(checked):
-            answers += self._scripts.run(script, *arguments, *checked[done : done + BULK_BATCH_SIZE])
-        return {id: cast(MessageOutcome, answer.decode()) for id, answer in zip(checked, answers, strict=True)}
+        while (done := len(answers)) < len(ids):
+            answers += self._scripts.run(script, *arguments, *ids[done : done + BULK_BATCH_SIZE])
+        return {id: cast(MessageOutcome, answer.decode()) for id, answer in zip(ids, answers, strict=True)}
 
     def update(self, id: str, changes: Mapping[str, Any], *, source: MessageState | None = None) -> None:
         """Change type, payload, priority, ack timeout or max attempts of a message that is not being processed.
@@ -113,7 +119,10 @@ class QueueAdmin(MessageBrowser):
             record["priority"] = self._options.checked_priority(known["priority"])
         payload = self._options.checked_payload(known["payload"]) if "payload" in known else ""
         kind = as_json(record["type"]) if "type" in record else ""
-        answer = self._scripts.run("update", checked_id(id), source or "", json.dumps(record), kind, payload)
+        arguments = (checked_id(id), source or "", json.dumps(record), kind, payload)
+        answer = self._scripts.run("update", *arguments)
+        if answer == b"NOT_FOUND" and self._other_programs.adopt():
+            answer = self._scripts.run("update", *arguments)
         if answer == b"NOT_FOUND":
             raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
         if answer == b"HELD":

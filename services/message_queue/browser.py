@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from queue_manager.core.clock import seconds
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import Message, QueueOptions, checked_id, is_id
+from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.scripts import Scripts
 
 MessageState = Literal["main", "processing", "dead", "acknowledged", "archived"]
@@ -128,6 +129,7 @@ class MessageBrowser:
 
     def __init__(self, scripts: Scripts, options: QueueOptions) -> None:
         self._scripts, self._options = scripts, options
+        self._other_programs = OtherPrograms(scripts, options)
 
     def counts(self) -> QueueCounts:
         """Count the messages by state."""
@@ -218,7 +220,10 @@ class MessageBrowser:
 
     def find(self, id: str) -> Message | None:
         """Return the message in any state, or `None`."""
-        return next((message for _, message in self.locate([checked_id(id)])), None)
+        found = next(self.locate([checked_id(id)]), None)
+        if found is None and self._other_programs.adopt():
+            found = next(self.locate([id]), None)
+        return found and found[1]
 
     def locate(self, ids: Sequence[str]) -> Iterator[tuple[MessageState, Message]]:
         """Yield the state and content of each message that exists; read in batches."""

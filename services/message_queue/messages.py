@@ -191,6 +191,8 @@ class QueueOptions:
     sweep_period: timedelta
     """Time between two periodic sweeps; an earlier deadline needs an additional sweep."""
     is_token_required: bool = True
+    is_shared: bool = True
+    """Whether other programs produce to or consume from the same streams."""
 
     def checked_payload(self, value: Any) -> Json:
         """Return the payload as JSON. Raises `InvalidMessage`, `MessageTooLarge`."""

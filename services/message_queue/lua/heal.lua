@@ -3,12 +3,14 @@
 -- consumer or by an older release.
 --
 -- KEYS[1]  queue name
--- ARGV     stream, entry id after which the page begins ('-' for the first), page size, default ack timeout in ms
+-- ARGV     stream, entry id after which the page begins ('-' for the first), page size, default ack timeout in ms,
+--          priority levels
 -- Returns  {number of deadlines set, id of the last entry on the page, or '' if it is the last page}
 --
 -- Atomic, so that an entry acknowledged meanwhile gets no deadline. allow-oom, so that a full server can be drained.
 
-local stream, after, page, default_timeout = unpack(ARGV)
+local stream, after, page, default_timeout, levels = unpack(ARGV)
+highest_priority = levels - 1
 local pending = redis.pcall('XPENDING', stream, GROUP, after == '-' and '-' or '(' .. after, '+', page)
 if pending.err then
   return { 0, '' } -- no such stream or group
