@@ -28,7 +28,7 @@ SORT_FIELDS_BY_STATE: Mapping[MessageState, tuple[str, ...]] = {
     "processing": ("deadline_at",),
     "dead": ("failed_at",),
     "acknowledged": ("acknowledged_at",),
-    "archived": (),
+    "archived": ("archived_at",),
 }
 """Fields in whose order Redis keeps the messages of a state. A requeued message counts as created at its requeue."""
 MAX_MESSAGES_PER_PAGE = 1_000
@@ -237,7 +237,7 @@ class MessageBrowser:
 def _order(state: MessageState, sort_by: str | None, ascending: bool) -> str:
     """Return the order of `list.lua`. Raises `InvalidMessage` if Redis does not keep the messages in it."""
     if sort_by is not None and sort_by not in SORT_FIELDS_BY_STATE[state]:
-        raise InvalidMessage("sortBy", f"{' or '.join(SORT_FIELDS_BY_STATE[state]) or 'left out'} in {state}")
+        raise InvalidMessage("sortBy", f"{' or '.join(SORT_FIELDS_BY_STATE[state])} in {state}")
     if sort_by == "priority":
         return "lowest" if ascending else "highest"
     return "oldest" if ascending else "newest"

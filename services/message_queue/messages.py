@@ -286,6 +286,8 @@ class Message:
         if about.pop("undecodable", False):
             payload, is_message = as_json(data.decode("utf-8", "replace")), False
         about.pop("added", None)
+        if "lock_token" in about:
+            about.setdefault("consumer_id", None)
         stream, sid = about.pop("stream"), about.pop("sid")
         created_at, priority, attempts = about.pop("created_at"), about.pop("priority"), about.pop("attempt_count")
         fields = {

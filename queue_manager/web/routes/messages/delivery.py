@@ -159,6 +159,7 @@ def touch(id: str, body: Annotated[bytes, Depends(MessageBody(TouchBody, is_requ
     token = _token(given)
     touched = message_queue().touch(id, token, decode_member(given, "extend_seconds"))
     return Touched(
+        message="Lock extended successfully",
         new_timeout_at=touched.deadline_at,
         extended_by=whole(touched.extended_by.total_seconds()),
         lock_token=token,

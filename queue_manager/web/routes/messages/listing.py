@@ -72,10 +72,10 @@ def messages(
 ) -> Response:
     """List messages, newest first; those in processing by deadline, latest first.
 
-    `sortBy` is `createdAt` or `priority` in `main`, `deadlineAt` in `processing`, `failedAt` in `dead`, and
-    `acknowledgedAt` in `acknowledged`. A requeued message counts as created at its requeue. A filter is applied for
-    about 80 ms. A page ends after about 16 MiB. With `is_partial`, `total` is the number of matches found so far, and
-    `/count` counts all.
+    `sortBy` is `createdAt` or `priority` in `main`, `deadlineAt` in `processing`, `failedAt` in `dead`,
+    `acknowledgedAt` in `acknowledged`, and `archivedAt` in `archived`. A requeued message counts as created at its
+    requeue. A filter is applied for about 80 ms. A page ends after about 16 MiB. With `is_partial`, `total` is the
+    number of matches found so far, and `/count` counts all.
     """
     page, limit, order = page or 1, limit or DEFAULT_LIMIT, sort_order or "desc"
     of = f"messages {place} {sort_by or ''} {order}"
@@ -95,11 +95,13 @@ def messages(
         )
     is_filtered = wanted != Filter()
     total = found.matched if is_filtered else counts.of(place)
+    total_pages = math.ceil(total / limit)
     pagination = {
         "page": page,
         "limit": limit,
         "total": total,
-        "total_pages": math.ceil(total / limit),
+        "total_pages": total_pages,
+        "totalPages": total_pages,
         "cursor": cursors.encode([found.cursor], of=of) if found.cursor else None,
         "is_partial": found.is_partial or (is_filtered and found.cursor is not None),
     }

@@ -142,4 +142,5 @@ def _results(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, 
 
 def _numbers(verb: str, done: int, failed: int) -> dict[str, Any]:
     log.info("Messages changed by hand", done=verb, messages=done, of=done + failed)
-    return {"message": f"{done} of {done + failed} messages {verb}", verb: done, "failed": failed}
+    message = f"{done} of {done + failed} messages {verb}"
+    return {"message": message, verb: done, f"{verb}Count": done, "failed": failed}

@@ -215,7 +215,7 @@ class DeliveredMessage(BaseModel):
     created_at: Number
     attempt_count: int = Field(description="How many times it was delivered, this time included.")
     lock_token: str | None = optional("Proves to `ack`, `nack` and `touch` that the consumer holds the message.")
-    consumer_id: str | None = optional("Who holds it, as the consumer named itself.")
+    consumer_id: str | None = optional("Who holds it, as the consumer named itself; null if it did not.")
     dequeued_at: Number | None = optional("When it was delivered.")
     processing_started_at: Number | None = optional("The same.")
     deadline_at: Number | None = optional("When it must be acknowledged.")
@@ -223,6 +223,7 @@ class DeliveredMessage(BaseModel):
     custom_max_attempts: int | None = optional("Its own limit of deliveries.")
     failed_at: Number | None = optional("When it was dead-lettered.")
     acknowledged_at: Number | None = optional("When it was acknowledged.")
+    archived_at: Number | None = optional("When it was archived.")
     last_error: str | None = optional("Why its last delivery failed.")
     history: list[EarlierLife] | None = optional("Earlier lives of a message that was replayed.")
     undecodable: bool | None = optional("The entry is not a message; `payload` is its text.")
@@ -252,6 +253,7 @@ class Nacked(ChangedMessage):
 class Touched(BaseModel):
     """The new deadline."""
 
+    message: str = Field(description="A sentence for people.")
     new_timeout_at: Number
     extended_by: Number = Field(description="Seconds.")
     lock_token: str | None
@@ -265,6 +267,7 @@ class MessageResult(BaseModel):
 
 
 class _Changed(BaseModel):
+    success: Literal[True] = Field(default=True, description="Always true, for clients of the older service.")
     message: str = Field(description="A sentence for people.")
     failed: int = Field(description="How many messages were not found or could not be changed.")
 
@@ -273,20 +276,24 @@ class DeletedMessages(_Changed):
     """The results of a deletion."""
 
     deleted: int
+    deletedCount: int = Field(description="The same, for clients of the older service.")
     results: list[MessageResult]
 
 
-class Moved(_Changed):
+class _Moved(_Changed):
+    moved: int
+    movedCount: int = Field(description="The same, for clients of the older service.")
+
+
+class Moved(_Moved):
     """The results of a move."""
 
-    moved: int
     results: list[MessageResult]
 
 
-class Replayed(_Changed):
+class Replayed(_Moved):
     """The results of a replay."""
 
-    moved: int
     results: list[MessageResult] | None = optional("Left out if they are more than 1,000.")
     is_complete: bool | None = optional("For a filter: false if the time was not enough for all. Repeat it then.")
 
@@ -306,6 +313,7 @@ class Pagination(BaseModel):
     limit: int
     total: int = Field(description="Messages in the list; with a filter, those that were found so far.")
     total_pages: int
+    totalPages: int = Field(description="The same, for clients of the older service.")
     cursor: NextCursor
     is_partial: bool = Field(description="Whether there is more than was searched.")
 
@@ -326,8 +334,42 @@ class MessageCount(BaseModel):
     server_time: QueueServerTime
 
 
-class MessageQueueStatus(BaseModel):
-    """The number of messages in each state."""
+class QueueLength(BaseModel):
+    """The number of messages in one state, as the older service names it."""
+
+    name: str = Field(description="The stream, or `processing_pending`.")
+    length: int
+    messages: list[DeliveredMessage] = Field(default=[], description="Always empty: read the list.")
+
+
+class AcknowledgedLength(QueueLength):
+    """The number of acknowledged messages, as the older service names it."""
+
+    total: int = Field(description="Ever; `length` counts those that are kept.")
+
+
+class QueueTotals(BaseModel):
+    """Totals, as the older service names them."""
+
+    totalProcessed: int = Field(description="The same as `totalAcknowledged`.")
+    totalFailed: int = Field(description="Dead letters of passed deadlines.")
+    totalAcknowledged: int
+
+
+class LengthsByOlderNames(BaseModel):
+    """The numbers of messages, as the older service names them."""
+
+    mainQueue: QueueLength
+    processingQueue: QueueLength
+    deadLetterQueue: QueueLength
+    acknowledgedQueue: AcknowledgedLength
+    archivedQueue: QueueLength
+    metadata: QueueTotals
+    availableTypes: list[str] = Field(default=[], description="Always empty.")
+
+
+class MessageQueueStatus(LengthsByOlderNames):
+    """The number of messages in each state; also by the names of the older service."""
 
     main: int
     processing: int

@@ -7,8 +7,17 @@ from fastapi import APIRouter
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import errors
 from queue_manager.web.routes.messages.requests import whole
-from queue_manager.web.routes.messages.schemas import MessageQueueStatus, QueueConfig, QueueHealth, QueueMetrics
-from services.message_queue import queue_admin
+from queue_manager.web.routes.messages.schemas import (
+    AcknowledgedLength,
+    LengthsByOlderNames,
+    MessageQueueStatus,
+    QueueConfig,
+    QueueHealth,
+    QueueLength,
+    QueueMetrics,
+    QueueTotals,
+)
+from services.message_queue import QueueCounts, queue_admin
 
 router = APIRouter()
 
@@ -28,6 +37,19 @@ def status() -> MessageQueueStatus:
         overdue=counts.overdue,
         first_deadline_at=counts.first_deadline_at,
         server_time=counts.now,
+        **dict(_by_older_names(counts)),
+    )
+
+
+def _by_older_names(counts: QueueCounts) -> LengthsByOlderNames:
+    name, total = settings().queue_name, counts.total_acknowledged
+    return LengthsByOlderNames(
+        mainQueue=QueueLength(name=name, length=counts.main),
+        processingQueue=QueueLength(name="processing_pending", length=counts.processing),
+        deadLetterQueue=QueueLength(name=f"{name}_dlq", length=counts.dead),
+        acknowledgedQueue=AcknowledgedLength(name=f"{name}_acknowledged", length=counts.acknowledged, total=total),
+        archivedQueue=QueueLength(name=f"{name}_archived", length=counts.archived),
+        metadata=QueueTotals(totalProcessed=total, totalFailed=counts.total_dead_lettered, totalAcknowledged=total),
     )
 
 

@@ -1,0 +1,81 @@
+"""Relay's HTTP API: requests as its clients send them get the members that they read."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.real_servers import Servers
+from tests.web.queue_client import Queue, empty_queue
+
+
+@pytest.fixture
+def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(servers, tmp_path_factory, QUEUE_REQUIRE_LOCK_TOKEN="false")
+
+
+def test_consumer_without_a_name_is_null(queue: Queue) -> None:
+    queue.add()
+    assert queue.take()["consumer_id"] is None
+    queue.add()
+    assert queue.take("consumerId=worker-1")["consumer_id"] == "worker-1"
+    [unnamed, _] = queue.page("processing", "sortBy=deadlineAt&sortOrder=asc")["messages"]
+    assert unnamed["consumer_id"] is None
+
+
+def test_touch_has_a_sentence(queue: Queue) -> None:
+    id = queue.add()
+    queue.take()
+    touched = queue.put(f"/queue/message/{id}/touch", {})
+    assert touched.body["message"] == "Lock extended successfully"
+
+
+def test_whole_message_is_acknowledged_as_it_was_received(queue: Queue) -> None:
+    queue.add()
+    message = queue.take()
+    assert queue.post("/queue/ack", message).body["message"] == "Message acknowledged"
+    assert queue.sizes() == (0, 0, 0, 1, 0)
+
+
+def test_moved_and_deleted_messages_are_counted(queue: Queue) -> None:
+    ids = [queue.add() for _ in range(3)]
+    whole = queue.page("main")["messages"]
+    moved = queue.post("/queue/move", {"messages": whole, "fromQueue": "main", "toQueue": "archived"}).body
+    assert (moved["success"], moved["movedCount"]) == (True, 3)
+    deleted = queue.post("/queue/messages/delete?queueType=archived", {"messageIds": [*ids, "unknown"]}).body
+    assert (deleted["success"], deleted["deletedCount"]) == (True, 3)
+
+
+def test_archived_messages_are_sorted_by_the_time_of_archiving(queue: Queue) -> None:
+    ids = [queue.add() for _ in range(3)]
+    for id in ids:
+        queue.post("/queue/move", {"messages": [id], "fromQueue": "main", "toQueue": "archived"})
+    for name in ("archived_at", "archivedAt"):
+        assert queue.ids("archived", f"sortBy={name}&sortOrder=asc") == ids
+        assert queue.ids("archived", f"sortBy={name}&sortOrder=desc") == ids[::-1]
+    messages = queue.page("archived", "sortBy=archived_at&sortOrder=asc")["messages"]
+    times = [message["archived_at"] for message in messages]
+    assert times == sorted(times)
+
+
+def test_status_has_the_lengths_by_their_old_names(queue: Queue) -> None:
+    queue.dead()
+    for _ in range(3):
+        queue.add()
+    message = queue.take()
+    queue.post("/queue/ack", {"id": message["id"]})
+    queue.take()
+    queue.post("/queue/move", {"messages": queue.ids("main"), "toQueue": "archived"})
+    queue.add()
+
+    status = queue.get("/queue/status").body
+
+    names = ("mainQueue", "processingQueue", "deadLetterQueue", "acknowledgedQueue", "archivedQueue")
+    assert [status[name]["length"] for name in names] == [1, 1, 1, 1, 1]
+    assert [status[name]["messages"] for name in names] == [[]] * 5
+    assert status["acknowledgedQueue"]["total"] == status["metadata"]["totalAcknowledged"] == 1
+
+
+def test_list_has_the_number_of_pages(queue: Queue) -> None:
+    for _ in range(3):
+        queue.add()
+    assert queue.page("main", "limit=2")["pagination"]["totalPages"] == 2
