@@ -220,10 +220,15 @@ class MessageBrowser:
 
     def find(self, id: str) -> Message | None:
         """Return the message in any state, or `None`."""
+        found = self.find_with_state(id)
+        return found and found[1]
+
+    def find_with_state(self, id: str) -> tuple[MessageState, Message] | None:
+        """Return the state and content of the message, or `None`."""
         found = next(self.locate([checked_id(id)]), None)
         if found is None and self._other_programs.adopt():
             found = next(self.locate([id]), None)
-        return found and found[1]
+        return found
 
     def locate(self, ids: Sequence[str]) -> Iterator[tuple[MessageState, Message]]:
         """Yield the state and content of each message that exists; read in batches."""

@@ -99,6 +99,7 @@ class TestShow:
         for name, value in (("id", id), ("custom_max_attempts", "7"), ("last_error", "the mail server is away")):
             assert f"{name:<22}{value}\n" in shown
         assert '    "big": 12345678901234567890.10,\n' in shown
+        assert "UTC  dead-lettered  the mail server is away\n" in shown
         assert run("show", id, "--json").stdout.endswith(f'"payload":{NASTY}}}\n')
 
     def test_unknown_id_is_one_line(self, clean: Servers) -> None:

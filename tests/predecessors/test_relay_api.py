@@ -79,3 +79,32 @@ def test_list_has_the_number_of_pages(queue: Queue) -> None:
     for _ in range(3):
         queue.add()
     assert queue.page("main", "limit=2")["pagination"]["totalPages"] == 2
+
+
+def test_one_message_is_read_with_its_history(queue: Queue) -> None:
+    id = queue.add(payload={"n": 1.50})
+    waiting = queue.get(f"/queue/message/{id}").body
+    assert (waiting["state"], waiting["events"], waiting["payload"]) == ("main", [], {"n": 1.5})
+    queue.take("consumerId=worker-1")
+    queue.post(f"/queue/message/{id}/nack", {"errorReason": "broken"})
+    queue.take()
+
+    message = queue.get(f"/queue/message/{id}").body
+
+    assert (message["state"], message["attempt_count"]) == ("processing", 2)
+    for event in message["events"]:
+        assert event.pop("at") <= message["server_time"]
+    assert message["events"] == [
+        {"event": "delivered", "attempt": 1, "consumer_id": "worker-1"},
+        {"event": "requeued", "reason": "broken"},
+        {"event": "delivered", "attempt": 2},
+    ]
+    assert queue.sizes() == (0, 1, 0, 0, 0)  # nobody received it
+
+
+def test_message_of_any_id_is_read(queue: Queue) -> None:
+    for id in ("messages", "count", "a:b@c.d"):
+        queue.add(id=id)
+        assert queue.get(f"/queue/message/{id}").body["id"] == id
+    answer = queue.get("/queue/message/unknown")
+    assert (answer.status, answer.body["error"]) == (404, "not found")

@@ -33,6 +33,7 @@ local function deliver(id, record, data)
   local timeout = own_timeout or (record.custom_ack_timeout or default_timeout / 1000) * 1000
   local deadline = NOW_MS + math.ceil(timeout)
   set_deadline(id, record, deadline)
+  remember(record, 'delivered', string.format('%d %s', record.attempt_count, consumer_id))
   redis.call('SADD', PENDING, id)
   local text = cjson.encode(record)
   redis.call('HSET', RECORDS, id, text)

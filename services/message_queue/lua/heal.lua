@@ -31,6 +31,7 @@ for _, summary in ipairs(pending) do
       record.attempt_count = math.max(record.attempt_count, deliveries)
       record.dequeued_at = taken_at / 1000
       record.processing_started_at = tonumber(record.processing_started_at) or record.dequeued_at
+      remember(record, 'delivered', string.format('%d %s', record.attempt_count, record.consumer_id or ''), taken_at)
       unindex(id, record)
       set_deadline(id, record, math.floor(taken_at + timeout))
       redis.call('SADD', PENDING, id)

@@ -48,6 +48,7 @@ local function put_into(id, record, data, state)
     if state ~= 'processing' then
       reset_attempts(record)
     end
+    remember(record, state == 'dead' and 'replayed' or 'requeued', 'Moved by hand')
     requeue(id, record, data)
   elseif to == 'dead' then
     dead_letter(id, record, data, reason)
@@ -55,6 +56,7 @@ local function put_into(id, record, data, state)
     add_to_history(id, record, data)
   else
     record.archived_at = NOW
+    remember(record, 'archived')
     append(ARCHIVED, id, record, with_outcome(record, data, { archived_at = NOW }))
     save(id, record)
   end

@@ -8,6 +8,7 @@
 --   stream, sid                    location of the entry
 --   type, priority, created_at, custom_ack_timeout, custom_max_attempts
 --   attempt_count, last_error, failed_at, acknowledged_at, archived_at, history
+--   events                         what happened since the first delivery, one line each; see remember()
 --   lock_token, consumer_id, dequeued_at, processing_started_at, deadline_at      while it is processed
 --   added                          number of bytes appended to the entry of a finished message
 --   undecodable                    the entry is not a valid message, and kept for operators
@@ -35,6 +36,8 @@ local MIN_MILLISECONDS = 1e11 -- other programs may write times in ms; as second
 local MAX_NUMBER = 1e9 -- maximum of seconds or attempts in records of other producers
 local MAX_REPLAY_HISTORY = 10 -- earlier failures that a replayed message keeps
 local MAX_ID_BYTES = 256 -- bytes
+local MAX_EVENTS_BYTES = 2000 -- bytes of the events that a record keeps
+local MAX_EVENT_TEXT = 200 -- bytes of the text of an event
 local LAST_SID_PART = '18446744073709551615'
 
 -- A script blocks all other clients. A script for many messages therefore stops after this number of messages or
@@ -196,6 +199,7 @@ local function validated(record)
     acknowledged_at = moment(record.acknowledged_at),
     archived_at = moment(record.archived_at),
     history = valid_attempts(record.history),
+    events = is_ours and text(record.events) or nil,
     lock_token = text(record.lock_token),
     consumer_id = text(record.consumer_id),
     dequeued_at = moment(record.dequeued_at),
@@ -286,6 +290,25 @@ local function unindex(id, record)
   redis.call('ZREM', QUEUE .. ':type:' .. record.type, index_member(id, record))
 end
 
+-- Adds a line to the events of a message: kind, time in ms and a text. Touches in a row are one line with their number.
+-- The oldest lines are dropped at the limit. A message that was never delivered has none, so it needs no more memory.
+local function remember(record, kind, text, at)
+  local events = record.events or ''
+  if kind == 'touched' then
+    local before, count = string.match(events, '^(.*\n)touched %d+ (%d+)\n$')
+    events, text = before or events, string.format('%d', (count or 0) + 1)
+  end
+  text = string.gsub(text or '', '%c', ' ')
+  if #text > MAX_EVENT_TEXT then
+    text = string.gsub(string.sub(text, 1, MAX_EVENT_TEXT), '[\192-\255][\128-\191]*$', '')
+  end
+  events = events .. kind .. ' ' .. string.format('%.0f', at or NOW_MS) .. ' ' .. text .. '\n'
+  while #events > MAX_EVENTS_BYTES do
+    events = string.match(events, '^[^\n]*\n(.*)$') or ''
+  end
+  record.events = events
+end
+
 -- Moving a message
 
 local function end_delivery(id, record)
@@ -346,6 +369,7 @@ end
 
 local function dead_letter(id, record, data, reason)
   record.failed_at, record.last_error = NOW, reason
+  remember(record, 'dead-lettered', reason)
   append(DEAD, id, record, with_outcome(record, data, {
     attempt_count = record.attempt_count, failed_at = NOW, last_error = reason
   }))
@@ -398,6 +422,7 @@ end
 -- Adds an acknowledged message to the history and trims the oldest.
 local function add_to_history(id, record, data)
   record.acknowledged_at = NOW
+  remember(record, 'acknowledged')
   append(ACKNOWLEDGED, id, record, with_outcome(record, data, {
     attempt_count = record.attempt_count, acknowledged_at = NOW
   }))

@@ -28,17 +28,19 @@ from queue_manager.web.routes.messages.requests import (
     parse_object,
     whole,
 )
-from queue_manager.web.routes.messages.schemas import (
-    MIN_TIMEOUT,
-    AckBody,
+from queue_manager.web.routes.messages.response_schemas import (
     AddedBatch,
     ChangedMessage,
     DeliveredMessage,
-    NackBody,
     Nacked,
+    Touched,
+)
+from queue_manager.web.routes.messages.schemas import (
+    MIN_TIMEOUT,
+    AckBody,
+    NackBody,
     NewMessageBody,
     TouchBody,
-    Touched,
 )
 from services.message_queue import InvalidMessage, Json, NewMessage, message_queue
 from services.message_queue.messages import MAX_ACK_TIMEOUT, members

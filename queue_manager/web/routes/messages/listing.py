@@ -1,10 +1,11 @@
-"""`GET /api/queue/{queueType}/messages` and `/count`: a page of the messages in one place, and how many match."""
+"""Reading messages: one with its history, a page of the messages in one state, and how many match."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -14,6 +15,7 @@ from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import EmptyIsNone
+from queue_manager.web.http.responses import NO_STORE
 from queue_manager.web.routes.messages.requests import (
     MAX_WHOLE,
     FilterText,
@@ -22,9 +24,10 @@ from queue_manager.web.routes.messages.requests import (
     NamedQueue,
     WholeFilter,
 )
-from queue_manager.web.routes.messages.schemas import MessageCount, MessageList
-from services.message_queue import Filter, MessageListing, queue_admin
+from queue_manager.web.routes.messages.response_schemas import MessageCount, MessageList, MessageWithHistory
+from services.message_queue import Filter, MessageListing, UnknownMessage, queue_admin
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, SORT_FIELDS_BY_STATE
+from services.message_queue.history import parse_events
 
 DEFAULT_LIMIT = 50
 NO_MESSAGES = MessageListing(messages=[], cursor=None, matched=0, is_partial=False)
@@ -53,6 +56,21 @@ def _sort_field(name: str | None) -> str | None:
 
 
 MatchingFilter = Annotated[Filter, Depends(_filter)]
+
+
+@router.get("/queue/message/{id:path}", response_model=MessageWithHistory)
+def message(id: str) -> Response:
+    """Return one message in any state, with what happened to it since its first delivery. Nobody receives it."""
+    found = queue_admin().find_with_state(id)
+    if found is None:
+        raise UnknownMessage(f"There is no message {id}")
+    state, message = found
+    events = [
+        {name: value for name, value in asdict(event).items() if value is not None}
+        for event in parse_events(message.packed_events)
+    ]
+    about = json.dumps({"state": state, "events": events, "server_time": queue_admin().counts().now})
+    return Response(f"{message.to_json()[:-1]},{about[1:]}", media_type="application/json", headers=NO_STORE)
 
 
 @router.get("/queue/{queueType}/messages", response_model=MessageList)

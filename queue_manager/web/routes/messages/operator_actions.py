@@ -20,16 +20,18 @@ from queue_manager.web.routes.messages.requests import (
     decode_message,
     parse_object,
 )
-from queue_manager.web.routes.messages.schemas import (
+from queue_manager.web.routes.messages.response_schemas import (
     ChangedMessage,
     Cleared,
     DeletedMessages,
+    Moved,
+    Replayed,
+)
+from queue_manager.web.routes.messages.schemas import (
     MessageChange,
     MessagesToDelete,
     Move,
-    Moved,
     Replay,
-    Replayed,
 )
 from services.message_queue import MessageState, UnknownMessage, queue_admin
 from services.message_queue.messages import checked_id

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import errors
 from queue_manager.web.routes.messages.requests import whole
-from queue_manager.web.routes.messages.schemas import (
+from queue_manager.web.routes.messages.response_schemas import (
     AcknowledgedLength,
     LengthsByOlderNames,
     MessageQueueStatus,
