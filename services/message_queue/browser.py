@@ -22,6 +22,9 @@ from services.message_queue.scripts import Scripts
 
 MessageState = Literal["main", "processing", "dead", "acknowledged", "archived"]
 MESSAGE_STATES: tuple[MessageState, ...] = get_args(MessageState)
+KeptState = Literal["main", "dead", "acknowledged", "archived"]
+"""A state whose messages no consumer holds."""
+KEPT_STATES: tuple[KeptState, ...] = get_args(KeptState)
 
 SORT_FIELDS_BY_STATE: Mapping[MessageState, tuple[str, ...]] = {
     "main": ("created_at", "priority"),
@@ -202,17 +205,36 @@ class MessageBrowser:
         is_partial = bool(at) and len(messages) < limit
         return MessageListing(messages=[*messages.values()], cursor=at or None, matched=matched, is_partial=is_partial)
 
-    def dead_letters(self, where: Filter = MATCH_ALL) -> Iterator[Sequence[str]]:
-        """Yield the ids of the dead letters that match now, slice by slice, oldest failure first.
+    def export(self, state: MessageState, where: Filter = MATCH_ALL) -> Iterator[Sequence[Message]]:
+        """Yield pages of the messages in `state` that match, oldest first; in `processing` latest deadline first.
 
-        Dead letters of other producers whose ids are not valid are omitted.
+        Messages that arrive after the first page are omitted; messages that change their state meanwhile may be.
+        """
+        end = self.counts().now * 1000
+        cursor, is_last = None, False
+        while not is_last:
+            page = self.list(state, limit=BULK_BATCH_SIZE, cursor=cursor, where=where, ascending=state != "processing")
+            exported = page.messages
+            if state != "processing":
+                exported = [one for one in exported if _parse_entry_id(one.fields["_stream_id"].encode())[0] <= end]
+            yield exported
+            cursor, is_last = page.cursor, page.cursor is None or len(exported) < len(page.messages)
+
+    def dead_letters(self, where: Filter = MATCH_ALL) -> Iterator[Sequence[str]]:
+        """Yield the ids of the dead letters that match now, slice by slice, oldest failure first."""
+        return self.matching_ids("dead", where)
+
+    def matching_ids(self, state: KeptState, where: Filter) -> Iterator[Sequence[str]]:
+        """Yield the ids of the messages in `state` that match now, slice by slice, oldest first.
+
+        Messages of other producers whose ids are not valid are omitted.
         """
         levels = self._options.levels
-        rows, *_ = self._scripts.run("list", "dead", levels, "newest", "", MATCH_ALL.to_json(), 0, 1)
+        rows, *_ = self._scripts.run("list", state, levels, "newest", "", MATCH_ALL.to_json(), 0, 1)
         last = _parse_entry_id(rows[0][3]) if rows else (0, 0)
         cursor = b""
         while True:
-            found, cursor, _ = self._scripts.run("survey", "dead", levels, "oldest", cursor, where.to_json(), "ids")
+            found, cursor, _ = self._scripts.run("survey", state, levels, "oldest", cursor, where.to_json(), "ids")
             ids = [id.decode("utf-8", "surrogateescape") for id, sid in found if _parse_entry_id(sid) <= last]
             yield [id for id in ids if is_id(id)]
             if not cursor or _parse_entry_id(cursor.partition(b"/")[0]) >= last:

@@ -108,6 +108,28 @@ class TestShow:
         assert result.stderr == "queue-manager: there is no message no-such\n"
 
 
+class TestTransfer:
+    def test_export_is_imported(self, queue: MessageQueue, tmp_path: Path) -> None:
+        (id,) = bury(queue, NewMessage(type="send_mail", payload=NASTY))
+        exported = run("export", "dead", "--type", "send_mail").stdout
+        assert json.loads(exported)["id"] == id
+        assert run("export", "main").stdout == ""
+        queue_admin().delete([id])
+        (tmp_path / "dead.jsonl").write_text(exported)
+
+        for counts in ("1 imported, 0 known", "0 imported, 1 known"):
+            assert run("import", str(tmp_path / "dead.jsonl")).stdout == f"{counts}, 0 undecodable\n"
+        message = queue.dequeue()
+        assert message is not None
+        assert (message.id, message.attempt, message.payload_json) == (id, 1, NASTY)
+
+    def test_invalid_line_is_named(self, queue: MessageQueue, tmp_path: Path) -> None:
+        (tmp_path / "broken.jsonl").write_text('{"type":"mail"}\nnonsense\n')
+        result = run("import", str(tmp_path / "broken.jsonl"))
+        assert result.returncode == 2
+        assert result.stderr.startswith("queue-manager: line 2: body: ")
+
+
 class TestTerminal:
     def test_nothing_of_a_producers_can_steer_it(self, queue: MessageQueue, clean: Servers) -> None:
         id = queue.enqueue("[red]type[/]", NASTY)

@@ -6,9 +6,11 @@ import json
 import math
 import re
 from dataclasses import asdict
+from itertools import chain, islice
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
+from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, Field
 
 from queue_manager.web.http import cursors
@@ -22,20 +24,33 @@ from queue_manager.web.routes.messages.requests import (
     FilterType,
     MomentOf,
     NamedQueue,
+    RequiredMoment,
     WholeFilter,
 )
-from queue_manager.web.routes.messages.response_schemas import MessageCount, MessageList, MessageWithHistory
+from queue_manager.web.routes.messages.response_schemas import (
+    DeliveredMessage,
+    MessageCount,
+    MessageList,
+    MessageWithHistory,
+)
 from services.message_queue import Filter, MessageListing, UnknownMessage, queue_admin
-from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, SORT_FIELDS_BY_STATE
+from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES, SORT_FIELDS_BY_STATE
 from services.message_queue.history import parse_events
 
 DEFAULT_LIMIT = 50
+DEFAULT_RANGE_LIMIT = 100
 NO_MESSAGES = MessageListing(messages=[], cursor=None, matched=0, is_partial=False)
 SORT_NAMES = {name: name for fields in SORT_FIELDS_BY_STATE.values() for name in fields}
 SORT_NAMES |= {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORT_NAMES}
 """The names of the fields by which messages are sorted, also in camelCase."""
 
 router = APIRouter(responses=errors(404, 503))
+
+
+class JsonLines(StreamingResponse):
+    """A stream of JSON values, one in each line."""
+
+    media_type = "application/x-ndjson"
 
 
 def _filter(
@@ -126,6 +141,28 @@ def messages(
     about = json.dumps({"pagination": pagination, "server_time": counts.now})
     listed = ",".join(message.to_json() for message in found.messages)
     return Response(f'{{"messages":[{listed}],{about[1:]}', media_type="application/json")
+
+
+@router.get("/queue/{queueType}/export", response_class=JsonLines)
+def export(state: NamedQueue, wanted: MatchingFilter) -> JsonLines:
+    """Send the messages in one state as JSON lines, oldest first, for `POST /api/queue/import`."""
+    pages = queue_admin().export(state, wanted)
+    first = next(pages)  # so that an outage of the server is an error response
+    lines = ("".join(f"{message.to_json()}\n" for message in page) for page in chain([first], pages))
+    return JsonLines(lines, headers=NO_STORE | {"content-disposition": f'attachment; filename="{state}.jsonl"'})
+
+
+@router.get("/queue/messages", response_model=list[DeliveredMessage])
+def messages_of_date_range(
+    start: Annotated[RequiredMoment, Query(alias="startTimestamp")],
+    end: Annotated[RequiredMoment, Query(alias="endTimestamp")],
+    limit: Annotated[Annotated[int, Field(ge=1, le=MAX_MESSAGES_PER_PAGE)] | None, EmptyIsNone] = None,
+) -> Response:
+    """Return the messages that were added between two times, in any state; up to `limit`, 100 without it."""
+    wanted = Filter(since=start, until=end)
+    found = (one for state in MESSAGE_STATES for page in queue_admin().export(state, wanted) for one in page)
+    listed = ",".join(message.to_json() for message in islice(found, limit or DEFAULT_RANGE_LIMIT))
+    return Response(f"[{listed}]", media_type="application/json", headers=NO_STORE)
 
 
 @router.get("/queue/{queueType}/count")

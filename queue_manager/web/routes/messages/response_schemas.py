@@ -10,6 +10,7 @@ from queue_manager.web.http.responses import NextCursor, Number, optional
 from queue_manager.web.routes.messages.schemas import Payload
 from services.message_queue import MessageState
 from services.message_queue.admin import MessageOutcome
+from services.message_queue.browser import KeptState
 from services.message_queue.history import EventKind
 
 QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
@@ -137,6 +138,25 @@ class Replayed(_Moved):
 
     results: list[MessageResult] | None = optional("Left out if they are more than 1,000.")
     is_complete: bool | None = optional("For a filter: false if the time was not enough for all. Repeat it then.")
+
+
+class DeletedRange(BaseModel):
+    """How many messages of a date range were deleted, or would be."""
+
+    message: str = Field(description="A sentence for people.")
+    deletedCount: int
+    by_queue: dict[KeptState, int]
+    is_preview: bool = Field(description="Whether nothing was deleted.")
+    is_complete: bool = Field(description="False if the time was not enough for all. Repeat it then.")
+
+
+class Imported(BaseModel):
+    """How many messages were imported."""
+
+    message: str = Field(description="A sentence for people.")
+    count: int
+    known: int = Field(description="Messages whose id exists, so that they were not added.")
+    undecodable: int = Field(description="Messages that were exported as undecodable, so that they were not added.")
 
 
 class Cleared(BaseModel):
