@@ -108,3 +108,27 @@ def test_message_of_any_id_is_read(queue: Queue) -> None:
         assert queue.get(f"/queue/message/{id}").body["id"] == id
     answer = queue.get("/queue/message/unknown")
     assert (answer.status, answer.body["error"]) == (404, "not found")
+
+
+def test_history_has_the_names_of_relay_too(queue: Queue) -> None:
+    id = queue.add(priority=4)
+    queue.take("consumerId=worker-1")
+    queue.put(f"/queue/message/{id}/touch", {})
+    queue.post(f"/queue/message/{id}/nack", {"errorReason": "broken"})
+    queue.take()
+    queue.post("/queue/ack", {"id": id})
+
+    answer = queue.get(f"/queue/activity/message/{id}").body
+
+    assert answer["message_id"] == id
+    history = answer["history"]
+    assert [entry["action"] for entry in history] == ["enqueue", "dequeue", "touch", "requeue", "dequeue", "ack"]
+    assert [entry["attempt_count"] for entry in history] == [None, 1, None, None, 2, None]
+    assert (history[1]["consumer_id"], history[3]["error_reason"]) == ("worker-1", "broken")
+    assert {(entry["message_id"], entry["message_type"], entry["priority"]) for entry in history} == {(id, "mail", 4)}
+    times = [entry["timestamp"] for entry in history]
+    assert times == sorted(times)
+
+
+def test_unknown_message_has_no_history(queue: Queue) -> None:
+    assert queue.get("/queue/activity/message/unknown").body == {"message_id": "unknown", "history": []}
