@@ -13,7 +13,7 @@ from collections import Counter
 from datetime import timedelta
 
 from queue_manager.core.log import get_logger
-from services.message_queue import SweepResult, sweeper
+from services.message_queue import SweepResult, other_programs, sweeper
 from tasks.app import app
 from tasks.scan import ScanReport, scan_task
 
@@ -25,7 +25,7 @@ log = get_logger(MESSAGE_QUEUE_INITIATOR)
 @scan_task(initiator=MESSAGE_QUEUE_INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue failed")
 def requeue_overdue_messages() -> ScanReport:
     swept = sweep()
-    sweeper().heal()
+    other_programs().heal()
     requeued, dead = len(swept.requeued), len(swept.dead_lettered)
     return ScanReport(
         found=requeued + dead,

@@ -21,8 +21,7 @@ from queue_manager.core.settings import settings
 from services.message_queue import MessageQueue, NewMessage, Sweeper, server_url
 from services.message_queue.arrivals import ArrivalNotifier
 from services.message_queue.messages import QueueOptions
-from services.message_queue.requeue import streams
-from services.message_queue.scripts import Scripts
+from services.message_queue.scripts import Scripts, streams
 
 LEVELS = 10
 BATCH = 100

@@ -1,4 +1,4 @@
-"""`queue-manager queue`: list messages, replay dead letters, requeue overdue messages.
+"""`queue-manager queue`: list, export and import messages, replay dead letters, requeue overdue messages.
 
 Guarantee: commands on several messages report an outcome for each; exit code 1 if one failed.
 """
@@ -32,6 +32,7 @@ from services.message_queue import Filter, InvalidMessage, MessageState, SweepRe
 from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import BULK_BATCH_SIZE, MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
 from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
+from services.message_queue.transfer import import_messages, parse_lines
 
 TRIGGERED_BY = "command line"
 SWEEP_BUDGET = minutes(5)
@@ -147,6 +148,43 @@ def replay(
     failed = sum(outcome != "MOVED" for outcome in outcomes)
     typer.echo(f"{len(outcomes) - failed} replayed, {failed} not")
     sys.exit(1 if failed else 0)
+
+
+@queue.command("export")
+def export_messages(
+    state: Annotated[
+        MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
+    ],
+    type: TypeOption = None,
+    priority: PriorityOption = None,
+    attempts: AttemptsOption = None,
+    search: SearchOption = None,
+) -> None:
+    """Print the messages in a state as JSON lines, oldest first.
+
+    Example: `queue-manager queue export dead --type send_mail > dead.jsonl`
+    """
+    with _report_errors():
+        for page in message_queue.queue_admin().export(state, _filter(type, priority, attempts, search)):
+            for message in page:
+                print_json(message.to_json())
+
+
+@queue.command("import")
+def import_lines(
+    file: Annotated[typer.FileBinaryRead, typer.Argument(help="File of JSON lines; - is the standard input.")],
+) -> None:
+    """Add the messages of an export to the main queue, with no attempts used.
+
+    A message whose id exists is not added, so the command may be repeated. It stops at the first invalid line; the
+    messages before it may be added.
+
+    Example: `queue-manager queue import dead.jsonl`
+    """
+    with _report_errors():
+        target = message_queue.message_queue()
+        result = import_messages(target, parse_lines(file, target.options))
+    typer.echo(f"{result.added} imported, {result.known} known, {result.undecodable} undecodable")
 
 
 @queue.command()

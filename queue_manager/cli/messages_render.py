@@ -22,11 +22,15 @@ from rich.text import Text
 from queue_manager.core.clock import truncate
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
 from services.message_queue.browser import MESSAGE_STATES
+from services.message_queue.history import parse_events
 
 MAX_ERROR_LENGTH = 60  # characters of an error in a table
 MAX_PAYLOAD_LENGTH = 200  # characters of a payload in a table
 DEFAULT_WIDTH = 160  # columns if there is no terminal
-TIMESTAMP_FIELDS = ("created_at", "dequeued_at", "processing_started_at", "deadline_at", "failed_at", "acknowledged_at")
+TIMESTAMP_FIELDS = (
+    *("created_at", "dequeued_at", "processing_started_at", "deadline_at"),
+    *("failed_at", "acknowledged_at", "archived_at", "at"),
+)
 _SIGNS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _OPENING, _CLOSING = ("{", "["), ("}", "]")
 
@@ -62,7 +66,7 @@ def _titles(state: MessageState) -> list[str]:
 
 def _row(state: MessageState, message: Message, now: float) -> list[str]:
     own = {
-        "processing": [_deadline(message, now), str(message.fields.get("consumer_id", ""))],
+        "processing": [_deadline(message, now), message.fields.get("consumer_id") or ""],
         "dead": [str(message.fields.get("last_error", ""))[:MAX_ERROR_LENGTH]],
         "acknowledged": [_field_text("acknowledged_at", message.fields.get("acknowledged_at", ""))],
     }.get(state, [])
@@ -101,6 +105,11 @@ def print_message(console: Console, message: Message) -> None:
         console.print(
             Text.assemble((f"{printable(name):<22}", "bold"), printable(_field_text(name, value))), soft_wrap=True
         )
+    for event in parse_events(message.packed_events):
+        parts = (f"attempt {event.attempt}" if event.attempt else "", event.consumer_id or "", event.reason or "")
+        count = f"{event.touches} times" if event.touches else ""
+        line = f"  {_field_text('at', event.at)}  {event.event}  {'  '.join(filter(None, [*parts, count]))}"
+        console.print(Text(printable(line.rstrip())), soft_wrap=True)
     console.print(Text("payload", "bold"))
     for line in indent_json(message.payload_json).split("\n"):
         console.print(Text(f"  {printable(line)}"), soft_wrap=True)

@@ -142,6 +142,8 @@ class Settings(BaseSettings):
     """Milliseconds between two periodic sweeps; additional sweeps run at earlier deadlines."""
     queue_require_lock_token: TrueOrFalse = True
     """Whether ack, nack and touch require the lock token; switch it off for clients of an older service."""
+    queue_shared: TrueOrFalse = True
+    """Whether other programs, such as an older service, use the same streams; costs a little maintenance a minute."""
     queue_max_payload_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
     """Maximum bytes of a message's payload as JSON."""
 

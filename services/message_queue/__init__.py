@@ -36,9 +36,10 @@ from services.message_queue.errors import (
     UnknownMessage,
 )
 from services.message_queue.messages import Json, Message, NewMessage, QueueOptions
+from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.queue import MessageQueue
-from services.message_queue.requeue import Sweeper, SweepResult, streams
-from services.message_queue.scripts import Scripts
+from services.message_queue.requeue import Sweeper, SweepResult
+from services.message_queue.scripts import Scripts, streams
 from services.problems import MAX_IDS, counted, ids
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "MessageState",
     "MessageTooLarge",
     "NewMessage",
+    "OtherPrograms",
     "QueueAdmin",
     "QueueCounts",
     "QueueFull",
@@ -61,6 +63,7 @@ __all__ = [
     "Sweeper",
     "UnknownMessage",
     "message_queue",
+    "other_programs",
     "queue_admin",
     "requeue_overdue",
     "server_url",
@@ -106,6 +109,11 @@ def sweeper() -> Sweeper:
     return Sweeper(_scripts(), _options(), batch=settings().requeue_batch_size)
 
 
+def other_programs() -> OtherPrograms:
+    """Return the maintenance of messages that other programs add or take."""
+    return OtherPrograms(_scripts(), _options())
+
+
 def requeue_overdue() -> dict[str, Any]:
     """Requeue or dead-letter every overdue message once. Returns `{requeued, dead_lettered, ids, dlq_ids}`."""
     return sweeper().sweep().as_dict()
@@ -149,6 +157,7 @@ def _options() -> QueueOptions:
         max_attempts=chosen.max_attempts,
         sweep_period=system.period(chosen),
         is_token_required=chosen.queue_require_lock_token,
+        is_shared=chosen.queue_shared,
     )
 
 

@@ -13,7 +13,14 @@ from datetime import timedelta
 from typing import Any, Literal, cast
 
 from queue_manager.core.clock import seconds
-from services.message_queue.browser import BULK_BATCH_SIZE, MAX_BULK_IDS, Filter, MessageBrowser, MessageState
+from services.message_queue.browser import (
+    BULK_BATCH_SIZE,
+    MAX_BULK_IDS,
+    Filter,
+    KeptState,
+    MessageBrowser,
+    MessageState,
+)
 from services.message_queue.errors import InvalidMessage, MessageInProgress, UnknownMessage
 from services.message_queue.messages import (
     FIELD_ALIASES,
@@ -25,7 +32,7 @@ from services.message_queue.messages import (
     truncate_reason,
 )
 
-REPLAY_BUDGET = seconds(10)
+REPLAY_BUDGET = DELETE_BUDGET = seconds(10)
 DEFAULT_MOVE_REASON = "Moved by hand"
 
 MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "UNDECODABLE"]
@@ -45,6 +52,14 @@ class ReplayResult:
         moved, failed = self.moved + done, self.failed + len(outcomes) - done
         outcomes_so_far = {**(self.outcomes or {}), **outcomes} if moved + failed <= MAX_BULK_IDS else None
         return replace(self, moved=moved, failed=failed, outcomes=outcomes_so_far)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteResult:
+    """Number of messages deleted from each state; `is_complete` is False if the time was not enough for all."""
+
+    deleted: Mapping[KeptState, int]
+    is_complete: bool
 
 
 class QueueAdmin(MessageBrowser):
@@ -77,13 +92,42 @@ class QueueAdmin(MessageBrowser):
         """Delete messages from `source` or from any state, even while a consumer holds the lock."""
         return self._each("delete", ids, source or "")
 
+    def delete_matching(
+        self, states: Sequence[KeptState], where: Filter, *, within: timedelta = DELETE_BUDGET
+    ) -> DeleteResult:
+        """Delete the messages in `states` that match now; stop after `within`."""
+        ends = time.monotonic() + within.total_seconds()
+        deleted = dict.fromkeys(states, 0)
+        for state in states:
+            for ids in self.matching_ids(state, where):
+                for begin in range(0, len(ids), BULK_BATCH_SIZE):
+                    if time.monotonic() >= ends:
+                        return DeleteResult(deleted=deleted, is_complete=False)
+                    outcomes = self.delete(ids[begin : begin + BULK_BATCH_SIZE], source=state)
+                    deleted[state] += sum(outcome == "DELETED" for outcome in outcomes.values())
+        return DeleteResult(deleted=deleted, is_complete=True)
+
+    def count_matching(self, states: Sequence[KeptState], where: Filter) -> DeleteResult:
+        """Count the messages that `delete_matching` would delete."""
+        counts = {state: self.count(state, where) for state in states}
+        return DeleteResult(
+            deleted={state: found.count for state, found in counts.items()},
+            is_complete=all(found.is_complete for found in counts.values()),
+        )
+
     def _each(self, script: str, ids: Sequence[str], *arguments: str | bytes) -> dict[str, MessageOutcome]:
         """Run a script on messages in batches. Raises QueueUnavailable; earlier batches may then be applied."""
-        checked = checked_ids(ids)
+        outcomes = self._outcomes(script, checked_ids(ids), arguments)
+        unknown = [id for id, outcome in outcomes.items() if outcome == "NOT_FOUND"]
+        if unknown and self._other_programs.adopt():
+            outcomes |= self._outcomes(script, unknown, arguments)
+        return outcomes
+
+    def _outcomes(self, script: str, ids: Sequence[str], arguments: Sequence[str | bytes]) -> dict[str, MessageOutcome]:
         answers: list[bytes] = []
-        while (done := len(answers)) < len(checked):
-            answers += self._scripts.run(script, *arguments, *checked[done : done + BULK_BATCH_SIZE])
-        return {id: cast(MessageOutcome, answer.decode()) for id, answer in zip(checked, answers, strict=True)}
+        while (done := len(answers)) < len(ids):
+            answers += self._scripts.run(script, *arguments, *ids[done : done + BULK_BATCH_SIZE])
+        return {id: cast(MessageOutcome, answer.decode()) for id, answer in zip(ids, answers, strict=True)}
 
     def update(self, id: str, changes: Mapping[str, Any], *, source: MessageState | None = None) -> None:
         """Change type, payload, priority, ack timeout or max attempts of a message that is not being processed.
@@ -113,7 +157,10 @@ class QueueAdmin(MessageBrowser):
             record["priority"] = self._options.checked_priority(known["priority"])
         payload = self._options.checked_payload(known["payload"]) if "payload" in known else ""
         kind = as_json(record["type"]) if "type" in record else ""
-        answer = self._scripts.run("update", checked_id(id), source or "", json.dumps(record), kind, payload)
+        arguments = (checked_id(id), source or "", json.dumps(record), kind, payload)
+        answer = self._scripts.run("update", *arguments)
+        if answer == b"NOT_FOUND" and self._other_programs.adopt():
+            answer = self._scripts.run("update", *arguments)
         if answer == b"NOT_FOUND":
             raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
         if answer == b"HELD":

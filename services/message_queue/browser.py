@@ -17,17 +17,21 @@ from typing import Literal, get_args
 from queue_manager.core.clock import seconds
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import Message, QueueOptions, checked_id, is_id
+from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.scripts import Scripts
 
 MessageState = Literal["main", "processing", "dead", "acknowledged", "archived"]
 MESSAGE_STATES: tuple[MessageState, ...] = get_args(MessageState)
+KeptState = Literal["main", "dead", "acknowledged", "archived"]
+"""A state whose messages no consumer holds."""
+KEPT_STATES: tuple[KeptState, ...] = get_args(KeptState)
 
 SORT_FIELDS_BY_STATE: Mapping[MessageState, tuple[str, ...]] = {
     "main": ("created_at", "priority"),
     "processing": ("deadline_at",),
     "dead": ("failed_at",),
     "acknowledged": ("acknowledged_at",),
-    "archived": (),
+    "archived": ("archived_at",),
 }
 """Fields in whose order Redis keeps the messages of a state. A requeued message counts as created at its requeue."""
 MAX_MESSAGES_PER_PAGE = 1_000
@@ -128,6 +132,7 @@ class MessageBrowser:
 
     def __init__(self, scripts: Scripts, options: QueueOptions) -> None:
         self._scripts, self._options = scripts, options
+        self._other_programs = OtherPrograms(scripts, options)
 
     def counts(self) -> QueueCounts:
         """Count the messages by state."""
@@ -200,17 +205,36 @@ class MessageBrowser:
         is_partial = bool(at) and len(messages) < limit
         return MessageListing(messages=[*messages.values()], cursor=at or None, matched=matched, is_partial=is_partial)
 
-    def dead_letters(self, where: Filter = MATCH_ALL) -> Iterator[Sequence[str]]:
-        """Yield the ids of the dead letters that match now, slice by slice, oldest failure first.
+    def export(self, state: MessageState, where: Filter = MATCH_ALL) -> Iterator[Sequence[Message]]:
+        """Yield pages of the messages in `state` that match, oldest first; in `processing` latest deadline first.
 
-        Dead letters of other producers whose ids are not valid are omitted.
+        Messages that arrive after the first page are omitted; messages that change their state meanwhile may be.
+        """
+        end = self.counts().now * 1000
+        cursor, is_last = None, False
+        while not is_last:
+            page = self.list(state, limit=BULK_BATCH_SIZE, cursor=cursor, where=where, ascending=state != "processing")
+            exported = page.messages
+            if state != "processing":
+                exported = [one for one in exported if _parse_entry_id(one.fields["_stream_id"].encode())[0] <= end]
+            yield exported
+            cursor, is_last = page.cursor, page.cursor is None or len(exported) < len(page.messages)
+
+    def dead_letters(self, where: Filter = MATCH_ALL) -> Iterator[Sequence[str]]:
+        """Yield the ids of the dead letters that match now, slice by slice, oldest failure first."""
+        return self.matching_ids("dead", where)
+
+    def matching_ids(self, state: KeptState, where: Filter) -> Iterator[Sequence[str]]:
+        """Yield the ids of the messages in `state` that match now, slice by slice, oldest first.
+
+        Messages of other producers whose ids are not valid are omitted.
         """
         levels = self._options.levels
-        rows, *_ = self._scripts.run("list", "dead", levels, "newest", "", MATCH_ALL.to_json(), 0, 1)
+        rows, *_ = self._scripts.run("list", state, levels, "newest", "", MATCH_ALL.to_json(), 0, 1)
         last = _parse_entry_id(rows[0][3]) if rows else (0, 0)
         cursor = b""
         while True:
-            found, cursor, _ = self._scripts.run("survey", "dead", levels, "oldest", cursor, where.to_json(), "ids")
+            found, cursor, _ = self._scripts.run("survey", state, levels, "oldest", cursor, where.to_json(), "ids")
             ids = [id.decode("utf-8", "surrogateescape") for id, sid in found if _parse_entry_id(sid) <= last]
             yield [id for id in ids if is_id(id)]
             if not cursor or _parse_entry_id(cursor.partition(b"/")[0]) >= last:
@@ -218,7 +242,15 @@ class MessageBrowser:
 
     def find(self, id: str) -> Message | None:
         """Return the message in any state, or `None`."""
-        return next((message for _, message in self.locate([checked_id(id)])), None)
+        found = self.find_with_state(id)
+        return found and found[1]
+
+    def find_with_state(self, id: str) -> tuple[MessageState, Message] | None:
+        """Return the state and content of the message, or `None`."""
+        found = next(self.locate([checked_id(id)]), None)
+        if found is None and self._other_programs.adopt():
+            found = next(self.locate([id]), None)
+        return found
 
     def locate(self, ids: Sequence[str]) -> Iterator[tuple[MessageState, Message]]:
         """Yield the state and content of each message that exists; read in batches."""
@@ -232,7 +264,7 @@ class MessageBrowser:
 def _order(state: MessageState, sort_by: str | None, ascending: bool) -> str:
     """Return the order of `list.lua`. Raises `InvalidMessage` if Redis does not keep the messages in it."""
     if sort_by is not None and sort_by not in SORT_FIELDS_BY_STATE[state]:
-        raise InvalidMessage("sortBy", f"{' or '.join(SORT_FIELDS_BY_STATE[state]) or 'left out'} in {state}")
+        raise InvalidMessage("sortBy", f"{' or '.join(SORT_FIELDS_BY_STATE[state])} in {state}")
     if sort_by == "priority":
         return "lowest" if ascending else "highest"
     return "oldest" if ascending else "newest"

@@ -191,6 +191,8 @@ class QueueOptions:
     sweep_period: timedelta
     """Time between two periodic sweeps; an earlier deadline needs an additional sweep."""
     is_token_required: bool = True
+    is_shared: bool = True
+    """Whether other programs produce to or consume from the same streams."""
 
     def checked_payload(self, value: Any) -> Json:
         """Return the payload as JSON. Raises `InvalidMessage`, `MessageTooLarge`."""
@@ -275,6 +277,8 @@ class Message:
     fields: Mapping[str, Any]
     payload_json: Json
     """The payload as its producer wrote it."""
+    packed_events: str = ""
+    """What happened to it since its first delivery; `history.parse_events` reads it."""
 
     @classmethod
     def read(cls, id: bytes, data: bytes, record: bytes) -> Message:
@@ -284,6 +288,9 @@ class Message:
         if about.pop("undecodable", False):
             payload, is_message = as_json(data.decode("utf-8", "replace")), False
         about.pop("added", None)
+        packed_events = about.pop("events", "")
+        if "lock_token" in about:
+            about.setdefault("consumer_id", None)
         stream, sid = about.pop("stream"), about.pop("sid")
         created_at, priority, attempts = about.pop("created_at"), about.pop("priority"), about.pop("attempt_count")
         fields = {
@@ -298,7 +305,7 @@ class Message:
         }
         if not is_message:
             fields["undecodable"] = True
-        return cls(fields=fields, payload_json=payload)
+        return cls(fields=fields, payload_json=payload, packed_events=packed_events)
 
     @cached_property
     def payload(self) -> Any:

@@ -190,6 +190,7 @@ class MessageQueue:
             checked_text(type, "type", max_bytes=MAX_TYPE_BYTES) if type is not None else "",
             self.options.levels,
             self._sweep_period,
+            int(self.options.is_shared),
         )
         ends = time.monotonic() + SEARCH_BUDGET
         while answer := self.scripts.run("dequeue", uuid4().hex, *arguments):

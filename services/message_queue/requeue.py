@@ -2,8 +2,7 @@
 
 What is due: a message whose deadline has passed, by the clock of the queue's server.
 Guarantee: exactly one of any number of sweepers handles a message, and a crash leaves it in one state. The cost grows
-with the number of overdue messages, not of pending ones. Entries taken by other consumers get a deadline within a
-minute.
+with the number of overdue messages, not of pending ones.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from queue_manager.core.clock import milliseconds, minutes, seconds
+from queue_manager.core.clock import milliseconds
 from services.message_queue.messages import QueueOptions
 from services.message_queue.scripts import Scripts
 
-HEAL_INTERVAL, HEAL_BUDGET = minutes(1), seconds(1)
-PENDING_PAGE_SIZE = 100  # entries of a pending list per script call
 TRIGGERED_BY_SCHEDULER = "scheduler"
 
 
@@ -87,31 +84,3 @@ class Sweeper:
                 swept.next_deadline_in = timedelta(milliseconds=max(deadline - now, 0)) if deadline else None
                 swept.next_sweep_in = timedelta(milliseconds=next_sweep_ms) if next_sweep_ms else None
                 return swept
-
-    def heal(self, *, budget: timedelta = HEAL_BUDGET) -> int:
-        """Set a deadline for entries that other consumers took, and delete records of entries that they deleted.
-
-        Returns the number of entries that got a deadline. Does nothing if the last call was less than a minute ago.
-        Raises: QueueUnavailable.
-        """
-        if not self._scripts.run("take_turn", "healed", milliseconds(HEAL_INTERVAL)):
-            return 0
-        end = time.monotonic() + budget.total_seconds()
-        healed = 0
-        queue = self._scripts.queue
-        for stream in [*streams(queue, self._options.levels), f"{queue}_typed"]:
-            after = "-"
-            while after and time.monotonic() < end:
-                healed_on_page, after = self._scripts.run(
-                    "heal", stream, after, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout)
-                )
-                healed += healed_on_page
-        is_done = False
-        while not is_done and time.monotonic() < end:
-            is_done = self._scripts.run("forget_lost") == 1
-        return healed
-
-
-def streams(queue: str, levels: int) -> list[str]:
-    """Return the streams of all priorities, starting at 0."""
-    return [queue, *(f"{queue}_p{priority}" for priority in range(1, levels))]

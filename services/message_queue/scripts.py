@@ -17,16 +17,19 @@ from queue_manager.core.redis_client import REDIS_OUTAGES
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
 _FOLDER = files("services.message_queue") / "lua"
-_SHARED = "shared"
-_READING = "reading"
-_READERS = ("list", "survey")
+_READS_ENTRIES = ("adopt", "dequeue", "drain", "heal")
+_LISTS_MESSAGES = ("list", "survey")
 
 
 def source(name: str) -> str:
-    """Return the full source of a script: its first line, the shared parts, and its own code."""
+    """Return the full source of a script: its first line, the parts that it needs, and its own code."""
     first, _, own = _text(name).partition("\n")
-    shared = [_SHARED, _READING] if name in _READERS else [_SHARED]
-    return "\n".join([first, *(_text(part) for part in shared), own])
+    parts = ["shared"]
+    if name in _READS_ENTRIES + _LISTS_MESSAGES:
+        parts.append("other_programs")
+    if name in _LISTS_MESSAGES:
+        parts.append("reading")
+    return "\n".join([first, *(_text(part) for part in parts), own])
 
 
 def _text(name: str) -> str:
@@ -61,3 +64,8 @@ def _translate_errors() -> Iterator[None]:
         raise QueueFull("The queue's server has no memory left, so it accepts no new message") from error
     except (*REDIS_OUTAGES, redis.exceptions.BusyLoadingError) as error:
         raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error
+
+
+def streams(queue: str, levels: int) -> list[str]:
+    """Return the streams of all priorities, starting at 0."""
+    return [queue, *(f"{queue}_p{priority}" for priority in range(1, levels))]

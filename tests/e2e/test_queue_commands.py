@@ -99,12 +99,35 @@ class TestShow:
         for name, value in (("id", id), ("custom_max_attempts", "7"), ("last_error", "the mail server is away")):
             assert f"{name:<22}{value}\n" in shown
         assert '    "big": 12345678901234567890.10,\n' in shown
+        assert "UTC  dead-lettered  the mail server is away\n" in shown
         assert run("show", id, "--json").stdout.endswith(f'"payload":{NASTY}}}\n')
 
     def test_unknown_id_is_one_line(self, clean: Servers) -> None:
         result = run("show", "no-such")
         assert (result.returncode, result.stdout) == (1, "")
         assert result.stderr == "queue-manager: there is no message no-such\n"
+
+
+class TestTransfer:
+    def test_export_is_imported(self, queue: MessageQueue, tmp_path: Path) -> None:
+        (id,) = bury(queue, NewMessage(type="send_mail", payload=NASTY))
+        exported = run("export", "dead", "--type", "send_mail").stdout
+        assert json.loads(exported)["id"] == id
+        assert run("export", "main").stdout == ""
+        queue_admin().delete([id])
+        (tmp_path / "dead.jsonl").write_text(exported)
+
+        for counts in ("1 imported, 0 known", "0 imported, 1 known"):
+            assert run("import", str(tmp_path / "dead.jsonl")).stdout == f"{counts}, 0 undecodable\n"
+        message = queue.dequeue()
+        assert message is not None
+        assert (message.id, message.attempt, message.payload_json) == (id, 1, NASTY)
+
+    def test_invalid_line_is_named(self, queue: MessageQueue, tmp_path: Path) -> None:
+        (tmp_path / "broken.jsonl").write_text('{"type":"mail"}\nnonsense\n')
+        result = run("import", str(tmp_path / "broken.jsonl"))
+        assert result.returncode == 2
+        assert result.stderr.startswith("queue-manager: line 2: body: ")
 
 
 class TestTerminal:

@@ -72,7 +72,7 @@ def test_the_projects_own_pages_may(queue: Queue) -> None:
     ("method", "path", "allowed"),
     [
         ("DELETE", "/queue/message", {"GET", "POST"}),
-        ("POST", "/queue/message/some-id", {"PUT", "DELETE"}),
+        ("POST", "/queue/message/some-id", {"GET", "PUT", "DELETE"}),
         ("PATCH", "/queue/main/clear", {"DELETE"}),
     ],
 )

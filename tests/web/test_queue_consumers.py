@@ -205,7 +205,12 @@ def test_a_touch_moves_the_deadline_to_the_extension_from_now(queue: Queue) -> N
     token = taken["lock_token"]
     answer = queue.put(f"/queue/message/{id}/touch", {"lock_token": token, "extend_seconds": 100})
     assert answer.status == 200
-    assert answer.body == {"new_timeout_at": answer.body["new_timeout_at"], "extended_by": 100, "lock_token": token}
+    assert answer.body == {
+        "message": "Lock extended successfully",
+        "new_timeout_at": answer.body["new_timeout_at"],
+        "extended_by": 100,
+        "lock_token": token,
+    }
     assert answer.body["new_timeout_at"] - taken["dequeued_at"] == pytest.approx(100, abs=2)
     (held,) = queue.page("processing")["messages"]
     assert held["deadline_at"] == answer.body["new_timeout_at"]

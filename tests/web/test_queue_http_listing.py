@@ -23,7 +23,14 @@ def test_a_page_has_messages_newest_first_and_says_where_it_is(queue: Queue) -> 
     assert [message["id"] for message in page["messages"]] == [ids[2], ids[1]]
     assert page["messages"][0]["payload"] == {"n": 2}
     cursor = page["pagination"].pop("cursor")
-    assert page["pagination"] == {"page": 2, "limit": 2, "total": 5, "total_pages": 3, "is_partial": False}
+    assert page["pagination"] == {
+        "page": 2,
+        "limit": 2,
+        "total": 5,
+        "total_pages": 3,
+        "totalPages": 3,
+        "is_partial": False,
+    }
     assert queue.ids("main", f"cursor={cursor}") == [ids[0]]
     assert abs(page["server_time"] - time.time()) < 5
 
@@ -56,7 +63,8 @@ def test_a_page_behind_the_end_is_empty(queue: Queue) -> None:
 
 def test_the_empty_page_says_zero(queue: Queue) -> None:
     about = queue.page("acknowledged")["pagination"]
-    assert about == {"page": 1, "limit": 50, "total": 0, "total_pages": 0, "cursor": None, "is_partial": False}
+    zeros = {"total": 0, "total_pages": 0, "totalPages": 0}
+    assert about == {"page": 1, "limit": 50, **zeros, "cursor": None, "is_partial": False}
 
 
 def test_each_place_has_its_list(queue: Queue) -> None:

@@ -161,7 +161,9 @@ def test_all_that_match_are_replayed_and_only_few_have_each_a_result(queue: Queu
         queue.post("/queue/batch", [{"type": "mail", "id": id} for id in ids])
         queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
     answer = queue.post("/queue/replay", {"filter": {"type": "mail"}})
-    assert answer.body == {"message": "2100 of 2100 messages moved", "moved": 2_100, "failed": 0, "is_complete": True}
+    counts = {"moved": 2_100, "movedCount": 2_100, "failed": 0}
+    message = "2100 of 2100 messages moved"
+    assert answer.body == {"success": True, "message": message, **counts, "is_complete": True}
     queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
     few = queue.post("/queue/replay", {"filter": {"type": "mail"}}).body
     assert (few["moved"], few["is_complete"]) == (700, True)

@@ -78,12 +78,14 @@ M = TypeVar("M", bound=Members)
 
 
 class Body:
-    """A JSON body as OpenAPI describes it. Subclasses are dependencies that read it.
+    """A body as OpenAPI describes it. Subclasses are dependencies that read it.
 
     Args:
         model: the type that describes it.
         is_required: False if an empty body stands for `{}`.
     """
+
+    media_type = "application/json"
 
     def __init__(self, model: Any, *, is_required: bool = True) -> None:
         self.model, self.is_required = model, is_required

@@ -34,8 +34,13 @@ local function begin()
       last[stream] = (last_delivered(stream))
     end
   end
+  if state == '' or state == 'main' then
+    last[MANUAL] = last_added(MANUAL)
+    steps[#steps + 1] = { 'waiting', MANUAL }
+  end
   if state == '' or state == 'processing' then
     last[TYPED] = last_added(TYPED)
+    last[MANUAL] = state == '' and last[MANUAL] or (last_delivered(MANUAL))
     steps[#steps + 1] = { 'processing', '0' }
   end
   for stream, name in pairs(STATES_BY_STREAM) do

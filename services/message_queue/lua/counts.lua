@@ -17,9 +17,10 @@ for priority = 0, levels - 1 do
   processing = processing + pending
 end
 local _, typed = last_delivered(TYPED)
+local _, manual = last_delivered(MANUAL)
 return {
   waiting,
-  processing + typed,
+  processing + typed + manual,
   redis.call('XLEN', DEAD),
   redis.call('XLEN', ACKNOWLEDGED),
   redis.call('XLEN', ARCHIVED),

@@ -3,16 +3,16 @@
 --
 -- KEYS[1]  queue name
 -- ARGV     lock token, consumer id, ack timeout in ms ('' for the message's own), default ack timeout in ms,
---          type ('' for any), priority levels, ms between periodic sweeps (0: no sweep can be scheduled)
+--          type ('' for any), priority levels, ms between periodic sweeps (0: no sweep can be scheduled), whether
+--          other programs produce to the streams ('1' or '0')
 -- Returns  {id, data, record, ms until a sweep that the caller must schedule, or 0}; false if no message waits; 1 if
 --          the search reached the end of its slice and the caller must call again
 --
 -- Atomic, so that a delivered message always has its attempt counted and its deadline set. allow-oom, so that a full
 -- server can be drained.
 
-local token, consumer_id, own_timeout, default_timeout, kind, levels, sweep_period = unpack(ARGV)
-local INDEXED = QUEUE .. ':adopted' -- by stream, the last entry searched for messages of other producers
-local MAX_INDEXED = 100 -- entries per call searched for messages of other producers
+local token, consumer_id, own_timeout, default_timeout, kind, levels, sweep_period, is_shared = unpack(ARGV)
+highest_priority = levels - 1
 
 local function next_entry(stream)
   local read = { 'XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', 1, 'STREAMS', stream, '>' }
@@ -28,11 +28,12 @@ local function deliver(id, record, data)
   record.attempt_count = record.attempt_count + 1
   record.lock_token, record.consumer_id = token, consumer_id ~= '' and consumer_id or nil
   record.dequeued_at, record.processing_started_at = NOW, NOW
-  local timeout = tonumber(own_timeout)
-    or (record.custom_ack_timeout and record.custom_ack_timeout * 1000)
-    or tonumber(default_timeout)
+  own_timeout = tonumber(own_timeout)
+  record.custom_ack_timeout = record.custom_ack_timeout or (own_timeout and own_timeout / 1000)
+  local timeout = own_timeout or (record.custom_ack_timeout or default_timeout / 1000) * 1000
   local deadline = NOW_MS + math.ceil(timeout)
   set_deadline(id, record, deadline)
+  remember(record, 'delivered', string.format('%d %s', record.attempt_count, consumer_id))
   redis.call('SADD', PENDING, id)
   local text = cjson.encode(record)
   redis.call('HSET', RECORDS, id, text)
@@ -60,45 +61,21 @@ local function of_any_type()
   return false
 end
 
--- Returns the number of entries scanned, and true if there are no more.
-local function index_page(stream)
-  local after = redis.call('HGET', INDEXED, stream)
-  local entries, is_end = read_entries_of(stream, after and '(' .. after or '-', '+')
-  for _, entry in ipairs(entries) do
-    local data = data_of(entry[2])
-    local id = identity(data)
-    local record = id and record_of(id)
-    if not (record and record.sid == entry[1]) then
-      id, record = create_record(stream, entry[1], data)
-      if id and is_waiting(record) then
-        save(id, record)
-        index(id, record)
-      end
-    end
-  end
-  if #entries > 0 then
-    redis.call('HSET', INDEXED, stream, entries[#entries][1])
-  end
-  return #entries, is_end
-end
-
 -- Adds messages of other producers to the type indexes; only done when a type is requested. Returns true when all are.
 local function index_others()
-  local left = MAX_INDEXED
   for priority = levels - 1, 0, -1 do
     repeat
-      if left <= 0 or handled_bytes >= MAX_BYTES then
+      if is_slice_full() then
         return false
       end
-      local scanned, is_end = index_page(stream_of(priority))
-      left = left - scanned
+      local _, is_end = adopt_entries(stream_of(priority))
     until is_end
   end
   return true
 end
 
 local function of_type()
-  local is_searched = index_others()
+  local is_searched = is_shared == '0' or index_others()
   repeat
     local member = redis.call('ZPOPMIN', QUEUE .. ':type:' .. kind)[1]
     if not member then

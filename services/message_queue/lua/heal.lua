@@ -3,12 +3,14 @@
 -- consumer or by an older release.
 --
 -- KEYS[1]  queue name
--- ARGV     stream, entry id after which the page begins ('-' for the first), page size, default ack timeout in ms
+-- ARGV     stream, entry id after which the page begins ('-' for the first), page size, default ack timeout in ms,
+--          priority levels
 -- Returns  {number of deadlines set, id of the last entry on the page, or '' if it is the last page}
 --
 -- Atomic, so that an entry acknowledged meanwhile gets no deadline. allow-oom, so that a full server can be drained.
 
-local stream, after, page, default_timeout = unpack(ARGV)
+local stream, after, page, default_timeout, levels = unpack(ARGV)
+highest_priority = levels - 1
 local pending = redis.pcall('XPENDING', stream, GROUP, after == '-' and '-' or '(' .. after, '+', page)
 if pending.err then
   return { 0, '' } -- no such stream or group
@@ -29,6 +31,7 @@ for _, summary in ipairs(pending) do
       record.attempt_count = math.max(record.attempt_count, deliveries)
       record.dequeued_at = taken_at / 1000
       record.processing_started_at = tonumber(record.processing_started_at) or record.dequeued_at
+      remember(record, 'delivered', string.format('%d %s', record.attempt_count, record.consumer_id or ''), taken_at)
       unindex(id, record)
       set_deadline(id, record, math.floor(taken_at + timeout))
       redis.call('SADD', PENDING, id)

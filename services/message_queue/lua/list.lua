@@ -11,6 +11,7 @@
 -- Atomic, so that a message that changes its state is in the slice once. reading.lua describes the limits of a slice.
 
 local state, levels, order, cursor, filter, skip, limit = unpack(ARGV)
+highest_priority = levels - 1
 filter, skip, limit = cjson.decode(filter), tonumber(skip), tonumber(limit)
 filter.search = filter.search and string.lower(filter.search)
 local is_filtered = next(filter) ~= nil

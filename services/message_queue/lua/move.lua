@@ -32,6 +32,7 @@ local function take_out(id, record, state)
     return release(id, record)
   end
   local data = entry_at(record.stream, record.sid)
+  record.archived_at = nil
   if data then
     redis.call('XDEL', record.stream, record.sid)
     redis.call('XACK', record.stream, GROUP, record.sid) -- in case another consumer has it pending
@@ -47,13 +48,16 @@ local function put_into(id, record, data, state)
     if state ~= 'processing' then
       reset_attempts(record)
     end
+    remember(record, state == 'dead' and 'replayed' or 'requeued', 'Moved by hand')
     requeue(id, record, data)
   elseif to == 'dead' then
     dead_letter(id, record, data, reason)
   elseif to == 'acknowledged' then
     add_to_history(id, record, data)
   else
-    append(ARCHIVED, id, record, data)
+    record.archived_at = NOW
+    remember(record, 'archived')
+    append(ARCHIVED, id, record, with_outcome(record, data, { archived_at = NOW }))
     save(id, record)
   end
 end

@@ -27,5 +27,6 @@ if record.attempt_count >= max_attempts then
   return 'DEAD'
 end
 record.last_error = reason
+remember(record, 'requeued', reason)
 requeue(id, record, data)
 return 'REQUEUED'

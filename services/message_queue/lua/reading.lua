@@ -1,4 +1,4 @@
--- Included after shared.lua in the scripts that list the messages of a state, in order, slice by slice.
+-- Included after other_programs.lua in the scripts that list the messages of a state, in order, slice by slice.
 --
 -- A script blocks all other clients, so one call reads a bounded number of entries and bytes, and the next call
 -- continues from there. Entries are read in blocks and records in bulk. The scripts need allow-oom, because they create
@@ -300,7 +300,7 @@ end
 
 -- Reads single fields, because another program may have written the record, and validating all of it costs more.
 local function matches(id, record, data, filter)
-  local created_at = finite(record.created_at) or NOW
+  local created_at = moment(record.created_at) or NOW
   return (not filter.type or (text(record.type) or '') == filter.type)
     and (not filter.priority or math.floor(positive(record.priority) or 0) == filter.priority)
     and (not filter.attempts or (positive(record.attempt_count) or 0) == filter.attempts)

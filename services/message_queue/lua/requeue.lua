@@ -39,6 +39,7 @@ for _, id in ipairs(overdue) do
     dead[#dead + 1] = id
   else
     record.last_error = 'Processing timeout'
+    remember(record, 'requeued', record.last_error)
     requeue(id, record, data)
     requeued[#requeued + 1] = id
   end

@@ -7,7 +7,8 @@
 -- message's record, a JSON object in a hash, by message id:
 --   stream, sid                    location of the entry
 --   type, priority, created_at, custom_ack_timeout, custom_max_attempts
---   attempt_count, last_error, failed_at, acknowledged_at, history
+--   attempt_count, last_error, failed_at, acknowledged_at, archived_at, history
+--   events                         what happened since the first delivery, one line each; see remember()
 --   lock_token, consumer_id, dequeued_at, processing_started_at, deadline_at      while it is processed
 --   added                          number of bytes appended to the entry of a finished message
 --   undecodable                    the entry is not a valid message, and kept for operators
@@ -20,6 +21,7 @@ local RECORDS = QUEUE .. '_metadata'
 local DEADLINES = QUEUE .. ':deadlines'
 local PENDING = QUEUE .. ':pending_ids'
 local TYPED = QUEUE .. '_typed'
+local MANUAL = QUEUE .. '_manual' -- messages that an older service takes by type, or requeues
 local DEAD = QUEUE .. '_dlq'
 local ACKNOWLEDGED = QUEUE .. '_acknowledged'
 local ARCHIVED = QUEUE .. '_archived'
@@ -30,9 +32,12 @@ local NEXT_SWEEP = QUEUE .. ':next_sweep'
 
 local MAX_ACKNOWLEDGED = 100 -- acknowledged messages that are retained
 local MAX_EVENTS = 10000 -- approximate number of retained events, for clients that reconnect
+local MIN_MILLISECONDS = 1e11 -- other programs may write times in ms; as seconds this is the year 5138
 local MAX_NUMBER = 1e9 -- maximum of seconds or attempts in records of other producers
 local MAX_REPLAY_HISTORY = 10 -- earlier failures that a replayed message keeps
 local MAX_ID_BYTES = 256 -- bytes
+local MAX_EVENTS_BYTES = 2000 -- bytes of the events that a record keeps
+local MAX_EVENT_TEXT = 200 -- bytes of the text of an event
 local LAST_SID_PART = '18446744073709551615'
 
 -- A script blocks all other clients. A script for many messages therefore stops after this number of messages or
@@ -96,7 +101,7 @@ end
 
 local function is_entry_location(stream, sid)
   return type(stream) == 'string' and type(sid) == 'string' and sortable(sid)
-    and (stream == QUEUE or stream == TYPED or STATES_BY_STREAM[stream]
+    and (stream == QUEUE or stream == TYPED or stream == MANUAL or STATES_BY_STREAM[stream]
       or string.sub(stream, 1, #QUEUE) == QUEUE and string.find(stream, '^_p%d+$', #QUEUE + 1))
 end
 
@@ -147,6 +152,12 @@ local function finite(value)
   return number and number > -1e15 and number < 1e15 and number or nil
 end
 
+-- Returns a time in seconds, or nil.
+local function moment(value)
+  local number = finite(value)
+  return number and (math.abs(number) >= MIN_MILLISECONDS and number / 1000 or number)
+end
+
 local function positive(value)
   local number = finite(value)
   return number and number > 0 and math.min(number, MAX_NUMBER) or nil
@@ -162,7 +173,7 @@ local function valid_attempts(history)
     if type(attempt) == 'table' and #earlier < MAX_REPLAY_HISTORY then
       earlier[#earlier + 1] = {
         attempt_count = finite(attempt.attempt_count),
-        failed_at = finite(attempt.failed_at),
+        failed_at = moment(attempt.failed_at),
         last_error = text(attempt.last_error),
       }
     end
@@ -179,18 +190,20 @@ local function validated(record)
     sid = is_ours and record.sid or nil,
     type = text(record.type) or '',
     priority = math.floor(positive(record.priority) or 0),
-    created_at = finite(record.created_at) or NOW,
+    created_at = moment(record.created_at) or NOW,
     custom_ack_timeout = positive(record.custom_ack_timeout),
     custom_max_attempts = positive(record.custom_max_attempts),
     attempt_count = positive(record.attempt_count) or 0,
     last_error = text(record.last_error),
-    failed_at = finite(record.failed_at),
-    acknowledged_at = finite(record.acknowledged_at),
+    failed_at = moment(record.failed_at),
+    acknowledged_at = moment(record.acknowledged_at),
+    archived_at = moment(record.archived_at),
     history = valid_attempts(record.history),
+    events = is_ours and text(record.events) or nil,
     lock_token = text(record.lock_token),
     consumer_id = text(record.consumer_id),
-    dequeued_at = finite(record.dequeued_at),
-    processing_started_at = finite(record.processing_started_at),
+    dequeued_at = moment(record.dequeued_at),
+    processing_started_at = moment(record.processing_started_at),
     deadline_at = is_ours and finite(record.deadline_at) or nil,
     added = is_ours and positive(record.added) or nil,
     undecodable = is_ours and record.undecodable == true or nil,
@@ -277,6 +290,25 @@ local function unindex(id, record)
   redis.call('ZREM', QUEUE .. ':type:' .. record.type, index_member(id, record))
 end
 
+-- Adds a line to the events of a message: kind, time in ms and a text. Touches in a row are one line with their number.
+-- The oldest lines are dropped at the limit. A message that was never delivered has none, so it needs no more memory.
+local function remember(record, kind, text, at)
+  local events = record.events or ''
+  if kind == 'touched' then
+    local before, count = string.match(events, '^(.*\n)touched %d+ (%d+)\n$')
+    events, text = before or events, string.format('%d', (count or 0) + 1)
+  end
+  text = string.gsub(text or '', '%c', ' ')
+  if #text > MAX_EVENT_TEXT then
+    text = string.gsub(string.sub(text, 1, MAX_EVENT_TEXT), '[\192-\255][\128-\191]*$', '')
+  end
+  events = events .. kind .. ' ' .. string.format('%.0f', at or NOW_MS) .. ' ' .. text .. '\n'
+  while #events > MAX_EVENTS_BYTES do
+    events = string.match(events, '^[^\n]*\n(.*)$') or ''
+  end
+  record.events = events
+end
+
 -- Moving a message
 
 local function end_delivery(id, record)
@@ -337,13 +369,12 @@ end
 
 local function dead_letter(id, record, data, reason)
   record.failed_at, record.last_error = NOW, reason
+  remember(record, 'dead-lettered', reason)
   append(DEAD, id, record, with_outcome(record, data, {
     attempt_count = record.attempt_count, failed_at = NOW, last_error = reason
   }))
   save(id, record)
 end
-
--- Identifying entries of a stream, which other programs may have written
 
 local function identity(data, id)
   id = id or (data and string.match(data, '^{"id":"([%w_.:@-]+)"'))
@@ -352,74 +383,6 @@ local function identity(data, id)
   end
   local message = decoded(data)
   return message and text(message.id)
-end
-
-local function is_utf8(value)
-  if string.find(value, '\224[\128-\159]') or string.find(value, '\237[\160-\191]')
-    or string.find(value, '\240[\128-\143]') or string.find(value, '\244[\144-\191]') then
-    return false
-  end
-  for _, sequence in ipairs({
-    '[\240-\244][\128-\191][\128-\191][\128-\191]', '[\224-\239][\128-\191][\128-\191]', '[\194-\223][\128-\191]'
-  }) do
-    value = string.gsub(value, sequence, ' ')
-  end
-  return not string.find(value, '[\128-\255]')
-end
-
-local function dead_letter_entry(stream, sid, data, fields, reason)
-  local id = 'undecodable-' .. stream .. '-' .. sid
-  local record = { type = '', priority = priority_of(stream), created_at = NOW, attempt_count = 0, undecodable = true }
-  dead_letter(id, record, data or cjson.encode(fields), reason)
-  redis.call('XACK', stream, GROUP, sid)
-  redis.call('XDEL', stream, sid)
-  announce_ids('move_to_dlq', { id })
-end
-
--- Creates the record of an entry that another producer, or the requeue of another consumer, has added to the stream.
--- Returns nil and the reason if the entry is not a valid message or its id exists.
-local function create_record(stream, sid, data)
-  local message = data and decoded(data)
-  local id = message and identity(data)
-  if not id or #id == 0 or #id > MAX_ID_BYTES or string.find(id, '%c') or not is_utf8(id) then
-    return nil, nil, 'Undecodable message'
-  end
-  local record = record_of(id) or validated({ type = message.type, created_at = message.created_at,
-    attempt_count = message.attempt_count, custom_ack_timeout = message.custom_ack_timeout,
-    custom_max_attempts = message.custom_max_attempts, last_error = message.last_error, failed_at = message.failed_at,
-    acknowledged_at = message.acknowledged_at })
-  local is_elsewhere = record.sid and not (record.stream == stream and record.sid == sid)
-  if is_elsewhere then
-    local _, is_there = entry_at(record.stream, record.sid)
-    if is_there then
-      return nil, nil, 'Duplicate id'
-    end
-    end_delivery(id, record)
-    unindex(id, record)
-  end
-  if record.type == '' then
-    record.type = text(message.type) or '' -- records of other consumers have no type
-  end
-  record.stream, record.sid = stream, sid
-  record.priority = stream == TYPED and record.priority or priority_of(stream)
-  return id, record
-end
-
--- Returns the id, the record and the data of an entry. Dead-letters an entry that is not a valid message.
-local function read_entry(stream, sid, fields)
-  local data, id = data_of(fields)
-  id = identity(data, id)
-  local record = id and record_of(id)
-  if record and record.sid == sid and record.stream == stream then
-    return id, record, data
-  end
-  local reason
-  id, record, reason = create_record(stream, sid, data)
-  if not id then
-    dead_letter_entry(stream, sid, data, fields, reason)
-    return nil
-  end
-  return id, record, data
 end
 
 -- Deadlines
@@ -459,6 +422,7 @@ end
 -- Adds an acknowledged message to the history and trims the oldest.
 local function add_to_history(id, record, data)
   record.acknowledged_at = NOW
+  remember(record, 'acknowledged')
   append(ACKNOWLEDGED, id, record, with_outcome(record, data, {
     attempt_count = record.attempt_count, acknowledged_at = NOW
   }))

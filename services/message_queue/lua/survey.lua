@@ -9,6 +9,7 @@
 -- Atomic, so that a message that changes its state is in the slice once. reading.lua describes the limits of a slice.
 
 local state, levels, order, cursor, filter, wanted = unpack(ARGV)
+highest_priority = levels - 1
 filter = cjson.decode(filter)
 filter.search = filter.search and string.lower(filter.search)
 local next_block = blocks(state, tonumber(levels), order, cursor, filter)

@@ -22,6 +22,7 @@ local own = record.custom_ack_timeout and record.custom_ack_timeout * 1000
 extension = math.ceil(tonumber(extension) or own or tonumber(default_timeout))
 local deadline = NOW_MS + extension
 record.dequeued_at = NOW
+remember(record, 'touched')
 set_deadline(id, record, deadline)
 save(id, record)
 announce('touch', '{"count":1,"ids":' .. array({ id }) .. ',"deadline":' .. deadline .. '}')

@@ -18,7 +18,8 @@ from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Message, MessageQueue, MessageState, QueueAdmin, Scripts, Sweeper
 from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
 from services.message_queue.messages import QueueOptions
-from services.message_queue.requeue import streams
+from services.message_queue.other_programs import OtherPrograms
+from services.message_queue.scripts import streams
 
 ASIDE = ("healed", "forget_cursor", "adopted")
 """Keys that say how far a search has come: they may change when nothing else does."""
@@ -49,6 +50,7 @@ class Lab:
     batch: int = 100
     within: timedelta = PERIOD
     is_token_required: bool = True
+    is_shared: bool = True
     schedule_sweep: Callable[[timedelta], object] | None = None
 
     def __post_init__(self) -> None:
@@ -64,10 +66,12 @@ class Lab:
             max_attempts=self.max_attempts,
             sweep_period=self.within,
             is_token_required=self.is_token_required,
+            is_shared=self.is_shared,
         )
         self.queue = MessageQueue(self.scripts, self.arrivals, options, schedule_sweep=self.schedule_sweep)
         self.contents = QueueAdmin(self.scripts, options)
         self.sweeper = Sweeper(self.scripts, options, batch=self.batch)
+        self.others = OtherPrograms(self.scripts, options)
 
     def _waiting_client(self) -> redis.Redis:
         return redis.Redis.from_url(
@@ -107,7 +111,7 @@ class Lab:
     def heal(self) -> int:
         """Heal now, however long ago the last time was."""
         self.client.delete(self.key(":healed"))
-        return self.sweeper.heal()
+        return self.others.heal()
 
     # MessageBrowser from outside
 

@@ -140,4 +140,8 @@ def test_entry_of_a_message_that_is_over_says_how_and_forgets_it_when_it_goes_ba
     assert "acknowledged_at" in json.loads(done[b"data"])
     lab.contents.move(["m"], to="archived")
     [(_, archived)] = lab.client.xrange("q_archived")
-    assert archived == fresh
+    assert "acknowledged_at" not in json.loads(archived[b"data"])
+    assert "archived_at" in json.loads(archived[b"data"])
+    lab.contents.move(["m"], to="main")
+    [(_, again)] = lab.client.xrange("q")
+    assert again == fresh

@@ -197,7 +197,32 @@ def archive(lab: Lab, ids: list[str]) -> int:
     return list(lab.contents.move(ids, to="archived").values()).count("MOVED")
 
 
+def add_as_another(lab: Lab, to: str) -> None:
+    """Delete the messages, and add their entries again as another program does."""
+    entries = [fields for stream in lab.streams for _, fields in lab.client.xrange(stream)]
+    lab.contents.clear()
+    for fields in entries:
+        lab.client.xadd(to, fields)
+    lab.client.config_resetstat()
+
+
+def drain(lab: Lab, _: list[str]) -> int:
+    add_as_another(lab, "q_manual")
+    lab.heal()
+    return lab.contents.counts().main
+
+
+def adopt(lab: Lab, _: list[str]) -> int:
+    add_as_another(lab, "q_dlq")
+    lab.others.adopt()
+    return int(lab.client.hlen("q_metadata"))
+
+
 OPERATIONS: dict[str, Act] = {
+    "drain": drain,
+    "adopt": adopt,
+    "export": lambda lab, _: sum(len(page) for page in lab.contents.export("main")),
+    "delete a date range": lambda lab, _: lab.contents.delete_matching(["main"], Filter(since=0.0)).deleted["main"],
     "move": archive,
     "delete": lambda lab, ids: list(lab.contents.delete(ids).values()).count("DELETED"),
     "replay": replay,

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from queue_manager.web.auth import operator, viewer
 from queue_manager.web.routes.messages import (
+    activity,
     delivery,
     error_responses,
     events,
@@ -28,5 +29,5 @@ def install(api: FastAPI, background: Background) -> None:
     error_responses.install(api)
     for part in (delivery, operator_actions):
         api.include_router(part.router, prefix="/api", dependencies=[operator], tags=["queue"])
-    for part in (stats, events, listing):
+    for part in (stats, events, activity, listing):
         api.include_router(part.router, prefix="/api", dependencies=[viewer], tags=["queue"])

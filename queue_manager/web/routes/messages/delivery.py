@@ -27,17 +27,19 @@ from queue_manager.web.routes.messages.requests import (
     parse_object,
     whole,
 )
-from queue_manager.web.routes.messages.schemas import (
-    MIN_TIMEOUT,
-    AckBody,
+from queue_manager.web.routes.messages.response_schemas import (
     AddedBatch,
     ChangedMessage,
     DeliveredMessage,
-    NackBody,
     Nacked,
+    Touched,
+)
+from queue_manager.web.routes.messages.schemas import (
+    MIN_TIMEOUT,
+    AckBody,
+    NackBody,
     NewMessageBody,
     TouchBody,
-    Touched,
 )
 from services.message_queue import InvalidMessage, Json, NewMessage, message_queue
 from services.message_queue.messages import MAX_ACK_TIMEOUT, members
@@ -158,6 +160,7 @@ def touch(id: str, body: Annotated[bytes, Depends(MessageBody(TouchBody, is_requ
     token = _token(given)
     touched = message_queue().touch(id, token, decode_member(given, "extend_seconds"))
     return Touched(
+        message="Lock extended successfully",
         new_timeout_at=touched.deadline_at,
         extended_by=whole(touched.extended_by.total_seconds()),
         lock_token=token,

@@ -10,29 +10,37 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from queue_manager.core.log import get_logger
 from queue_manager.web.http.errors import errors, invalid
-from queue_manager.web.http.requests import JsonBody
+from queue_manager.web.http.requests import EmptyIsNone, JsonBody
 from queue_manager.web.routes.messages.background import Background
 from queue_manager.web.routes.messages.requests import (
     MAX_BATCH_BYTES,
+    LinesBody,
     MessageBody,
     NamedQueue,
+    RequiredMoment,
     Source,
     decode_message,
     parse_object,
 )
-from queue_manager.web.routes.messages.schemas import (
+from queue_manager.web.routes.messages.response_schemas import (
     ChangedMessage,
     Cleared,
     DeletedMessages,
+    DeletedRange,
+    Imported,
+    Moved,
+    Replayed,
+)
+from queue_manager.web.routes.messages.schemas import (
     MessageChange,
     MessagesToDelete,
     Move,
-    Moved,
     Replay,
-    Replayed,
 )
-from services.message_queue import MessageState, UnknownMessage, queue_admin
+from services.message_queue import Filter, MessageState, UnknownMessage, message_queue, queue_admin
+from services.message_queue.browser import KEPT_STATES, KeptState
 from services.message_queue.messages import checked_id
+from services.message_queue.transfer import import_messages, parse_lines
 
 MAX_CLEAR_DURATION = 50.0
 """Seconds of one request that clears: proxies time out after 60."""
@@ -72,6 +80,46 @@ def delete_many(
 ) -> DeletedMessages:
     """Delete up to 1,000 messages."""
     return DeletedMessages(**_results("deleted", "DELETED", queue_admin().delete(body.messageIds, source=source)))
+
+
+@router.delete("/queue/messages")
+def delete_date_range(
+    start: Annotated[RequiredMoment, Query(alias="startTimestamp")],
+    end: Annotated[RequiredMoment, Query(alias="endTimestamp")],
+    source: Annotated[KeptState | None, EmptyIsNone, Query(alias="queueType")] = None,
+    is_preview: Annotated[bool, Query(alias="preview", description="Count them, and delete nothing.")] = False,
+) -> DeletedRange:
+    """Delete the messages that were added between two times, for about 10 s; those that a consumer holds are kept."""
+    admin, states, wanted = queue_admin(), (source,) if source else KEPT_STATES, Filter(since=start, until=end)
+    found = admin.count_matching(states, wanted) if is_preview else admin.delete_matching(states, wanted)
+    count = sum(found.deleted.values())
+    if not is_preview:
+        log.info("Messages of a date range deleted by hand", messages=count, complete=found.is_complete)
+    verb = "would be deleted" if is_preview else "deleted"
+    return DeletedRange(
+        message=f"{count} messages {verb}",
+        deletedCount=count,
+        by_queue=dict(found.deleted),
+        is_preview=is_preview,
+        is_complete=found.is_complete,
+    )
+
+
+@router.post("/queue/import")
+def import_lines(body: Annotated[bytes, Depends(LinesBody())]) -> Imported:
+    """Add the messages of an export to the main queue, with no attempts used. A message whose id exists is not added.
+
+    If a line is invalid, nothing is added.
+    """
+    queue = message_queue()
+    result = import_messages(queue, list(parse_lines(body.splitlines(), queue.options)))
+    log.info("Messages imported", messages=result.added, known=result.known)
+    return Imported(
+        message=f"{result.added} messages imported",
+        count=result.added,
+        known=result.known,
+        undecodable=result.undecodable,
+    )
 
 
 @router.post("/queue/move")
@@ -142,4 +190,5 @@ def _results(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, 
 
 def _numbers(verb: str, done: int, failed: int) -> dict[str, Any]:
     log.info("Messages changed by hand", done=verb, messages=done, of=done + failed)
-    return {"message": f"{done} of {done + failed} messages {verb}", verb: done, "failed": failed}
+    message = f"{done} of {done + failed} messages {verb}"
+    return {"message": message, verb: done, f"{verb}Count": done, "failed": failed}

@@ -18,7 +18,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.web.routes.messages.events import QueueEvent, QueueFeed
-from services.message_queue import sweeper
+from services.message_queue import other_programs, sweeper
 
 MIN_SWEEP_INTERVAL = 0.02  # seconds, so that a stream of deadlines needs few sweeps
 SWEEPER_BUDGET = seconds(0.5)  # short, so that the process shuts down soon
@@ -34,7 +34,7 @@ class OverdueSweeper:
     """Sweeps within the block."""
 
     def __init__(self, feed: QueueFeed) -> None:
-        self._feed, self._sweeper = feed, sweeper()
+        self._feed, self._sweeper, self._other_programs = feed, sweeper(), other_programs()
         self._period = settings().overdue_check_interval_ms / 1000
         self._due_at = 0.0
         self._is_earlier = asyncio.Event()
@@ -70,7 +70,7 @@ class OverdueSweeper:
 
     async def _heal(self) -> None:
         while True:
-            if await self._try(self._sweeper.heal):
+            if await self._try(self._other_programs.heal):
                 self._plan(_now())  # no event announces their deadlines
             await asyncio.sleep(self._period)
 

@@ -118,6 +118,11 @@ MomentOf = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
 ]
 """A time, in a form that `parse_time` reads."""
+RequiredMoment = Annotated[
+    float,
+    BeforeValidator(_checked_by(parse_time)),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}),
+]
 Source = Annotated[MessageState | None, EmptyIsNone]
 """The queue of a message; any without it."""
 
@@ -135,6 +140,18 @@ class MessageBody(Body):
 
 class BatchBody(Body):
     """A dependency that returns the bytes of a body with many messages."""
+
+    async def __call__(self, request: Request) -> bytes:
+        return await read_body(request, MAX_BATCH_BYTES, field="body")
+
+
+class LinesBody(Body):
+    """A dependency that returns the bytes of a body of JSON lines."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self) -> None:
+        super().__init__(str)
 
     async def __call__(self, request: Request) -> bytes:
         return await read_body(request, MAX_BATCH_BYTES, field="body")

@@ -1,4 +1,4 @@
-"""Request and response bodies of messages. Times are seconds since 1970, as clients of the older services expect.
+"""Request bodies of messages. Times are seconds since 1970, as clients of the older services expect.
 
 The queue validates new messages and tokens, whose payloads are never parsed; the models only describe those bodies.
 """
@@ -12,10 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from queue_manager.core.settings import settings
 from queue_manager.web.http.requests import Members
-from queue_manager.web.http.responses import Number, optional
 from queue_manager.web.routes.messages.requests import FilterText, FilterType, MomentOf, WholeFilter
 from services.message_queue import Filter, InvalidMessage, MessageState
-from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import MAX_BULK_IDS
 from services.message_queue.messages import MAX_ACK_TIMEOUT, MAX_ATTEMPTS, MAX_ID_BYTES, MAX_TYPE_BYTES, checked_id
 
@@ -47,8 +45,6 @@ AckTimeout = Annotated[
 ]
 MaxAttempts = Annotated[int | None, Field(ge=1, le=MAX_ATTEMPTS, description="Deliveries before it is dead-lettered.")]
 LockToken = Annotated[str, Field(description="The `lock_token` with which the message was delivered.")]
-Sentence = Annotated[str, Field(description="A sentence for people.")]
-QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
 
 
 class NewMessageBody(BaseModel):
@@ -79,7 +75,7 @@ class MessageChange(BaseModel):
 
 
 class _LockedMessage(BaseModel):
-    """A message that the consumer holds. Other members are ignored: consumers send the whole message."""
+    """Other members are ignored: consumers send the whole message."""
 
     model_config = ConfigDict(json_schema_extra=_require_token)
 
@@ -189,112 +185,3 @@ class Replay(Members):
 
     messageIds: MessageIds | None = None
     filter: MessageFilter | None = None
-
-
-# Responses
-
-
-class EarlierLife(BaseModel):
-    """How an earlier life of a replayed message ended."""
-
-    model_config = ConfigDict(extra="allow")
-
-    failed_at: Number | None = None
-    attempt_count: int | None = None
-    last_error: str | None = None
-
-
-class DeliveredMessage(BaseModel):
-    """A message. Members that do not apply are left out."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    type: str
-    payload: Payload
-    priority: int
-    created_at: Number
-    attempt_count: int = Field(description="How many times it was delivered, this time included.")
-    lock_token: str | None = optional("Proves to `ack`, `nack` and `touch` that the consumer holds the message.")
-    consumer_id: str | None = optional("Who holds it, as the consumer named itself.")
-    dequeued_at: Number | None = optional("When it was delivered.")
-    processing_started_at: Number | None = optional("The same.")
-    deadline_at: Number | None = optional("When it must be acknowledged.")
-    custom_ack_timeout: Number | None = optional("Seconds: its own timeout.")
-    custom_max_attempts: int | None = optional("Its own limit of deliveries.")
-    failed_at: Number | None = optional("When it was dead-lettered.")
-    acknowledged_at: Number | None = optional("When it was acknowledged.")
-    last_error: str | None = optional("Why its last delivery failed.")
-    history: list[EarlierLife] | None = optional("Earlier lives of a message that was replayed.")
-    undecodable: bool | None = optional("The entry is not a message; `payload` is its text.")
-    stream_id: str = Field(alias="_stream_id")
-    stream_name: str = Field(alias="_stream_name")
-
-
-class ChangedMessage(BaseModel):
-    """The message that was added or changed."""
-
-    message: Sentence
-    id: str
-
-
-class AddedBatch(BaseModel):
-    """How many messages were added."""
-
-    message: Sentence
-
-
-class Nacked(ChangedMessage):
-    """The result of a nack."""
-
-    requeued: bool = Field(description="False if it is a dead letter.")
-
-
-class Touched(BaseModel):
-    """The new deadline."""
-
-    new_timeout_at: Number
-    extended_by: Number = Field(description="Seconds.")
-    lock_token: str | None
-
-
-class MessageResult(BaseModel):
-    """The result for one message."""
-
-    id: str
-    result: MessageOutcome
-
-
-class _Changed(BaseModel):
-    message: Sentence
-    failed: int = Field(description="How many messages were not found or could not be changed.")
-
-
-class DeletedMessages(_Changed):
-    """The results of a deletion."""
-
-    deleted: int
-    results: list[MessageResult]
-
-
-class Moved(_Changed):
-    """The results of a move."""
-
-    moved: int
-    results: list[MessageResult]
-
-
-class Replayed(_Changed):
-    """The results of a replay."""
-
-    moved: int
-    results: list[MessageResult] | None = optional("Left out if they are more than 1,000.")
-    is_complete: bool | None = optional("For a filter: false if the time was not enough for all. Repeat it then.")
-
-
-class Cleared(BaseModel):
-    """How many messages were deleted."""
-
-    message: Sentence
-    cleared: int
-    is_complete: bool = Field(description="False if the time was not enough for all. Repeat it then.")

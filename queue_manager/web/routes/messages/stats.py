@@ -1,71 +1,30 @@
-"""Status of the message queue: the number of messages in each state, its settings, and the health of its server."""
+"""The number of messages in each state, the settings of the queue, and whether its server answers."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
 
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import errors
-from queue_manager.web.http.responses import Number
 from queue_manager.web.routes.messages.requests import whole
-from queue_manager.web.routes.messages.schemas import QueueServerTime
-from services.message_queue import queue_admin
+from queue_manager.web.routes.messages.response_schemas import (
+    AcknowledgedLength,
+    LengthsByOlderNames,
+    MessageQueueStatus,
+    QueueConfig,
+    QueueHealth,
+    QueueLength,
+    QueueMetrics,
+    QueueTotals,
+)
+from services.message_queue import QueueCounts, queue_admin
 
 router = APIRouter()
 
 
-class MessageQueueStatus(BaseModel):
-    """The number of messages in each state."""
-
-    main: int
-    processing: int
-    dead: int
-    acknowledged: int
-    archived: int
-    priorities: dict[str, int] = Field(description="Waiting messages by priority.")
-    total_acknowledged: int = Field(description="Ever; `acknowledged` counts those that are kept.")
-    overdue: int = Field(description="Messages in processing whose deadline has passed.")
-    first_deadline_at: Number | None
-    server_time: QueueServerTime
-
-
-class QueueMetrics(BaseModel):
-    """The number of messages in each state, under the field names of the older services."""
-
-    main_queue_size: int
-    processing_queue_size: int
-    dead_letter_queue_size: int
-    acknowledged_queue_size: int
-    archived_queue_size: int
-    total_acknowledged: int
-    overdue: int
-    server_time: QueueServerTime
-
-
-class QueueConfig(BaseModel):
-    """The settings of the queue."""
-
-    ack_timeout_seconds: Number
-    max_attempts: int
-    max_priority_levels: int
-    max_payload_bytes: int
-    require_lock_token: bool
-    overdue_check_interval_ms: int
-    requeue_batch_size: int
-
-
-class QueueHealth(BaseModel):
-    """The queue's server answers."""
-
-    status: Literal["OK"] = "OK"
-
-
 @router.get("/queue/status", responses=errors(503))
 def status() -> MessageQueueStatus:
-    """Return the number of messages in each state."""
+    """Count the messages in each state."""
     counts = queue_admin().counts()
     return MessageQueueStatus(
         main=counts.main,
@@ -78,12 +37,25 @@ def status() -> MessageQueueStatus:
         overdue=counts.overdue,
         first_deadline_at=counts.first_deadline_at,
         server_time=counts.now,
+        **dict(_by_older_names(counts)),
+    )
+
+
+def _by_older_names(counts: QueueCounts) -> LengthsByOlderNames:
+    name, total = settings().queue_name, counts.total_acknowledged
+    return LengthsByOlderNames(
+        mainQueue=QueueLength(name=name, length=counts.main),
+        processingQueue=QueueLength(name="processing_pending", length=counts.processing),
+        deadLetterQueue=QueueLength(name=f"{name}_dlq", length=counts.dead),
+        acknowledgedQueue=AcknowledgedLength(name=f"{name}_acknowledged", length=counts.acknowledged, total=total),
+        archivedQueue=QueueLength(name=f"{name}_archived", length=counts.archived),
+        metadata=QueueTotals(totalProcessed=total, totalFailed=counts.total_dead_lettered, totalAcknowledged=total),
     )
 
 
 @router.get("/queue/metrics", responses=errors(503))
 def metrics() -> QueueMetrics:
-    """Return the number of messages in each state, under the field names of the older services."""
+    """Count the messages in each state, by the names of the older services."""
     counts = queue_admin().counts()
     return QueueMetrics(
         main_queue_size=counts.main,
@@ -114,6 +86,6 @@ def config() -> QueueConfig:
 
 @router.get("/health", responses=errors(503))
 def health() -> QueueHealth:
-    """Return 200 if the server of the queue answers and executes scripts."""
+    """Return 200 if the queue's server answers and runs scripts."""
     queue_admin().counts()
     return QueueHealth()

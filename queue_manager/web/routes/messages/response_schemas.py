@@ -1,0 +1,275 @@
+"""Response bodies of messages. Times are seconds since 1970, as clients of the older services expect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from queue_manager.web.http.responses import NextCursor, Number, optional
+from queue_manager.web.routes.messages.schemas import Payload
+from services.message_queue import MessageState
+from services.message_queue.admin import MessageOutcome
+from services.message_queue.browser import KeptState
+from services.message_queue.history import EventKind
+
+QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
+
+
+class EarlierLife(BaseModel):
+    """How an earlier life of a replayed message ended."""
+
+    model_config = ConfigDict(extra="allow")
+
+    failed_at: Number | None = None
+    attempt_count: int | None = None
+    last_error: str | None = None
+
+
+class DeliveredMessage(BaseModel):
+    """A message. Members that do not apply are left out."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    type: str
+    payload: Payload
+    priority: int
+    created_at: Number
+    attempt_count: int = Field(description="How many times it was delivered, this time included.")
+    lock_token: str | None = optional("Proves to `ack`, `nack` and `touch` that the consumer holds the message.")
+    consumer_id: str | None = optional("Who holds it, as the consumer named itself; null if it did not.")
+    dequeued_at: Number | None = optional("When it was delivered.")
+    processing_started_at: Number | None = optional("The same.")
+    deadline_at: Number | None = optional("When it must be acknowledged.")
+    custom_ack_timeout: Number | None = optional("Seconds: its own timeout.")
+    custom_max_attempts: int | None = optional("Its own limit of deliveries.")
+    failed_at: Number | None = optional("When it was dead-lettered.")
+    acknowledged_at: Number | None = optional("When it was acknowledged.")
+    archived_at: Number | None = optional("When it was archived.")
+    last_error: str | None = optional("Why its last delivery failed.")
+    history: list[EarlierLife] | None = optional("Earlier lives of a message that was replayed.")
+    undecodable: bool | None = optional("The entry is not a message; `payload` is its text.")
+    stream_id: str = Field(alias="_stream_id")
+    stream_name: str = Field(alias="_stream_name")
+
+
+class HistoryEvent(BaseModel):
+    """What happened to a message. Members that do not apply are left out."""
+
+    event: EventKind
+    at: Number
+    attempt: int | None = optional("Of a delivery, counted from 1.")
+    consumer_id: str | None = optional("To whom it was delivered, as the consumer named itself.")
+    touches: int | None = optional("How many touches in a row this event stands for; `at` is the last.")
+    reason: str | None = optional("Why it was requeued or dead-lettered; its first 200 bytes.")
+
+
+class MessageWithHistory(DeliveredMessage):
+    """A message in any state, and what happened to it since its first delivery."""
+
+    state: MessageState
+    events: list[HistoryEvent] = Field(description="Oldest first; only the newest 2,000 bytes are kept.")
+    server_time: QueueServerTime
+
+
+class ChangedMessage(BaseModel):
+    """The message that was added or changed."""
+
+    message: str = Field(description="A sentence for people.")
+    id: str
+
+
+class AddedBatch(BaseModel):
+    """How many messages were added."""
+
+    message: str = Field(description="A sentence for people.")
+
+
+class Nacked(ChangedMessage):
+    """The result of a nack."""
+
+    requeued: bool = Field(description="False if it is a dead letter.")
+
+
+class Touched(BaseModel):
+    """The new deadline."""
+
+    message: str = Field(description="A sentence for people.")
+    new_timeout_at: Number
+    extended_by: Number = Field(description="Seconds.")
+    lock_token: str | None
+
+
+class MessageResult(BaseModel):
+    """The result for one message."""
+
+    id: str
+    result: MessageOutcome
+
+
+class _Changed(BaseModel):
+    success: Literal[True] = Field(default=True, description="Always true, for clients of the older service.")
+    message: str = Field(description="A sentence for people.")
+    failed: int = Field(description="How many messages were not found or could not be changed.")
+
+
+class DeletedMessages(_Changed):
+    """The results of a deletion."""
+
+    deleted: int
+    deletedCount: int = Field(description="The same, for clients of the older service.")
+    results: list[MessageResult]
+
+
+class _Moved(_Changed):
+    moved: int
+    movedCount: int = Field(description="The same, for clients of the older service.")
+
+
+class Moved(_Moved):
+    """The results of a move."""
+
+    results: list[MessageResult]
+
+
+class Replayed(_Moved):
+    """The results of a replay."""
+
+    results: list[MessageResult] | None = optional("Left out if they are more than 1,000.")
+    is_complete: bool | None = optional("For a filter: false if the time was not enough for all. Repeat it then.")
+
+
+class DeletedRange(BaseModel):
+    """How many messages of a date range were deleted, or would be."""
+
+    message: str = Field(description="A sentence for people.")
+    deletedCount: int
+    by_queue: dict[KeptState, int]
+    is_preview: bool = Field(description="Whether nothing was deleted.")
+    is_complete: bool = Field(description="False if the time was not enough for all. Repeat it then.")
+
+
+class Imported(BaseModel):
+    """How many messages were imported."""
+
+    message: str = Field(description="A sentence for people.")
+    count: int
+    known: int = Field(description="Messages whose id exists, so that they were not added.")
+    undecodable: int = Field(description="Messages that were exported as undecodable, so that they were not added.")
+
+
+class Cleared(BaseModel):
+    """How many messages were deleted."""
+
+    message: str = Field(description="A sentence for people.")
+    cleared: int
+    is_complete: bool = Field(description="False if the time was not enough for all. Repeat it then.")
+
+
+class Pagination(BaseModel):
+    """The position of a page in its list."""
+
+    page: int
+    limit: int
+    total: int = Field(description="Messages in the list; with a filter, those that were found so far.")
+    total_pages: int
+    totalPages: int = Field(description="The same, for clients of the older service.")
+    cursor: NextCursor
+    is_partial: bool = Field(description="Whether there is more than was searched.")
+
+
+class MessageList(BaseModel):
+    """A page of messages."""
+
+    messages: list[DeliveredMessage]
+    pagination: Pagination
+    server_time: QueueServerTime
+
+
+class MessageCount(BaseModel):
+    """How many messages match."""
+
+    count: int
+    is_complete: bool = Field(description="False if counting took too long: there are that many or more.")
+    server_time: QueueServerTime
+
+
+class QueueLength(BaseModel):
+    """The number of messages in one state, as the older service names it."""
+
+    name: str = Field(description="The stream, or `processing_pending`.")
+    length: int
+    messages: list[DeliveredMessage] = Field(default=[], description="Always empty: read the list.")
+
+
+class AcknowledgedLength(QueueLength):
+    """The number of acknowledged messages, as the older service names it."""
+
+    total: int = Field(description="Ever; `length` counts those that are kept.")
+
+
+class QueueTotals(BaseModel):
+    """Totals, as the older service names them."""
+
+    totalProcessed: int = Field(description="The same as `totalAcknowledged`.")
+    totalFailed: int = Field(description="Dead letters of passed deadlines.")
+    totalAcknowledged: int
+
+
+class LengthsByOlderNames(BaseModel):
+    """The numbers of messages, as the older service names them."""
+
+    mainQueue: QueueLength
+    processingQueue: QueueLength
+    deadLetterQueue: QueueLength
+    acknowledgedQueue: AcknowledgedLength
+    archivedQueue: QueueLength
+    metadata: QueueTotals
+    availableTypes: list[str] = Field(default=[], description="Always empty.")
+
+
+class MessageQueueStatus(LengthsByOlderNames):
+    """The number of messages in each state; also by the names of the older service."""
+
+    main: int
+    processing: int
+    dead: int
+    acknowledged: int
+    archived: int
+    priorities: dict[str, int] = Field(description="Waiting messages by priority.")
+    total_acknowledged: int = Field(description="Ever; `acknowledged` counts those that are kept.")
+    overdue: int = Field(description="Messages in processing whose deadline has passed.")
+    first_deadline_at: Number | None
+    server_time: QueueServerTime
+
+
+class QueueMetrics(BaseModel):
+    """The number of messages in each state, by the names of the older services."""
+
+    main_queue_size: int
+    processing_queue_size: int
+    dead_letter_queue_size: int
+    acknowledged_queue_size: int
+    archived_queue_size: int
+    total_acknowledged: int
+    overdue: int
+    server_time: QueueServerTime
+
+
+class QueueConfig(BaseModel):
+    """The settings of the queue."""
+
+    ack_timeout_seconds: Number
+    max_attempts: int
+    max_priority_levels: int
+    max_payload_bytes: int
+    require_lock_token: bool
+    overdue_check_interval_ms: int
+    requeue_batch_size: int
+
+
+class QueueHealth(BaseModel):
+    """The queue's server answers."""
+
+    status: Literal["OK"] = "OK"

@@ -1,0 +1,124 @@
+-- Included after shared.lua in the scripts that read entries of other programs: everything that is done for programs,
+-- such as an older service, that produce to or consume from the same streams.
+--
+-- Such a program knows neither records nor deadlines of this queue. Its entries get a record when they are first read.
+-- Its own records, in the same hash, have no location and no type.
+
+local SEARCHED = QUEUE .. ':adopted' -- by stream, the last entry searched for messages of other programs
+local SIGNED_REASON = 'Signed message: its producer must not sign messages (ENABLE_ENCRYPTION)'
+
+local highest_priority -- set by each script
+
+local function is_utf8(value)
+  if string.find(value, '\224[\128-\159]') or string.find(value, '\237[\160-\191]')
+    or string.find(value, '\240[\128-\143]') or string.find(value, '\244[\144-\191]') then
+    return false
+  end
+  for _, sequence in ipairs({
+    '[\240-\244][\128-\191][\128-\191][\128-\191]', '[\224-\239][\128-\191][\128-\191]', '[\194-\223][\128-\191]'
+  }) do
+    value = string.gsub(value, sequence, ' ')
+  end
+  return not string.find(value, '[\128-\255]')
+end
+
+local function dead_letter_entry(stream, sid, data, fields, reason)
+  local id = 'undecodable-' .. stream .. '-' .. sid
+  local record = { type = '', priority = priority_of(stream), created_at = NOW, attempt_count = 0, undecodable = true }
+  dead_letter(id, record, data or cjson.encode(fields), reason)
+  redis.call('XACK', stream, GROUP, sid)
+  redis.call('XDEL', stream, sid)
+  announce_ids('move_to_dlq', { id })
+end
+
+-- The priority of a message that a queue other than that of its priority contains.
+local function priority_in(message)
+  return math.min(math.floor(positive(message.priority) or 0), highest_priority)
+end
+
+-- Creates the record of an entry that another producer, or the requeue of another consumer, has added to the stream.
+-- Returns nil and the reason if the entry is not a valid message or its id exists.
+local function create_record(stream, sid, data)
+  local message = data and decoded(data)
+  local id = message and identity(data)
+  if not id or #id == 0 or #id > MAX_ID_BYTES or string.find(id, '%c') or not is_utf8(id) then
+    local signature = data and string.match(data, '^{.*}|(%x+)$')
+    return nil, nil, signature and #signature == 64 and SIGNED_REASON or 'Undecodable message'
+  end
+  local given = validated({ type = message.type, created_at = message.created_at,
+    attempt_count = message.attempt_count, custom_ack_timeout = message.custom_ack_timeout,
+    custom_max_attempts = message.custom_max_attempts, last_error = message.last_error, failed_at = message.failed_at,
+    acknowledged_at = message.acknowledged_at, archived_at = message.archived_at, priority = priority_in(message) })
+  local record = record_of(id) or given
+  if not record.sid then
+    record.priority = given.priority
+    for name, value in pairs(given) do
+      record[name] = record[name] or value
+    end
+  elseif not (record.stream == stream and record.sid == sid) then
+    local _, is_there = entry_at(record.stream, record.sid)
+    if is_there then
+      return nil, nil, 'Duplicate id'
+    end
+    end_delivery(id, record)
+    unindex(id, record)
+  end
+  if record.type == '' then
+    record.type = given.type -- records of other consumers have no type
+  end
+  record.stream, record.sid = stream, sid
+  if stream == QUEUE or priority_of(stream) > 0 then
+    record.priority = priority_of(stream)
+  end
+  return id, record
+end
+
+-- Returns the id, the record and the data of an entry. Dead-letters an entry that is not a valid message.
+local function read_entry(stream, sid, fields)
+  local data, id = data_of(fields)
+  id = identity(data, id)
+  local record = id and record_of(id)
+  if record and record.sid == sid and record.stream == stream then
+    return id, record, data
+  end
+  local reason
+  id, record, reason = create_record(stream, sid, data)
+  if not id then
+    dead_letter_entry(stream, sid, data, fields, reason)
+    return nil
+  end
+  return id, record, data
+end
+
+-- Creates the records of some entries of a stream, in stream order; each entry is searched once. Pending entries get
+-- theirs when they get a deadline. Returns the number of new records, and true if there are no more entries.
+local function adopt_entries(stream)
+  local state = STATES_BY_STREAM[stream]
+  local after = redis.call('HGET', SEARCHED, stream)
+  local entries, is_end = read_entries_of(stream, after and '(' .. after or '-', '+')
+  local created, reached = 0, nil
+  for i, entry in ipairs(entries) do
+    if i > 1 and is_slice_full() then
+      is_end = false
+      break
+    end
+    reached, handled = entry[1], handled + 1
+    local data, id = data_of(entry[2])
+    id = identity(data, id)
+    local record = id and record_of(id)
+    if not (record and record.sid == entry[1]) then
+      id, record = create_record(stream, entry[1], data)
+      if id and (state or is_waiting(record)) then
+        save(id, record)
+        created, handled = created + 1, handled + 1
+        if not state then
+          index(id, record)
+        end
+      end
+    end
+  end
+  if reached then
+    redis.call('HSET', SEARCHED, stream, reached)
+  end
+  return created, is_end
+end

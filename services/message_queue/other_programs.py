@@ -1,0 +1,63 @@
+"""Messages of other programs, such as an older service, that produce to or consume from the same streams.
+
+Guarantee: a message that another program adds or takes is listed, has a deadline and is found by its id: within a
+minute, or when it is requested. `QUEUE_SHARED=false` switches this off, if no other program uses the streams.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from queue_manager.core.clock import milliseconds, minutes, seconds
+from services.message_queue.messages import QueueOptions
+from services.message_queue.scripts import Scripts, streams
+
+HEAL_INTERVAL, HEAL_BUDGET = minutes(1), seconds(1)
+ADOPT_BUDGET = seconds(2)
+PENDING_PAGE_SIZE = 100  # entries of a pending list per script call
+
+
+class OtherPrograms:
+    """Messages that other programs added to, or took from, one queue. Every method raises QueueUnavailable."""
+
+    def __init__(self, scripts: Scripts, options: QueueOptions) -> None:
+        self._scripts, self._options = scripts, options
+
+    def heal(self, *, budget: timedelta = HEAL_BUDGET) -> int:
+        """Set a deadline for entries that other consumers took, and requeue what waits in a stream of theirs.
+
+        Also deletes records of entries that they deleted. Returns the number of entries that got a deadline. Does
+        nothing if the last call was less than a minute ago.
+        """
+        if not self._options.is_shared or not self._scripts.run("take_turn", "healed", milliseconds(HEAL_INTERVAL)):
+            return 0
+        end = time.monotonic() + budget.total_seconds()
+        healed = 0
+        queue, levels = self._scripts.queue, self._options.levels
+        for stream in [*streams(queue, levels), f"{queue}_typed", f"{queue}_manual"]:
+            after = "-"
+            while after and time.monotonic() < end:
+                healed_on_page, after = self._scripts.run(
+                    "heal", stream, after, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout), levels
+                )
+                healed += healed_on_page
+        is_done = False
+        while not is_done and time.monotonic() < end:
+            is_done = self._scripts.run("drain", levels) == 1
+        is_done = False
+        while not is_done and time.monotonic() < end:
+            is_done = self._scripts.run("forget_lost") == 1
+        return healed
+
+    def adopt(self, *, budget: timedelta = ADOPT_BUDGET) -> bool:
+        """Create the records of messages that were added since the last call; return True if there are any.
+
+        A record makes a message known by its id. After `budget`, the rest is left for the next call.
+        """
+        created, is_over = 0, not self._options.is_shared
+        end = time.monotonic() + budget.total_seconds()
+        while not is_over and time.monotonic() < end:
+            some, is_over = self._scripts.run("adopt", self._options.levels)
+            created += some
+        return created > 0

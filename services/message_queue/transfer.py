@@ -1,0 +1,82 @@
+"""Import of messages from JSON lines, as an export or another program writes them.
+
+Guarantee: an id that exists is not added again, so a repeated import is harmless. Messages are added in batches, none
+of which blocks the server for more than about 10 ms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from services.message_queue.errors import InvalidMessage
+from services.message_queue.messages import FIELD_ALIASES, Json, NewMessage, QueueOptions, members
+from services.message_queue.queue import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES, MessageQueue
+
+
+@dataclass(kw_only=True)
+class ImportResult:
+    """Number of messages that were added, that exist already, and that cannot be delivered."""
+
+    added: int = 0
+    known: int = 0
+    undecodable: int = 0
+
+
+def import_messages(queue: MessageQueue, messages: Iterable[NewMessage | None]) -> ImportResult:
+    """Add messages to the main queue in batches, with no attempts used; `None` stands for an undecodable one.
+
+    Raises like `MessageQueue.enqueue`; earlier batches are then added.
+    """
+    result = ImportResult()
+    batch: list[NewMessage] = []
+    size = 0
+
+    def add() -> None:
+        for added in queue.enqueue_batch(batch):
+            result.added += added.is_new
+            result.known += not added.is_new
+        batch.clear()
+
+    for message in messages:
+        if message is None:
+            result.undecodable += 1
+            continue
+        length = len(message.payload.encode())
+        if len(batch) == MAX_ENQUEUED_MESSAGES or size + length > MAX_ENQUEUED_BYTES:
+            add()
+            size = 0
+        batch.append(message)
+        size += length
+    add()
+    return result
+
+
+def parse_lines(lines: Iterable[bytes], options: QueueOptions) -> Iterator[NewMessage | None]:
+    """Yield the message of each line that is not empty; `None` for one that was exported as undecodable.
+
+    Members other than those of a new message are ignored. Raises `InvalidMessage`, which names the line.
+    """
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield _parse_line(line, options)
+            except InvalidMessage as error:
+                error.field = f"line {number}: {error.field}"
+                error.args = (f"line {number}: {error}",)
+                raise
+
+
+def _parse_line(line: bytes, options: QueueOptions) -> NewMessage | None:
+    try:
+        given = members(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage("body", f"a JSON object ({error})") from None
+    if given.get("undecodable") == "true":
+        return None
+    payload = given.pop("payload", Json("null"))
+    known = {name: text for name, text in given.items() if FIELD_ALIASES.get(name, name) in NewMessage.__annotations__}
+    message = NewMessage.from_members({**{name: json.loads(text) for name, text in known.items()}, "payload": payload})
+    message.arguments(options)
+    return message
