@@ -11,12 +11,11 @@ import socket
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models.database import Document
-from models.job import ExecutingJob, JobState, NameBusy, jobs, push_to_history
+from models.job import ExecutingJob, JobId, JobState, NameBusy, jobs, push_to_history
 from queue_manager.core.clock import EPOCH, truncate
 
 
@@ -110,7 +109,7 @@ def _claim_condition(job: Document, token: str) -> Document:
     return {"_id": job["_id"], "claim.token": token, "attempts": job["attempts"] + 1}
 
 
-def renew(job_id: ObjectId, *, token: str, until: datetime) -> bool:
+def renew(job_id: JobId, *, token: str, until: datetime) -> bool:
     """Extend the lease of an executing job; return False if `token` has lost the claim."""
     held = {"_id": job_id, "claim.token": token}
     return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
@@ -122,7 +121,7 @@ def expire(*, token: str, now: datetime) -> None:
     jobs().update_one(held, {"$set": {"claim.claimed_until": now}}, hint="executing_by_lease")
 
 
-def set_progress(job_id: ObjectId, progress: Document, *, token: str) -> None:
+def set_progress(job_id: JobId, progress: Document, *, token: str) -> None:
     """Store the progress of an executing job. Does nothing if `token` has lost the claim."""
     jobs().update_one({"_id": job_id, "claim.token": token}, {"$set": {"progress": progress}}, hint="_id_")
 

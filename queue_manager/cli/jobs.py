@@ -7,6 +7,7 @@ a terminal without control characters or markup.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from models.database import Document, server_now
+from models.database import Document, id_text, server_now
 from models.job import WAITING_STATES, JobState
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import (
@@ -64,7 +65,7 @@ def list_jobs(
         found = job_queues.jobs.list(name=name, state=state, before=before, limit=limit + 1)
         now = server_now()
     shown = found[:limit]
-    cursor = str(shown[-1]["_id"]) if len(found) > limit else None
+    cursor = id_text(shown[-1]["_id"]) if len(found) > limit else None
     if is_json:
         page = [as_json(job) for job in shown]
         _print({"jobs": page, "cursor": cursor, "server_time": to_iso(now)})
@@ -72,7 +73,7 @@ def list_jobs(
     screen = console()
     screen.print(_table_of_jobs(shown, now) if shown else "no such job")
     if cursor is not None:
-        screen.print(f"there are more: --before {cursor}", soft_wrap=True)
+        screen.print(Text(f"there are more: --before {shlex.quote(cursor)}"), soft_wrap=True)
 
 
 @jobs.command()
@@ -266,7 +267,7 @@ def _print_status(console: Console, status: dict[str, Any], now: datetime) -> No
         text = f"leader of epoch {leader['epoch']}, last heartbeat {heartbeat}, took over {since}"
     console.print(Text(text), soft_wrap=True)
     if others := status["other_documents"]:
-        console.print(f"{others} documents that are not jobs, which are ignored")
+        console.print(f"{others} documents that are not jobs, which are ignored; see `queue-manager adopt jobs`")
     if not status["queues"]:
         console.print("no queue")
         return

@@ -8,9 +8,9 @@ from typing import Any
 
 from bson import ObjectId
 
-from models import job, job_pages, job_queue
+from models import foreign_job, job, job_pages, job_queue
 from models.database import Document, server_now
-from models.job import DuplicateJob, ExecutingJob, JobState
+from models.job import DuplicateJob, ExecutingJob, JobId, JobState
 from models.job_pages import JobPage, JobQuery
 from models.listing import Position
 from queue_manager.core.errors import AppError
@@ -22,9 +22,10 @@ from services.job_queues.fields import (
     checked_name,
     checked_priority,
     checked_state,
-    foreign_ids,
     is_id,
     job_key,
+    other_ids,
+    read_job_id,
     search_pattern,
     search_text,
     sort_field,
@@ -118,7 +119,7 @@ class Jobs:
 
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
-        found = job.get_any([ObjectId(id), str(id)]) if is_id(id) else self._foreign(id)
+        found = job.get_any([ObjectId(id), str(id)] if is_id(id) else other_ids(id))
         if found is None:
             checked_id(id)
             raise UnknownJob(f"There is no job {id}")
@@ -131,8 +132,8 @@ class Jobs:
     def list(
         self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
     ) -> list[Document]:
-        """Return jobs, newest first, after the job whose id is `before`."""
-        after = None if before is None else (checked_id(before),)
+        """Return jobs, newest first, after the job whose id is `before`, as `id_text` writes it."""
+        after = None if before is None else (read_job_id(before),)
         return self.page(name=name, state=state, after=after, limit=limit).jobs
 
     def page(
@@ -190,7 +191,7 @@ class Jobs:
         `queues` has every name that has jobs, a registered function or a pause, each as `{name, states, is_paused,
         running, oldest_due, next_due}`: the number of jobs by state, the executing job, and the due times of the oldest
         job that is due and of the next that is not. `leader` is the dispatching leader. `other_documents` is the number
-        of documents that are not jobs, up to `job.MAX_FOREIGN_COUNT`.
+        of documents that are not jobs, up to `foreign_job.MAX_FOREIGN_COUNT`.
         """
         now, counts, paused = self._clock(), job.counts(), job_queue.paused()
         running = {executing.name: _as_running(executing) for executing in job.executing()}
@@ -205,7 +206,7 @@ class Jobs:
             }
             for name in sorted({*counts, *paused, *self._registry.names()})
         ]
-        return {"queues": queues, "leader": job_queue.leader(), "other_documents": job.count_foreign()}
+        return {"queues": queues, "leader": job_queue.leader(), "other_documents": foreign_job.count()}
 
     def _make_due(
         self, id: str, states: Sequence[JobState], due: datetime | None, priority: int | None, action: str
@@ -214,20 +215,15 @@ class Jobs:
         return changed or self._refuse(id, action)
 
     def _refuse(self, id: str, action: str) -> Document:
+        raise WrongState(f"The job {id} is {self.get(id)['state']} and cannot {action}")
+
+    def _own_id(self, id: str) -> JobId:
+        """Return the id of a job as it is stored. Raises like `get`, or `WrongState`: the document is not a job."""
         found = self.get(id)
         if not job.is_job(found):
             raise _foreign_document_error(id)
-        raise WrongState(f"The job {id} is {found['state']} and cannot {action}")
-
-    def _own_id(self, id: str) -> ObjectId:
-        """Return the id of a job. Raises `InvalidJob`, or `WrongState` if it is that of another program's document."""
-        if not is_id(id) and self._foreign(id) is not None:
-            raise _foreign_document_error(id)
-        return checked_id(id)
-
-    def _foreign(self, id: Any) -> Document | None:
-        """Return the document whose id is this text, or its value as extended JSON."""
-        return job.get_any(foreign_ids(id))
+        stored: JobId = found["_id"]
+        return stored
 
 
 def _foreign_document_error(id: str) -> WrongState:

@@ -20,7 +20,7 @@ from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
 from tests.e2e.commands import environment, said_on_a_terminal
-from tests.foreign_jobs import TEXT_ID, add_foreign_jobs
+from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
@@ -292,3 +292,33 @@ def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Serve
     assert others[0]["serverId"] in run("show", TEXT_ID).stdout
     refused = run("cancel", TEXT_ID)
     assert (refused.returncode, "was stored by another program" in refused.stdout) == (1, True)
+
+
+def adopt(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND[:-1], "adopt", "jobs", *options]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, encoding="utf-8")
+
+
+def test_jobs_of_another_program_are_shown_first_and_adopted_with_yes(clean: Servers) -> None:
+    assert adopt().stdout == "no document to adopt\n"
+    others = add_foreign_jobs(INVOICE, server_now())
+    model.jobs().update_one({"_id": TEXT_ID}, {"$set": {"name": "unknown"}})
+
+    dry = adopt()
+    assert (dry.returncode, dry.stderr) == (1, "")
+    assert "no function is registered for unknown: its jobs would fail" in dry.stdout
+    assert "4 cannot be adopted" in dry.stdout
+    assert "7 can be adopted; nothing was changed" in dry.stdout
+    assert not model.jobs().count_documents({"attempts": {"$exists": True}})
+
+    assert adopt("--yes").stdout.endswith("7 adopted\n")
+    assert {one["_id"] for one in printed("list", "--json")["jobs"]} < {str(one["_id"]) for one in others}
+    assert run("cancel", TEXT_ID).stdout == f"{TEXT_ID}  canceled\n"
+
+
+def test_pages_of_jobs_with_text_ids_continue_at_the_printed_cursor(clean: Servers) -> None:
+    model.jobs().insert_many([foreign_job(INVOICE, "pending", server_now(), id=id) for id in ("a" * 24, "b c", "d")])
+    adopt("--yes")
+    first = printed("list", "--json", "--limit", "2")
+    rest = printed("list", "--json", "--limit", "2", "--before", first["cursor"])
+    assert [job["_id"] for page in (first, rest) for job in page["jobs"]] == ["d", "b c", "a" * 24]

@@ -29,7 +29,7 @@ from queue_manager.web.http.cursors import encode
 from services import job_queues
 from services.job_queues import Jobs, registry
 from tests.eventually import eventually
-from tests.foreign_jobs import TEXT_ID, add_foreign_jobs
+from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.pace import paced
 from tests.real_servers import Servers
 from tests.web.web_process import COMMAND, SECRET, Answer, Web, say, shared_web, web
@@ -295,9 +295,9 @@ class TestReading:
             (f"?search={'x' * 257}", "search"),
             ("?sort=due&cursor=" + encode([1, SOME_ID], of="jobs updated desc"), "cursor"),
             ("?sort=due&cursor=" + encode([SOME_ID], of="jobs due desc"), "cursor"),
-            ("?sort=priority&cursor=" + encode([1, "1"], of="jobs priority desc"), "cursor"),
+            ("?sort=priority&cursor=" + encode([1, 1], of="jobs priority desc"), "cursor"),
             ("?cursor=" + encode([1, SOME_ID], of="jobs created desc"), "cursor"),
-            ("?cursor=" + encode(["x"], of="jobs created desc"), "cursor"),
+            ("?cursor=" + encode([b"x"], of="jobs created desc"), "cursor"),
             ("?name=a%20b", "name"),
             ("?state=done", "state"),
             ("?cursor=x", "cursor"),
@@ -546,3 +546,14 @@ def test_documents_of_another_program_stop_no_page(sort: str, api: Api) -> None:
     assert api.get("/status").body["other_documents"] == len(others)
     assert api.get(f"/{TEXT_ID}").body["job"]["_id"] == TEXT_ID
     assert api.post(f"/{TEXT_ID}/cancel").status == 409
+
+
+@pytest.mark.parametrize("id", [TEXT_ID, "a" * 24, 'a b "c" é%2F?#'])
+def test_adopted_job_is_shown_and_changed_by_its_text_id(id: str, api: Api) -> None:
+    model.jobs().insert_one(foreign_job(INVOICE, "failure", server_now(), id=id))
+    job_queues.adopt(is_dry_run=False)
+    path = f"/{quote(id, safe='')}"
+    assert api.get(path).body["job"]["last_error"]
+    assert api.ids("?sort=attempts") == [id]
+    assert api.post(f"{path}/reschedule", NOT_YET).body["job"]["state"] == "pending"
+    assert api.post(f"{path}/cancel").body["job"] == api.get(path).body["job"]

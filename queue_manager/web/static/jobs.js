@@ -135,7 +135,7 @@ function describe(job) {
 /** @param {string} id */
 const look = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
-  const { job } = await get(`/jobs/${id}`, { parse: exact });
+  const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
   opened = { id, body: element("div", { class: "stack" }, describe(job)) };
   show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), opened.body], actionsOf(job));
 });
@@ -146,9 +146,9 @@ const look = (id) => attempt(async () => {
 function actionsOf({ _id: id, state, name, priority }) {
   if (!mayAct || state === "executing") return [];
   return [
-    (state === "pending" || state === "failure") && ["Cancel the job", () => act(`${id}/cancel`, {}, "Canceled"), "danger"],
+    (state === "pending" || state === "failure") && ["Cancel the job", () => act(`${encodeURIComponent(id)}/cancel`, {}, "Canceled"), "danger"],
     state !== "success" && ["Reschedule …", () => reschedule(id, name, priority)],
-    [state === "success" ? "Run again" : "Retry now", () => act(`${id}/retry`, {}, "Due now"), "primary"],
+    [state === "success" ? "Run again" : "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Due now"), "primary"],
   ];
 }
 
@@ -187,7 +187,7 @@ function reschedule(id, name, priority) {
   askFor({
     title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time it stays due when it is.", fields: [...WHEN, { ...PRIORITY, value: priority }],
     async act(given) {
-      await post(`/jobs/${id}/reschedule`, sent(given));
+      await post(`/jobs/${encodeURIComponent(id)}/reschedule`, sent(given));
       return done("Rescheduled");
     },
   });
