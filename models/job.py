@@ -270,6 +270,12 @@ def _change(job_id: JobId, states: Iterable[JobState], change: Any) -> Document 
     )
 
 
+def remove(job_id: JobId) -> Document | None:
+    """Delete a job unless it is executing; return it, or `None`."""
+    not_executing = {"_id": job_id, "state": {"$ne": JobState.EXECUTING}, **COUNTED_ATTEMPTS}
+    return jobs().find_one_and_delete(not_executing, hint="_id_")
+
+
 def clear(states: Sequence[JobState], name: str | None, *, limit: int | None = None) -> int:
     """Delete up to `limit` jobs in `states`, of one name or of all names; return their number."""
     query: Document = {"state": {"$in": [*states]}, **IS_JOB}

@@ -1,4 +1,4 @@
-"""`queue-manager jobs`: run, cancel, retry and list jobs; pause and resume queues.
+"""`queue-manager jobs`: run, cancel, retry, remove and list jobs; pause and resume queues.
 
 Guarantee: commands on several jobs report an outcome for each; exit code 1 if one failed. Text of applications reaches
 a terminal without control characters or markup.
@@ -38,7 +38,7 @@ from services.job_queues.fields import MAX_DELAY
 MAX_JOBS_LISTED = 1_000
 
 jobs = typer.Typer(
-    help="Run, cancel, retry and list jobs; pause and resume queues.\n\n"
+    help="Run, cancel, retry, remove and list jobs; pause and resume queues.\n\n"
     "Jobs of one name run one after another. A job is `pending`, then `executing`, then `success`; a `failure` is "
     "retried until it succeeds or is `canceled`.",
     no_args_is_help=True,
@@ -136,6 +136,12 @@ def cancel(ids: JobIds) -> None:
 def retry(ids: JobIds) -> None:
     """Make jobs due now unless they are executing; print an outcome for each."""
     _each(ids, job_queues.jobs.retry, "due now")
+
+
+@jobs.command()
+def remove(ids: JobIds) -> None:
+    """Delete jobs unless they are executing; print an outcome for each."""
+    _each(ids, job_queues.jobs.remove, "removed")
 
 
 @jobs.command()

@@ -117,6 +117,10 @@ class Jobs:
         """Make a job due now unless it is executing. Raises like `reschedule`."""
         return self._make_due(id, RETRYABLE_STATES, self._clock(), None, "be retried")
 
+    def remove(self, id: str) -> Document:
+        """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`."""
+        return job.remove(self._own_id(id)) or self._refuse(id, "be removed")
+
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
         found = job.get_any([ObjectId(id), str(id)] if is_id(id) else other_ids(id))

@@ -174,6 +174,19 @@ class TestChanging:
             f"{GONE}  There is no job {GONE}",
         ]
 
+    def test_remove_deletes_all_but_the_executing(self, clean: Servers) -> None:
+        waits, runs = made(INVOICE, 1), made(REPORT, 2)
+        begin(runs)
+        result = run("remove", str(waits["_id"]), str(runs["_id"]))
+        assert (result.returncode, result.stdout.splitlines()) == (
+            1,
+            [
+                f"{waits['_id']}  removed",
+                f"{runs['_id']}  The job {runs['_id']} is executing and cannot be removed",
+            ],
+        )
+        assert model.jobs().count_documents({}) == 1
+
     def test_retry_makes_it_due_now(self, clean: Servers) -> None:
         job = made(delay=seconds(500))
         result = run("retry", str(job["_id"]))
@@ -195,7 +208,7 @@ class TestChanging:
         refused = run("pause", INVOICE, "a b")
         assert (refused.returncode, refused.stdout) == (2, "")
 
-    @pytest.mark.parametrize("command", ["cancel", "retry", "pause", "resume", "show", "run"])
+    @pytest.mark.parametrize("command", ["cancel", "retry", "remove", "pause", "resume", "show", "run"])
     def test_it_must_be_said_which(self, command: str) -> None:
         assert run(command).returncode == 2
 

@@ -272,6 +272,11 @@ def test_pages_hold_jobs_of_both_types_of_ids_once(
     assert [one["_id"] for one in whole.jobs] == found
 
 
+def test_text_id_can_be_removed(lab: Lab) -> None:
+    assert lab.jobs.remove(adopted(lab, "failure"))["_id"] == TEXT_ID
+    assert stored() == []
+
+
 def test_clear_deletes_them_too(lab: Lab) -> None:
     adopted(lab, "cancelled")
     assert lab.jobs.clear(["canceled"]) == 1

@@ -338,6 +338,17 @@ class TestReading:
 
 
 class TestChanging:
+    def test_removed_job_is_returned_and_gone(self, api: Api) -> None:
+        id = api.run(**NOT_YET)["_id"]
+        assert api.ask("DELETE", f"/{id}").body["job"]["_id"] == id
+        assert [api.ask(method, f"/{id}").status for method in ("GET", "DELETE")] == [404, 404]
+
+    def test_executing_job_is_not_removed(self, api: Api) -> None:
+        job = api.run()
+        end(job, JobState.EXECUTING)
+        answer = api.ask("DELETE", f"/{job['_id']}")
+        assert (answer.status, answer.body["error"]) == (409, "wrong state")
+
     def test_cancel_then_retry(self, api: Api) -> None:
         id = api.run(INVOICE, **NOT_YET)["_id"]
         assert api.post(f"/{id}/cancel").body["job"]["state"] == "canceled"

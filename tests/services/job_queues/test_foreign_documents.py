@@ -97,6 +97,7 @@ def test_each_can_be_looked_at_whatever_its_id_is(lab: Lab) -> None:
         lambda jobs, id: jobs.cancel(id),
         lambda jobs, id: jobs.retry(id),
         lambda jobs, id: jobs.reschedule(id, priority=1),
+        lambda jobs, id: jobs.remove(id),
     ],
 )
 def test_no_command_changes_them(lab: Lab, act: Callable[[Any, str], Any]) -> None:

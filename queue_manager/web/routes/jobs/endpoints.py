@@ -169,6 +169,12 @@ def retry(id: str, _: NoBody) -> JSONResponse:
     return _changed("made due now", jobs.retry, id)
 
 
+@commands.delete("/jobs/{id}", response_model=JobAnswer, responses=errors(404, 409))
+def remove(id: str) -> JSONResponse:
+    """Delete a job that is not executing, and return it."""
+    return _changed("removed", jobs.remove, id)
+
+
 @commands.post("/jobs/{id}/reschedule", response_model=JobAnswer, responses=errors(404, 409))
 def reschedule(
     id: str, body: Annotated[Rescheduling, Depends(JsonBody(Rescheduling, max_bytes=MAX_JOB_BODY))]
