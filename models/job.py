@@ -60,6 +60,7 @@ class JobState(StrEnum):
     CANCELED = "canceled"  # only `retry` or `reschedule` by an operator
 
 
+FINISHED_STATES = (JobState.SUCCESS, JobState.CANCELED)
 WAITING_STATES = (JobState.PENDING, JobState.FAILURE)
 LIVE_STATES = (*WAITING_STATES, JobState.EXECUTING)
 
@@ -285,6 +286,14 @@ def clear(states: Sequence[JobState], name: str | None, *, limit: int | None = N
         some = [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=limit)]
         query |= {"_id": {"$in": some}}
     return jobs().delete_many(query).deleted_count
+
+
+def remove_finished(before: datetime, *, limit: int) -> int:
+    """Delete up to `limit` jobs that succeeded or were canceled before a time; return their number."""
+    finished = {"state": {"$in": [*FINISHED_STATES]}, "updated": {"$lt": before}, **COUNTED_ATTEMPTS}
+    found = jobs().find(finished, {"_id": 1}, hint="jobs_in_a_state_by_updated", limit=limit)
+    ids = [one["_id"] for one in found]
+    return jobs().delete_many({**finished, "_id": {"$in": ids}}, hint="_id_").deleted_count if ids else 0
 
 
 # Reading
