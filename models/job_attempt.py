@@ -80,7 +80,7 @@ def _has_ended(job: Document, token: str) -> bool:
 
 def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[Document, Document]:
     still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
-    claim = {"token": token, "claimed_until": until, "worker": f"{socket.gethostname()}:{os.getpid()}"}
+    claim = {"token": token, "claimed_until": until, "worker": _worker()}
     change = {
         "$set": {"state": JobState.EXECUTING, "claim": claim, "updated": now},
         "$unset": {"waiting": "", "first": "", "progress": ""},
@@ -91,7 +91,7 @@ def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[D
 
 def _finish(job: Document, outcome: JobOutcome, token: str, now: datetime) -> tuple[Document, Document]:
     entry: Document = {"at": now, "state": outcome.state, "attempt": job["attempts"] + 1, "run": token}
-    entry["took_ms"] = outcome.took_ms
+    entry |= {"worker": _worker(), "took_ms": outcome.took_ms}
     changed: Document = {"state": outcome.state, "updated": now}
     removed: Document = {"claim": "", "losses": ""}
     if outcome.error is not None:
@@ -102,6 +102,11 @@ def _finish(job: Document, outcome: JobOutcome, token: str, now: datetime) -> tu
     if outcome.state is JobState.SUCCESS:
         removed["singular_key"] = ""
     return _claim_condition(job, token), {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
+
+
+def _worker() -> str:
+    """Return host and process, as `host:pid`."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _claim_condition(job: Document, token: str) -> Document:
@@ -128,7 +133,8 @@ def set_progress(job_id: JobId, progress: Document, *, token: str) -> None:
 
 def reap(lost: ExecutingJob, *, waiting: datetime, now: datetime, error: str) -> bool:
     """Requeue a job whose lease has expired; return False if it was renewed meanwhile. The attempt counts."""
-    entry = {"at": now, "state": JobState.FAILURE, "error": error}
+    worker = {} if lost.worker is None else {"worker": lost.worker}
+    entry = {"at": now, "state": JobState.FAILURE, "error": error, **worker}
     change = {
         "$set": {"state": JobState.FAILURE, "updated": now, "waiting": waiting, "due": waiting, "last_error": error},
         "$unset": {"claim": ""},

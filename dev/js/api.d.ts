@@ -201,6 +201,7 @@ interface JobAttempt {
   at: Moment;
   state: JobState;
   attempt?: number;
+  worker?: string;
   took_ms?: number;
   error?: string;
 }

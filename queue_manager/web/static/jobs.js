@@ -126,8 +126,8 @@ function describe(job) {
     progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
     job.last_error && [element("h3", {}, "Last error"), element("pre", { class: "bad", tabindex: 0, "aria-label": "Last error" }, job.last_error)],
     element("h3", {}, "History"),
-    grid(["When", "State", "Attempt", "Took", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", took_ms: took, error = "—" }) => [
-      moment(when), pill(one, STATES[one]), attempt, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
+    grid(["When", "State", "Attempt", "Worker", "Took", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
+      moment(when), pill(one, STATES[one]), attempt, worker, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
     ])),
   ];
 }

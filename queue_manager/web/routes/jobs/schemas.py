@@ -87,7 +87,7 @@ class JobLease(BaseModel):
 
     token: str
     claimed_until: Moment
-    worker: str | None = optional("Celery's name of the worker.")
+    worker: str | None = optional("Host and process, as `host:pid`.")
 
 
 class HistoryEntry(BaseModel):
@@ -99,6 +99,7 @@ class HistoryEntry(BaseModel):
     state: JobState
     attempt: int | None = optional("The attempt that ended, counted from 1.")
     run: str | None = optional("The task that ran it.")
+    worker: str | None = optional("Host and process that ran it, as `host:pid`.")
     took_ms: int | None = optional("Milliseconds that the attempt took.")
     error: str | None = optional("Why the attempt failed.")
 
@@ -158,7 +159,7 @@ class RunningJob(BaseModel):
 
     id: str
     claimed_until: Moment = Field(description="When its lease ends unless it is renewed.")
-    worker: str | None = optional("Celery's name of the worker.")
+    worker: str | None = optional("Host and process, as `host:pid`.")
 
 
 class QueueState(BaseModel):
