@@ -30,7 +30,7 @@ from services.job_queues.fields import (
     search_text,
     sort_field,
 )
-from services.job_queues.registry import Registry, UnknownJob, registry
+from services.job_queues.registry import Registry, UnknownJob, check_arguments, registry
 
 RETRYABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED, JobState.SUCCESS)
 RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
@@ -66,9 +66,9 @@ class Jobs:
 
         Raises:
             UnknownJob: no function is registered for the name.
-            InvalidJob: names the argument. Nothing is stored.
+            InvalidJob: names the argument, or the parameter of the function. Nothing is stored.
         """
-        self._registry.function_for(checked_name(name))
+        check_arguments(name, self._registry.function_for(checked_name(name)), arguments)
         now = self._clock()
         document = {
             "_id": ObjectId(),

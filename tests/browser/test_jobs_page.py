@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
-from dev.demo_jobs import INVOICE, REPORT
 from models.job import JobState
+from tests.any_jobs import INVOICE, REPORT
 from tests.browser import furnished
 from tests.browser.visit import Visit
 from tests.web.queue_client import Queue

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from dev.demo_jobs import IMPORT, INVOICE, MODULE, REPORT
 from dev.ports import free_port
 from models import job as model
 from models import job_attempt, job_queue
@@ -19,6 +18,7 @@ from models.database import Document, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
+from tests.any_jobs import IMPORT, INVOICE, MODULE, REPORT
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
@@ -84,7 +84,7 @@ class TestRun:
     def test_an_unknown_name_lists_the_known_ones(self, clean: Servers) -> None:
         result = run("run", "send_invoice")
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr.startswith("queue-manager: There is no job 'send_invoice'; the jobs are: demo.")
+        assert result.stderr.startswith("queue-manager: There is no job 'send_invoice'; the jobs are: test.")
 
     @pytest.mark.parametrize(
         "arguments",

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from dev.demo_jobs import INVOICE, MODULE, REPORT
 from dev.ports import free_port
 from models import job as model
 from models import job_attempt, job_queue
@@ -28,6 +27,7 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.web.http.cursors import encode
 from services import job_queues
 from services.job_queues import Jobs, registry
+from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT
 from tests.eventually import eventually
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.pace import paced
@@ -328,7 +328,7 @@ class TestReading:
         api.post("/pause", {"names": [REPORT]})
         status = api.get("/status").body
         queues = {queue["name"]: queue for queue in status["queues"]}
-        assert set(queues) == set(registry.names()) | {INVOICE, REPORT}
+        assert {*queues} == {IMPORT, INVOICE, PARCEL, REPORT}
         invoices = queues[INVOICE]
         assert invoices["states"] == {"pending": 2, "executing": 1, "success": 0, "failure": 0, "canceled": 0}
         assert invoices["running"]["id"] == due["_id"]
