@@ -26,6 +26,8 @@ OPTIONAL_FIELDS = (
     "unique_key",
     "singular",
     "singular_key",
+    "repetition",
+    "settled",
 )
 """Fields that a job has only in some states."""
 

@@ -6,6 +6,7 @@
     {last_error, losses, history, progress} results; the history has the last 50 entries
     {key, unique_key, singular, singular_key}   hash of name and arguments, and its uniqueness constraints
     {text}                                  arguments as searchable text
+    {repetition, settled}                   `every_ms` or `cron`, and `since`; the attempts up to the last success
 
 Guarantee: at most one job of a name is `executing`, by a unique index. Every change of state is one conditional write:
 of concurrent changes one succeeds, and a late one has no effect. Documents that another program stored in the same

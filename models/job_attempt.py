@@ -27,6 +27,8 @@ class JobOutcome:
     backoff: timedelta | None = None
     error: str | None = None
     took_ms: int = 0
+    next_due: datetime | None = None
+    """Of a repeating job that succeeded: it is pending again, until then."""
 
 
 def start(job: Document, *, token: str, now: datetime, until: datetime) -> bool:
@@ -99,7 +101,10 @@ def _finish(job: Document, outcome: JobOutcome, token: str, now: datetime) -> tu
     if outcome.backoff is not None:
         waiting = truncate(now + outcome.backoff)
         changed |= {"waiting": waiting, "due": waiting}
-    if outcome.state is JobState.SUCCESS:
+    if outcome.next_due is not None:
+        changed |= {"state": JobState.PENDING, "waiting": outcome.next_due, "due": outcome.next_due}
+        changed["settled"] = job["attempts"] + 1
+    elif outcome.state is JobState.SUCCESS:
         removed["singular_key"] = ""
     return _claim_condition(job, token), {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
 

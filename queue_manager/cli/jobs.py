@@ -98,6 +98,8 @@ def run(
     at: Annotated[str | None, typer.Option(help="Due time, such as 2026-01-31T09:30:00Z.")] = None,
     delay: Annotated[float | None, typer.Option(help="Seconds until it is due.", metavar="SECONDS")] = None,
     priority: Annotated[int, typer.Option(help="-100 to 100, higher first.")] = 0,
+    every: Annotated[float | None, typer.Option(help="Repeat it after so many seconds.", metavar="SECONDS")] = None,
+    cron: Annotated[str | None, typer.Option(help="Repeat it at these times, such as '0 3 * * *' (UTC).")] = None,
     unique: Annotated[
         bool, typer.Option("--unique", help="Only if no job with this name and arguments exists, in any state.")
     ] = False,
@@ -116,7 +118,9 @@ def run(
             name,
             *map(_value, arguments or []),
             at=_moment(at),
-            delay=_delay(delay),
+            delay=_delay(delay, "--delay"),
+            every=_delay(every, "--every"),
+            cron=cron,
             priority=priority,
             unique=unique,
             singular=singular,
@@ -192,12 +196,12 @@ def _moment(text: str | None) -> datetime | None:
         fail(str(error), code=2)
 
 
-def _delay(amount: float | None) -> timedelta | None:
+def _delay(amount: float | None, option: str) -> timedelta | None:
     if amount is None:
         return None
     maximum = int(MAX_DELAY.total_seconds())
     if not 0 <= amount <= maximum:
-        fail(f"--delay: must be 0 to {maximum} seconds", code=2)
+        fail(f"{option}: must be 0 to {maximum} seconds", code=2)
     return timedelta(seconds=amount)
 
 

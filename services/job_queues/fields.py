@@ -29,7 +29,7 @@ MAX_DELAY = timedelta(days=3650)
 MAX_SEARCH_TEXT_LENGTH = 2_000  # characters of the arguments; a search reads the text of thousands of jobs
 MAX_JOB_SEARCH_LENGTH = 256  # characters
 MAX_ID_LENGTH = 1024  # characters, of ids that are not ObjectIds
-INTERNAL_FIELDS = {"key", "unique_key", "singular_key", "first", "text"}
+INTERNAL_FIELDS = {"key", "unique_key", "singular_key", "first", "text", "settled"}
 
 
 class InvalidJob(AppError):

@@ -31,6 +31,7 @@ from services.job_queues.fields import (
     sort_field,
 )
 from services.job_queues.registry import Registry, UnknownJob, check_arguments, registry
+from services.job_queues.repetition import checked_repetition, next_due
 
 RETRYABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED, JobState.SUCCESS)
 RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
@@ -55,28 +56,36 @@ class Jobs:
         priority: int = 0,
         unique: bool = False,
         singular: bool = False,
+        every: timedelta | None = None,
+        cron: str | None = None,
     ) -> Document | None:
         """Store a job and return it; `None` if a unique or singular job already exists.
+
+        A repeating job is singular. After a success it is pending again, due at its next time.
 
         Args:
             at, delay: due time, or delay until then; the default is now.
             priority: -100 to 100, higher first.
             unique: only if there is no job of the same name and arguments, in any state.
             singular: only if no such job is pending, failed or executing.
+            every, cron: repeats the job, counted from the first due time, or at the times of a cron line in UTC.
 
         Raises:
             UnknownJob: no function is registered for the name.
             InvalidJob: names the argument, or the parameter of the function. Nothing is stored.
         """
         check_arguments(name, self._registry.function_for(checked_name(name)), arguments)
-        now = self._clock()
+        now, repetition = self._clock(), checked_repetition(every, cron)
+        due = checked_due(at, delay, now)
+        if cron is not None and at is None and delay is None:
+            due = next_due(repetition, now)
         document = {
             "_id": ObjectId(),
             "name": name,
             "arguments": checked_arguments(arguments),
             "state": JobState.PENDING,
             "priority": checked_priority(priority),
-            "due": (due := checked_due(at, delay, now)),
+            "due": due,
             "waiting": due,
             "created": now,
             "updated": now,
@@ -85,8 +94,10 @@ class Jobs:
             "text": search_text(arguments),
             "history": [{"at": now, "state": JobState.PENDING}],
         }
+        if repetition:
+            document["repetition"] = {**repetition, "since": due}
         try:
-            job.insert(document, unique=unique, singular=singular)
+            job.insert(document, unique=unique, singular=singular or bool(repetition))
         except DuplicateJob:
             return None
         return document

@@ -71,6 +71,10 @@ class TestRun:
         assert printed("run", INVOICE, "--at", at)["due"] == at
         assert to_iso(server_now() + seconds(50)) < printed("run", INVOICE, "--delay", "60")["due"]
 
+    def test_repeating(self, clean: Servers) -> None:
+        assert printed("run", INVOICE, "1", "--every", "90")["repetition"]["every_ms"] == 90_000
+        assert printed("run", INVOICE, "2", "--cron", "0 3 * * *")["repetition"]["cron"] == "0 3 * * *"
+
     def test_negative_numbers_come_after_two_dashes(self, clean: Servers) -> None:
         assert printed("run", INVOICE, "--", "-5")["arguments"] == [-5]
 

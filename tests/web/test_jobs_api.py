@@ -338,6 +338,17 @@ class TestReading:
 
 
 class TestChanging:
+    def test_repeating_job_is_stored_once(self, api: Api) -> None:
+        assert api.run(INVOICE, 1, every_seconds=60)["repetition"]["every_ms"] == 60_000
+        assert api.run(INVOICE, 2, cron="0 3 * * *")["repetition"]["cron"] == "0 3 * * *"
+        again = api.post("", {"name": INVOICE, "arguments": [1], "every_seconds": 60})
+        assert (again.status, again.body["error"]) == (409, "blocked")
+
+    @pytest.mark.parametrize("body", [{"cron": "x"}, {"cron": "* * * * *", "every_seconds": 60}])
+    def test_malformed_repetition_is_422(self, body: dict[str, Any], api: Api) -> None:
+        answer = api.post("", {"name": INVOICE, **body})
+        assert (answer.status, answer.body["field"]) == (422, "cron")
+
     def test_removed_job_is_returned_and_gone(self, api: Api) -> None:
         id = api.run(**NOT_YET)["_id"]
         assert api.ask("DELETE", f"/{id}").body["job"]["_id"] == id

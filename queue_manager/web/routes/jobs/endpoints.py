@@ -124,7 +124,7 @@ def run(body: Annotated[NewJob, Depends(JsonBody(NewJob, max_bytes=MAX_JOB_BODY)
     """Store a job. 404: no function is registered for its name; 409: it must be the only one and is not."""
     options = body.model_dump(include={"priority", "unique", "singular"})
     with mongodb():
-        job = jobs.run(body.name, *body.arguments, **body.due(), **options)
+        job = jobs.run(body.name, *body.arguments, **body.due(), **body.repetition(), **options)
     if job is None:
         message = f"There is already a job {body.name} with these arguments"
         raise ApiError(HTTPStatus.CONFLICT, "blocked", message)

@@ -56,6 +56,17 @@ class NewJob(When):
     priority: JobPriority = 0
     unique: bool = Field(default=False, description="Only if no job has the same name and arguments, in any state.")
     singular: bool = Field(default=False, description="Only if none of them is pending, failed or executing.")
+    every_seconds: float | None = Field(
+        default=None, ge=1, le=MAX_DELAY.total_seconds(), description="Repeats the job; it is singular then."
+    )
+    cron: str | None = Field(default=None, description="Repeats the job at the times of a cron line in UTC.")
+
+    def repetition(self) -> dict[str, Any]:
+        """Return `{every, cron}`. Raises `ApiError`: both are given."""
+        if self.every_seconds is not None and self.cron is not None:
+            raise invalid("cron", "must not be given together with every_seconds")
+        every = None if self.every_seconds is None else timedelta(seconds=self.every_seconds)
+        return {"every": every, "cron": self.cron}
 
 
 class Rescheduling(When):
@@ -111,6 +122,14 @@ class Progress(BaseModel):
     note: str
 
 
+class Repetition(BaseModel):
+    """When a job repeats."""
+
+    every_ms: int | None = optional("Milliseconds between two due times.")
+    cron: str | None = optional("A cron line in UTC.")
+    since: Moment = Field(description="The first due time.")
+
+
 class Job(BaseModel):
     """A job. What BSON has and JSON has not is written as extended JSON."""
 
@@ -127,6 +146,7 @@ class Job(BaseModel):
     updated: Moment
     attempts: int = Field(description="How many times it was started.")
     claim: JobLease | None = optional("While it is executing.")
+    repetition: Repetition | None = optional("Of a repeating job.")
     last_error: str | None = optional("Why its last attempt failed.")
     losses: int | None = optional("How many workers in a row were lost while they executed it.")
     history: list[HistoryEntry] = Field(description="The last 50 entries, the oldest first.")
