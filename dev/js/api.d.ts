@@ -220,6 +220,7 @@ interface Job {
   last_error?: string | null;
   progress?: { percent: number; note?: string } | null;
   claim?: { claimed_until: Moment } | null;
+  repetition?: { every_ms?: number; cron?: string };
   history: JobAttempt[];
 }
 

@@ -117,10 +117,11 @@ function cells(job) {
 
 /** @param {Job} job */
 function describe(job) {
-  const { state, progress, claim } = job;
+  const { state, progress, claim, repetition } = job;
   return [
     facts("facts", [
       ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))], ["Due", element("span", {}, dueOf(job))],
+      ["Repeats", repetition && (repetition.cron ?? `every ${number((repetition.every_ms ?? 0) / 1000)} s`)],
       ["Priority", job.priority], ["Attempts", job.attempts], ["Created", moment(job.created)], ["Updated", moment(job.updated)],
     ]),
     progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
