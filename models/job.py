@@ -6,10 +6,11 @@
     {last_error, losses, history, progress} results; the history has the last 50 entries
     {key, unique_key, singular, singular_key}   hash of name and arguments, and its uniqueness constraints
     {text}                                  arguments as searchable text
+    {repetition, settled}                   `every_ms` or `cron`, and `since`; the attempts up to the last success
 
 Guarantee: at most one job of a name is `executing`, by a unique index. Every change of state is one conditional write:
 of concurrent changes one succeeds, and a late one has no effect. Documents that another program stored in the same
-collection are not listed and never changed.
+collection are not listed, and are changed only when they are adopted (`models/foreign_job.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from models.database import Document, collection
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import AppError
 
+JobId = ObjectId | str
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
 
@@ -36,10 +38,12 @@ MAX_HISTORY = 50
 # date matches only dates; the equivalent `$type` would make the server fetch the documents.
 STARTABLE: Document = {"waiting": {"$gte": EPOCH}}
 
-_COUNTED_ATTEMPTS: Document = {"attempts": {"$gte": 0}}
-IS_JOB: Document = {"_id": {"$type": "objectId"}, **_COUNTED_ATTEMPTS}
-"""Condition that every job meets, and documents of other programs in the same collection do not."""
-MAX_FOREIGN_COUNT = 10_000
+COUNTED_ATTEMPTS: Document = {"attempts": {"$gte": 0}}
+IS_JOB: Document = {"_id": {"$type": ["objectId", "string"]}, **COUNTED_ATTEMPTS}
+"""Condition that every job meets, and documents of other programs in the same collection do not.
+
+The id of an adopted job may be a text.
+"""
 
 EXECUTION_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
 
@@ -57,6 +61,7 @@ class JobState(StrEnum):
     CANCELED = "canceled"  # only `retry` or `reschedule` by an operator
 
 
+FINISHED_STATES = (JobState.SUCCESS, JobState.CANCELED)
 WAITING_STATES = (JobState.PENDING, JobState.FAILURE)
 LIVE_STATES = (*WAITING_STATES, JobState.EXECUTING)
 
@@ -72,7 +77,7 @@ class DuplicateJob(AppError):
 def is_job(document: Document) -> bool:
     """Return True if a document meets `IS_JOB`."""
     attempts = document.get("attempts")
-    return isinstance(document["_id"], ObjectId) and isinstance(attempts, int | float) and attempts >= 0
+    return isinstance(document["_id"], ObjectId | str) and isinstance(attempts, int | float) and attempts >= 0
 
 
 def indexes() -> list[IndexModel]:
@@ -85,7 +90,7 @@ def indexes() -> list[IndexModel]:
             [("name", ASCENDING)],
             name="one_executing_job",
             unique=True,
-            partialFilterExpression={"state": JobState.EXECUTING, **_COUNTED_ATTEMPTS},
+            partialFilterExpression={"state": JobState.EXECUTING, **COUNTED_ATTEMPTS},
         ),
         IndexModel([("claim.claimed_until", ASCENDING), ("name", ASCENDING)], name="executing_by_lease", **executing),
         IndexModel([("unique_key", ASCENDING)], name="unique_jobs", unique=True, sparse=True),
@@ -155,7 +160,7 @@ def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
     """Return the earliest start of the jobs of `name`, or the earliest `after` a time; `None` if there is none."""
     waiting = STARTABLE if after is None else {"waiting": {"$gt": after}}
     found = jobs().find_one(
-        {"name": name, **waiting, **_COUNTED_ATTEMPTS},
+        {"name": name, **waiting, **COUNTED_ATTEMPTS},
         {"_id": 0, "waiting": 1},
         sort=[("waiting", ASCENDING)],
         hint="due_names",
@@ -165,7 +170,7 @@ def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
 
 def next_jobs(name: str, *, now: datetime, limit: int) -> list[Document]:
     """Return the due jobs of `name` in execution order."""
-    query = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}, **_COUNTED_ATTEMPTS}
+    query = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
     return list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
 
 
@@ -173,7 +178,7 @@ def next_jobs(name: str, *, now: datetime, limit: int) -> list[Document]:
 class ExecutingJob:
     """An executing job and its claim."""
 
-    id: ObjectId
+    id: JobId
     name: str
     claimed_until: datetime
     since: datetime
@@ -186,7 +191,7 @@ class ExecutingJob:
 def executing() -> list[ExecutingJob]:
     """Return all executing jobs, ordered by the end of their lease."""
     found = jobs().find(
-        {"state": JobState.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **_COUNTED_ATTEMPTS},
+        {"state": JobState.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **COUNTED_ATTEMPTS},
         {"name": 1, "claim.claimed_until": 1, "claim.worker": 1, "updated": 1, "losses": 1},
         sort=[("claim.claimed_until", ASCENDING)],
         hint="executing_by_lease",
@@ -217,7 +222,7 @@ def make_failed_due(now: datetime) -> int:
     return jobs().update_many(failed, due_now, hint="failed_jobs").modified_count
 
 
-def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
+def cancel(job_id: JobId, *, now: datetime) -> Document | None:
     """Cancel a pending or failed job; return the updated job, or `None` if it is in another state."""
     return _change(
         job_id,
@@ -231,7 +236,7 @@ def cancel(job_id: ObjectId, *, now: datetime) -> Document | None:
 
 
 def make_due(
-    job_id: ObjectId, states: Iterable[JobState], *, due: datetime | None, priority: int | None, now: datetime
+    job_id: JobId, states: Iterable[JobState], *, due: datetime | None, priority: int | None, now: datetime
 ) -> Document | None:
     """Set a job in one of `states` to pending with this due time (`None`: unchanged); return the job, or `None`.
 
@@ -258,13 +263,19 @@ def push_to_history(entry: Document) -> Document:
     return {"history": {"$each": [entry], "$slice": -MAX_HISTORY}}
 
 
-def _change(job_id: ObjectId, states: Iterable[JobState], change: Any) -> Document | None:
+def _change(job_id: JobId, states: Iterable[JobState], change: Any) -> Document | None:
     return jobs().find_one_and_update(
-        {"_id": job_id, "state": {"$in": [*states]}, **_COUNTED_ATTEMPTS},
+        {"_id": job_id, "state": {"$in": [*states]}, **COUNTED_ATTEMPTS},
         change,
         return_document=ReturnDocument.AFTER,
         hint="_id_",
     )
+
+
+def remove(job_id: JobId) -> Document | None:
+    """Delete a job unless it is executing; return it, or `None`."""
+    not_executing = {"_id": job_id, "state": {"$ne": JobState.EXECUTING}, **COUNTED_ATTEMPTS}
+    return jobs().find_one_and_delete(not_executing, hint="_id_")
 
 
 def clear(states: Sequence[JobState], name: str | None, *, limit: int | None = None) -> int:
@@ -276,6 +287,14 @@ def clear(states: Sequence[JobState], name: str | None, *, limit: int | None = N
         some = [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=limit)]
         query |= {"_id": {"$in": some}}
     return jobs().delete_many(query).deleted_count
+
+
+def remove_finished(before: datetime, *, limit: int) -> int:
+    """Delete up to `limit` jobs that succeeded or were canceled before a time; return their number."""
+    finished = {"state": {"$in": [*FINISHED_STATES]}, "updated": {"$lt": before}, **COUNTED_ATTEMPTS}
+    found = jobs().find(finished, {"_id": 1}, hint="jobs_in_a_state_by_updated", limit=limit)
+    ids = [one["_id"] for one in found]
+    return jobs().delete_many({**finished, "_id": {"$in": ids}}, hint="_id_").deleted_count if ids else 0
 
 
 # Reading
@@ -295,7 +314,7 @@ def find(key: str) -> list[Document]:
 def count_failing(limit: int) -> dict[str, int]:
     """Count the failed jobs by name, at most `limit` in total."""
     pipeline: list[Document] = [
-        {"$match": {"name": {"$gt": ""}, "state": JobState.FAILURE, **_COUNTED_ATTEMPTS}},
+        {"$match": {"name": {"$gt": ""}, "state": JobState.FAILURE, **COUNTED_ATTEMPTS}},
         {"$limit": limit},
         {"$group": {"_id": "$name", "jobs": {"$sum": 1}}},
         {"$sort": {"jobs": -1, "_id": 1}},
@@ -307,7 +326,7 @@ def count_by_state(limit: int) -> dict[str, int]:
     """Count the jobs by state, each up to `limit`."""
     return {
         state.value: jobs().count_documents(
-            {"state": state, **_COUNTED_ATTEMPTS}, hint="jobs_in_a_state_by_attempts", limit=limit
+            {"state": state, **COUNTED_ATTEMPTS}, hint="jobs_in_a_state_by_attempts", limit=limit
         )
         for state in JobState
     }
@@ -316,7 +335,7 @@ def count_by_state(limit: int) -> dict[str, int]:
 def counts() -> dict[str, dict[str, int]]:
     """Count the jobs by name and state."""
     pipeline: list[Document] = [
-        {"$match": _COUNTED_ATTEMPTS},  # not `IS_JOB`, so that the index covers the query
+        {"$match": COUNTED_ATTEMPTS},  # not `IS_JOB`, so that the index covers the query
         {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}},
         {"$sort": {"_id.name": 1}},
     ]
@@ -324,9 +343,3 @@ def counts() -> dict[str, dict[str, int]]:
     for row in jobs().aggregate(pipeline, hint="jobs_of_a_name_by_attempts"):
         found.setdefault(row["_id"]["name"], {})[row["_id"]["state"]] = row["jobs"]
     return found
-
-
-def count_foreign() -> int:
-    """Count the documents that are not jobs, up to `MAX_FOREIGN_COUNT`. The cost does not depend on the jobs."""
-    without = {"attempts": {"$not": _COUNTED_ATTEMPTS["attempts"]}}
-    return jobs().count_documents(without, hint="jobs_in_a_state_by_attempts", limit=MAX_FOREIGN_COUNT)

@@ -11,12 +11,11 @@ import socket
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models.database import Document
-from models.job import ExecutingJob, JobState, NameBusy, jobs, push_to_history
+from models.job import ExecutingJob, JobId, JobState, NameBusy, jobs, push_to_history
 from queue_manager.core.clock import EPOCH, truncate
 
 
@@ -28,6 +27,8 @@ class JobOutcome:
     backoff: timedelta | None = None
     error: str | None = None
     took_ms: int = 0
+    next_due: datetime | None = None
+    """Of a repeating job that succeeded: it is pending again, until then."""
 
 
 def start(job: Document, *, token: str, now: datetime, until: datetime) -> bool:
@@ -81,7 +82,7 @@ def _has_ended(job: Document, token: str) -> bool:
 
 def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[Document, Document]:
     still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
-    claim = {"token": token, "claimed_until": until, "worker": f"{socket.gethostname()}:{os.getpid()}"}
+    claim = {"token": token, "claimed_until": until, "worker": _worker()}
     change = {
         "$set": {"state": JobState.EXECUTING, "claim": claim, "updated": now},
         "$unset": {"waiting": "", "first": "", "progress": ""},
@@ -92,7 +93,7 @@ def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[D
 
 def _finish(job: Document, outcome: JobOutcome, token: str, now: datetime) -> tuple[Document, Document]:
     entry: Document = {"at": now, "state": outcome.state, "attempt": job["attempts"] + 1, "run": token}
-    entry["took_ms"] = outcome.took_ms
+    entry |= {"worker": _worker(), "took_ms": outcome.took_ms}
     changed: Document = {"state": outcome.state, "updated": now}
     removed: Document = {"claim": "", "losses": ""}
     if outcome.error is not None:
@@ -100,9 +101,17 @@ def _finish(job: Document, outcome: JobOutcome, token: str, now: datetime) -> tu
     if outcome.backoff is not None:
         waiting = truncate(now + outcome.backoff)
         changed |= {"waiting": waiting, "due": waiting}
-    if outcome.state is JobState.SUCCESS:
+    if outcome.next_due is not None:
+        changed |= {"state": JobState.PENDING, "waiting": outcome.next_due, "due": outcome.next_due}
+        changed["settled"] = job["attempts"] + 1
+    elif outcome.state is JobState.SUCCESS:
         removed["singular_key"] = ""
     return _claim_condition(job, token), {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
+
+
+def _worker() -> str:
+    """Return host and process, as `host:pid`."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _claim_condition(job: Document, token: str) -> Document:
@@ -110,7 +119,7 @@ def _claim_condition(job: Document, token: str) -> Document:
     return {"_id": job["_id"], "claim.token": token, "attempts": job["attempts"] + 1}
 
 
-def renew(job_id: ObjectId, *, token: str, until: datetime) -> bool:
+def renew(job_id: JobId, *, token: str, until: datetime) -> bool:
     """Extend the lease of an executing job; return False if `token` has lost the claim."""
     held = {"_id": job_id, "claim.token": token}
     return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
@@ -122,14 +131,15 @@ def expire(*, token: str, now: datetime) -> None:
     jobs().update_one(held, {"$set": {"claim.claimed_until": now}}, hint="executing_by_lease")
 
 
-def set_progress(job_id: ObjectId, progress: Document, *, token: str) -> None:
+def set_progress(job_id: JobId, progress: Document, *, token: str) -> None:
     """Store the progress of an executing job. Does nothing if `token` has lost the claim."""
     jobs().update_one({"_id": job_id, "claim.token": token}, {"$set": {"progress": progress}}, hint="_id_")
 
 
 def reap(lost: ExecutingJob, *, waiting: datetime, now: datetime, error: str) -> bool:
     """Requeue a job whose lease has expired; return False if it was renewed meanwhile. The attempt counts."""
-    entry = {"at": now, "state": JobState.FAILURE, "error": error}
+    worker = {} if lost.worker is None else {"worker": lost.worker}
+    entry = {"at": now, "state": JobState.FAILURE, "error": error, **worker}
     change = {
         "$set": {"state": JobState.FAILURE, "updated": now, "waiting": waiting, "due": waiting, "last_error": error},
         "$unset": {"claim": ""},

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bson import ObjectId
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.change_stream import AsyncChangeStream
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
@@ -42,7 +41,8 @@ class Lost(Exception):
 class JobChange:
     """An inserted, updated or deleted job. `job` is its current document, `None` if it does not exist any more."""
 
-    id: ObjectId
+    id: Any
+    """Of a deleted document that was not a job, an id of any type."""
     job: Document | None
 
 

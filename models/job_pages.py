@@ -16,7 +16,7 @@ from bson import ObjectId
 from pymongo import ASCENDING, DESCENDING
 
 from models.database import Document
-from models.job import IS_JOB, JobState, jobs
+from models.job import IS_JOB, JobId, JobState, jobs
 from models.listing import NoPosition, Position, position
 
 SEARCH_BATCH_SIZE = 500  # jobs that a search scans per query, so that it can stop in time
@@ -43,7 +43,7 @@ class JobQuery:
     after: Position | None = None
 
     def __post_init__(self) -> None:
-        if self.after is not None and (len(self.after) != len(self.order) or not isinstance(self.after[-1], ObjectId)):
+        if self.after is not None and (len(self.after) != len(self.order) or not isinstance(self.after[-1], JobId)):
             raise NoPosition(f"{self.after!r:.100} is not a position in a list by {', '.join(self.order)}")
 
     @property
@@ -77,11 +77,19 @@ class JobQuery:
             return
         *values, id = self.after
         if not values:
-            yield {**self.condition, "_id": {beyond: id}}, sort
+            for ids in self._ids_beyond(id):
+                yield {**self.condition, "_id": ids}, sort
         for value in values:
             # The value is constant here; sorting by it too would make the server sort in memory instead of merging.
-            yield {**self.condition, self.sort_by: value, "_id": {beyond: id}}, {"_id": way}
+            for ids in self._ids_beyond(id):
+                yield {**self.condition, self.sort_by: value, "_id": ids}, {"_id": way}
             yield {**self.condition, self.sort_by: {beyond: value}}, sort
+
+    def _ids_beyond(self, id: JobId) -> Iterator[Document]:
+        """Yield the conditions of the ids after `id`. A comparison matches one type; texts sort before ObjectIds."""
+        yield {"$lt" if self.is_descending else "$gt": id}
+        if self.is_descending == isinstance(id, ObjectId):
+            yield {"$type": "string" if self.is_descending else "objectId"}
 
 
 @dataclass(frozen=True, kw_only=True)

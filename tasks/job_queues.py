@@ -2,7 +2,8 @@
 
 What is due: a queue one of whose jobs is due, or falls due before the next dispatch.
 Guarantee: one job of a name at a time, also after crashes; see `services/job_queues`.
-Options: JOBS_TIMER_MS (5000), JOBS_LEASE_SECONDS (30), JOBS_IMPORTS (the modules that register jobs).
+Options: JOBS_TIMER_MS (5000), JOBS_LEASE_SECONDS (30), JOBS_RETENTION_DAYS (0, keeps finished jobs),
+JOBS_IMPORTS (the modules that register jobs).
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ class Lab:
 
     def __init__(self, clock: Callable[[], datetime] | None = None, *names: str) -> None:
         self.hand = HandClock()
+        self.retention: timedelta | None = None
         self.clock = clock or self.hand
         self.registry = Registry()
         self.jobs = Jobs(self.registry, clock=self.clock)
@@ -75,6 +76,7 @@ class Lab:
             limits=Limits(batch=500, max_queue=20_000, ahead=200),
             ahead=PERIOD,
             epoch=epoch,
+            retention=self.retention,
         )
 
     def dispatch(

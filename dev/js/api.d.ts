@@ -201,6 +201,7 @@ interface JobAttempt {
   at: Moment;
   state: JobState;
   attempt?: number;
+  worker?: string;
   took_ms?: number;
   error?: string;
 }
@@ -219,6 +220,7 @@ interface Job {
   last_error?: string | null;
   progress?: { percent: number; note?: string } | null;
   claim?: { claimed_until: Moment } | null;
+  repetition?: { every_ms?: number; cron?: string };
   history: JobAttempt[];
 }
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from beat_schedule import SYSTEMS, systems
 from models import schema
 from models.database import OUTAGES, require_replica_set, rights_to_migrate
-from queue_manager.cli.adoption import adopt
+from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.errors import fail
 from queue_manager.cli.jobs import jobs
@@ -39,8 +39,6 @@ cli.add_typer(systems_cli, name="systems")
 cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")
-adopt_cli = typer.Typer()
-adopt_cli.callback(invoke_without_command=True)(adopt)
 cli.add_typer(adopt_cli, name="adopt")
 log = logging.get_logger("QM/cli")
 NAMES = ", ".join(system.name for system in SYSTEMS)

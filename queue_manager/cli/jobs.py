@@ -1,4 +1,4 @@
-"""`queue-manager jobs`: run, cancel, retry and list jobs; pause and resume queues.
+"""`queue-manager jobs`: run, cancel, retry, remove and list jobs; pause and resume queues.
 
 Guarantee: commands on several jobs report an outcome for each; exit code 1 if one failed. Text of applications reaches
 a terminal without control characters or markup.
@@ -7,6 +7,7 @@ a terminal without control characters or markup.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from models.database import Document, server_now
+from models.database import Document, id_text, server_now
 from models.job import WAITING_STATES, JobState
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import (
@@ -37,7 +38,7 @@ from services.job_queues.fields import MAX_DELAY
 MAX_JOBS_LISTED = 1_000
 
 jobs = typer.Typer(
-    help="Run, cancel, retry and list jobs; pause and resume queues.\n\n"
+    help="Run, cancel, retry, remove and list jobs; pause and resume queues.\n\n"
     "Jobs of one name run one after another. A job is `pending`, then `executing`, then `success`; a `failure` is "
     "retried until it succeeds or is `canceled`.",
     no_args_is_help=True,
@@ -64,7 +65,7 @@ def list_jobs(
         found = job_queues.jobs.list(name=name, state=state, before=before, limit=limit + 1)
         now = server_now()
     shown = found[:limit]
-    cursor = str(shown[-1]["_id"]) if len(found) > limit else None
+    cursor = id_text(shown[-1]["_id"]) if len(found) > limit else None
     if is_json:
         page = [as_json(job) for job in shown]
         _print({"jobs": page, "cursor": cursor, "server_time": to_iso(now)})
@@ -72,7 +73,7 @@ def list_jobs(
     screen = console()
     screen.print(_table_of_jobs(shown, now) if shown else "no such job")
     if cursor is not None:
-        screen.print(f"there are more: --before {cursor}", soft_wrap=True)
+        screen.print(Text(f"there are more: --before {shlex.quote(cursor)}"), soft_wrap=True)
 
 
 @jobs.command()
@@ -97,6 +98,8 @@ def run(
     at: Annotated[str | None, typer.Option(help="Due time, such as 2026-01-31T09:30:00Z.")] = None,
     delay: Annotated[float | None, typer.Option(help="Seconds until it is due.", metavar="SECONDS")] = None,
     priority: Annotated[int, typer.Option(help="-100 to 100, higher first.")] = 0,
+    every: Annotated[float | None, typer.Option(help="Repeat it after so many seconds.", metavar="SECONDS")] = None,
+    cron: Annotated[str | None, typer.Option(help="Repeat it at these times, such as '0 3 * * *' (UTC).")] = None,
     unique: Annotated[
         bool, typer.Option("--unique", help="Only if no job with this name and arguments exists, in any state.")
     ] = False,
@@ -115,7 +118,9 @@ def run(
             name,
             *map(_value, arguments or []),
             at=_moment(at),
-            delay=_delay(delay),
+            delay=_delay(delay, "--delay"),
+            every=_delay(every, "--every"),
+            cron=cron,
             priority=priority,
             unique=unique,
             singular=singular,
@@ -135,6 +140,12 @@ def cancel(ids: JobIds) -> None:
 def retry(ids: JobIds) -> None:
     """Make jobs due now unless they are executing; print an outcome for each."""
     _each(ids, job_queues.jobs.retry, "due now")
+
+
+@jobs.command()
+def remove(ids: JobIds) -> None:
+    """Delete jobs unless they are executing; print an outcome for each."""
+    _each(ids, job_queues.jobs.remove, "removed")
 
 
 @jobs.command()
@@ -185,12 +196,12 @@ def _moment(text: str | None) -> datetime | None:
         fail(str(error), code=2)
 
 
-def _delay(amount: float | None) -> timedelta | None:
+def _delay(amount: float | None, option: str) -> timedelta | None:
     if amount is None:
         return None
     maximum = int(MAX_DELAY.total_seconds())
     if not 0 <= amount <= maximum:
-        fail(f"--delay: must be 0 to {maximum} seconds", code=2)
+        fail(f"{option}: must be 0 to {maximum} seconds", code=2)
     return timedelta(seconds=amount)
 
 
@@ -266,7 +277,7 @@ def _print_status(console: Console, status: dict[str, Any], now: datetime) -> No
         text = f"leader of epoch {leader['epoch']}, last heartbeat {heartbeat}, took over {since}"
     console.print(Text(text), soft_wrap=True)
     if others := status["other_documents"]:
-        console.print(f"{others} documents that are not jobs, which are ignored")
+        console.print(f"{others} documents that are not jobs, which are ignored; see `queue-manager adopt jobs`")
     if not status["queues"]:
         console.print("no queue")
         return

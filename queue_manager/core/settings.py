@@ -155,6 +155,8 @@ class Settings(BaseSettings):
     """Milliseconds between two dispatches of due jobs."""
     jobs_lease_seconds: Annotated[float, Field(ge=1, le=3_600)] = 30
     """Seconds without heartbeat after which a job is requeued."""
+    jobs_retention_days: Annotated[float, Field(ge=0, le=36_500)] = 0
+    """Days after which successful and canceled jobs are deleted; 0 keeps them."""
     jobs_takeover_seconds: Annotated[int, Field(ge=6, le=600)] = 6
     """Seconds without heartbeat after which another beat becomes the leader."""
 

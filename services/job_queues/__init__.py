@@ -14,14 +14,17 @@ The life of a job, and the module of each step:
     stored      `jobs`: `pending` in MongoDB, due now or later (`models/job.py` has its fields, states and indexes)
     dispatched  `dispatch`: every few seconds, the leader sends one message for each name that has a due job
     run         `runner`: a worker runs the due jobs of that name: `executing`, then `success` or `failure`
+    repeated    `runner`: a repeating job that succeeded is `pending` again (`repetition` has its due times)
     retried     `runner`: a failed job is due again after a backoff; `dispatch`: a job whose worker was lost, once its
                 lease has expired, and every failed job when a new leader takes over
+    adopted     `adoption`: documents of the JavaScript package become jobs, by an operator
     read        `jobs`: one job, pages, search; `stats`: the numbers and problems that the dashboard shows
 """
 
 from __future__ import annotations
 
 from models.job import DuplicateJob
+from services.job_queues.adoption import Adoption, adopt
 from services.job_queues.dispatch import JOBS_INITIATOR, dispatch, stats, system
 from services.job_queues.fields import InvalidJob, as_json
 from services.job_queues.jobs import Jobs, WrongState, jobs
@@ -31,6 +34,7 @@ from services.job_queues.stats import jobs_by_state
 
 __all__ = [
     "JOBS_INITIATOR",
+    "Adoption",
     "DuplicateJob",
     "InvalidJob",
     "JobRun",
@@ -39,6 +43,7 @@ __all__ = [
     "RunReport",
     "UnknownJob",
     "WrongState",
+    "adopt",
     "as_json",
     "dispatch",
     "job",

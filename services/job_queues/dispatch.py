@@ -32,6 +32,7 @@ from services.job_queues.stats import read_stats
 
 JOBS_INITIATOR = "QM/jobs"
 LOST_ERROR = "The worker was lost while it executed the job"
+RETENTION_BATCH_SIZE = 1_000  # finished jobs that one dispatch deletes
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
 log = get_logger(JOBS_INITIATOR)
@@ -62,9 +63,11 @@ class Dispatch(DueWork):
     """
 
     epoch: int | None = None
+    retention: timedelta | None = None
+    """Age at which finished jobs are deleted; `None` keeps them."""
 
     def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        """Record the leader, requeue lost jobs, and lease the due queues."""
+        """Record the leader, requeue lost jobs, lease the due queues, and delete old jobs."""
         now = self.clock()
         if not self._leads(now):
             yield DueBatch(found=0, items=[], other_counts={"refused": 1})
@@ -75,6 +78,8 @@ class Dispatch(DueWork):
             epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(backlog)
+        if self.retention and (deleted := job.remove_finished(now - self.retention, limit=RETENTION_BATCH_SIZE)):
+            yield DueBatch(found=0, items=[], other_counts={"deleted": deleted})
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         skipped = job_queue.paused() | {running.name for running in job.executing()}
@@ -161,11 +166,13 @@ def _reap(lost: ExecutingJob, now: datetime) -> bool:
 
 def dispatch(epoch: int | None = None) -> Dispatch:
     """Return the dispatch of due queues for the leader of `epoch`."""
+    days = 0 if system.name in settings().qm_dry_run else settings().jobs_retention_days
     return Dispatch(
         leases=Leases(system.name, seconds(settings().jobs_lease_seconds)),
         clock=database.server_now,
         ahead=system.period(settings()),
         epoch=epoch,
+        retention=timedelta(days=days) if days else None,
     )
 
 

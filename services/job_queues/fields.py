@@ -15,7 +15,7 @@ from bson import ObjectId, json_util
 from bson.errors import BSONError
 
 from models.database import Document, read_id
-from models.job import JOB_SORT_FIELDS, JobState, jobs
+from models.job import JOB_SORT_FIELDS, JobId, JobState, jobs
 from queue_manager.core.clock import EPOCH, to_iso, truncate
 from queue_manager.core.errors import AppError, PermanentError
 
@@ -29,7 +29,7 @@ MAX_DELAY = timedelta(days=3650)
 MAX_SEARCH_TEXT_LENGTH = 2_000  # characters of the arguments; a search reads the text of thousands of jobs
 MAX_JOB_SEARCH_LENGTH = 256  # characters
 MAX_ID_LENGTH = 1024  # characters, of ids that are not ObjectIds
-INTERNAL_FIELDS = {"key", "unique_key", "singular_key", "first", "text"}
+INTERNAL_FIELDS = {"key", "unique_key", "singular_key", "first", "text", "settled"}
 
 
 class InvalidJob(AppError):
@@ -116,12 +116,23 @@ def is_id(id: Any) -> bool:
 def checked_id(id: Any) -> ObjectId:
     """Return `id` as an ObjectId."""
     if not is_id(id):
-        raise InvalidJob("id", f"{id!r:.60} is not a job id; must be 24 hexadecimal digits")
+        raise InvalidJob(
+            "id", f"{id!r:.60} is not a job id; must be 24 hexadecimal digits, or the text id of an adopted job"
+        )
     return ObjectId(id)
 
 
-def foreign_ids(id: Any) -> list[Any]:
-    """Return the ids of other programs' documents that a text may represent: itself, and its value as extended JSON."""
+def read_job_id(text: Any) -> JobId:
+    """Parse the id of a job from the text that `id_text` returns, in which a text stands in quotation marks."""
+    try:
+        id = read_id(str(text), field="id")
+    except PermanentError:
+        id = None
+    return id if isinstance(id, JobId) else checked_id(text)
+
+
+def other_ids(id: Any) -> list[Any]:
+    """Return the ids that a text may represent if it is not an ObjectId: itself, and its value as extended JSON."""
     if not isinstance(id, str) or not id.isprintable() or len(id) > MAX_ID_LENGTH:
         return []
     try:

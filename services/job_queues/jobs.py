@@ -8,9 +8,9 @@ from typing import Any
 
 from bson import ObjectId
 
-from models import job, job_pages, job_queue
+from models import foreign_job, job, job_pages, job_queue
 from models.database import Document, server_now
-from models.job import DuplicateJob, ExecutingJob, JobState
+from models.job import DuplicateJob, ExecutingJob, JobId, JobState
 from models.job_pages import JobPage, JobQuery
 from models.listing import Position
 from queue_manager.core.errors import AppError
@@ -22,14 +22,16 @@ from services.job_queues.fields import (
     checked_name,
     checked_priority,
     checked_state,
-    foreign_ids,
     is_id,
     job_key,
+    other_ids,
+    read_job_id,
     search_pattern,
     search_text,
     sort_field,
 )
-from services.job_queues.registry import Registry, UnknownJob, registry
+from services.job_queues.registry import Registry, UnknownJob, check_arguments, registry
+from services.job_queues.repetition import checked_repetition, next_due
 
 RETRYABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED, JobState.SUCCESS)
 RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
@@ -54,28 +56,36 @@ class Jobs:
         priority: int = 0,
         unique: bool = False,
         singular: bool = False,
+        every: timedelta | None = None,
+        cron: str | None = None,
     ) -> Document | None:
         """Store a job and return it; `None` if a unique or singular job already exists.
+
+        A repeating job is singular. After a success it is pending again, due at its next time.
 
         Args:
             at, delay: due time, or delay until then; the default is now.
             priority: -100 to 100, higher first.
             unique: only if there is no job of the same name and arguments, in any state.
             singular: only if no such job is pending, failed or executing.
+            every, cron: repeats the job, counted from the first due time, or at the times of a cron line in UTC.
 
         Raises:
             UnknownJob: no function is registered for the name.
-            InvalidJob: names the argument. Nothing is stored.
+            InvalidJob: names the argument, or the parameter of the function. Nothing is stored.
         """
-        self._registry.function_for(checked_name(name))
-        now = self._clock()
+        check_arguments(name, self._registry.function_for(checked_name(name)), arguments)
+        now, repetition = self._clock(), checked_repetition(every, cron)
+        due = checked_due(at, delay, now)
+        if cron is not None and at is None and delay is None:
+            due = next_due(repetition, now)
         document = {
             "_id": ObjectId(),
             "name": name,
             "arguments": checked_arguments(arguments),
             "state": JobState.PENDING,
             "priority": checked_priority(priority),
-            "due": (due := checked_due(at, delay, now)),
+            "due": due,
             "waiting": due,
             "created": now,
             "updated": now,
@@ -84,8 +94,10 @@ class Jobs:
             "text": search_text(arguments),
             "history": [{"at": now, "state": JobState.PENDING}],
         }
+        if repetition:
+            document["repetition"] = {**repetition, "since": due}
         try:
-            job.insert(document, unique=unique, singular=singular)
+            job.insert(document, unique=unique, singular=singular or bool(repetition))
         except DuplicateJob:
             return None
         return document
@@ -116,9 +128,13 @@ class Jobs:
         """Make a job due now unless it is executing. Raises like `reschedule`."""
         return self._make_due(id, RETRYABLE_STATES, self._clock(), None, "be retried")
 
+    def remove(self, id: str) -> Document:
+        """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`."""
+        return job.remove(self._own_id(id)) or self._refuse(id, "be removed")
+
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
-        found = job.get_any([ObjectId(id), str(id)]) if is_id(id) else self._foreign(id)
+        found = job.get_any([ObjectId(id), str(id)] if is_id(id) else other_ids(id))
         if found is None:
             checked_id(id)
             raise UnknownJob(f"There is no job {id}")
@@ -131,8 +147,8 @@ class Jobs:
     def list(
         self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
     ) -> list[Document]:
-        """Return jobs, newest first, after the job whose id is `before`."""
-        after = None if before is None else (checked_id(before),)
+        """Return jobs, newest first, after the job whose id is `before`, as `id_text` writes it."""
+        after = None if before is None else (read_job_id(before),)
         return self.page(name=name, state=state, after=after, limit=limit).jobs
 
     def page(
@@ -190,7 +206,7 @@ class Jobs:
         `queues` has every name that has jobs, a registered function or a pause, each as `{name, states, is_paused,
         running, oldest_due, next_due}`: the number of jobs by state, the executing job, and the due times of the oldest
         job that is due and of the next that is not. `leader` is the dispatching leader. `other_documents` is the number
-        of documents that are not jobs, up to `job.MAX_FOREIGN_COUNT`.
+        of documents that are not jobs, up to `foreign_job.MAX_FOREIGN_COUNT`.
         """
         now, counts, paused = self._clock(), job.counts(), job_queue.paused()
         running = {executing.name: _as_running(executing) for executing in job.executing()}
@@ -205,7 +221,7 @@ class Jobs:
             }
             for name in sorted({*counts, *paused, *self._registry.names()})
         ]
-        return {"queues": queues, "leader": job_queue.leader(), "other_documents": job.count_foreign()}
+        return {"queues": queues, "leader": job_queue.leader(), "other_documents": foreign_job.count()}
 
     def _make_due(
         self, id: str, states: Sequence[JobState], due: datetime | None, priority: int | None, action: str
@@ -214,20 +230,15 @@ class Jobs:
         return changed or self._refuse(id, action)
 
     def _refuse(self, id: str, action: str) -> Document:
+        raise WrongState(f"The job {id} is {self.get(id)['state']} and cannot {action}")
+
+    def _own_id(self, id: str) -> JobId:
+        """Return the id of a job as it is stored. Raises like `get`, or `WrongState`: the document is not a job."""
         found = self.get(id)
         if not job.is_job(found):
             raise _foreign_document_error(id)
-        raise WrongState(f"The job {id} is {found['state']} and cannot {action}")
-
-    def _own_id(self, id: str) -> ObjectId:
-        """Return the id of a job. Raises `InvalidJob`, or `WrongState` if it is that of another program's document."""
-        if not is_id(id) and self._foreign(id) is not None:
-            raise _foreign_document_error(id)
-        return checked_id(id)
-
-    def _foreign(self, id: Any) -> Document | None:
-        """Return the document whose id is this text, or its value as extended JSON."""
-        return job.get_any(foreign_ids(id))
+        stored: JobId = found["_id"]
+        return stored
 
 
 def _foreign_document_error(id: str) -> WrongState:

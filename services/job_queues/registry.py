@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Any, TypeVar
 
@@ -78,6 +78,21 @@ def accepts_run(function: JobFunction) -> bool:
     except ValueError:  # some functions written in C have no signature
         return False
     return parameter is not None and parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def check_arguments(name: str, function: JobFunction, arguments: Sequence[Any]) -> None:
+    """Raise `InvalidJob`, which names the parameter, if the function cannot be called with these arguments.
+
+    A decorator is checked itself, not the function that it wraps, because it may add or remove arguments.
+    """
+    try:
+        accepted = signature(function, follow_wrapped=False)
+    except ValueError:  # some functions written in C have no signature
+        return
+    try:
+        accepted.bind(*arguments, **({"run": None} if accepts_run(function) else {}))
+    except TypeError as error:
+        raise InvalidJob("arguments", f"{error}; the job {name} takes {accepted}") from None
 
 
 def _is_same(known: JobFunction, function: JobFunction) -> bool:

@@ -28,6 +28,7 @@ from queue_manager.core.settings import settings
 from queue_manager.telemetry import counters
 from services.job_queues.dispatch import JOBS_INITIATOR, system
 from services.job_queues.registry import Registry, accepts_run, registry
+from services.job_queues.repetition import next_due
 
 RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
 JOB_RETRY_POLICY = RetryPolicy(max_attempts=None, base=seconds(5), jitter=True)
@@ -81,10 +82,12 @@ class RunReport:
 
 
 class JobRun:
-    """Context of a running job: its `id`, its `attempt` (counted from 1), and `progress`."""
+    """Context of a running job: its `id`, its `attempt` (from 1, also after each success of a repeating job), and
+    `progress`."""
 
     def __init__(self, document: Document, token: str) -> None:
-        self.id, self.attempt = str(document["_id"]), int(document["attempts"]) + 1
+        self.id = str(document["_id"])
+        self.attempt = int(document["attempts"]) - int(document.get("settled", 0)) + 1
         self._document, self._token = document, token
         self._written_at = -PROGRESS_WRITE_INTERVAL
 
@@ -230,11 +233,13 @@ class Runner:
         try:
             function = self.registry.function_for(self.name)
             function(*started["arguments"], **({"run": run} if accepts_run(function) else {}))
+            repetition = started.get("repetition")
+            due = None if repetition is None else next_due(repetition, self.clock())
         except (Exception, SystemExit, CancelledError) as error:  # errors of a job that must not end the worker
             return self._failure(run, error, _ms_since(began))
         finally:
             self._executing = None
-        return JobOutcome(state=JobState.SUCCESS, took_ms=_ms_since(began))
+        return JobOutcome(state=JobState.SUCCESS, took_ms=_ms_since(began), next_due=due)
 
     def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
         message = f"{type(error).__name__}: {_text(error)}"

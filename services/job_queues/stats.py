@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from models import database, job, job_queue
+from models import database, foreign_job, job, job_queue
 from models.due_documents import COUNTED
 from models.job import ExecutingJob
 from queue_manager.core.clock import minutes
@@ -25,7 +25,7 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
     """
     now = database.server_now()
     executing, paused, failing = job.executing(), job_queue.paused(), job.count_failing(COUNTED)
-    others, in_redis = job.count_foreign(), work.leases.stats()
+    others, in_redis = foreign_job.count(), work.leases.stats()
     due = list(work.find_due(now))
     states = [standing.state for standing in work.leases.standings([one.lease for one in due])]
     pending = [one for one, state in zip(due, states, strict=True) if state in ("free", "stuck")]
@@ -48,7 +48,10 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
     if paused:
         stats.details.append(f"paused: {', '.join(sorted(paused))}")
     if others:
-        stats.details.append(f"{job.JOBS_COLLECTION} has {others} documents that are not jobs, which are ignored")
+        stats.details.append(
+            f"{job.JOBS_COLLECTION} has {others} documents that are not jobs, which are ignored; "
+            "`queue-manager adopt jobs` shows which of them can be adopted"
+        )
     stats.details.extend(_long_running(executing, now))
     _add_job_problems(stats, executing, failing, now=now, late=late)
     _add_queue_problems(stats, stuck, cooling, late=late)

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from beat_schedule import SYSTEMS
-from dev.demo_jobs import MODULE
 from models import schema
+from tests.any_jobs import MODULE
 from tests.browser.browser_thread import in_browser_thread
 from tests.browser.chromium import chromium
 from tests.browser.visit import DATABASE, PATIENCE, Visit, Visiting

@@ -7,7 +7,6 @@ from typing import Any
 
 from bson import ObjectId
 
-from dev.demo_jobs import INVOICE, PARCEL, REPORT
 from models import job, job_attempt, scan_run, site, subscription
 from models.database import collection, server_now
 from models.job import JobState
@@ -18,6 +17,7 @@ from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
 from services.due_work import DueItem
+from tests.any_jobs import INVOICE, PARCEL, REPORT
 from tests.rooms import lose, make_room, make_work, scan
 from tests.web.queue_client import Queue
 

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
-from dev.demo_jobs import INVOICE, REPORT
+from models import job as stored
+from models.database import server_now
 from models.job import JobState
+from services.job_queues import adopt
+from tests.any_jobs import INVOICE, REPORT
 from tests.browser import furnished
 from tests.browser.visit import Visit
+from tests.foreign_jobs import foreign_job
 from tests.web.queue_client import Queue
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
@@ -36,6 +40,27 @@ def open_job(visit: Visit, id: str) -> None:
 
 
 # Finding
+
+
+def test_adopted_job_is_opened_and_canceled_by_its_text_id(visit: Visit, queue: Queue) -> None:
+    id = "a b é%2F?#"
+    stored.jobs().insert_one(foreign_job(INVOICE, "failure", server_now(), id=id))
+    adopt(is_dry_run=False)
+    visit.open("/jobs")
+    visit.wait_for([id])
+    open_job(visit, id)
+    visit.press("Cancel the job", visit.dialog)
+    expect(visit.row(id)).to_contain_text("canceled")
+
+
+def test_repeating_job_says_when_it_repeats(visit: Visit, queue: Queue) -> None:
+    often, daily = furnished.make_job(queue, every_seconds=5400), furnished.make_job(queue, REPORT, cron="0 3 * * *")
+    visit.open("/jobs")
+    open_job(visit, often)
+    expect(visit.dialog).to_contain_text("every 5,400 s")
+    visit.page.keyboard.press("Escape")
+    open_job(visit, daily)
+    expect(visit.dialog).to_contain_text("0 3 * * *")
 
 
 def test_each_name_has_its_counts_and_what_runs(visit: Visit, queue: Queue) -> None:

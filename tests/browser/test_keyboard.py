@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Locator, expect
 
-from dev.demo_jobs import INVOICE
 from models.job import JobState
+from tests.any_jobs import INVOICE
 from tests.browser import furnished
 from tests.browser.visit import Visit, Visiting
 from tests.real_servers import Servers

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from dev.demo_jobs import IMPORT, INVOICE, MODULE, REPORT
 from dev.ports import free_port
 from models import job as model
 from models import job_attempt, job_queue
@@ -19,8 +18,9 @@ from models.database import Document, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
+from tests.any_jobs import IMPORT, INVOICE, MODULE, REPORT
 from tests.e2e.commands import environment, said_on_a_terminal
-from tests.foreign_jobs import TEXT_ID, add_foreign_jobs
+from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
@@ -71,6 +71,10 @@ class TestRun:
         assert printed("run", INVOICE, "--at", at)["due"] == at
         assert to_iso(server_now() + seconds(50)) < printed("run", INVOICE, "--delay", "60")["due"]
 
+    def test_repeating(self, clean: Servers) -> None:
+        assert printed("run", INVOICE, "1", "--every", "90")["repetition"]["every_ms"] == 90_000
+        assert printed("run", INVOICE, "2", "--cron", "0 3 * * *")["repetition"]["cron"] == "0 3 * * *"
+
     def test_negative_numbers_come_after_two_dashes(self, clean: Servers) -> None:
         assert printed("run", INVOICE, "--", "-5")["arguments"] == [-5]
 
@@ -84,7 +88,7 @@ class TestRun:
     def test_an_unknown_name_lists_the_known_ones(self, clean: Servers) -> None:
         result = run("run", "send_invoice")
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr.startswith("queue-manager: There is no job 'send_invoice'; the jobs are: demo.")
+        assert result.stderr.startswith("queue-manager: There is no job 'send_invoice'; the jobs are: test.")
 
     @pytest.mark.parametrize(
         "arguments",
@@ -174,6 +178,19 @@ class TestChanging:
             f"{GONE}  There is no job {GONE}",
         ]
 
+    def test_remove_deletes_all_but_the_executing(self, clean: Servers) -> None:
+        waits, runs = made(INVOICE, 1), made(REPORT, 2)
+        begin(runs)
+        result = run("remove", str(waits["_id"]), str(runs["_id"]))
+        assert (result.returncode, result.stdout.splitlines()) == (
+            1,
+            [
+                f"{waits['_id']}  removed",
+                f"{runs['_id']}  The job {runs['_id']} is executing and cannot be removed",
+            ],
+        )
+        assert model.jobs().count_documents({}) == 1
+
     def test_retry_makes_it_due_now(self, clean: Servers) -> None:
         job = made(delay=seconds(500))
         result = run("retry", str(job["_id"]))
@@ -195,7 +212,7 @@ class TestChanging:
         refused = run("pause", INVOICE, "a b")
         assert (refused.returncode, refused.stdout) == (2, "")
 
-    @pytest.mark.parametrize("command", ["cancel", "retry", "pause", "resume", "show", "run"])
+    @pytest.mark.parametrize("command", ["cancel", "retry", "remove", "pause", "resume", "show", "run"])
     def test_it_must_be_said_which(self, command: str) -> None:
         assert run(command).returncode == 2
 
@@ -292,3 +309,33 @@ def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Serve
     assert others[0]["serverId"] in run("show", TEXT_ID).stdout
     refused = run("cancel", TEXT_ID)
     assert (refused.returncode, "was stored by another program" in refused.stdout) == (1, True)
+
+
+def adopt(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND[:-1], "adopt", "jobs", *options]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, encoding="utf-8")
+
+
+def test_jobs_of_another_program_are_shown_first_and_adopted_with_yes(clean: Servers) -> None:
+    assert adopt().stdout == "no document to adopt\n"
+    others = add_foreign_jobs(INVOICE, server_now())
+    model.jobs().update_one({"_id": TEXT_ID}, {"$set": {"name": "unknown"}})
+
+    dry = adopt()
+    assert (dry.returncode, dry.stderr) == (1, "")
+    assert "no function is registered for unknown: its jobs would fail" in dry.stdout
+    assert "4 cannot be adopted" in dry.stdout
+    assert "7 can be adopted; nothing was changed" in dry.stdout
+    assert not model.jobs().count_documents({"attempts": {"$exists": True}})
+
+    assert adopt("--yes").stdout.endswith("7 adopted\n")
+    assert {one["_id"] for one in printed("list", "--json")["jobs"]} < {str(one["_id"]) for one in others}
+    assert run("cancel", TEXT_ID).stdout == f"{TEXT_ID}  canceled\n"
+
+
+def test_pages_of_jobs_with_text_ids_continue_at_the_printed_cursor(clean: Servers) -> None:
+    model.jobs().insert_many([foreign_job(INVOICE, "pending", server_now(), id=id) for id in ("a" * 24, "b c", "d")])
+    adopt("--yes")
+    first = printed("list", "--json", "--limit", "2")
+    rest = printed("list", "--json", "--limit", "2", "--before", first["cursor"])
+    assert [job["_id"] for page in (first, rest) for job in page["jobs"]] == ["d", "b c", "a" * 24]

@@ -20,13 +20,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from dev.demo_jobs import INVOICE, MODULE
 from models import job as model
 from models import scan_run
 from models.database import server_now
 from models.job_attempt import start
 from queue_manager.core.clock import seconds
 from services.message_queue.browser import MESSAGE_STATES
+from tests.any_jobs import INVOICE, MODULE
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.credentials import KEYS, OPERATOR, VIEWER

@@ -18,7 +18,6 @@ import pytest
 from bson import ObjectId
 from pymongo import MongoClient
 
-from dev.demo_jobs import INVOICE, MODULE
 from dev.ports import free_port
 from dev.servers import Mongo
 from models import database, job_attempt
@@ -26,6 +25,7 @@ from models import job as model
 from models.job import JobState
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import parse_utc, seconds
+from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.replica_set import replica_set
 from tests.eventually import eventually
 from tests.pace import paced, promptly

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from dev.demo_jobs import INVOICE, MODULE, REPORT
 from dev.ports import free_port
 from models import job as model
 from models import job_attempt, job_queue
@@ -28,8 +27,9 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.web.http.cursors import encode
 from services import job_queues
 from services.job_queues import Jobs, registry
+from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT
 from tests.eventually import eventually
-from tests.foreign_jobs import TEXT_ID, add_foreign_jobs
+from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.pace import paced
 from tests.real_servers import Servers
 from tests.web.web_process import COMMAND, SECRET, Answer, Web, say, shared_web, web
@@ -295,9 +295,9 @@ class TestReading:
             (f"?search={'x' * 257}", "search"),
             ("?sort=due&cursor=" + encode([1, SOME_ID], of="jobs updated desc"), "cursor"),
             ("?sort=due&cursor=" + encode([SOME_ID], of="jobs due desc"), "cursor"),
-            ("?sort=priority&cursor=" + encode([1, "1"], of="jobs priority desc"), "cursor"),
+            ("?sort=priority&cursor=" + encode([1, 1], of="jobs priority desc"), "cursor"),
             ("?cursor=" + encode([1, SOME_ID], of="jobs created desc"), "cursor"),
-            ("?cursor=" + encode(["x"], of="jobs created desc"), "cursor"),
+            ("?cursor=" + encode([b"x"], of="jobs created desc"), "cursor"),
             ("?name=a%20b", "name"),
             ("?state=done", "state"),
             ("?cursor=x", "cursor"),
@@ -328,7 +328,7 @@ class TestReading:
         api.post("/pause", {"names": [REPORT]})
         status = api.get("/status").body
         queues = {queue["name"]: queue for queue in status["queues"]}
-        assert set(queues) == set(registry.names()) | {INVOICE, REPORT}
+        assert {*queues} == {IMPORT, INVOICE, PARCEL, REPORT}
         invoices = queues[INVOICE]
         assert invoices["states"] == {"pending": 2, "executing": 1, "success": 0, "failure": 0, "canceled": 0}
         assert invoices["running"]["id"] == due["_id"]
@@ -338,6 +338,28 @@ class TestReading:
 
 
 class TestChanging:
+    def test_repeating_job_is_stored_once(self, api: Api) -> None:
+        assert api.run(INVOICE, 1, every_seconds=60)["repetition"]["every_ms"] == 60_000
+        assert api.run(INVOICE, 2, cron="0 3 * * *")["repetition"]["cron"] == "0 3 * * *"
+        again = api.post("", {"name": INVOICE, "arguments": [1], "every_seconds": 60})
+        assert (again.status, again.body["error"]) == (409, "blocked")
+
+    @pytest.mark.parametrize("body", [{"cron": "x"}, {"cron": "* * * * *", "every_seconds": 60}])
+    def test_malformed_repetition_is_422(self, body: dict[str, Any], api: Api) -> None:
+        answer = api.post("", {"name": INVOICE, **body})
+        assert (answer.status, answer.body["field"]) == (422, "cron")
+
+    def test_removed_job_is_returned_and_gone(self, api: Api) -> None:
+        id = api.run(**NOT_YET)["_id"]
+        assert api.ask("DELETE", f"/{id}").body["job"]["_id"] == id
+        assert [api.ask(method, f"/{id}").status for method in ("GET", "DELETE")] == [404, 404]
+
+    def test_executing_job_is_not_removed(self, api: Api) -> None:
+        job = api.run()
+        end(job, JobState.EXECUTING)
+        answer = api.ask("DELETE", f"/{job['_id']}")
+        assert (answer.status, answer.body["error"]) == (409, "wrong state")
+
     def test_cancel_then_retry(self, api: Api) -> None:
         id = api.run(INVOICE, **NOT_YET)["_id"]
         assert api.post(f"/{id}/cancel").body["job"]["state"] == "canceled"
@@ -546,3 +568,14 @@ def test_documents_of_another_program_stop_no_page(sort: str, api: Api) -> None:
     assert api.get("/status").body["other_documents"] == len(others)
     assert api.get(f"/{TEXT_ID}").body["job"]["_id"] == TEXT_ID
     assert api.post(f"/{TEXT_ID}/cancel").status == 409
+
+
+@pytest.mark.parametrize("id", [TEXT_ID, "a" * 24, 'a b "c" é%2F?#'])
+def test_adopted_job_is_shown_and_changed_by_its_text_id(id: str, api: Api) -> None:
+    model.jobs().insert_one(foreign_job(INVOICE, "failure", server_now(), id=id))
+    job_queues.adopt(is_dry_run=False)
+    path = f"/{quote(id, safe='')}"
+    assert api.get(path).body["job"]["last_error"]
+    assert api.ids("?sort=attempts") == [id]
+    assert api.post(f"{path}/reschedule", NOT_YET).body["job"]["state"] == "pending"
+    assert api.post(f"{path}/cancel").body["job"] == api.get(path).body["job"]

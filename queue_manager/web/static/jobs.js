@@ -117,17 +117,18 @@ function cells(job) {
 
 /** @param {Job} job */
 function describe(job) {
-  const { state, progress, claim } = job;
+  const { state, progress, claim, repetition } = job;
   return [
     facts("facts", [
       ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))], ["Due", element("span", {}, dueOf(job))],
+      ["Repeats", repetition && (repetition.cron ?? `every ${number((repetition.every_ms ?? 0) / 1000)} s`)],
       ["Priority", job.priority], ["Attempts", job.attempts], ["Created", moment(job.created)], ["Updated", moment(job.updated)],
     ]),
     progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
     job.last_error && [element("h3", {}, "Last error"), element("pre", { class: "bad", tabindex: 0, "aria-label": "Last error" }, job.last_error)],
     element("h3", {}, "History"),
-    grid(["When", "State", "Attempt", "Took", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", took_ms: took, error = "—" }) => [
-      moment(when), pill(one, STATES[one]), attempt, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
+    grid(["When", "State", "Attempt", "Worker", "Took", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
+      moment(when), pill(one, STATES[one]), attempt, worker, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
     ])),
   ];
 }
@@ -135,7 +136,7 @@ function describe(job) {
 /** @param {string} id */
 const look = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
-  const { job } = await get(`/jobs/${id}`, { parse: exact });
+  const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
   opened = { id, body: element("div", { class: "stack" }, describe(job)) };
   show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), opened.body], actionsOf(job));
 });
@@ -146,9 +147,9 @@ const look = (id) => attempt(async () => {
 function actionsOf({ _id: id, state, name, priority }) {
   if (!mayAct || state === "executing") return [];
   return [
-    (state === "pending" || state === "failure") && ["Cancel the job", () => act(`${id}/cancel`, {}, "Canceled"), "danger"],
+    (state === "pending" || state === "failure") && ["Cancel the job", () => act(`${encodeURIComponent(id)}/cancel`, {}, "Canceled"), "danger"],
     state !== "success" && ["Reschedule …", () => reschedule(id, name, priority)],
-    [state === "success" ? "Run again" : "Retry now", () => act(`${id}/retry`, {}, "Due now"), "primary"],
+    [state === "success" ? "Run again" : "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Due now"), "primary"],
   ];
 }
 
@@ -187,7 +188,7 @@ function reschedule(id, name, priority) {
   askFor({
     title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time it stays due when it is.", fields: [...WHEN, { ...PRIORITY, value: priority }],
     async act(given) {
-      await post(`/jobs/${id}/reschedule`, sent(given));
+      await post(`/jobs/${encodeURIComponent(id)}/reschedule`, sent(given));
       return done("Rescheduled");
     },
   });

@@ -78,7 +78,10 @@ def test_they_are_counted_and_not_among_the_queues(lab: Lab) -> None:
     assert [queue["name"] for queue in status["queues"]] == ["mail", "report"]
     stats = job_queues.stats()
     assert stats.numbers["other_documents"] == len(others)
-    assert stats.details == [f"jobs_data has {len(others)} documents that are not jobs, which are ignored"]
+    assert stats.details == [
+        f"jobs_data has {len(others)} documents that are not jobs, which are ignored; `queue-manager adopt jobs` shows "
+        "which of them can be adopted"
+    ]
 
 
 def test_each_can_be_looked_at_whatever_its_id_is(lab: Lab) -> None:
@@ -94,6 +97,7 @@ def test_each_can_be_looked_at_whatever_its_id_is(lab: Lab) -> None:
         lambda jobs, id: jobs.cancel(id),
         lambda jobs, id: jobs.retry(id),
         lambda jobs, id: jobs.reschedule(id, priority=1),
+        lambda jobs, id: jobs.remove(id),
     ],
 )
 def test_no_command_changes_them(lab: Lab, act: Callable[[Any, str], Any]) -> None:

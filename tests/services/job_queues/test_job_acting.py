@@ -84,16 +84,39 @@ ACTS: list[Callable[[Lab, Any], Any]] = [
     lambda lab, id: lab.jobs.get(id),
     lambda lab, id: lab.jobs.retry(id),
     lambda lab, id: lab.jobs.reschedule(id, delay=seconds(1)),
+    lambda lab, id: lab.jobs.remove(id),
 ]
 
 
-@pytest.mark.parametrize("act", ACTS, ids=["cancel", "get", "retry", "reschedule"])
+@pytest.mark.parametrize("act", ACTS, ids=["cancel", "get", "retry", "reschedule", "remove"])
 def test_job_that_is_not_there_is_said(lab: Lab, act: Callable[[Lab, Any], Any]) -> None:
     with pytest.raises(UnknownJob, match=NOBODY):
         act(lab, NOBODY)
     for malformed in ("", "xyz", None, 5):
         with pytest.raises(InvalidJob, match="24 hexadecimal digits"):
             act(lab, malformed)
+
+
+@pytest.mark.parametrize("state", ["pending", "failure", "success", "canceled"])
+def test_removed_job_is_gone_and_never_runs(lab: Lab, state: str) -> None:
+    id, other = lab.run("mail", 1, unique=True), lab.run("mail", 2)
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"state": state}})
+    removed = lab.jobs.remove(id)
+    assert (str(removed["_id"]), removed["state"]) == (id, state)
+    with pytest.raises(UnknownJob):
+        lab.jobs.get(id)
+    lab.serve()
+    assert lab.ran == [(2,)]
+    assert lab.state(other) == "success"
+    lab.run("mail", 1, unique=True)  # nothing stands against it any more
+
+
+def test_executing_job_says_that_it_cannot_be_removed(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.executing(id)
+    with pytest.raises(WrongState, match="is executing and cannot be removed"):
+        lab.jobs.remove(id)
+    assert lab.state(id) == "executing"
 
 
 # Reschedule and retry

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError
 from queue_manager.core.settings import settings
 from services import job_queues
-from services.job_queues import runner
+from services.job_queues import JobRun, runner
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, successes
@@ -514,3 +516,27 @@ def test_documents_of_jobs_that_wait_or_execute_say_so_exactly(lab: Lab) -> None
     assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (True, False)
     lab.executing(id)
     assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (False, True)
+
+
+def test_history_says_which_worker_ran_or_lost_each_attempt(lab: Lab) -> None:
+    def fail_once(*_: object, run: JobRun) -> None:
+        if run.attempt == 1:
+            raise ValueError
+
+    lab.works["mail"] = fail_once
+    id = lab.run("mail")
+    lab.serve()
+    lab.jobs.retry(id)
+    lab.executing(id)
+    lost_lease(id)
+    lab.serve()
+
+    worker = f"{gethostname()}:{os.getpid()}"
+    history = [(entry["state"], entry.get("worker")) for entry in lab.jobs.get(id)["history"]]
+    assert history == [
+        ("pending", None),
+        ("failure", worker),
+        ("pending", None),
+        ("failure", worker),
+        ("success", worker),
+    ]

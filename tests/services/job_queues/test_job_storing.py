@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,56 @@ def at_once(do: Callable[[], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(act, range(THREADS)))
+
+
+def invoice(number: int, /, currency: str = "EUR", *, run: object) -> None: ...
+
+
+def report(year: int, run: object) -> None: ...
+
+
+def taken(*_: object) -> None: ...
+
+
+@functools.wraps(invoice)
+def decorated(*arguments: int, run: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (invoice, (), r"missing a required argument: 'number'; the job bill takes \(number.*currency"),
+        (invoice, (1, "EUR", 2), "too many positional arguments; the job bill takes"),
+        (report, (2026, 1), "multiple values for argument 'run'"),
+    ],
+)
+def test_arguments_that_the_function_does_not_take_are_refused(
+    lab: Lab, function: Callable[..., None], arguments: tuple[object, ...], message: str
+) -> None:
+    lab.registry.register("bill", function)
+    with pytest.raises(InvalidJob, match=message) as refused:
+        lab.jobs.run("bill", *arguments)
+    assert refused.value.field == "arguments"
+    assert lab.jobs.list() == []
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (invoice, (1,)),
+        (invoice, (1, "USD")),
+        (report, (2026,)),
+        (taken, (1, 2, 3)),
+        (decorated, ()),
+        (max, (1, 2)),
+        (dict, ()),
+    ],
+)
+def test_arguments_that_the_function_takes_are_stored(
+    lab: Lab, function: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    lab.registry.register("bill", function)
+    assert lab.run("bill", *arguments)
 
 
 def test_job_is_stored_before_run_returns(lab: Lab) -> None:

@@ -123,7 +123,7 @@ def run(body: Annotated[NewJob, Depends(JsonBody(NewJob, max_bytes=MAX_JOB_BODY)
     """Store a job. 404: no function is registered for its name; 409: it must be the only one and is not."""
     options = body.model_dump(include={"priority", "unique", "singular"})
     with mongodb():
-        job = jobs.run(body.name, *body.arguments, **body.due(), **options)
+        job = jobs.run(body.name, *body.arguments, **body.due(), **body.repetition(), **options)
     if job is None:
         message = f"There is already a job {body.name} with these arguments"
         raise ApiError(HTTPStatus.CONFLICT, "blocked", message)
@@ -166,6 +166,12 @@ def cancel(id: str, _: NoBody) -> JSONResponse:
 def retry(id: str, _: NoBody) -> JSONResponse:
     """Make a job that is not executing due now."""
     return _changed("made due now", jobs.retry, id)
+
+
+@commands.delete("/jobs/{id}", response_model=JobAnswer, responses=errors(404, 409))
+def remove(id: str) -> JSONResponse:
+    """Delete a job that is not executing, and return it."""
+    return _changed("removed", jobs.remove, id)
 
 
 @commands.post("/jobs/{id}/reschedule", response_model=JobAnswer, responses=errors(404, 409))

@@ -56,6 +56,17 @@ class NewJob(When):
     priority: JobPriority = 0
     unique: bool = Field(default=False, description="Only if no job has the same name and arguments, in any state.")
     singular: bool = Field(default=False, description="Only if none of them is pending, failed or executing.")
+    every_seconds: float | None = Field(
+        default=None, ge=1, le=MAX_DELAY.total_seconds(), description="Repeats the job; it is singular then."
+    )
+    cron: str | None = Field(default=None, description="Repeats the job at the times of a cron line in UTC.")
+
+    def repetition(self) -> dict[str, Any]:
+        """Return `{every, cron}`. Raises `ApiError`: both are given."""
+        if self.every_seconds is not None and self.cron is not None:
+            raise invalid("cron", "must not be given together with every_seconds")
+        every = None if self.every_seconds is None else timedelta(seconds=self.every_seconds)
+        return {"every": every, "cron": self.cron}
 
 
 class Rescheduling(When):
@@ -87,7 +98,7 @@ class JobLease(BaseModel):
 
     token: str
     claimed_until: Moment
-    worker: str | None = optional("Celery's name of the worker.")
+    worker: str | None = optional("Host and process, as `host:pid`.")
 
 
 class HistoryEntry(BaseModel):
@@ -99,6 +110,7 @@ class HistoryEntry(BaseModel):
     state: JobState
     attempt: int | None = optional("The attempt that ended, counted from 1.")
     run: str | None = optional("The task that ran it.")
+    worker: str | None = optional("Host and process that ran it, as `host:pid`.")
     took_ms: int | None = optional("Milliseconds that the attempt took.")
     error: str | None = optional("Why the attempt failed.")
 
@@ -108,6 +120,14 @@ class Progress(BaseModel):
 
     percent: float = Field(ge=0, le=100)
     note: str
+
+
+class Repetition(BaseModel):
+    """When a job repeats."""
+
+    every_ms: int | None = optional("Milliseconds between two due times.")
+    cron: str | None = optional("A cron line in UTC.")
+    since: Moment = Field(description="The first due time.")
 
 
 class Job(BaseModel):
@@ -126,6 +146,7 @@ class Job(BaseModel):
     updated: Moment
     attempts: int = Field(description="How many times it was started.")
     claim: JobLease | None = optional("While it is executing.")
+    repetition: Repetition | None = optional("Of a repeating job.")
     last_error: str | None = optional("Why its last attempt failed.")
     losses: int | None = optional("How many workers in a row were lost while they executed it.")
     history: list[HistoryEntry] = Field(description="The last 50 entries, the oldest first.")
@@ -158,7 +179,7 @@ class RunningJob(BaseModel):
 
     id: str
     claimed_until: Moment = Field(description="When its lease ends unless it is renewed.")
-    worker: str | None = optional("Celery's name of the worker.")
+    worker: str | None = optional("Host and process, as `host:pid`.")
 
 
 class QueueState(BaseModel):

@@ -1,0 +1,67 @@
+"""Documents in `jobs_data` that are not jobs, such as those of the JavaScript package, and their adoption.
+
+Guarantee: a document is adopted by one conditional write, only while the fields that were read are unchanged. An
+adopted job is a job like any other, so an interrupted adoption continues with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pymongo import UpdateOne
+
+from models.database import Document
+from models.job import COUNTED_ATTEMPTS, jobs
+
+MAX_FOREIGN_COUNT = 10_000
+READ_FIELDS = ("name", "state", "due", "created", "priority", "arguments", "history")
+OPTIONAL_FIELDS = (
+    "waiting",
+    "first",
+    "claim",
+    "last_error",
+    "losses",
+    "progress",
+    "unique_key",
+    "singular",
+    "singular_key",
+    "repetition",
+    "settled",
+)
+"""Fields that a job has only in some states."""
+
+_IS_FOREIGN: Document = {"attempts": {"$not": COUNTED_ATTEMPTS["attempts"]}}
+_INDEX = "jobs_in_a_state_by_attempts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdoptedJob:
+    """A document as it was read, and its fields as a job."""
+
+    document: Document
+    fields: Document
+
+
+def count() -> int:
+    """Count the documents that are not jobs, up to `MAX_FOREIGN_COUNT`. The cost does not depend on the jobs."""
+    return jobs().count_documents(_IS_FOREIGN, hint=_INDEX, limit=MAX_FOREIGN_COUNT)
+
+
+def walk(*, batch: int) -> Iterator[Document]:
+    """Yield the documents that are not jobs, also while they are adopted."""
+    yield from jobs().find(_IS_FOREIGN, dict.fromkeys(READ_FIELDS, 1), hint=_INDEX).batch_size(batch)
+
+
+def adopt(found: Iterable[AdoptedJob]) -> int:
+    """Make documents jobs, except those that changed since they were read; return the number of new jobs."""
+    writes = [UpdateOne(_unchanged(one.document), _change(one.fields), hint="_id_") for one in found]
+    return jobs().bulk_write(writes, ordered=False).modified_count if writes else 0
+
+
+def _unchanged(document: Document) -> Document:
+    return {"_id": document["_id"], **_IS_FOREIGN, **{name: {"$eq": document.get(name)} for name in READ_FIELDS}}
+
+
+def _change(fields: Document) -> Document:
+    return {"$set": fields, "$unset": {name: "" for name in OPTIONAL_FIELDS if name not in fields}}

@@ -1,0 +1,81 @@
+"""Finished jobs are deleted after their retention, a bounded number with each dispatch, and no others."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from importlib import import_module
+
+import pytest
+
+from models import job
+from models.job import JobState
+from queue_manager.core.clock import seconds
+from queue_manager.core.settings import settings
+from services import job_queues
+from tests.foreign_jobs import add_foreign_jobs, foreign_jobs
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    lab = Lab()
+    lab.retention = WEEK
+    return lab
+
+
+def one_in_each_state(lab: Lab) -> None:
+    for state in JobState:
+        id = lab.run("mail", state.value, delay=timedelta(days=30))
+        stored = lab.jobs.get(id)["_id"]
+        job.jobs().update_one({"_id": stored}, {"$set": {"state": state}, "$unset": {"waiting": ""}})
+
+
+def test_only_finished_jobs_are_deleted_and_only_after_their_retention(lab: Lab) -> None:
+    one_in_each_state(lab)
+    others = add_foreign_jobs("mail", lab.clock())
+
+    lab.hand.now += WEEK
+    assert lab.dispatch(epoch=1)[1] == {}
+    lab.hand.now += seconds(1)
+    assert lab.dispatch(epoch=1)[1] == {"deleted": 2}
+
+    assert lab.states() == {"pending": 1, "executing": 1, "failure": 1}
+    assert foreign_jobs() == others
+
+
+def test_each_dispatch_deletes_a_bounded_number(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("services.job_queues.dispatch"), "RETENTION_BATCH_SIZE", 2)
+    for number in range(5):
+        lab.jobs.cancel(lab.run("mail", number))
+    lab.hand.now += 2 * WEEK
+    assert [lab.dispatch(epoch=1)[1].get("deleted") for _ in range(4)] == [2, 2, 1, None]
+
+
+def test_refused_leader_deletes_nothing(lab: Lab) -> None:
+    lab.jobs.cancel(lab.run("mail"))
+    lab.dispatch(epoch=2)
+    lab.hand.now += WEEK + seconds(1)
+    lab.dispatch(epoch=2)
+    lab.jobs.cancel(lab.run("mail"))
+    job.jobs().update_many({}, {"$set": {"updated": lab.clock() - 2 * WEEK}})
+    assert lab.dispatch(epoch=1)[1] == {"refused": 1}
+    assert lab.states() == {"canceled": 1}
+
+
+@pytest.mark.parametrize(
+    ("days", "dry_run", "retention"), [("0", "", None), ("7", "", WEEK), ("7", "job-queues", None)]
+)
+def test_setting_says_the_days_and_a_dry_run_deletes_nothing(
+    days: str, dry_run: str, retention: timedelta | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBS_RETENTION_DAYS", days)
+    monkeypatch.setenv("QM_DRY_RUN", dry_run)
+    settings.cache_clear()
+    try:
+        assert job_queues.dispatch().retention == retention
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
