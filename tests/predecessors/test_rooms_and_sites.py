@@ -33,14 +33,15 @@ pytestmark = pytest.mark.usefixtures("clean")
 OVER = T0 - minutes(5)
 THRESHOLD = hours(2)
 HUNG = T0 - THRESHOLD - seconds(1)
+SOME_ID = ObjectId("6b033e5b2e6e6abceb1b5df0")
 NO_DATES: list[Any] = [
     *("tomorrow", "2026-01-31T09:25:00.000Z", "", 1769851500, Int64(1769851500000), 1.5, Decimal128("1"), True, False),
-    *(b"\x00\xff", ObjectId(), Regex("x"), Timestamp(5, 6), MinKey(), MaxKey(), DBRef("a", 1)),
+    *(b"\x00\xff", SOME_ID, Regex("x"), Timestamp(5, 6), MinKey(), MaxKey(), DBRef("a", 1)),
     *([], [OVER], [None, OVER], {"$date": "2026-01-31T09:25:00Z"}, datetime(1, 1, 1, tzinfo=UTC)),
 ]
 MALFORMED_SNOOZES: list[Any] = [
     *NO_DATES,
-    *({}, {"set_by": ObjectId()}, [{"time": OVER}], OVER, T0 + hours(1)),
+    *({}, {"set_by": SOME_ID}, [{"time": OVER}], OVER, T0 + hours(1)),
     *({"time": value} for value in [*NO_DATES, None, {}, {"time": OVER}]),
 ]
 UNSNOOZED: list[dict[str, Any]] = [{}, {"snooze_time": None}, {"snooze_time": {"time": T0 + hours(1)}}]
