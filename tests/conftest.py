@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 import redis
 
@@ -29,6 +30,11 @@ os.environ.update(
 )
 if _wheel := VALKEY.in_wheel():  # the same server on every machine, also where a redis-server is on PATH
     os.environ.setdefault(VALKEY.variable, str(_wheel))
+
+
+# A run of the suite is repeatable; the stress tests search with new examples.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")

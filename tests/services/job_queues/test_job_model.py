@@ -280,13 +280,13 @@ class JobMachine(RuleBasedStateMachine):
         assert job_queue.paused() == self.model.paused
 
 
-def explore(*, examples: int, steps: int) -> int:
+def explore(*, examples: int, steps: int, is_repeatable: bool) -> int:
     JobMachine.steps = 0
     chosen = settings(
         max_examples=examples,
         stateful_step_count=steps,
         deadline=None,
-        derandomize=False,
+        derandomize=is_repeatable,
         database=None,
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
@@ -297,7 +297,7 @@ def explore(*, examples: int, steps: int) -> int:
 
 @pytest.mark.usefixtures("clean")
 def test_jobs_do_what_the_model_says(figure: Any) -> None:
-    steps = explore(examples=12, steps=40)
+    steps = explore(examples=12, steps=40, is_repeatable=True)
     figure(f"jobs: {steps} random steps beside the model")
     assert steps >= 300
 
@@ -306,6 +306,6 @@ def test_jobs_do_what_the_model_says(figure: Any) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("clean")
 def test_jobs_do_what_the_model_says_for_long(figure: Any) -> None:
-    steps = explore(examples=200, steps=60)
+    steps = explore(examples=200, steps=60, is_repeatable=False)
     figure(f"jobs: {steps} random steps beside the model")
     assert steps >= 5_000

@@ -24,7 +24,7 @@ ACTIONS: dict[EventKind, Action] = {
     "archived": "move",
 }
 
-router = APIRouter(responses=errors(503))
+router = APIRouter(responses=errors(404, 503))
 
 
 class Activity(BaseModel):
