@@ -48,6 +48,11 @@ def count() -> int:
     return jobs().count_documents(_IS_FOREIGN, hint=_INDEX, limit=MAX_FOREIGN_COUNT)
 
 
+def count_unindexed() -> int:
+    """Count them before `migrate` has created the index, by reading the whole collection."""
+    return jobs().count_documents(_IS_FOREIGN, limit=MAX_FOREIGN_COUNT)
+
+
 def walk(*, batch: int) -> Iterator[Document]:
     """Yield the documents that are not jobs, also while they are adopted."""
     yield from jobs().find(_IS_FOREIGN, dict.fromkeys(READ_FIELDS, 1), hint=_INDEX).batch_size(batch)

@@ -20,7 +20,7 @@ from bson import ObjectId
 from models import foreign_job
 from models.database import Document, server_now, shown_id
 from models.foreign_job import AdoptedJob
-from models.job import MAX_HISTORY, WAITING_STATES, JobState
+from models.job import JOBS_COLLECTION, MAX_HISTORY, WAITING_STATES, JobState
 from queue_manager.core.clock import EPOCH, truncate
 from services.job_queues.fields import (
     MAX_ID_LENGTH,
@@ -34,6 +34,7 @@ from services.job_queues.fields import (
     json_value,
     search_text,
 )
+from services.problems import counted
 
 ADOPTION_BATCH_SIZE = 500
 MAX_REFUSALS_LISTED = 20
@@ -58,6 +59,14 @@ class Adoption:
         self.refused += 1
         if len(self.refusals) < MAX_REFUSALS_LISTED:
             self.refusals[shown_id(document["_id"])] = str(error)
+
+
+def adoption_notes() -> list[str]:
+    """Return a line about documents that could be adopted, for `queue-manager adopt`."""
+    if not (found := foreign_job.count_unindexed()):
+        return []
+    what = counted(found, "document")
+    return [f"{what} in {JOBS_COLLECTION} of another program; `queue-manager adopt jobs` makes jobs of them"]
 
 
 def adopt(*, is_dry_run: bool) -> Adoption:

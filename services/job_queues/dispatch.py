@@ -28,6 +28,7 @@ from queue_manager.core.settings import settings
 from queue_manager.leases import Attempts, Leases
 from queue_manager.system import System, SystemStats
 from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork
+from services.job_queues.adoption import adoption_notes
 from services.job_queues.stats import read_stats
 
 JOBS_INITIATOR = "QM/jobs"
@@ -202,5 +203,6 @@ system = System(
     stats_server="MongoDB or Redis",
     counted_as=JOBS_INITIATOR,
     collections=_collections,
+    adoption_notes=adoption_notes,
     obsolete_indexes={**job.OBSOLETE_INDEXES, job_queue.QUEUES_COLLECTION: old_claims.INDEXES},
 )

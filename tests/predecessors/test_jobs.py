@@ -14,6 +14,7 @@ from models.database import Document
 from models.job import JobState
 from queue_manager.core.clock import minutes
 from services import job_queues
+from services.adoption import plan
 from services.job_queues import adoption
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_job, foreign_jobs
 from tests.job_lab import Lab
@@ -38,6 +39,13 @@ def stored() -> list[Document]:
 
 
 # Before the adoption
+
+
+def test_plan_points_to_the_adoption_of_jobs(lab: Lab) -> None:
+    assert plan(job_queues.system).notes == []
+    store(NAME, "pending", lab.clock())
+    (note,) = plan(job_queues.system).notes
+    assert note.startswith("1 document in jobs_data of another program; `queue-manager adopt jobs`")
 
 
 def test_dry_run_counts_by_name_and_state_and_changes_nothing(lab: Lab) -> None:
