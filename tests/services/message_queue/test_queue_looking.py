@@ -326,7 +326,9 @@ def test_looking_through_everything_costs_little_more_than_reading_the_records(
             if kind == "valkey":
                 figure(f"message queue: {name}, {place}: {times:.1f} times as long as reading each record by itself")
             assert times < 8, (name, place)
-            assert count // (SLICE + BLOCK) <= found[0].scripts <= count // SLICE + 2
+            # Records of delivered messages have a history, so the bytes of a slice may be read before its entries are.
+            most = count // SLICE + (3 if place == "processing" else 2)
+            assert count // (SLICE + BLOCK) <= found[0].scripts <= most
             needs_entries = (name, place) == ("search", "processing")  # of what is held only the ids are in a row
             assert found[0].commands < count * (1.2 if needs_entries else 0.2), (name, place)
 
