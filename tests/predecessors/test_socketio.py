@@ -38,11 +38,12 @@ def test_clients_of_every_server_receive_the_event_of_a_room_that_wakes(
     rooms = [make_room(server_now() - seconds(1), account_id="acc1") for _ in range(2)]
     ports = {adapter: free_port() for adapter in adapters}
     with ExitStack() as processes, connect(clean.valkey.url) as valkey:
+        subscribers = valkey.pubsub_numsub("socketio")[0][1]  # the web processes of other tests
         for adapter, port in ports.items():
             processes.enter_context(python_server(port) if adapter == "python" else server(adapter, port, clean))
         clients = [processes.enter_context(client(port)) for port in ports.values()]
         if "python" in adapters:  # it subscribes after its first client
-            eventually(lambda: valkey.pubsub_numsub("socketio") == [("socketio", 1)])
+            eventually(lambda: valkey.pubsub_numsub("socketio")[0][1] > subscribers)
         processes.enter_context(worker(tmp_path / "worker.log", env={"SOCKETIO_ADAPTER": ",".join(adapters)}))
         for room in rooms:  # a second event shows that the first arrived once
             app.send_task("tasks.support_snooze.unsnooze_room", [str(room)])

@@ -123,6 +123,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert message.lock_token
         assert message.deadline_at
         held_for = ack_timeout or expected.ack_timeout or 1000
+        expected.ack_timeout = expected.ack_timeout or ack_timeout
         assert message.deadline_at - message.fields["dequeued_at"] == pytest.approx(held_for, abs=0.0011)
         self.model.deliver(expected, message.lock_token, round(message.deadline_at * 1000))
         self.taken.append((message.id, message.lock_token))
