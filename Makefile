@@ -22,7 +22,7 @@ test: $(INSTALLED_DEV) ## run the tests of a few minutes, against real servers o
 	@$(BIN)/python -m pytest
 
 test-smoke: $(INSTALLED_DEV) ## run a few of all the others
-	@$(BIN)/python -m pytest -m smoke
+	@$(BIN)/python -m pytest -m "smoke and not node"
 
 test-processes: $(INSTALLED_DEV) ## run the tests with real worker, beat and web processes
 	@$(BIN)/python -m pytest -m "processes and not stress"

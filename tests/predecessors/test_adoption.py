@@ -58,7 +58,6 @@ def test_plan_of_a_system_without_a_predecessor_is_empty() -> None:
 
 
 @pytest.mark.node
-@pytest.mark.smoke
 @pytest.mark.usefixtures("clean")
 def test_plan_counts_jobs_and_workers_of_a_bull_queue() -> None:
     with node("bull_queue.mjs", "support-snooze", "producer", REDIS_URL=settings().redis_url) as producer:

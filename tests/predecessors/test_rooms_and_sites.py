@@ -247,7 +247,6 @@ def create_snoozed(application: Callable[..., Any], **fields: Any) -> str:
 
 
 @pytest.mark.node
-@pytest.mark.smoke
 def test_room_of_mongoose_wakes_and_its_model_accepts_it(
     snooze: DocumentWork, events: RecordedEvents, application: Callable[..., Any]
 ) -> None:
