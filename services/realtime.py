@@ -4,9 +4,9 @@
 - `redis`: published to the room's channel of Node servers with @socket.io/redis-adapter, in MessagePack.
 - `redis-streams`: appended to the stream of Node servers with @socket.io/redis-streams-adapter, in JSON.
 
-Guarantee: `emit` and `emit_all` return after Redis took the events for every adapter, or raise; python-socketio's own
-emitter would drop them silently while Redis is away. Whether any server or client receives them is unknown to the
-sender. The stream is bounded.
+Guarantee: `emit` and `emit_all` return after Redis has accepted the events for every adapter, or raise; the emitter of
+python-socketio would drop them silently while Redis is away. Whether any server or client receives them is unknown to
+the sender. The stream is bounded.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class OtherPrograms:
         self._scripts, self._options = scripts, options
 
     def heal(self, *, budget: timedelta = HEAL_BUDGET) -> int:
-        """Set a deadline for entries that other consumers took, and requeue what waits in a stream of theirs.
+        """Set a deadline for entries that other consumers received, and requeue entries that wait in their streams.
 
         Also deletes records of entries that they deleted. Returns the number of entries that got a deadline. Does
         nothing if the last call was less than a minute ago.

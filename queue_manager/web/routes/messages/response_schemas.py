@@ -13,6 +13,8 @@ from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import KeptState
 from services.message_queue.history import EventKind
 
+Sentence = Annotated[str, Field(description="A sentence for people.")]
+IsComplete = Annotated[bool, Field(description="False if the time was not enough for all. Repeat it then.")]
 QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
 
 
@@ -76,14 +78,14 @@ class MessageWithHistory(DeliveredMessage):
 class ChangedMessage(BaseModel):
     """The message that was added or changed."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     id: str
 
 
 class AddedBatch(BaseModel):
     """How many messages were added."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
 
 
 class Nacked(ChangedMessage):
@@ -95,7 +97,7 @@ class Nacked(ChangedMessage):
 class Touched(BaseModel):
     """The new deadline."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     new_timeout_at: Number
     extended_by: Number = Field(description="Seconds.")
     lock_token: str | None
@@ -110,7 +112,7 @@ class MessageResult(BaseModel):
 
 class _Changed(BaseModel):
     success: Literal[True] = Field(default=True, description="Always true, for clients of the older service.")
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     failed: int = Field(description="How many messages were not found or could not be changed.")
 
 
@@ -143,17 +145,17 @@ class Replayed(_Moved):
 class DeletedRange(BaseModel):
     """How many messages of a date range were deleted, or would be."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     deletedCount: int
     by_queue: dict[KeptState, int]
     is_preview: bool = Field(description="Whether nothing was deleted.")
-    is_complete: bool = Field(description="False if the time was not enough for all. Repeat it then.")
+    is_complete: IsComplete
 
 
 class Imported(BaseModel):
     """How many messages were imported."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     count: int
     known: int = Field(description="Messages whose id exists, so that they were not added.")
     undecodable: int = Field(description="Messages that were exported as undecodable, so that they were not added.")
@@ -162,9 +164,9 @@ class Imported(BaseModel):
 class Cleared(BaseModel):
     """How many messages were deleted."""
 
-    message: str = Field(description="A sentence for people.")
+    message: Sentence
     cleared: int
-    is_complete: bool = Field(description="False if the time was not enough for all. Repeat it then.")
+    is_complete: IsComplete
 
 
 class Pagination(BaseModel):

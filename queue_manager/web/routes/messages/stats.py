@@ -1,4 +1,4 @@
-"""The number of messages in each state, the settings of the queue, and whether its server answers."""
+"""Status of the message queue: the number of messages in each state, its settings, and the health of its server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter()
 
 @router.get("/queue/status", responses=errors(503))
 def status() -> MessageQueueStatus:
-    """Count the messages in each state."""
+    """Return the number of messages in each state."""
     counts = queue_admin().counts()
     return MessageQueueStatus(
         main=counts.main,
@@ -55,7 +55,7 @@ def _by_older_names(counts: QueueCounts) -> LengthsByOlderNames:
 
 @router.get("/queue/metrics", responses=errors(503))
 def metrics() -> QueueMetrics:
-    """Count the messages in each state, by the names of the older services."""
+    """Return the number of messages in each state, under the field names of the older services."""
     counts = queue_admin().counts()
     return QueueMetrics(
         main_queue_size=counts.main,
@@ -86,6 +86,6 @@ def config() -> QueueConfig:
 
 @router.get("/health", responses=errors(503))
 def health() -> QueueHealth:
-    """Return 200 if the queue's server answers and runs scripts."""
+    """Return 200 if the server of the queue answers and executes scripts."""
     queue_admin().counts()
     return QueueHealth()

@@ -60,7 +60,7 @@ log = get_logger("QM/overview")
 
 
 class CachedAnswer(Generic[AnswerT]):
-    """An answer that is too expensive for every second: it is kept for `CACHE_FACTOR` times as long as it took.
+    """An answer that is too expensive to compute every second, cached for `CACHE_FACTOR` times its computation time.
 
     An error is raised once; until the next attempt, after the same time, the answer is `None`.
     """
