@@ -5,12 +5,15 @@ DEMO ?= 1
 BIN := .venv/bin
 INSTALLED_UP := .venv/.installed-up
 INSTALLED_DEV := .venv/.installed-dev
+INSTALLED_DOCS := .venv/.installed-docs
 NODE_MODULES := dev/js/node_modules/.installed
 NODE_TESTS := tests/predecessors/node/node_modules/.installed
+NODE_CLIENT := clients/typescript/node_modules/.installed
+NODE_BENCH := benchmarks/node/node_modules/.installed
 NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dev/js
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench size lint lint-python lint-scripts format lock clean preflight
+.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench soak size lint lint-python lint-scripts format lock clean preflight test-deploy test-upstream dist docs clients faults
 
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -36,20 +39,37 @@ test-scale: $(INSTALLED_DEV) ## run the tests with many documents, messages and 
 test-browser: $(INSTALLED_DEV) ## run the tests in a real browser
 	@$(BIN)/python -m pytest -m "browser and not stress"
 
-test-node: $(NODE_TESTS) ## run the tests against Node programs as older applications run them; installs packages with npm
+test-node: $(NODE_TESTS) $(NODE_CLIENT) ## run the tests with Node: the TypeScript client, and programs of older applications; installs packages with npm
 	@$(BIN)/python -m pytest -m "node and not stress"
 
-test-all: $(INSTALLED_DEV) $(NODE_TESTS) ## run all of these tests, about twenty minutes
+test-deploy: $(INSTALLED_DEV) ## run the tests of deploy/; needs Debian packages, which a failure names
+	@$(BIN)/python -m pytest -m "deploy and not stress"
+
+test-upstream: $(INSTALLED_DEV) ## run the integration tests of kombu and Celery on our transport and on kombu's, and compare; downloads them once
+	@$(BIN)/python -m tests.upstream $(TESTS)
+
+test-all: $(INSTALLED_DEV) $(NODE_TESTS) $(NODE_CLIENT) ## run all of these tests, about twenty-five minutes
 	@$(BIN)/python -m pytest -m "not stress"
 
 stress: $(INSTALLED_DEV) ## run the long storms
 	@$(BIN)/python -m pytest -m stress
 
-bench: $(INSTALLED_DEV) ## measure against the obvious ways, about half an hour; QUICK=1 takes a tenth of the data
+faults: $(INSTALLED_DEV) ## run SCHEDULES=20 schedules of random faults, from SEED=1 on; fail if a promise is broken
+	@$(BIN)/python -m tests.faults --schedules $(or $(SCHEDULES),20) --seed $(or $(SEED),1)
+
+bench: $(NODE_BENCH) ## measure against other ways, about an hour; QUICK=1 takes a tenth of the data
 	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
+
+soak: $(INSTALLED_DEV) ## work steadily for MINUTES=30 with all processes; fail if the memory of one keeps growing
+	@$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)
 
 size: $(INSTALLED_DEV) ## count lines, repeated names, and the files that one request passes
 	@$(BIN)/python -m benchmarks.size
+
+dist: $(INSTALLED_DEV) ## build the wheel and the source distribution into dist/, and check them
+	@rm -rf build dist
+	@$(BIN)/python -m build
+	@$(BIN)/python -m twine check --strict dist/*
 
 lint: lint-python lint-scripts ## check format, style and types
 
@@ -66,8 +86,16 @@ format: $(INSTALLED_DEV) $(NODE_MODULES) ## format the code, and repair what can
 	@$(BIN)/ruff check --fix
 	@$(NPM) run --silent fix
 
+docs: $(INSTALLED_DOCS) ## build the documentation site in build/docs/site; a broken link is an error
+	@$(BIN)/python -m dev.site
+
+clients: $(INSTALLED_DEV) $(NODE_CLIENT) ## write what is generated for the clients: the reference of one, the types of the other
+	@$(BIN)/python -m dev.client_reference
+	@$(BIN)/python -m dev.api_description > .venv/openapi.json
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix clients/typescript run --silent generate -- "$(CURDIR)/.venv/openapi.json" --output src/schema.ts
+
 clean: ## remove .venv, all data of `make up`, and caches
-	rm -rf .venv .venv.lock .devstack dev/js/node_modules tests/predecessors/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv.lock .devstack .upstream dev/js/node_modules tests/predecessors/node/node_modules clients/typescript/node_modules benchmarks/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The preflight is order-only: it runs every time, and makes nothing out of date.
@@ -83,6 +111,10 @@ $(INSTALLED_DEV): pyproject.toml constraints.txt | preflight
 	@$(install)
 	@touch $(INSTALLED_UP) $@
 
+$(INSTALLED_DOCS): $(INSTALLED_UP)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	@touch $@
+
 # What pip prints is shown if it fails. Modules are compiled when they are first imported.
 define install
 $(PYTHON) -m venv .venv
@@ -92,7 +124,7 @@ endef
 lock: | preflight ## write constraints.txt anew, with the newest versions that pyproject.toml allows
 	@rm -rf .venv.lock
 	@$(PYTHON) -m venv .venv.lock
-	@.venv.lock/bin/python -m pip install --quiet -e ".[embedded,dev,scripts]"
+	@.venv.lock/bin/python -m pip install --quiet -e ".[embedded,dev,scripts,docs]"
 	@.venv.lock/bin/python -m pip freeze --exclude-editable > constraints.txt
 	@rm -rf .venv.lock
 
@@ -102,9 +134,10 @@ $(NODE_MODULES): dev/js/package-lock.json | $(INSTALLED_DEV)
 	@$(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
-$(NODE_TESTS): tests/predecessors/node/package-lock.json | $(INSTALLED_DEV)
+# Not `npm ci`, which refuses a lock file without the optional packages of other operating systems.
+$(NODE_TESTS) $(NODE_CLIENT) $(NODE_BENCH): %/node_modules/.installed: %/package-lock.json | $(INSTALLED_DEV)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[scripts]"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix tests/predecessors/node ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $* install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 preflight:

@@ -26,7 +26,7 @@ from pymongo.errors import PyMongoError
 
 from dev import demo_agencies, demo_consumer, demo_jobs, demo_messages, demo_rooms, demo_sites
 from dev.demo_consumer import Consumers
-from queue_manager.broker.options import timeouts, transport_options
+from queue_manager.broker.options import kombu_url, timeouts, tls_options, transport_options
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings, settings
 from services.job_queues import Jobs, jobs
@@ -123,7 +123,8 @@ def _scans(broker: Celery, task: str, *, every: timedelta) -> Part:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     chosen = settings()
-    broker = Celery(broker=chosen.broker, set_as_current=False)
+    broker = Celery(broker=kombu_url(chosen), set_as_current=False)
+    broker.conf.broker_use_ssl = tls_options(chosen.broker)
     broker.conf.broker_transport_options = {**transport_options(chosen), **timeouts(chosen.broker, 5)}
     with (
         MongoClient[Document](chosen.mongo_db_url, serverSelectionTimeoutMS=3_000) as client,

@@ -85,9 +85,9 @@ class Mongo(EmbeddedServer):
 
     program = MONGOD
 
-    def __init__(self, directory: Path, port: int | None = None, *, cache_gb: float = 0.25) -> None:
+    def __init__(self, directory: Path, port: int | None = None, *, cache_gb: float = 0.25, oplog_mb: int = 64) -> None:
         super().__init__(directory, port)
-        self._cache_gb = cache_gb
+        self._cache_gb, self._oplog_mb = cache_gb, oplog_mb
 
     @property
     def url(self) -> str:
@@ -104,10 +104,12 @@ class Mongo(EmbeddedServer):
             "--port": str(self.port),
             "--dbpath": str(self.directory),
             "--wiredTigerCacheSizeGB": str(self._cache_gb),
-            "--oplogSize": "64",  # MB: nobody replicates from it
+            "--oplogSize": str(self._oplog_mb),  # small by default: nobody replicates from it
         }
         # No socket in /tmp, which every user of the machine could open; no files of diagnostics every second.
         switches = ["--quiet", "--nounixsocket", "--setParameter", "diagnosticDataCollectionEnabled=false"]
+        # The transaction of a killed process keeps its locks for this long, or half as long again; by default 60 s.
+        switches += ["--setParameter", "transactionLifetimeLimitSeconds=15"]
         return [program, *(word for option in options.items() for word in option), *switches]
 
     def _is_ready(self) -> bool:

@@ -9,23 +9,33 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from math import nan
 from typing import Any, TypeVar
+from uuid import UUID
 
 import bson
-from bson import Code, DatetimeConversion, Decimal128, ObjectId, Regex, json_util
+from bson import Binary, Code, DatetimeConversion, Decimal128, ObjectId, Regex, json_util
 from bson.codec_options import CodecOptions
-from pymongo import IndexModel, MongoClient, timeout
+from pymongo import AsyncMongoClient, IndexModel, MongoClient, timeout
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.database import Database
+from pymongo.errors import (
+    BulkWriteError,
+    ConnectionFailure,
+    ExecutionTimeout,
+    OperationFailure,
+    PyMongoError,
+    WriteConcernError,
+    WTimeoutError,
+)
 from pymongo.errors import ConfigurationError as DriverConfigurationError
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.monitoring import CommandListener
 
-from queue_manager.core.clock import ServerClock, milliseconds, seconds
-from queue_manager.core.errors import ConfigurationError, Contended, PermanentError
+from queue_manager.core.clock import ServerClock, hours, milliseconds, seconds
+from queue_manager.core.errors import ConfigurationError, Contended, PermanentError, reason
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
 
@@ -33,11 +43,14 @@ T = TypeVar("T")
 Document = dict[str, Any]
 Error = PyMongoError
 """Base of all errors of the driver."""
-OUTAGES = (ConnectionFailure,)
-"""Errors of the driver while the server is away."""
+OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
+"""Errors of the driver while the server is away, or has lost its majority."""
 
+CLOCK_TIMEOUT = seconds(5)
+MAX_TRANSACTION = seconds(15)  # an election takes less; the driver would retry for two minutes
 CONFLICT_TIMEOUT = 0.25  # seconds of retries while another transaction has locked a document
 CONFLICT_WAIT = seconds(5)
+MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
 _WRITE_CONFLICT = 112
 _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
@@ -52,24 +65,47 @@ _CODEC: CodecOptions[Document] = CodecOptions(
 )
 
 
+# Explicit, not the defaults of the deployment: a write must survive a fail-over and be readable.
+_CLIENT_OPTIONS: dict[str, Any] = {"appname": "queue-manager", "w": "majority", "readPreference": "primary"}
+
+
 def _open() -> MongoClient[Document]:
     atexit.register(close)
     return MongoClient(
         settings().mongo_db_url,
-        appname="queue-manager",
-        maxPoolSize=settings().qm_worker_concurrency + 2,
+        event_listeners=_listeners(),
+        maxPoolSize=max(settings().worker_concurrency, 4) + 2,  # a web process serves several requests at a time
         serverSelectionTimeoutMS=5_000,
         connectTimeoutMS=5_000,
         socketTimeoutMS=30_000,
         waitQueueTimeoutMS=10_000,
-        # Explicit, not the defaults of the deployment: a write must survive a fail-over and be readable.
-        w="majority",
-        readPreference="primary",
+        **_CLIENT_OPTIONS,
     )
 
 
+def _listeners() -> list[CommandListener]:
+    if not settings().qm_tracing:
+        return []
+    from models.command_spans import CommandSpans  # needs the extra `otel`
+
+    return [CommandSpans()]
+
+
+def open_async(**options: Any) -> AsyncMongoClient[Document]:
+    """Return a new client for an event loop."""
+    return AsyncMongoClient(settings().mongo_db_url, **_CLIENT_OPTIONS, **options)
+
+
 client = PerProcess(_open)
-_clock = ServerClock(lambda: client().admin.command("hello")["localTime"].replace(tzinfo=UTC))
+
+
+def _read_clock() -> datetime:
+    with within(CLOCK_TIMEOUT):
+        local_time: datetime = client().admin.command("hello")["localTime"]
+    return local_time.replace(tzinfo=UTC)
+
+
+_clock = ServerClock(_read_clock)
 
 
 @contextmanager
@@ -83,6 +119,20 @@ def close() -> None:
     """Close the client of this process; the next use creates another."""
     if (opened := client.take()) is not None:
         opened.close()
+
+
+def describe(error: PyMongoError) -> str:
+    """Return one sentence for people about an error of the driver, without its internals."""
+    url = redact_url(settings().mongo_db_url)
+    if isinstance(error, WriteConcernError) or (error.timeout and isinstance(error, OperationFailure)):
+        return f"MongoDB at {url} did not confirm the command, which may have been applied ({reason(error):.300})"
+    if isinstance(error, BulkWriteError) and not (error.details or {}).get("writeErrors"):
+        return f"MongoDB at {url} did not confirm the writes, which may have been applied ({reason(error):.300})"
+    if not isinstance(error, OperationFailure):
+        return f"MongoDB at {url} does not answer ({reason(error):.300})"
+    if (text := reason(error)).startswith("an index of "):
+        return f"{text[0].upper()}{text[1:]}"
+    return f"MongoDB at {url} refused the command ({text:.300})"
 
 
 def database() -> Database[Document]:
@@ -105,7 +155,7 @@ def estimated_now() -> datetime:
 
 
 def transact(act: Callable[[ClientSession], T]) -> T:
-    """Run `act` in a transaction; retry on write conflicts. Raises the errors of `act` and of the driver.
+    """Run `act` in a transaction; retry on write conflicts and elections. Raises the errors of `act` and of the driver.
 
     Raises:
         Contended: another transaction has locked a document. The transaction of a killed process keeps its locks for a
@@ -121,7 +171,7 @@ def transact(act: Callable[[ClientSession], T]) -> T:
                 raise Contended(CONFLICT_WAIT) from error
             raise
 
-    with client().start_session() as session:
+    with within(MAX_TRANSACTION), client().start_session() as session:
         return session.with_transaction(act_in_time)
 
 
@@ -153,14 +203,6 @@ def with_value(document: Document, path: str, value: Any) -> Document:
     """Return a copy of a document with a value at a dotted path through documents."""
     key, _, rest = path.partition(".")
     return {**document, key: with_value(document.get(key, {}), rest, value) if rest else value}
-
-
-def object_id(value: Any, *, field: str) -> ObjectId:
-    """Parse an ObjectId of 24 hexadecimal digits. Raises PermanentError, which names `field` and the value."""
-    # ObjectId(None) would create a new id.
-    if not isinstance(value, str) or not ObjectId.is_valid(value):
-        raise PermanentError(f"{field}: {value!r:.100} is not an ObjectId (24 hexadecimal digits)")
-    return ObjectId(value)
 
 
 class _DocumentKey(dict[str, Any]):
@@ -216,6 +258,16 @@ def read_id(value: Any, *, field: str) -> Any:
     return id_key(found)
 
 
+def id_candidates(text: str) -> list[Any]:
+    """Return the ids that a text may stand for: what `read_id` parses, the text itself, a UUID."""
+    found: list[Any] = []
+    with suppress(PermanentError):
+        found.append(read_id(text, field="id"))
+    with suppress(ValueError):
+        found.append(Binary.from_uuid(UUID(text)))
+    return [*found, text]
+
+
 def shown_id(id: Any) -> str:
     """Return an id for display: a text without quotation marks, a number in digits."""
     return str(id) if isinstance(id, str | int | float | Decimal128) else id_text(id)
@@ -266,7 +318,8 @@ def rights_to_migrate() -> Iterator[None]:
 
 def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     """Create missing indexes and rebuild changed ones; return their names as `collection.index`. Idempotent."""
-    return [f"{name}.{_create(name, index)}" for name, indexes in wanted.items() for index in indexes]
+    with within(MAX_INDEX_BUILD):  # instead of the timeout of other commands
+        return [f"{name}.{_create(name, index)}" for name, indexes in wanted.items() for index in indexes]
 
 
 def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:

@@ -167,6 +167,10 @@ class DueCollection:
         wanted = None if fields is None else projection(fields)
         return list(self.collection().find({"_id": {"$in": list(ids)}}, wanted, hint="_id_"))
 
+    def fits(self, id: Any) -> bool:
+        """Return True if a document meets the condition besides its date."""
+        return self.collection().find_one({**self.where, "_id": id}, {"_id": 1}, hint="_id_") is not None
+
     def due_at(self, document: Document) -> Any:
         return value_at(document, self.due)
 

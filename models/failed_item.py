@@ -64,6 +64,12 @@ def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime)
     return _failure(document)
 
 
+def get(system: str, id: Any) -> FailedItem | None:
+    """Return the failure of one item, or `None`."""
+    document = _failed().find_one({"_id": _key(system, id)})
+    return None if document is None else _failure(document)
+
+
 def delete(system: str, ids: Sequence[Any]) -> None:
     """Delete the failures of items that succeeded."""
     if _failed().estimated_document_count():  # usually empty; cheaper than a delete by ids

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from bson import MinKey
 from pymongo import UpdateOne
 
 from models.database import Document
@@ -28,10 +29,15 @@ OPTIONAL_FIELDS = (
     "singular_key",
     "repetition",
     "settled",
+    "page",
+    "reserved",
+    "alone",
+    "uncounted",
 )
 """Fields that a job has only in some states."""
 
-_IS_FOREIGN: Document = {"attempts": {"$not": COUNTED_ATTEMPTS["attempts"]}}
+# Every document meets the condition on the state; with it, the server skips the jobs in the index.
+_IS_FOREIGN: Document = {"attempts": {"$not": COUNTED_ATTEMPTS["attempts"]}, "state": {"$gte": MinKey()}}
 _INDEX = "jobs_in_a_state_by_attempts"
 
 

@@ -3,9 +3,14 @@
     {_id, name, arguments, state, due, priority, created, updated, attempts}     every job
     {waiting, first}                        while it can be started: earliest start, and 1 if it goes before all others
     {claim: {token, claimed_until, worker}} while executing
+    {claim: {timeout_seconds, ends_at, canceled_at}}   its time limit; its process is ended at `ends_at`; asked to stop
+    {fence}                                 BSON timestamp that the server set when the last attempt started
+    {page}                                  while executing: ids of the jobs that are reserved with it
+    {reserved: {token, until}, alone}       a run may start it, until then; it must not share a page (`job_attempt`)
     {last_error, losses, history, progress} results; the history has the last 50 entries
     {key, unique_key, singular, singular_key}   hash of name and arguments, and its uniqueness constraints
     {text}                                  arguments as searchable text
+    {uncounted}                             finished, and not included in the counts of its name (`job_counts`)
     {repetition, settled}                   `every_ms` or `cron`, and `since`; the attempts up to the last success
 
 Guarantee: at most one job of a name is `executing`, by a unique index. Every change of state is one conditional write:
@@ -15,16 +20,16 @@ collection are not listed, and are changed only when they are adopted (`models/f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from bson import ObjectId
-from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument
+from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import BulkWriteError
 
 from models.database import Document, collection
 from queue_manager.core.clock import EPOCH
@@ -33,6 +38,9 @@ from queue_manager.core.errors import AppError
 JobId = ObjectId | str
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
+DUPLICATE_KEY = 11_000
+DECLARED_PREFIX = "declared:"
+"""Beginning of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
 
 # The partial indexes contain only jobs that can be started, so queries must repeat this condition. A comparison with a
 # date matches only dates; the equivalent `$type` would make the server fetch the documents.
@@ -55,7 +63,7 @@ class JobState(StrEnum):
     """State of a job; the comments say who moves it to another state."""
 
     PENDING = "pending"  # a worker, when it is due
-    EXECUTING = "executing"  # its worker; the next dispatch if its lease expired
+    EXECUTING = "executing"  # its worker; the next dispatch if its lease expired; `cancel` only asks it to stop
     SUCCESS = "success"  # only `retry` by an operator
     FAILURE = "failure"  # a worker, after the backoff; a take-over or an operator
     CANCELED = "canceled"  # only `retry` or `reschedule` by an operator
@@ -129,38 +137,63 @@ def collections() -> dict[str, list[IndexModel]]:
 
 def insert(job: Document, *, unique: bool, singular: bool) -> None:
     """Store a new job. Raises `DuplicateJob` if a unique or singular job already exists."""
-    blocked_in = [*JobState] if unique else [*LIVE_STATES] if singular else []
-    if blocked_in and jobs().find_one({"key": job["key"], "state": {"$in": blocked_in}}, {"_id": 1}, hint="same_jobs"):
+    if insert_many([job], unique=unique, singular=singular):
         raise DuplicateJob(f"There is already a job {job['name']} with these arguments")
+
+
+def insert_many(new: Sequence[Document], *, unique: bool, singular: bool) -> set[int]:
+    """Store new jobs; return the positions of those that were not, because a unique or singular one already exists."""
+    blocked_in = [*JobState] if unique else [*LIVE_STATES] if singular else []
+    blocked = set[Any]()
+    if blocked_in:
+        alike = {"key": {"$in": [job["key"] for job in new]}, "state": {"$in": blocked_in}}
+        blocked = {job["key"] for job in jobs().find(alike, {"_id": 0, "key": 1}, hint="same_jobs")}
+    positions = [number for number, job in enumerate(new) if job["key"] not in blocked]
+    refused = {*range(len(new))} - {*positions}
+    wanted = [{**new[number], **_unique_keys(new[number], unique, singular)} for number in positions]
+    if wanted:
+        try:
+            jobs().insert_many(wanted, ordered=False)
+        except BulkWriteError as error:
+            errors = (error.details or {})["writeErrors"]
+            if any(one["code"] != DUPLICATE_KEY for one in errors):
+                raise
+            refused |= {positions[one["index"]] for one in errors}
+    return refused
+
+
+def _unique_keys(job: Document, unique: bool, singular: bool) -> Document:
     keys = {"unique_key": job["key"]} if unique else {}
-    keys |= {"singular_key": job["key"], "singular": True} if singular else {}
-    try:
-        jobs().insert_one({**job, **keys})
-    except DuplicateKeyError:
-        raise DuplicateJob(f"There is already a job {job['name']} with these arguments") from None
+    return keys | ({"singular_key": job["key"], "singular": True} if singular else {})
 
 
 # Finding due jobs
 
 
 def due_names(until: datetime) -> dict[str, datetime]:
-    """Return the names with a job that is due by `until`, each with its earliest time.
+    """Return the names with a job that is due by `until`, each with its earliest time."""
+    return _first_of_each_name({"$gte": EPOCH, "$lte": until})
 
-    The cost grows with the number of names, not of jobs: this pipeline lets the server skip from name to name.
-    """
+
+def later_names(after: datetime) -> dict[str, datetime]:
+    """Return the names with a job that is due later, each with the earliest time after `after`."""
+    return _first_of_each_name({"$gt": after})
+
+
+def _first_of_each_name(waiting: Document) -> dict[str, datetime]:
+    """The cost grows with the number of names, not of jobs: this pipeline lets the server skip from name to name."""
     first_of_each: list[Document] = [
-        {"$match": {"name": {"$gt": ""}, "waiting": {"$gte": EPOCH, "$lte": until}}},
+        {"$match": {"name": {"$gt": ""}, "waiting": waiting}},
         {"$sort": {"name": ASCENDING, "waiting": ASCENDING}},
         {"$group": {"_id": "$name", "waiting": {"$first": "$waiting"}}},
     ]
     return {row["_id"]: row["waiting"] for row in jobs().aggregate(first_of_each, hint="due_names")}
 
 
-def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
-    """Return the earliest start of the jobs of `name`, or the earliest `after` a time; `None` if there is none."""
-    waiting = STARTABLE if after is None else {"waiting": {"$gt": after}}
+def next_due(name: str) -> datetime | None:
+    """Return the earliest start of the jobs of `name`; `None` if there is none."""
     found = jobs().find_one(
-        {"name": name, **waiting, **COUNTED_ATTEMPTS},
+        {"name": name, **STARTABLE, **COUNTED_ATTEMPTS},
         {"_id": 0, "waiting": 1},
         sort=[("waiting", ASCENDING)],
         hint="due_names",
@@ -168,10 +201,18 @@ def next_due(name: str, *, after: datetime | None = None) -> datetime | None:
     return None if found is None else found["waiting"]
 
 
-def next_jobs(name: str, *, now: datetime, limit: int) -> list[Document]:
-    """Return the due jobs of `name` in execution order."""
+def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId] = ()) -> list[Document]:
+    """Return the due jobs of `name` in execution order, without those whose ids are `excluded`."""
     query = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
+    if excluded:
+        query["_id"] = {"$nin": [*excluded]}
     return list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
+
+
+def count_due(name: str, now: datetime, *, limit: int) -> int:
+    """Count the due jobs of a name, up to `limit`."""
+    due = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
+    return jobs().count_documents(due, hint="due_names", limit=limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,13 +227,22 @@ class ExecutingJob:
     """Host and process, as `host:pid`; `None` for a job that an older release started."""
     losses: int
     """Number of consecutive workers lost while executing this job."""
+    attempt: int
+    """Counted from 1, also after each success of a repeating job."""
+    token: str
+    timeout_seconds: float | None
+    ends_at: datetime | None
+    """When its process is ended, because of its time limit or because it was canceled."""
+    is_canceled: bool
+    page: list[JobId]
+    """Jobs that were reserved together with it."""
 
 
-def executing() -> list[ExecutingJob]:
-    """Return all executing jobs, ordered by the end of their lease."""
+def executing(where: Document | None = None) -> list[ExecutingJob]:
+    """Return the executing jobs, or those that meet a further condition, ordered by the end of their lease."""
     found = jobs().find(
-        {"state": JobState.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **COUNTED_ATTEMPTS},
-        {"name": 1, "claim.claimed_until": 1, "claim.worker": 1, "updated": 1, "losses": 1},
+        {"state": JobState.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **COUNTED_ATTEMPTS, **(where or {})},
+        {"name": 1, "claim": 1, "updated": 1, "losses": 1, "page": 1, "attempts": 1, "settled": 1},
         sort=[("claim.claimed_until", ASCENDING)],
         hint="executing_by_lease",
     )
@@ -204,12 +254,18 @@ def executing() -> list[ExecutingJob]:
             since=job["updated"],
             worker=job["claim"].get("worker"),
             losses=job.get("losses", 0),
+            attempt=int(job["attempts"] - job.get("settled", 0)),
+            token=job["claim"].get("token", ""),
+            timeout_seconds=job["claim"].get("timeout_seconds"),
+            ends_at=job["claim"].get("ends_at"),
+            is_canceled="canceled_at" in job["claim"],
+            page=job.get("page", []),
         )
         for job in found
     ]
 
 
-# Operations of a new leader and of operators
+# Failed jobs at a take-over, and the history
 
 
 def make_failed_due(now: datetime) -> int:
@@ -222,79 +278,9 @@ def make_failed_due(now: datetime) -> int:
     return jobs().update_many(failed, due_now, hint="failed_jobs").modified_count
 
 
-def cancel(job_id: JobId, *, now: datetime) -> Document | None:
-    """Cancel a pending or failed job; return the updated job, or `None` if it is in another state."""
-    return _change(
-        job_id,
-        WAITING_STATES,
-        {
-            "$set": {"state": JobState.CANCELED, "updated": now},
-            "$unset": {"waiting": "", "first": "", "singular_key": ""},
-            "$push": push_to_history({"at": now, "state": JobState.CANCELED}),
-        },
-    )
-
-
-def make_due(
-    job_id: JobId, states: Iterable[JobState], *, due: datetime | None, priority: int | None, now: datetime
-) -> Document | None:
-    """Set a job in one of `states` to pending with this due time (`None`: unchanged); return the job, or `None`.
-
-    Raises `DuplicateJob` if it is singular and another job with its key is live.
-    """
-    entry = {"at": now, "state": JobState.PENDING}
-    changed: Document = {
-        "state": JobState.PENDING,
-        "due": due or "$due",
-        "waiting": due or "$due",
-        "updated": now,
-        "singular_key": {"$cond": [{"$eq": ["$singular", True]}, "$key", "$$REMOVE"]},
-        "history": {"$slice": [{"$concatArrays": ["$history", [entry]]}, -MAX_HISTORY]},
-    }
-    changed |= {} if priority is None else {"priority": priority}
-    try:
-        return _change(job_id, states, [{"$set": changed}, {"$unset": ["first"]}])
-    except DuplicateKeyError:
-        raise DuplicateJob(f"The job {job_id} is singular, and another with its name and arguments is live") from None
-
-
 def push_to_history(entry: Document) -> Document:
     """Return the `$push` of a history entry; the history keeps the last `MAX_HISTORY` entries."""
     return {"history": {"$each": [entry], "$slice": -MAX_HISTORY}}
-
-
-def _change(job_id: JobId, states: Iterable[JobState], change: Any) -> Document | None:
-    return jobs().find_one_and_update(
-        {"_id": job_id, "state": {"$in": [*states]}, **COUNTED_ATTEMPTS},
-        change,
-        return_document=ReturnDocument.AFTER,
-        hint="_id_",
-    )
-
-
-def remove(job_id: JobId) -> Document | None:
-    """Delete a job unless it is executing; return it, or `None`."""
-    not_executing = {"_id": job_id, "state": {"$ne": JobState.EXECUTING}, **COUNTED_ATTEMPTS}
-    return jobs().find_one_and_delete(not_executing, hint="_id_")
-
-
-def clear(states: Sequence[JobState], name: str | None, *, limit: int | None = None) -> int:
-    """Delete up to `limit` jobs in `states`, of one name or of all names; return their number."""
-    query: Document = {"state": {"$in": [*states]}, **IS_JOB}
-    if name is not None:
-        query["name"] = name
-    if limit is not None:
-        some = [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=limit)]
-        query |= {"_id": {"$in": some}}
-    return jobs().delete_many(query).deleted_count
-
-
-def remove_finished(before: datetime, *, limit: int) -> int:
-    """Delete up to `limit` jobs that succeeded or were canceled before a time; return their number."""
-    finished = {"state": {"$in": [*FINISHED_STATES]}, "updated": {"$lt": before}, **COUNTED_ATTEMPTS}
-    found = jobs().find(finished, {"_id": 1}, hint="jobs_in_a_state_by_updated", limit=limit)
-    ids = [one["_id"] for one in found]
-    return jobs().delete_many({**finished, "_id": {"$in": ids}}, hint="_id_").deleted_count if ids else 0
 
 
 # Reading
@@ -330,16 +316,3 @@ def count_by_state(limit: int) -> dict[str, int]:
         )
         for state in JobState
     }
-
-
-def counts() -> dict[str, dict[str, int]]:
-    """Count the jobs by name and state."""
-    pipeline: list[Document] = [
-        {"$match": COUNTED_ATTEMPTS},  # not `IS_JOB`, so that the index covers the query
-        {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}},
-        {"$sort": {"_id.name": 1}},
-    ]
-    found: dict[str, dict[str, int]] = {}
-    for row in jobs().aggregate(pipeline, hint="jobs_of_a_name_by_attempts"):
-        found.setdefault(row["_id"]["name"], {})[row["_id"]["state"]] = row["jobs"]
-    return found

@@ -1,22 +1,40 @@
 """Attempts of jobs: start, renewal, finish, and recovery after the loss of the worker.
 
+A run that executes short jobs starts a page of them with one write: the first is claimed and `executing`, the others
+are reserved for a second. Reserved jobs are still `pending` or `failure`, and only this run may start or change them.
+
 Guarantee: every step is idempotent, and is one conditional write on the token and the attempt, so that a worker that
-lost its lease changes nothing.
+lost its lease changes nothing. At most one run has jobs of a name claimed or reserved, because one job is `executing`.
 """
 
 from __future__ import annotations
 
-import os
-import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
-from pymongo import UpdateOne
+from pymongo import ReturnDocument, UpdateMany, UpdateOne
+from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from models.database import Document
-from models.job import ExecutingJob, JobId, JobState, NameBusy, jobs, push_to_history
-from queue_manager.core.clock import EPOCH, truncate
+from models.database import Document, transact
+from models.job import (
+    FINISHED_STATES,
+    ExecutingJob,
+    JobId,
+    JobState,
+    NameBusy,
+    executing,
+    jobs,
+    push_to_history,
+)
+from queue_manager.core.clock import EPOCH, seconds, truncate
+from queue_manager.core.errors import Contended
+from queue_manager.core.process import process_name
+
+RESERVATION = seconds(1)
+"""Time for which jobs are reserved. A run starts them within a fraction of it, so that clocks may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +49,32 @@ class JobOutcome:
     """Of a repeating job that succeeded: it is pending again, until then."""
 
 
-def start(job: Document, *, token: str, now: datetime, until: datetime) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class TimeLimit:
+    """How long an attempt may run, and how long it then has to stop before its process is ended."""
+
+    timeout: timedelta
+    grace: timedelta
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedAttempt:
+    """An attempt whose function has ended."""
+
+    job: Document
+    outcome: JobOutcome
+    is_reserved: bool = False
+    """True if the job was reserved, not claimed."""
+
+
+class _NotHeld(Exception):
+    """A claim or a reservation was lost."""
+
+
+def start(job: Document, *, token: str, now: datetime, until: datetime, limit: TimeLimit | None = None) -> bool:
     """Claim a job for execution; return False if it was not waiting any more. Raises `NameBusy`."""
     try:
-        return jobs().update_one(*_start(job, token, now, until), hint="_id_").modified_count == 1
+        return jobs().update_one(*_start(job, token, now, until, limit=limit), hint="_id_").modified_count == 1
     except DuplicateKeyError:
         raise NameBusy from None
 
@@ -42,32 +82,70 @@ def start(job: Document, *, token: str, now: datetime, until: datetime) -> bool:
 def finish(job: Document, outcome: JobOutcome, *, token: str, now: datetime) -> bool:
     """Write the outcome of an attempt; return True if it is stored. Idempotent.
 
-    Returns False and writes nothing if `token` has lost the claim.
+    Returns False and writes nothing if `token` has lost the claim or the reservation.
     """
-    written = jobs().update_one(*_finish(job, outcome, token, now), hint="_id_").modified_count == 1
-    return written or _has_ended(job, token)
+    for is_reserved in (False, True):
+        ended = EndedAttempt(job=job, outcome=outcome, is_reserved=is_reserved)
+        if jobs().update_one(*_finish(ended, token, now), hint="_id_").modified_count == 1:
+            return True
+    return _has_ended(job, token)
 
 
 def finish_and_start(
-    job: Document,
-    outcome: JobOutcome,
-    next_job: Document,
+    ended: Sequence[EndedAttempt],
+    page: Sequence[Document],
     *,
     token: str,
     now: datetime,
     until: datetime,
-) -> tuple[bool, bool]:
-    """Finish a job and start the next in one round trip; return whether each of them succeeded."""
-    writes = [
-        UpdateOne(*_finish(job, outcome, token, now), hint="_id_"),
-        UpdateOne(*_start(next_job, token, now, until), hint="_id_"),
-    ]
+    limit: TimeLimit | None = None,
+) -> tuple[list[bool], list[Document]]:
+    """Write outcomes, start the first job of a page, and reserve the others, in one round trip.
+
+    Returns:
+        Whether each outcome is stored, and the jobs that were started or reserved.
+    """
+    writes: list[UpdateOne | UpdateMany] = _finish_all(ended, token, now)
+    if page:
+        first, *others = page
+        writes.append(UpdateOne(*_start(first, token, now, until, page=others, limit=limit), hint="_id_"))
+        if others:
+            writes.append(UpdateMany(*_reserve(others, token, now), hint="_id_"))
     try:
-        if jobs().bulk_write(writes).modified_count == len(writes):
-            return True, True
+        if jobs().bulk_write(writes).modified_count == len(ended) + len(page):
+            return [True] * len(ended), list(page)
     except BulkWriteError:
         pass  # the lease was lost and another job executes: read what was written
-    return _has_ended(job, token), has_claim(next_job, token)
+    stored = [finish(one.job, one.outcome, token=token, now=now) for one in ended]
+    return stored, _started(page, token, now) if page else []
+
+
+def hand_over(
+    ended: Sequence[EndedAttempt],
+    job: Document,
+    *,
+    token: str,
+    now: datetime,
+    until: datetime,
+    page: Sequence[Document] = (),
+) -> bool:
+    """Write outcomes and start a reserved job that runs already; return False, and write nothing, if that fails.
+
+    A transaction, because no other run may start a job of this name in between.
+    """
+    writes = _finish_all(ended, token, now)
+    is_waiting, change = _start(job, token, now, until, page=page)
+    writes.append(UpdateOne({**is_waiting, "reserved.token": token}, change, hint="_id_"))
+
+    def write(session: ClientSession) -> None:
+        if jobs().bulk_write(writes, session=session).modified_count != len(ended) + 1:
+            raise _NotHeld
+
+    try:
+        transact(write)
+    except (_NotHeld, BulkWriteError, Contended):
+        return has_claim(job, token)
+    return True
 
 
 def has_claim(job: Document, token: str) -> bool:
@@ -80,22 +158,75 @@ def _has_ended(job: Document, token: str) -> bool:
     return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
 
 
-def _start(job: Document, token: str, now: datetime, until: datetime) -> tuple[Document, Document]:
+def _started(page: Sequence[Document], token: str, now: datetime) -> list[Document]:
+    """Return the jobs of a page that were started or reserved; none if the first was not started."""
+    first, *others = page
+    if not has_claim(first, token):
+        return []
+    reserved = {"_id": {"$in": [job["_id"] for job in others]}, "reserved": _reservation(token, now)}
+    ids = {job["_id"] for job in jobs().find(reserved, {"_id": 1}, hint="_id_")}
+    return [first, *(job for job in others if job["_id"] in ids)]
+
+
+def _reservation(token: str, now: datetime) -> Document:
+    return {"token": token, "until": truncate(now + RESERVATION)}
+
+
+def _reserve(page: Sequence[Document], token: str, now: datetime) -> tuple[Document, Document]:
+    still_waiting = {"_id": {"$in": [job["_id"] for job in page]}, "waiting": {"$gte": EPOCH, "$lte": now}}
+    return still_waiting, {"$set": {"reserved": _reservation(token, now)}}
+
+
+def _start(
+    job: Document,
+    token: str,
+    now: datetime,
+    until: datetime,
+    *,
+    page: Sequence[Document] = (),
+    limit: TimeLimit | None = None,
+) -> tuple[Document, Document]:
     still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
-    claim = {"token": token, "claimed_until": until, "worker": _worker()}
-    change = {
-        "$set": {"state": JobState.EXECUTING, "claim": claim, "updated": now},
-        "$unset": {"waiting": "", "first": "", "progress": ""},
-        "$inc": {"attempts": 1},
+    if "repetition" in job:  # it gives the next due time after a success
+        still_waiting["repetition"] = {"$eq": job["repetition"]}
+    claim: Document = {"token": token, "claimed_until": until, "worker": process_name()}
+    if limit is not None:
+        claim["timeout_seconds"] = limit.timeout.total_seconds()
+        claim["ends_at"] = truncate(now + limit.timeout + limit.grace)
+    changed: Document = {"state": JobState.EXECUTING, "claim": claim, "updated": now}
+    removed = {"waiting": "", "first": "", "progress": "", "reserved": ""}
+    if page:
+        changed["page"] = [one["_id"] for one in page]
+    # The server's timestamps increase with every write of the replica set, also after an election.
+    fence = {"fence": {"$type": "timestamp"}}
+    return still_waiting, {"$set": changed, "$unset": removed, "$inc": {"attempts": 1}, "$currentDate": fence}
+
+
+def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, Document]:
+    job, outcome = ended.job, ended.outcome
+    entry: Document = {
+        "attempt": job["attempts"] + 1,
+        "run": token,
+        "worker": process_name(),
+        "took_ms": outcome.took_ms,
     }
-    return still_waiting, change
+    change = _end(outcome, entry, now)
+    changed, removed = change["$set"], change["$unset"]
+    removed |= {"losses": "", "alone": ""}
+    if outcome.next_due is not None:
+        changed["settled"] = job["attempts"] + 1
+    if not ended.is_reserved:
+        return _claim_condition(job, token), change
+    removed |= {name: "" for name in ("waiting", "first", "progress", "reserved") if name not in changed}
+    change["$inc"] = {"attempts": 1}
+    return {"_id": job["_id"], "reserved.token": token, "attempts": job["attempts"]}, change
 
 
-def _finish(job: Document, outcome: JobOutcome, token: str, now: datetime) -> tuple[Document, Document]:
-    entry: Document = {"at": now, "state": outcome.state, "attempt": job["attempts"] + 1, "run": token}
-    entry |= {"worker": _worker(), "took_ms": outcome.took_ms}
+def _end(outcome: JobOutcome, entry: Document, now: datetime) -> Document:
+    """Return the update for an attempt that ended; `entry` is added to the history."""
+    entry = {"at": now, "state": outcome.state, **entry}
     changed: Document = {"state": outcome.state, "updated": now}
-    removed: Document = {"claim": "", "losses": ""}
+    removed: Document = {"claim": "", "page": ""}
     if outcome.error is not None:
         entry["error"] = changed["last_error"] = outcome.error
     if outcome.backoff is not None:
@@ -103,15 +234,23 @@ def _finish(job: Document, outcome: JobOutcome, token: str, now: datetime) -> tu
         changed |= {"waiting": waiting, "due": waiting}
     if outcome.next_due is not None:
         changed |= {"state": JobState.PENDING, "waiting": outcome.next_due, "due": outcome.next_due}
-        changed["settled"] = job["attempts"] + 1
-    elif outcome.state is JobState.SUCCESS:
+    elif outcome.state in FINISHED_STATES:
+        changed["uncounted"] = True
         removed["singular_key"] = ""
-    return _claim_condition(job, token), {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
+    return {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
 
 
-def _worker() -> str:
-    """Return host and process, as `host:pid`."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+def _finish_all(ended: Sequence[EndedAttempt], token: str, now: datetime) -> list[UpdateOne | UpdateMany]:
+    """Return the writes of outcomes: one for all reserved jobs whose change is the same, which costs half as much."""
+    alike: dict[Any, list[EndedAttempt]] = {}
+    for one in ended:
+        alike.setdefault((one.is_reserved, one.job["attempts"], one.outcome), []).append(one)
+    writes: list[UpdateOne | UpdateMany] = []
+    for some in alike.values():
+        condition, change = _finish(some[0], token, now)
+        condition["_id"] = {"$in": [one.job["_id"] for one in some]}
+        writes.append(UpdateMany(condition, change, hint="_id_"))
+    return writes
 
 
 def _claim_condition(job: Document, token: str) -> Document:
@@ -125,26 +264,52 @@ def renew(job_id: JobId, *, token: str, until: datetime) -> bool:
     return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
 
 
-def expire(*, token: str, now: datetime) -> None:
-    """End the lease of the job that `token` executes, because its process died; the next dispatch requeues it."""
-    held = {"state": JobState.EXECUTING, "claim.token": token}
-    jobs().update_one(held, {"$set": {"claim.claimed_until": now}}, hint="executing_by_lease")
+def renew_claims(running: Mapping[str, int], *, until: datetime) -> None:
+    """Extend the leases of jobs that processes of this machine execute: process ids by token."""
+    held = {"state": JobState.EXECUTING, **_claimed_by(running)}
+    jobs().update_many(held, {"$max": {"claim.claimed_until": until}}, hint="executing_by_lease")
 
 
-def set_progress(job_id: JobId, progress: Document, *, token: str) -> None:
-    """Store the progress of an executing job. Does nothing if `token` has lost the claim."""
-    jobs().update_one({"_id": job_id, "claim.token": token}, {"$set": {"progress": progress}}, hint="_id_")
+def over_limit(running: Mapping[str, int], now: datetime) -> list[ExecutingJob]:
+    """Return the jobs of these processes that are past their time limit and its grace time."""
+    return executing({**_claimed_by(running), "claim.ends_at": {"$lte": now}})
 
 
-def reap(lost: ExecutingJob, *, waiting: datetime, now: datetime, error: str) -> bool:
-    """Requeue a job whose lease has expired; return False if it was renewed meanwhile. The attempt counts."""
-    worker = {} if lost.worker is None else {"worker": lost.worker}
-    entry = {"at": now, "state": JobState.FAILURE, "error": error, **worker}
-    change = {
-        "$set": {"state": JobState.FAILURE, "updated": now, "waiting": waiting, "due": waiting, "last_error": error},
-        "$unset": {"claim": ""},
-        "$inc": {"losses": 1},
-        "$push": push_to_history(entry),
-    }
-    is_lost = {"_id": lost.id, "state": JobState.EXECUTING, "claim.claimed_until": {"$lte": now}}
-    return jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
+def _claimed_by(running: Mapping[str, int]) -> Document:
+    """Return the condition of a claim that these processes hold. A token alone may belong to a task delivered twice."""
+    workers = [process_name(pid) for pid in running.values()]
+    return {"claim.token": {"$in": [*running]}, "claim.worker": {"$in": workers}}
+
+
+def read_claim(job: Document, *, token: str) -> Document | None:
+    """Return `{claim, fence}` of an attempt; `None` if `token` has lost the claim."""
+    return jobs().find_one(_claim_condition(job, token), {"_id": 0, "claim": 1, "fence": 1}, hint="_id_")
+
+
+def set_progress(job: Document, progress: Document, *, token: str) -> Document | None:
+    """Store the progress of an attempt; return the same as `read_claim`."""
+    return jobs().find_one_and_update(
+        _claim_condition(job, token),
+        {"$set": {"progress": progress}},
+        {"_id": 0, "claim": 1, "fence": 1},
+        return_document=ReturnDocument.AFTER,
+        hint="_id_",
+    )
+
+
+def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: bool = True) -> bool:
+    """Record the outcome of an attempt whose process is gone; return False if its lease was renewed meanwhile.
+
+    The process may have been lost by a job of the same page: each of them runs alone the next time.
+    """
+    change = _end(outcome, {} if lost.worker is None else {"worker": lost.worker}, now)
+    if is_loss:
+        change["$inc"] = {"losses": 1}
+    not_renewed = {"claim.claimed_until": {"$lte": max(now, lost.claimed_until)}}
+    is_lost: Document = {"_id": lost.id, "state": JobState.EXECUTING, **not_renewed}
+    if jobs().update_one(is_lost, change, hint="_id_").modified_count != 1:
+        return False
+    if lost.page:
+        suspects = {"_id": {"$in": lost.page}, "reserved.token": lost.token}
+        jobs().update_many(suspects, {"$set": {"alone": True}, "$unset": {"reserved": ""}}, hint="_id_")
+    return True

@@ -13,14 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pymongo import AsyncMongoClient
 from pymongo.asynchronous.change_stream import AsyncChangeStream
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
 
-from models.database import Document, within
+from models.database import Document, open_async, within
 from models.job import JOBS_COLLECTION, is_job, jobs
 from queue_manager.core.clock import seconds
-from queue_manager.core.settings import settings
 
 Stream = AsyncChangeStream[Document]
 
@@ -29,6 +27,8 @@ WAIT_MS = 250  # that the server waits for a change before it returns none
 CHANGES_PER_REPLY = 100  # so that decoding them does not block the event loop
 TERMINAL_OPERATIONS = ("drop", "rename", "invalidate")
 RESUMABLE = "ResumableChangeStreamError"
+# A reservation is not a change of the job for others.
+NOT_RESERVED = {"$match": {"updateDescription.updatedFields.reserved": {"$exists": False}}}
 # Fields that are not used; the change has the full job.
 PROJECTION = {"$project": {"updateDescription": 0, "fullDocument.text": 0, "fullDocument.key": 0}}
 
@@ -61,9 +61,7 @@ class Changes:
     """The changes of all jobs. Does not connect on creation. Driver errors are raised unchanged."""
 
     def __init__(self) -> None:
-        self._client: AsyncMongoClient[Document] = AsyncMongoClient(
-            settings().mongo_db_url,
-            appname="queue-manager",
+        self._client = open_async(
             maxPoolSize=20,
             serverSelectionTimeoutMS=2_000,
             connectTimeoutMS=2_000,
@@ -104,7 +102,7 @@ class Changes:
             # To resume, the server reads its oplog of all collections, again at every retry.
             with within(OPEN_TIMEOUT):
                 return await collection.watch(
-                    [PROJECTION],
+                    [NOT_RESERVED, PROJECTION],
                     full_document="updateLookup",
                     resume_after=None if token is None else {"_data": token},
                     max_await_time_ms=WAIT_MS,

@@ -2,7 +2,8 @@
 
 Guarantee: the cost of a page without a search does not depend on the number of jobs: every query is a range of one
 index, or five ranges, one per state, that the server merges in order. A search continues in the same order until its
-page is full, or until it has scanned `MAX_SEARCHED_JOBS` jobs or reached `SEARCH_TIMEOUT`.
+page is full, or until it has scanned `MAX_SEARCHED_JOBS` jobs or reached `SEARCH_TIMEOUT`. A page ends when its jobs
+have `max_bytes`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 
+import bson
 from bson import ObjectId
+from bson.raw_bson import RawBSONDocument
 from pymongo import ASCENDING, DESCENDING
+from pymongo.collection import Collection
 
 from models.database import Document
 from models.job import IS_JOB, JobId, JobState, jobs
@@ -22,6 +25,8 @@ from models.listing import NoPosition, Position, position
 SEARCH_BATCH_SIZE = 500  # jobs that a search scans per query, so that it can stop in time
 MAX_SEARCHED_JOBS = 20_000
 SEARCH_TIMEOUT = 0.1  # seconds
+LOAD_BATCH_SIZE = 10  # jobs that are found and then read at once; each may have more than 1 MiB
+MAX_JOB_PAGE_BYTES = 16 * 1024 * 1024  # as BSON
 WITHOUT_TEXT = {"text": 0}
 
 
@@ -98,36 +103,57 @@ class JobPage:
 
     jobs: list[Document]
     end: Position | None
+    searched: int
+    """The number of jobs that were read for the page."""
     is_partial: bool = False
-    """True if a search stopped before the page was full."""
+    """True if the page is not full although the list goes on."""
 
 
-def page(query: JobQuery, *, limit: int) -> JobPage:
-    """Return `limit` jobs; fewer on the last page or if a search reached its limits."""
-    return _listed(query, limit) if query.text is None else _searched(query, query.text, limit)
+def page(query: JobQuery, *, limit: int, max_bytes: int = MAX_JOB_PAGE_BYTES) -> JobPage:
+    """Return `limit` jobs; fewer on the last page, if a search reached its limits, or if they have `max_bytes`."""
+    if query.text is None:
+        return _listed(query, limit, max_bytes)
+    return _searched(query, query.text, limit, max_bytes)
 
 
-def _listed(query: JobQuery, limit: int) -> JobPage:
-    found: list[Document] = []
+def _listed(query: JobQuery, limit: int, max_bytes: int) -> JobPage:
+    listed: list[Document] = []
+    size = 0
+    for found in _walk(query, limit + 1):
+        if len(listed) == limit or size >= max_bytes:
+            end, is_partial = position(listed[-1], query.order), len(listed) < limit
+            return JobPage(jobs=listed, end=end, searched=len(listed), is_partial=is_partial)
+        listed.append(_decoded(found))
+        size += len(found.raw)
+    return JobPage(jobs=listed, end=None, searched=len(listed))
+
+
+def _walk(query: JobQuery, limit: int) -> Iterator[RawBSONDocument]:
+    left = limit
     for condition, order in query.ranges():
-        if left := limit + 1 - len(found):
-            found += jobs().find(condition, WITHOUT_TEXT, sort=[*order.items()], hint=query.index, limit=left)
-    return _page_of(query, found, limit)
+        if left:
+            sort = [*order.items()]
+            with _raw_jobs().find(condition, WITHOUT_TEXT, sort=sort, hint=query.index, limit=left) as found:
+                for job in found:
+                    left -= 1
+                    yield job
 
 
-def _searched(query: JobQuery, text: str, limit: int) -> JobPage:
-    found_ids: list[Document] = []
+def _searched(query: JobQuery, text: str, limit: int, max_bytes: int) -> JobPage:
+    found: list[Document] = []
+    searched = 0
     until = time.monotonic() + SEARCH_TIMEOUT
-    for scanned in count(SEARCH_BATCH_SIZE, SEARCH_BATCH_SIZE):
-        batch = _search_batch(query, text, limit + 1 - len(found_ids))
-        found_ids += batch.jobs
-        if batch.end is None or len(found_ids) > limit:
+    while True:
+        batch = _search_batch(query, text, limit + 1 - len(found))
+        found += batch.jobs
+        searched += batch.searched
+        if batch.end is None or len(found) > limit or searched >= MAX_SEARCHED_JOBS or time.monotonic() > until:
             break
-        if scanned >= MAX_SEARCHED_JOBS or time.monotonic() > until:
-            return JobPage(jobs=_load(found_ids), end=batch.end, is_partial=True)
         query = replace(query, after=batch.end)
-    found = _page_of(query, found_ids, limit)
-    return JobPage(jobs=_load(found.jobs), end=found.end)
+    shown = found[:limit]
+    listed, loaded = _load(shown, max_bytes)
+    end = batch.end if loaded == len(found) else position(found[loaded - 1], query.order)
+    return JobPage(jobs=listed, end=end, searched=searched, is_partial=end is not None and loaded < limit)
 
 
 def _search_batch(query: JobQuery, text: str, limit: int) -> JobPage:
@@ -154,7 +180,8 @@ def _search_batch(query: JobQuery, text: str, limit: int) -> JobPage:
             left, last = left - some["jobs"], some["last"]
         if not left:
             break
-    return JobPage(jobs=found, end=None if left or last is None else position(last, query.order))
+    end = None if left or last is None else position(last, query.order)
+    return JobPage(jobs=found, end=end, searched=SEARCH_BATCH_SIZE - left)
 
 
 def _text_condition(text: str) -> Document:
@@ -165,13 +192,24 @@ def _text_condition(text: str) -> Document:
     return {"$or": [{"text": matches}, {"name": matches}, {"last_error": matches}, without]}
 
 
-def _load(found_ids: list[Document]) -> list[Document]:
-    """Return the current documents of these jobs; deleted ones are omitted."""
-    loaded = {job["_id"]: job for job in jobs().find({"_id": {"$in": [job["_id"] for job in found_ids]}}, WITHOUT_TEXT)}
-    return [loaded[job["_id"]] for job in found_ids if job["_id"] in loaded]
+def _load(found: list[Document], max_bytes: int) -> tuple[list[Document], int]:
+    """Return the current documents of these jobs up to `max_bytes`, and for how many jobs; deleted ones are omitted."""
+    listed: list[Document] = []
+    loaded = size = 0
+    while loaded < len(found) and size < max_bytes:
+        ids = [job["_id"] for job in found[loaded : loaded + LOAD_BATCH_SIZE]]
+        current = {job["_id"]: job for job in _raw_jobs().find({"_id": {"$in": ids}}, WITHOUT_TEXT)}
+        listed += [_decoded(current[id]) for id in ids if id in current]
+        size += sum(len(job.raw) for job in current.values())
+        loaded += len(ids)
+    return listed, loaded
 
 
-def _page_of(query: JobQuery, found: list[Document], limit: int) -> JobPage:
-    """Return a page of the jobs found, which are `limit` + 1 if there is another page."""
-    shown = found[:limit]
-    return JobPage(jobs=shown, end=position(shown[-1], query.order) if len(found) > limit else None)
+def _raw_jobs() -> Collection[RawBSONDocument]:
+    """Return the jobs as they are sent by the server, so that their size is known."""
+    options = jobs().codec_options
+    return jobs().with_options(codec_options=options.with_options(document_class=RawBSONDocument))
+
+
+def _decoded(job: RawBSONDocument) -> Document:
+    return bson.decode(job.raw, jobs().codec_options)

@@ -1,6 +1,6 @@
 """Pending calls of `after`: collection `qm_owed`, one record per batch of a system with an `after`.
 
-    {_id: the batch, system, at, items: [{id, due_at}]}
+    {_id: the batch, system, at, items: [{id, due_at}], postponed_until}
 
 Guarantee: a record is inserted in the transaction that writes the documents, and deleted after the call returned. After
 a crash the call is repeated, so `after` is called at least once for each document.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pymongo import ASCENDING, IndexModel
@@ -45,11 +45,15 @@ def get(id: str) -> tuple[datetime, dict[Any, datetime]] | None:
     return None if record is None else (record["at"], {id_key(one["id"]): one["due_at"] for one in record["items"]})
 
 
-def left(system: str, until: datetime) -> Iterator[tuple[str, datetime]]:
-    """Yield id and time of the records from before `until`, oldest first."""
-    found = _records().find(
-        {"system": system, "at": {"$lte": until}}, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)]
-    )
+def postpone(id: str, *, until: datetime) -> None:
+    """Leave the call of a batch to scans from `until` on."""
+    _records().update_one({"_id": id}, {"$set": {"postponed_until": until}})
+
+
+def left(system: str, *, now: datetime, grace: timedelta) -> Iterator[tuple[str, datetime]]:
+    """Yield id and time of the records that are older than `grace` and not postponed, oldest first."""
+    left = {"system": system, "at": {"$lte": now - grace}, "postponed_until": {"$not": {"$gt": now}}}
+    found = _records().find(left, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)])
     for record in found:
         yield record["_id"], record["at"]
 

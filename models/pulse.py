@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pymongo import ASCENDING, IndexModel, ReturnDocument, UpdateOne
+from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import account
 from models.database import Document, collection, value_at
+from models.due_documents import A_DATE
 from queue_manager.core.settings import settings
 
 REVIEW_REQUEST = "review_request"
@@ -141,6 +142,12 @@ def _new(request: ReviewRequest, now: datetime) -> Document:
         },
     }
     return {"$setOnInsert": pulse}
+
+
+def of_accounts(accounts: Sequence[Any]) -> list[Document]:
+    """Return the latest review requests of some accounts or parent accounts, newest first."""
+    where = {"type": REVIEW_REQUEST, "created_at": A_DATE, "$or": [{key: {"$in": list(accounts)}} for key in _KEYS]}
+    return list(pulses().find(where, sort=[("created_at", DESCENDING)], limit=MAX_NAMED_GROUPS))
 
 
 def count_open() -> int:

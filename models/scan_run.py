@@ -114,11 +114,6 @@ def end(scan: str, token: str) -> None:
     _marks().update_one({"_id": scan}, {"$pull": {"runs": {"token": token}}})
 
 
-def is_running(scan: str, *, now: datetime) -> bool:
-    """Return True if a run of `scan` is marked."""
-    return _marks().find_one({"_id": scan, "runs": _running(now)}, {"_id": 1}) is not None
-
-
 def running(*, now: datetime) -> set[str]:
     """Return the scans with a marked run."""
     return {mark["_id"] for mark in _marks().find({"runs": _running(now)}, {"_id": 1})}

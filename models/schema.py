@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
+from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
-from models import database, old_claims, scan_run
+from models import alert, database, history, item_events, mark, old_claims, scan_run
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.system import System
 
@@ -31,7 +32,7 @@ def migrate(systems: Iterable[System]) -> list[str]:
     Raises:
         Obstructed: some systems could not be migrated; the others were.
     """
-    created = database.create_indexes(scan_run.collections())
+    created = database.create_indexes(shared_collections())
     obstacles: dict[str, list[str]] = {}
     for system in systems:
         try:
@@ -48,13 +49,39 @@ def migrate(systems: Iterable[System]) -> list[str]:
     return created
 
 
+def shared_collections() -> dict[str, list[IndexModel]]:
+    """Return the collections of all systems together, and their indexes."""
+    return {
+        **scan_run.collections(),
+        **item_events.collections(),
+        **alert.collections(),
+        **history.collections(),
+        **mark.collections(),
+    }
+
+
 def missing(system: System) -> list[str]:
     """Return the names of the system's indexes that do not exist yet, as `collection.index`."""
+    return _missing(system.collections())
+
+
+def missing_shared() -> list[str]:
+    """Return the names of the indexes of all systems together that do not exist yet."""
+    return _missing(shared_collections())
+
+
+def _missing(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
+    found = {name: database.collection(name).index_information() for name in wanted}
+    names = ((name, index.document["name"]) for name, indexes in wanted.items() for index in indexes)
+    return [f"{collection}.{index}" for collection, index in names if index not in found[collection]]
+
+
+def obsolete(system: System) -> list[str]:
+    """Return the names of the system's indexes that only earlier releases needed, as `collection.index`."""
     return [
-        f"{name}.{index.document['name']}"
-        for name, indexes in system.collections().items()
-        for index in indexes
-        if index.document["name"] not in database.collection(name).index_information()
+        f"{name}.{index}"
+        for name, indexes in system.obsolete_indexes.items()
+        for index in sorted({*database.collection(name).index_information()} & {*indexes})
     ]
 
 

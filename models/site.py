@@ -25,6 +25,7 @@ from models.database import Document, collection, value_at
 from models.due_documents import A_DATE
 from models.listing import Position
 from queue_manager.core.clock import hours
+from queue_manager.health_rules import MANY_RESETS
 
 RESETS = "thumbnail_resets"
 STARTED = "thumbnail_process_started_at"
@@ -34,7 +35,6 @@ IN_PROGRESS: Document = {"thumbnail_build_in_progress": True}
 RESET_COUNT = "thumbnail_reset_count"
 FAILED: Document = {"outcome": "failed"}
 RESET_RETENTION = hours(25)  # a little more than the last day that is queried
-MANY_RESETS = 5  # consecutive resets that are reported as a problem
 
 ResetOutcome = Literal["reset", "skipped", "failed"]
 
@@ -155,6 +155,13 @@ class Sites:
 
     def exists(self, site_id: Any) -> bool:
         return self.collection().find_one({"_id": site_id}, {"_id": 1}) is not None
+
+    def get(self, site_id: Any) -> Document | None:
+        return self.collection().find_one({"_id": site_id})
+
+    def outcomes_of(self, site_id: str) -> list[Document]:
+        """Return the outcomes of a day for one site, as `record_outcome` stored them."""
+        return list(collection(RESETS).find({"collection": self.name, "site_id": site_id}))
 
     def count_reset_often(self) -> int:
         return self.collection().count_documents({RESET_COUNT: {"$gte": MANY_RESETS}}, hint="reset_in_a_row")

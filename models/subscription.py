@@ -79,7 +79,24 @@ def eligible(
         asked_since: requests created or completed after this time block, see `pulse.blocking`.
         accounts: only the agencies of these parent accounts; `None`: all.
     """
-    stages = [
+    return _agencies(
+        [
+            *_grouped(product_types, accounts),
+            {"$match": {"oldest.started": {"$lte": until}}},
+            *_without_pulse("account_id", "$oldest.account_id", asked_since),
+            *_without_pulse("metadata.parent_account", "$parent_account", asked_since),
+        ]
+    )
+
+
+def agencies(product_types: Sequence[str], *, accounts: Sequence[Any]) -> Iterator[Agency]:
+    """Yield the agencies of these parent accounts, whether or not they are due."""
+    return _agencies(_grouped(product_types, accounts))
+
+
+def _grouped(product_types: Sequence[str], accounts: Sequence[Any] | None) -> list[Document]:
+    """Return the stages that make one document for each agency."""
+    return [
         {"$match": _managed(product_types) | ({} if accounts is None else {"account": {"$in": list(accounts)}})},
         {"$project": {"account": 1, "account_id": "$metadata.account_id", "started": _STARTED}},
         {"$match": {"started": {"$ne": None}}},
@@ -92,10 +109,10 @@ def eligible(
                 "oldest": {"$min": {"started": "$started", "_id": "$_id", "account_id": "$account_id"}},
             }
         },
-        {"$match": {"oldest.started": {"$lte": until}}},
-        *_without_pulse("account_id", "$oldest.account_id", asked_since),
-        *_without_pulse("metadata.parent_account", "$parent_account", asked_since),
     ]
+
+
+def _agencies(stages: Sequence[Document]) -> Iterator[Agency]:
     with pymongo.timeout(AGGREGATION_TIMEOUT):  # all groups are computed before the first is returned
         groups: Any = subscriptions().aggregate(stages, allowDiskUse=True, hint="managed_by_account")
     for group in groups:
@@ -143,6 +160,11 @@ def has_managed(product_types: Sequence[str], accounts: Sequence[Any]) -> bool:
     """Return True if one of these parent accounts has a managed subscription."""
     where = _managed(product_types) | {"account": {"$in": list(accounts)}}
     return subscriptions().find_one(where, {"_id": 1}, hint="managed_by_account") is not None
+
+
+def of_account(accounts: Sequence[Any], *, limit: int) -> list[Document]:
+    """Return the active subscriptions of these parent accounts."""
+    return list(subscriptions().find({"status": "active", "account": {"$in": list(accounts)}}, limit=limit))
 
 
 def unreadable(product_types: Sequence[str], *, limit: int) -> tuple[int, list[Any]]:

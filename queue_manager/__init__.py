@@ -1,4 +1,7 @@
-"""Queue Manager: declare a kind of due work. The rest of this package is the machinery behind it."""
+"""Queue Manager: systems of due work, job queues, and the message queue.
+
+The names below are public. The modules of this package are the machinery behind them.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from models.database import collection, id_text, read_id
+    from queue_manager.core.errors import PermanentError
     from queue_manager.core.retry import RetryPolicy
     from queue_manager.system import System
     from services.due_documents import DueDocuments, Failure, Run, Written
     from services.due_work import Due, DueWork, leases_of
+    from services.job_queues import JobCancelled, JobRun, job
+    from services.job_queues.jobs import jobs
+    from services.message_queue import async_message_queue, message_queue
     from tasks.item import item_task
     from tasks.scan import fan_out, scan_task
 
 _MODULES = {
     "Due": "services.due_work",
     "DueDocuments": "services.due_documents",
-    "Failure": "services.due_documents",
     "DueWork": "services.due_work",
+    "Failure": "services.due_documents",
+    "JobCancelled": "services.job_queues",
+    "JobRun": "services.job_queues",
+    "PermanentError": "queue_manager.core.errors",
     "RetryPolicy": "queue_manager.core.retry",
     "Run": "services.due_documents",
     "System": "queue_manager.system",
     "Written": "services.due_documents",
+    "async_message_queue": "services.message_queue",
+    "collection": "models.database",
     "fan_out": "tasks.scan",
+    "id_text": "models.database",
     "item_task": "tasks.item",
+    "job": "services.job_queues",
+    "jobs": "services.job_queues",
     "leases_of": "services.due_work",
+    "message_queue": "services.message_queue",
+    "read_id": "models.database",
     "scan_task": "tasks.scan",
 }
 __all__ = [
@@ -32,13 +50,23 @@ __all__ = [
     "DueDocuments",
     "DueWork",
     "Failure",
+    "JobCancelled",
+    "JobRun",
+    "PermanentError",
     "RetryPolicy",
     "Run",
     "System",
     "Written",
+    "async_message_queue",
+    "collection",
     "fan_out",
+    "id_text",
     "item_task",
+    "job",
+    "jobs",
     "leases_of",
+    "message_queue",
+    "read_id",
     "scan_task",
 ]
 

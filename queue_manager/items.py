@@ -7,9 +7,10 @@ it, so that no scan sends it at the same time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from heapq import merge
 from typing import Any, Literal, get_args
 
@@ -29,6 +30,15 @@ class DueItem:
     args: tuple[Any, ...]
     lease: str = ""
     eta: datetime | None = None
+
+
+class Verdict(Enum):
+    """What a batch may return for an item instead of an outcome."""
+
+    ALONE = "alone"
+    """A previous process did not survive this item: it is executed alone."""
+    UNREACHED = "unreached"
+    """The time of the batch was over before: another batch executes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +75,10 @@ class Listed(ABC):
     @abstractmethod
     def has(self, id: str) -> bool:
         """Return True if there is such an item, in any state."""
+
+    def document(self, id: str) -> Mapping[str, Any] | None:
+        """Return the document of an item, as it is stored; `None` if there is none, or it is not to be shown."""
+        return None
 
 
 def merged(lists: Iterable[Iterator[Item]], *, newest_first: bool) -> Iterator[Item]:

@@ -10,20 +10,26 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from urllib.parse import quote
 
 from pymongo import IndexModel
 
 from queue_manager.broker.keys import DEFAULT_QUEUE
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.histogram import BOUNDS_MS
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
+from queue_manager.explanation import DispatchState, Explanation
+from queue_manager.health_rules import MIN_LATE_AFTER, MISSED_RUNS, Rule
 from queue_manager.items import Listed
+from queue_manager.telemetry import counters
+from queue_manager.telemetry.counters import Source
+from queue_manager.telemetry.latency import Measure
 
-MISSED_RUNS = 3
-MIN_LATE_AFTER = seconds(15)  # a short delay on a busy machine is not a problem, even if the period is shorter
 SCANS_QUEUE = "scans"
 SCHEDULE_PAGE = "/schedule"
+DURATION_NAMES: Mapping[Measure, str] = {"due_to_done": "Due to done", "wait": "Wait", "run": "Run"}
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TASK = re.compile(r"\w+(\.\w+)+")
 _PATH = re.compile(r"[\w-]+(/[\w-]+)+")
@@ -33,24 +39,17 @@ _UNIQUE = ("name", "scan_task", "item_task", "queue", "trigger", "page", "counte
 
 @dataclass(frozen=True, kw_only=True)
 class SystemStats:
-    """The state of one system: `numbers` by name, `details`, and `problems` that somebody should look at.
+    """The state of one system: `numbers` by name, `details`, and `problems` by rule.
 
-    `queue-manager health` exits with 1 while there are problems, and the dashboard shows them. Each is one sentence:
-    what is wrong, how many, which ids (five at most), what to do. `services.problems` has the words.
+    A problem is one sentence: what is wrong, how many, which ids (five at most). `services.problems` has the words; the
+    rule says what to do.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
     details: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: dict[Rule, str] = field(default_factory=dict)
     late: list[str] = field(default_factory=list)
     """Ids of items that have been due for too long, a few of them."""
-    states: dict[str, str] = field(default_factory=dict)
-    """By problem: the state under which the system's page lists the items that it is about."""
-
-    def add_problem(self, text: str, *, state: str | None = None) -> None:
-        self.problems.append(text)
-        if state is not None:
-            self.states[text] = state
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +88,10 @@ class System:
     """Opens the list of its items, for its page and for retries by hand."""
     items_name: str = "items"
     """What several items are called."""
+    item_name: str = ""
+    """What one item is called; by default `items_name` without its last letter."""
+    explain: Callable[[str, DispatchState], Sequence[Explanation]] = lambda *_: ()
+    """Explains what an id names among its items, messages or jobs."""
 
     trigger: str = ""
     """The path after `/api/trigger/` that starts a scan by hand; by default `systems/<name>`."""
@@ -107,6 +110,14 @@ class System:
     """The name under which finished items are counted; by default the queue's."""
     has_lag: bool = True
     """Whether a long lag (`lag_seconds`) is a problem."""
+    counts: Callable[[], Source] | None = None
+    """Returns where finished items are counted, if not under `counted_as`."""
+    on_time_within: timedelta = timedelta(milliseconds=250)
+    """How long an item may take to be on time: one of the bounds of `histogram.BOUNDS_MS`."""
+    on_time_of: Measure = "due_to_done"
+    """The duration that this is about; `wait`, if the work itself may take any time."""
+    duration_names: Mapping[Measure, str] = field(default_factory=lambda: DURATION_NAMES)
+    """What the durations are called on the page."""
 
     collections: Callable[[], Mapping[str, Sequence[IndexModel]]] = dict
     """Returns its collections and their indexes, for `migrate`."""
@@ -116,11 +127,16 @@ class System:
     """Returns what has to be put in order before `migrate` can create the indexes, a line each."""
     adoption_notes: Callable[[], Sequence[str]] = list
     """Returns what the program that did this work before has left, a line each, for `queue-manager adopt`."""
+    adoption_effects: Sequence[str] = ()
+    """Effects on that program while both run, a line each; shown if it has left anything."""
+    adoption_steps: Sequence[str] = ()
+    """What to do then, a line each."""
 
     def __post_init__(self) -> None:
         self._default("trigger", f"systems/{self.name}")
         self._default("page", f"/systems/{self.name}" if self.items is not None else SCHEDULE_PAGE)
         self._default("counted_as", self.queue)
+        self._default("item_name", self.items_name.removesuffix("s"))
         self._require(_NAME.fullmatch(self.name), "name", "lower-case words with hyphens, such as trial-end")
         for name in ("scan_task", "item_task"):
             value = getattr(self, name)
@@ -128,6 +144,8 @@ class System:
         is_time = isinstance(self.every, timedelta) and self.every > timedelta(0)
         self._require(callable(self.every) or is_time, "every", "a timedelta above zero")
         self._require(self.at is None or _CRON.fullmatch(self.at), "at", "a cron line such as '0 * * * *'")
+        is_bound = milliseconds(self.on_time_within) in BOUNDS_MS
+        self._require(is_bound, "on_time_within", "one of the bounds of queue_manager.core.histogram, such as 250 ms")
         self._require(self.flag is None or self.flag.lower() in Settings.model_fields, "flag", "a setting's name")
         self._require(self.queue not in (DEFAULT_QUEUE, SCANS_QUEUE), "queue", "a queue of its own")
         self._require(_PATH.fullmatch(self.trigger), "trigger", "a path of two words or more, such as billing/trials")
@@ -163,9 +181,23 @@ class System:
         """Return True if its scans run here."""
         return self.is_switched_on(chosen) and self.may_run(chosen)
 
+    def source(self) -> Source | None:
+        """Return where its finished items are counted; `None` if they are not."""
+        if self.counts is not None:
+            return self.counts()
+        return None if self.counted_as is None else counters.source(self.counted_as)
+
     def page_of(self, state: str) -> str:
         """Return the page that lists its items in a state."""
         return self.state_pages.get(state, f"{self.page}?state={state}")
+
+    def page_of_item(self, id: str) -> str:
+        """Return the page of one item, message or job."""
+        return f"{self.page}/{quote(id, safe='')}"
+
+    def path_of_item(self, id: str) -> str:
+        """Return the path of one item in the API."""
+        return f"/api/systems/{self.name}/items/{quote(id, safe='')}"
 
 
 def late_after(period: timedelta) -> timedelta:

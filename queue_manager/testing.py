@@ -98,11 +98,13 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
     items = [
         DueItem(token=f"test-{number}", args=due.args, lease=due.lease) for number, due in enumerate(work.find_due(now))
     ]
-    found: list[dict[str, Any] | None] = [None] * len(items)
+    found: list[Any] = [None] * len(items)
     if system.batch and items:
         with suppress(Exception):  # each item then fails by itself, as in a worker
             found = work.execute_batch(items)
-    return [result or _attempts(work, item) for item, result in zip(items, found, strict=True)]
+    return [
+        result if isinstance(result, dict) else _attempts(work, item) for item, result in zip(items, found, strict=True)
+    ]
 
 
 def _attempts(work: DocumentWork, item: DueItem) -> dict[str, Any]:

@@ -33,6 +33,10 @@ class AdoptionPlan:
     """Writes of other programs that the unique indexes refuse."""
     notes: list[str]
     """What the other program has left, and whether it still runs."""
+    effects: list[str]
+    """Effects on the other program while both run."""
+    steps: list[str]
+    """What to do to stop the other program."""
     obstacles: list[str]
     """What has to be put in order before the indexes can be created."""
 
@@ -40,10 +44,13 @@ class AdoptionPlan:
 def plan(system: System) -> AdoptionPlan:
     """Return what the adoption would change. May read whole collections. Raises the errors of redis-py and pymongo."""
     bull = [] if system.queue is None else _bull_notes(system.queue)
+    notes = [*bull, *system.adoption_notes()]
     return AdoptionPlan(
         missing_indexes=schema.missing(system),
         refused_writes=list(_refused_writes(system)),
-        notes=[*bull, *system.adoption_notes()],
+        notes=notes,
+        effects=[*system.adoption_effects] if notes else [],
+        steps=[*system.adoption_steps] if notes else [],
         obstacles=[*system.obstacles()],
     )
 

@@ -17,6 +17,7 @@ from math import ceil
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from models import item_events
 from models.database import server_now
 from queue_manager import leases
 from queue_manager.broker.backlog import Backlog as Backlog
@@ -24,6 +25,7 @@ from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem as DueItem
+from queue_manager.items import Verdict
 from queue_manager.leases import Attempts, Leases, MustPause
 
 T = TypeVar("T")
@@ -101,6 +103,8 @@ class DueWork(ABC):
     """Items in a second, at most: each is dispatched with a time of its own."""
     period: timedelta = timedelta(0)
     """The time between two scans, needed with `max_rate`."""
+    has_timelines: bool = False
+    """Whether what happens to its items is recorded."""
 
     @property
     def system_name(self) -> str:
@@ -118,6 +122,33 @@ class DueWork(ABC):
 
     def mark(self, dispatched: Sequence[Due]) -> None:
         """Show others that these are dispatched, before they are."""
+
+    # Timelines
+
+    def record_dispatched(self, items: Sequence[DueItem], *, is_manual: bool = False) -> None:
+        """Record that items of one batch, whose tokens have their position in it, were dispatched."""
+        if self.has_timelines and items:
+            task, names = items[0].token.rpartition("-")[0], [item.lease for item in items]
+            item_events.record_dispatched(self.system_name, task, names, is_manual=is_manual)
+
+    def record_executed(self, items: Sequence[DueItem], results: Sequence[Any], *, took: timedelta) -> None:
+        """Record that items were executed together, each with its result; one without a result was not executed."""
+        ended = [
+            (item.lease, one) for item, one in zip(items, results, strict=True) if not isinstance(one, Verdict | None)
+        ]
+        if self.has_timelines and ended:
+            skipped = {name: str(one["reason"]) for name, one in ended if isinstance(one, dict) and "skipped" in one}
+            names, task = [name for name, _ in ended], items[0].token if len(items) == 1 else None
+            item_events.record_executed(self.system_name, names, skipped, task=task, took=took)
+
+    def record_attempt(
+        self, item: DueItem, event: item_events.AttemptEvent, *, error: str, attempt: int | None = None
+    ) -> None:
+        """Record an attempt that did not succeed."""
+        if self.has_timelines:
+            item_events.record_attempt(
+                self.system_name, item.lease, event, task=item.token, error=error, attempt=attempt
+            )
 
     # Dispatch
 
@@ -177,7 +208,8 @@ class DueWork(ABC):
         if flagged:
             self.leases.hold_unknown(flagged)
         flagged_for = self.ahead + 2 * self.leases.lease if self.flags_documents else seconds(0)
-        taken = self.leases.take([one.lease for one in fit], is_forced=is_manual, flagged_for=flagged_for)
+        names = [one.lease for one in fit]
+        taken = self.leases.take(names, is_forced=is_manual, flagged_for=flagged_for)
         ours = [fit[position] for position in taken.positions]
         if ours:
             self.mark(ours)
@@ -190,9 +222,9 @@ class DueWork(ABC):
                 token=self.token(one, batch=batch, number=number),
                 args=one.args,
                 eta=at if at > now else None,
-                lease=one.lease,
+                lease=names[position],
             )
-            for number, (one, at) in enumerate(zip(ours, times, strict=True))
+            for number, (one, at, position) in enumerate(zip(ours, times, taken.positions, strict=True))
         ]
         other_counts = Counter(one.counted_as for one in some if one.counted_as is not None)
         found = len(ours) + len(some) - len(fit)  # what is in flight was found before
@@ -202,6 +234,7 @@ class DueWork(ABC):
         """Say that the items of a batch were sent."""
         now = self.clock()
         self.leases.dispatched([item.lease for item in batch.items if item.eta is None], ends_ms=batch.lease_ends_ms)
+        self.record_dispatched(batch.items)
         if ahead := [item for item in batch.items if item.eta is not None]:
             longest = max(item.eta for item in ahead if item.eta is not None)
             self.sent_ahead(ahead, wait=max(longest - now, seconds(0)))
@@ -213,6 +246,7 @@ class DueWork(ABC):
     def sent_manually(self, items: Sequence[DueItem]) -> None:
         """Say that items taken manually were sent: they wait for a worker, as long as it takes."""
         self.leases.sent_again([item.lease for item in items], wait=seconds(0))
+        self.record_dispatched(items, is_manual=True)
 
     def token(self, due: Due, *, batch: str, number: int) -> str:
         """Return the id of the task of an item: one random part for a batch, and the number in it."""
@@ -228,6 +262,10 @@ class DueWork(ABC):
         except PermanentError:
             return leases.name(" ".join(map(str, args)), None)  # the item itself refuses the argument
 
+    def due_ms(self, item: DueItem) -> int | None:
+        """Return when an item fell due, in Unix ms; `None` if its arguments do not contain that."""
+        return leases.due_ms(item.lease)
+
     def release(self, items: Sequence[DueItem]) -> None:
         """Release items that were not sent, or whose process died: they are due again at once."""
         self.leases.release([item.lease for item in items])
@@ -235,6 +273,13 @@ class DueWork(ABC):
     def renew(self, items: Sequence[DueItem]) -> None:
         """Renew the leases of items that this worker has received and not finished."""
         self.leases.renew([item.lease for item in items])
+
+    def renew_claims(self, running: Mapping[str, int]) -> None:
+        """Renew what running tasks hold besides their leases: the ids of their processes, by the ids of the tasks."""
+
+    def over_limit(self, running: Mapping[str, int]) -> Mapping[str, str]:
+        """Return the running tasks whose process must be ended, each with the reason for the log."""
+        return {}
 
     def postpone(self, item: DueItem, *, wait: timedelta) -> None:
         """Keep the lease until a worker has the item again, which is sent to be executed in `wait`."""
@@ -250,6 +295,7 @@ class DueWork(ABC):
 
     def lost(self, item: DueItem) -> None:
         """Handle the death of the process that worked on this item."""
+        self.record_attempt(item, "lost", error="Its process died or was replaced")
         self.release([item])
 
     # Attempts
@@ -258,8 +304,9 @@ class DueWork(ABC):
     def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         """The function that executes a batch of items, if the system has one.
 
-        It returns, item by item, the result of the item's task, or `None` for an item that its own task executes. It
-        may raise `NotYetDue`, to be called again after the wait; any other error leaves all items to their tasks.
+        It returns, item by item, the result of the item's task, `None` for an item that its own task executes, or
+        `Verdict.UNREACHED`. It may raise `NotYetDue`, to be called again after the wait; any other error leaves all
+        items to their tasks.
         """
         return None
 

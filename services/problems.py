@@ -1,4 +1,4 @@
-"""Sentences for `SystemStats.problems`: what is wrong, how many, which, and what to do."""
+"""Words for `SystemStats.problems`: what is wrong, how many, which."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def stuck(thing: str, found: Sequence[str], *, late: timedelta) -> str:
     """Return what to say of items whose lease ended that long ago without a result."""
     return (
         f"{counted(len(found), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago and no "
-        f"worker has taken over; look at the workers and their log ({ids(found, len(found))})"
+        f"worker has taken over ({ids(found, len(found))})"
     )
 
 

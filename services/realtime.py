@@ -4,29 +4,53 @@
 - `redis`: published to the room's channel of Node servers with @socket.io/redis-adapter, in MessagePack.
 - `redis-streams`: appended to the stream of Node servers with @socket.io/redis-streams-adapter, in JSON.
 
-Guarantee: `emit` and `emit_all` return after Redis has accepted the events for every adapter, or raise; the emitter of
-python-socketio would drop them silently while Redis is away. Whether any server or client receives them is unknown to
-the sender. The stream is bounded.
+Guarantee: `emit_all` returns after a primary has accepted the events for every adapter, or raises; the emitter of
+python-socketio would drop them silently while Redis is away. After a restart or a fail-over of Redis, Socket.IO servers
+subscribe again within `RESUBSCRIBE_TIME`; `emit_all` then returns when to emit the events again. Whether any client
+receives them is unknown to the sender. The stream is bounded.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any, Protocol
 from uuid import uuid4
 
 import redis
-from msgspec import msgpack
+from msgspec import json, msgpack
 from redis.client import Pipeline
 
+from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.telemetry import tracing
 
 NAMESPACE = "/"
 NODE_SENDER = "emitter"  # a sender that the adapters do not count as a server
 EVENT_PACKET, BROADCAST = 2, 3  # the packet type in Socket.IO's protocol, the message type between Node servers
+RESUBSCRIBE_TIME = minutes(1)  # the longest wait of python-socketio between two attempts to reach Redis
+SERVER_KEY = "qm:events:server"
+
+# Record which server takes the events, and when the first of them came. A server has a new run id when it starts.
+#
+# KEYS[1]  run id and time in ms
+# Returns  ms since the first event that this server took
+#
+# A script, because it needs the clock and the run id of the server. It counts as a write, so a replica, or a primary
+# that has lost its replicas, refuses the whole transaction. Both would accept PUBLISH, and nobody would receive it.
+RECORD_SERVER = """#!lua flags=allow-oom
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local known, since = string.match(redis.call('GET', KEYS[1]) or '', '^(%x+):(%d+)$')
+if known ~= run_id then
+    since = now
+    redis.call('SET', KEYS[1], string.format('%s:%d', run_id, now))
+end
+return now - since
+"""
 
 
 class EmitFailed(AppError):
@@ -34,11 +58,19 @@ class EmitFailed(AppError):
 
 
 class Events(Protocol):
-    def emit(self, event: str, data: dict[str, Any], *, room: str) -> None:
-        """Send `event` to every client in `room`. Raises `EmitFailed`."""
+    def emit(self, event: str, data: dict[str, Any], *, room: str) -> timedelta:
+        """Send `event` to every client in `room`. Like `emit_all`."""
 
-    def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Send (room, data) each, together. Raises `EmitFailed`: whether any was sent is uncertain."""
+    def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> timedelta:
+        """Send (room, data) each, together.
+
+        Returns:
+            The time after which the same events must be emitted again, because servers may be reconnecting to Redis;
+            zero if all may be connected.
+
+        Raises:
+            EmitFailed: whether any event was sent is uncertain.
+        """
 
 
 class RedisEvents:
@@ -60,18 +92,24 @@ class RedisEvents:
         self._client = make_client(url, health_check_interval=30)
         self._host_id = uuid4().hex
 
-    def emit(self, event: str, data: dict[str, Any], *, room: str) -> None:
-        self.emit_all(event, [(room, data)])
+    def emit(self, event: str, data: dict[str, Any], *, room: str) -> timedelta:
+        return self.emit_all(event, [(room, data)])
 
-    def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> timedelta:
+        about = {"queue_manager.event": event}
         try:
-            with self._client.pipeline(transaction=False) as pipe:
+            with (
+                tracing.publishing(self._channel, system="socketio", attributes=about),
+                self._client.pipeline() as pipe,
+            ):
                 for room, data in messages:
                     for send in self._senders:
                         send(pipe, event, data, room)
-                pipe.execute()
+                pipe.eval(RECORD_SERVER, 1, SERVER_KEY)
+                *_, since_ms = pipe.execute()
         except redis.RedisError as error:
             raise EmitFailed(f"Redis at {redact_url(self._url)} did not take the event: {error}") from error
+        return max(RESUBSCRIBE_TIME - timedelta(milliseconds=since_ms), timedelta(0))
 
     def _to_python(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
         message = {
@@ -85,14 +123,14 @@ class RedisEvents:
             "callback": None,
             "host_id": self._host_id,
         }
-        pipe.publish(self._channel, json.dumps(message))
+        pipe.publish(self._channel, json.encode(message))
 
     def _to_node(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
         message = [NODE_SENDER, _packet(event, data), _options(room)]
         pipe.publish(f"{self._node_key}#{NAMESPACE}#{room}#", msgpack.encode(message))
 
     def _to_node_stream(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
-        message = json.dumps({"packet": _packet(event, data), "opts": _options(room)})
+        message = json.encode({"packet": _packet(event, data), "opts": _options(room)})
         pipe.xadd(
             self._node_key,
             {"uid": NODE_SENDER, "nsp": NAMESPACE, "type": BROADCAST, "data": message},

@@ -9,7 +9,7 @@ Emits: a pulse of type `review_request`, status `pending`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -24,14 +24,18 @@ from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.explanation import DispatchState, Explanation
+from queue_manager.health_rules import Rule
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
 from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, ItemResult, Limits, leases_of
+from services.problems import counted
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
 NAMED_IN_LOG = 20
 MAX_DUE_COUNT = 10_000
+MAX_SHOWN_SUBSCRIPTIONS = 100
 DUPLICATE_REQUESTS = "review-requests: leave one open request of each account, and set the others to status `dismissed`"
 
 log = get_logger(INITIATOR)
@@ -46,6 +50,7 @@ class ReviewRequests(DueWork):
     """How long an agency must have been a customer."""
     window: timedelta
     """How long a request keeps the next one away."""
+    has_timelines: bool = True
 
     def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         if not self.product_types:
@@ -65,6 +70,10 @@ class ReviewRequests(DueWork):
     def lease_of(self, args: Sequence[Any]) -> str:
         account_id, _, _, oldest_subscription = args
         return super().lease_of((account_id, oldest_subscription))
+
+    def due_ms(self, item: DueItem) -> int | None:
+        """Return `None`: an agency that was asked before is due a month after that, which the arguments do not have."""
+        return None
 
     @property
     def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
@@ -157,6 +166,11 @@ class EligibleAgencies(Listed):
     def has(self, id: str) -> bool:
         return subscription.has_managed(self.requests.product_types, account.spellings(id))
 
+    def document(self, id: str) -> Mapping[str, Any] | None:
+        """Return the active subscriptions of an agency."""
+        found = subscription.of_account(account.spellings(id), limit=MAX_SHOWN_SUBSCRIPTIONS)
+        return {"subscriptions": found} if found else None
+
     def _eligible(self, accounts: Sequence[Any]) -> Iterator[Agency]:
         now = self.requests.clock()
         return subscription.eligible(
@@ -189,9 +203,12 @@ def stats() -> SystemStats:
     """Return how many requests are open and were created in the last day, and subscriptions that are left out."""
     kinds = review_requests().product_types
     count, ids = subscription.unreadable(kinds, limit=NAMED_IN_LOG) if kinds else (0, [])
-    problems = [] if kinds else ["MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review"]
+    problems = {}
+    if not kinds:
+        problems[Rule.SETTINGS_WARNING] = "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review"
     if count:
-        problems.append(f"{count} subscriptions have no readable created_at: {', '.join(map(str, ids))}")
+        shown = ", ".join(map(str, ids))
+        problems[Rule.UNREADABLE_DOCUMENTS] = f"{counted(count, 'subscription')} without a readable created_at: {shown}"
     day_ago = database.server_now() - hours(24)
     return SystemStats(
         numbers={"open": pulse.count_open(), "created_last_day": pulse.count_created(day_ago), "unreadable": count},
@@ -264,6 +281,13 @@ def _obstacles() -> list[str]:
     return [DUPLICATE_REQUESTS, *duplicates] if duplicates else []
 
 
+def explain(id: str, dispatch: DispatchState) -> Sequence[Explanation]:
+    """Explain the agencies that an id names."""
+    from services.agency_explanation import explain  # which needs this module
+
+    return explain(review_requests(), id, dispatch)
+
+
 system = System(
     name="review-requests",
     title="Reviews",
@@ -277,6 +301,8 @@ system = System(
     page="/reviews",
     items=eligible_agencies,
     items_name="agencies",
+    item_name="agency",
+    explain=explain,
     stats=stats,
     slow_numbers=slow_numbers,
     has_lag=False,  # an agency counts from its first subscription, however often it was asked since

@@ -9,7 +9,7 @@ Emits: nothing; each reset site may be handed over to another application's task
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,12 +20,14 @@ from uuid import uuid4
 from models import database, site
 from models.listing import Position
 from models.site import Sites
-from queue_manager.core.clock import hours, minutes, parse_utc, seconds, to_iso
+from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.health_rules import MANY_RESETS, Rule
 from queue_manager.items import Item, Listed, State, merged
 from queue_manager.system import System, SystemStats
+from services import site_explanation
 from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, ItemResult, Limits, leases_of
 from services.problems import counted, ids
 
@@ -48,6 +50,7 @@ class StaleSites(DueWork):
     sites: Sites
     run: str
     threshold: timedelta
+    has_timelines: bool = True
 
     def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         now = self.clock()
@@ -70,10 +73,15 @@ class StaleThumbnails(DueWork):
     """What an item of the scan does, and how a run ends."""
 
     hand_over: HandOver | None = None
+    has_timelines: bool = True
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         """Yield nothing: a run has one `StaleSites` for each collection."""
         yield from ()
+
+    def due_ms(self, item: DueItem) -> int | None:
+        started_ms = super().due_ms(item)
+        return None if started_ms is None else started_ms + milliseconds(threshold())
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         self.release([item])
@@ -101,7 +109,7 @@ class StaleThumbnails(DueWork):
             site.record_outcome(token, collection, site_id, "skipped", now=self.clock())
             return {"skipped": True, "reason": "Build changed" if sites.exists(key) else "Site not found"}
         site.record_outcome(token, collection, site_id, "reset", now=self.clock())
-        if in_a_row >= site.MANY_RESETS:
+        if in_a_row >= MANY_RESETS:
             log.warning("Site was reset many times in a row", collection=collection, site_id=site_id, times=in_a_row)
         self._hand_over(collection, database.shown_id(key))
         return {"reset": True, "collection": collection, "site_id": site_id, "resets_in_a_row": in_a_row}
@@ -242,7 +250,11 @@ class HungSites(Listed):
         ]
 
     def has(self, id: str) -> bool:
-        return any(site.ALL[name].exists(key) for name, keys in _by_collection([id]).items() for key in keys)
+        return self.document(id) is not None
+
+    def document(self, id: str) -> Mapping[str, Any] | None:
+        found = (site.ALL[name].get(key) for name, keys in _by_collection([id]).items() for key in keys)
+        return next(filter(None, found), None)
 
 
 def hung_sites() -> HungSites:
@@ -282,16 +294,14 @@ def _add_problems(stats: SystemStats, before: datetime) -> None:
             for name, sites in site.ALL.items()
             for often in sites.reset_often()
         ]
-        stats.add_problem(
-            f"{counted(stuck, 'stuck site')}: reset {site.MANY_RESETS} times in a row or more and hanging again each "
-            f"time; look at the builder of thumbnails ({ids(shown, stuck)})",
-            state="stuck",
+        stats.problems[Rule.REPEATED_RESETS] = (
+            f"{counted(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more and hanging again each time "
+            f"({ids(shown, stuck)})"
         )
     if failed := _failed_and_hanging(before):
-        stats.add_problem(
-            f"{counted(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs; see "
-            f"the error in the dashboard, then retry ({ids(failed, len(failed))})",
-            state="failed",
+        stats.problems[Rule.FAILED_ITEMS] = (
+            f"{counted(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs "
+            f"({ids(failed, len(failed))})"
         )
 
 
@@ -340,7 +350,7 @@ def _by_collection(ids: Sequence[str]) -> dict[str, list[Any]]:
     return found
 
 
-system = System(
+system: System = System(
     name="stale-thumbnails",
     title="Thumbnails",
     description="Thumbnail builds that hang, reset hourly.",
@@ -353,7 +363,11 @@ system = System(
     trigger="sites/fix-stale-thumbnails",
     page="/thumbnails",
     items=hung_sites,
+    on_time_within=hours(1),  # the time between two scans
     items_name="sites",
+    explain=lambda id, dispatch: list(
+        site_explanation.explain(system, leases_of(system.name), threshold(), id, dispatch)
+    ),
     stats=stats,
     collections=site.collections,
 )

@@ -2,7 +2,7 @@
 
 What is due: `snooze_time.time <= now` in `support_rooms`, not in flight and not cooling off after a failure.
 Guarantee: a room wakes once for each snooze, never early, even if processes crash; a new snooze set meanwhile
-survives. The event is sent at least once.
+survives. The event is sent at least once, and once more if servers of Socket.IO may have been away.
 Options: `QM_SNOOZE_SCAN_SECONDS` (10), `QM_LEASE_SECONDS` (60), `QM_AHEAD_LIMIT` (200 rooms), `QM_MAX_QUEUE`,
 `QM_SNOOZE_FLAG` (true: `snooze_queue_in_progress` is kept for other programs).
 Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "unsnoozed", timestamp}`.
@@ -10,9 +10,10 @@ Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "uns
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, ClassVar
 
 from pymongo import IndexModel
 
@@ -22,8 +23,11 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
+from queue_manager.explanation import TimelineEntry
+from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
-from services.due_documents import DueDocuments, Failure, Reasons, Run, Written
+from services import room_history
+from services.due_documents import CallAgain, DueDocuments, Failure, Reasons, Run, Written
 from services.problems import counted
 from services.realtime import EmitFailed, events
 
@@ -36,6 +40,19 @@ log = get_logger(INITIATOR)
 @dataclass(frozen=True, kw_only=True)
 class SupportSnooze(DueDocuments):
     """Snoozed rooms, with the names of fields and results that the product knows."""
+
+    until: ClassVar[str] = "Snoozed until"
+    later: ClassVar[str] = "snoozed"
+
+    def malformed(self, document: Document) -> str | None:
+        problem = room_history.without_time(document) or super().malformed(document)
+        return problem and f"{problem}; `queue-manager health` counts such rooms"
+
+    def describe_idle(self, document: Document, now: datetime) -> tuple[str, str]:
+        return room_history.describe_awake(document, now)
+
+    def past(self, document: Document) -> Iterable[TimelineEntry]:
+        return room_history.past(document)
 
     @property
     def flag_field(self) -> str | None:
@@ -53,7 +70,9 @@ class SupportSnooze(DueDocuments):
         stats.numbers["malformed"] = malformed.count
         if malformed.count:
             ids = ", ".join(map(shown_id, malformed.ids))
-            stats.add_problem(f"{malformed.count} rooms have a malformed snooze_time and can never fall due: {ids}")
+            stats.problems[Rule.UNREADABLE_DOCUMENTS] = (
+                f"{counted(malformed.count, 'room')} with a malformed snooze_time, which can never fall due: {ids}"
+            )
 
 
 def adoption_notes() -> list[str]:
@@ -107,7 +126,7 @@ def unsnooze(room: Document, run: Run) -> Document:
 
 @system.after
 def announce(written: Sequence[Written]) -> None:
-    """Tell the dashboards of the accounts; closed rooms have no event. Raises EmitFailed."""
+    """Tell the dashboards of the accounts; closed rooms have no event. Raises CallAgain and EmitFailed."""
     log.info(f"Unsnoozed {len(written)} rooms")
     messages = [
         (
@@ -119,7 +138,8 @@ def announce(written: Sequence[Written]) -> None:
     ]
     for attempt in range(1, EMIT_ATTEMPTS + 1) if messages else ():
         try:
-            events().emit_all("support_room_updated", messages)
+            if again_in := events().emit_all("support_room_updated", messages):
+                raise CallAgain(again_in)
             return
         except EmitFailed as error:
             log.warning(f"Socket emit failed: {error}", rooms=len(messages), attempt=attempt)

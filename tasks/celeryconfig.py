@@ -4,8 +4,7 @@ Every public name of this module is a setting, which `celery report`, `inspect c
 passwords only in `broker_url` and under names such as `password`.
 """
 
-from urllib.parse import unquote as _unquote
-from urllib.parse import urlsplit as _urlsplit
+import os as _os
 
 from kombu import Queue as _Queue
 
@@ -13,10 +12,12 @@ from beat_schedule import systems as _systems_of_settings
 from queue_manager.beat.leader_lock import LEADER_LOCK as _LEADER_LOCK
 from queue_manager.broker.keys import DEFAULT_QUEUE as _DEFAULT_QUEUE
 from queue_manager.broker.keys import SCHEDULE_PREFIX as _SCHEDULE_PREFIX
+from queue_manager.broker.options import kombu_url as _kombu_url
 from queue_manager.broker.options import register_transport as _register_transport
 from queue_manager.broker.options import tls_options as _tls_options
 from queue_manager.broker.options import transport_options as _transport_options
 from queue_manager.core.redis_client import client_options as _client_options
+from queue_manager.core.redis_url import public_url as _public_url
 from queue_manager.core.settings import settings as _read_settings
 from queue_manager.system import SCANS_QUEUE as _SCANS_QUEUE
 from queue_manager.system import item_queues as _item_queues
@@ -27,15 +28,13 @@ from tasks.routes import queue_of as _queue_of
 
 with _usage_errors():
     _settings = _read_settings()
-_redis = _urlsplit(_settings.redis_url)
-_credentials = {
-    name: _unquote(getattr(_redis, name)) for name in ("username", "password") if getattr(_redis, name) is not None
-}
 
 # Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
-broker_url = _settings.broker
+broker_url = _kombu_url(_settings)
+if _os.environ.get("CELERY_BROKER_URL") == _settings.broker_url:  # Celery's command line copied BROKER_URL
+    _os.environ.pop("CELERY_BROKER_URL", None)
 broker_transport = _register_transport(broker_url) if _settings.has_batched_broker else None
-broker_use_ssl = _tls_options(broker_url)
+broker_use_ssl = _tls_options(_settings.broker)
 broker_transport_options = _transport_options(_settings)
 broker_connection_retry_on_startup = True
 broker_connection_max_retries = None  # no limit: a broker that is away comes back
@@ -57,7 +56,7 @@ task_routes = [_queue_of]
 
 if _settings.has_batched_broker:
     worker_consumer = "queue_manager.broker.consumer:Consumer"  # says why it refuses a message
-worker_concurrency = _settings.qm_worker_concurrency
+worker_concurrency = _settings.worker_concurrency
 worker_prefetch_multiplier = 4  # of jobs none should wait long; the Procfile's worker, without them, makes large groups
 worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again
 worker_hijack_root_logger = False
@@ -69,9 +68,8 @@ beat_scheduler = "queue_manager.beat.scheduler:LeaderScheduler"
 beat_max_loop_interval = 1
 beat_enable_remote_control = True
 beat_remote_control_max_tick_age = 30
-# Without the credentials, which are in the options: there `password` is redact_url.
-redbeat_redis_url = _redis._replace(netloc=_redis.netloc.rpartition("@")[2]).geturl()
-redbeat_redis_options = {**_client_options(_settings.redis_url), **_credentials}
+redbeat_redis_url = _public_url(_settings.redis_url)
+redbeat_redis_options = _client_options(_settings.redis_url)  # with the credentials: a `password` is masked here
 redbeat_key_prefix = _SCHEDULE_PREFIX
 redbeat_lock_key = _LEADER_LOCK
 redbeat_lock_timeout = _settings.jobs_takeover_seconds

@@ -2,13 +2,18 @@
 
 A message that waits in a slow worker is neither in the queue nor lost. Without a renewal its lease would run out
 and the next scan would send the item again. A worker that dies stops renewing: that is how its items come back.
+The main process also renews the claims of long tasks and ends those that exceed their time limit, since a process that
+hangs, is stopped or holds the GIL can do neither.
 The main thread judges ETAs by the sample of the database server's clock (`database.estimated_now`).
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Thread
 
@@ -22,7 +27,7 @@ from queue_manager.core.settings import settings
 from services.due_work import DueItem
 from tasks.item import ItemTask
 
-RENEW_DELAY = 0.5  # seconds until a message just received is renewed; `transport.backlog` covers the time before
+BEAT_INTERVAL = 0.5  # seconds; an item held for two beats is renewed, and `broker.backlog` covers the time before
 
 log = get_logger("QM/leases")
 
@@ -36,8 +41,10 @@ class Heartbeat:
     def __init__(self) -> None:
         self._stop = Event()
         self._thread: Thread | None = None
-        self._known: set[str] = set()
-        self._renewed_at = 0.0
+        self._seen: set[str] = set()
+        self._renewed: set[str] = set()
+        self._renewed_at = self._claims_renewed_at = 0.0
+        self._ended: set[str] = set()
 
     def start(self) -> None:
         """Begin renewing; a second call (a consumer that restarted) changes nothing."""
@@ -49,14 +56,12 @@ class Heartbeat:
         self._stop.set()
 
     def _run(self) -> None:
-        while not self._stop.wait(RENEW_DELAY):
-            for act in (self.beat, self.release_lost, server_now):
-                try:
-                    act()
-                except Exception as error:
-                    # MongoDB is away: leases may run out, which costs duplicates that are left alone; the clock's last
-                    # sample goes on.
-                    log.warning("A step of the heartbeat failed", step=act.__name__, error=reason(error))
+        is_failing = False
+        while not self._stop.wait(BEAT_INTERVAL):
+            failed = [act for act in (self.supervise, self.beat, self.release_lost, server_now) if not _try(act)]
+            if is_failing and not failed:
+                log.info("The heartbeat works again")
+            is_failing = bool(failed)
 
     def release_lost(self) -> None:
         """Make the items of processes that died due again, as soon as MongoDB takes it."""
@@ -70,21 +75,67 @@ class Heartbeat:
             except Exception as error:
                 log.error("A lost item waits for its lease to end", task_id=request.id, error=reason(error))
 
+    def supervise(self) -> None:
+        """Renew the claims of long tasks while their process lives, and end the processes that exceeded their limit.
+
+        A process cannot do either itself while its task holds the GIL, or while it is stopped.
+        """
+        running: dict[ItemTask, dict[str, int]] = defaultdict(dict)
+        for request in _reserved():
+            if isinstance(request.task, ItemTask) and request.task.is_long and request.worker_pid:
+                running[request.task][request.id] = request.worker_pid
+        is_renewal = time.monotonic() - self._claims_renewed_at > settings().jobs_lease_seconds / 3
+        for task, pids in running.items():
+            if is_renewal:
+                task.work().renew_claims(pids)
+            for token, text in task.work().over_limit(pids).items():
+                self._end_process(token, pids[token], text)
+        self._ended &= {token for pids in running.values() for token in pids}
+        if is_renewal:
+            self._claims_renewed_at = time.monotonic()
+
+    def _end_process(self, token: str, pid: int, text: str) -> None:
+        """End a process of the pool, once. A pool of threads has none, so that the task goes on."""
+        if pid == os.getpid() or token in self._ended:
+            return
+        self._ended.add(token)
+        log.error(f"{text}, and did not stop: its process is ended", pid=pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
     def beat(self) -> None:
-        """Renew what arrived since the last time, and everything when a third of a lease has passed."""
+        """Renew the leases held since the last heartbeat, and all leases after a third of their duration.
+
+        Most items complete before their second beat: their own start renews them.
+        """
         held = {request.id: request for request in _reserved() if isinstance(request.task, ItemTask)}
         shortest = min(settings().qm_lease_seconds, settings().jobs_lease_seconds)
         everything = time.monotonic() - self._renewed_at > shortest / 3
         items: dict[ItemTask, list[DueItem]] = defaultdict(list)
-        for token in held.keys() if everything else held.keys() - self._known:
+        renewed = set(held) if everything else (held.keys() & self._seen) - self._renewed
+        for token in renewed:
             request = held[token]
             with suppress(PermanentError):  # arguments that name no item hold nothing
                 items[request.task].append(request.task.item(token, request.args, request.kwargs))
         for task, of_task in items.items():
             task.work().renew(of_task)
-        self._known = set(held)
+        self._seen = set(held)
+        self._renewed = (self._renewed | renewed) & self._seen
         if everything:
             self._renewed_at = time.monotonic()
+
+
+def _try(act: Callable[[], object]) -> bool:
+    """Return False if a step failed.
+
+    While MongoDB is away, leases may run out, which costs duplicates without effect; the clock's last sample is used.
+    """
+    try:
+        act()
+    except Exception as error:
+        log.warning("A step of the heartbeat failed", step=act.__name__, error=reason(error))
+        return False
+    return True
 
 
 def _reserved() -> list[Request]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
 from inspect import Parameter, Signature, signature
@@ -18,14 +19,24 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import BatchPublishError, OperationalError
 
 from models.database import OUTAGES, estimated_now
+from models.item_events import AttemptEvent
 from queue_manager.batching.task import WAIT_IN_PLACE, BatchedTask
-from queue_manager.core.errors import AppError, ContinueLater, NotYetDue, PermanentError, reason, typed_reason
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import (
+    AppError,
+    ContinueLater,
+    ErrorText,
+    NotYetDue,
+    PermanentError,
+    reason,
+    typed_reason,
+)
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.leases import MustPause
-from queue_manager.telemetry import counters
+from queue_manager.telemetry import counters, error_reports, tracing
 from services.due_work import DueItem, DueWork
 from tasks.app import app
 
@@ -52,14 +63,16 @@ class ItemTask(BatchedTask):
             return super().__call__(*args, **kwargs)
         item = self.item(self.request.id, args, kwargs)
         if self._batch is not None:
-            return self._batch.record(item, self._attempt(item))
+            return self._batch.record(item, self._measured_attempt(item))
         try:
             with self.work().attempt(item) as attempts:
-                result = self._attempt(item)
+                result = self._measured_attempt(item)
                 attempts.done.add(item.lease)
                 return result
         except MustPause as lost:
             log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
+            error_reports.report(lost, where=self.name, task_id=item.token, item=item.lease)
+            self._record(item, "lost", lost)
             self._pause(item, lost)
             raise Ignore from None
 
@@ -79,9 +92,20 @@ class ItemTask(BatchedTask):
         is_limited = self.has_worker_limit or self.time_limit or self.app.conf.task_time_limit
         return None if self.is_long or is_limited else settings().qm_item_timeout_seconds
 
+    def _measured_attempt(self, item: DueItem) -> Any:
+        began = time.monotonic()
+        is_measured = self.is_long or self.has_batch_outcome  # by its system, or by the batch
+        result = self._attempt(item)
+        if not is_measured:
+            self.request.durations = self.durations(self.work(), [(item, self.request, result)], began=began)
+        return result
+
     def _attempt(self, item: DueItem) -> Any:
         try:
-            return self._run_when_due(item)
+            if self._batch is not None:  # which has a span
+                return self._run_when_due(item)
+            with self._span(item):
+                return self._run_when_due(item)
         except (PermanentError, Ignore, Reject):
             raise
         except Exception as error:
@@ -91,11 +115,17 @@ class ItemTask(BatchedTask):
                     raise PermanentError("not enough memory") from error
                 raise
             wait = self.retry_policy.wait_before(attempt + 1)
+            self._record(item, "retried", error)
             self._postpone(item, wait)
             raise self._retry(error, wait) from error
 
+    def _span(self, item: DueItem) -> AbstractContextManager[object]:
+        about = {"celery.task": self.name, "messaging.message.id": item.token}
+        headers = [{tracing.TRACE_HEADER: self.request.get(tracing.TRACE_HEADER)}]
+        return tracing.processing(self.queue_name, headers, attributes=about, not_errors=(Ignore, Reject))
+
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        counters.items(self.queue_name, {"done": 1})
+        counters.items(self.queue_name, {"done": 1, **(self.request.get("durations") or {})})
 
     def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         counters.items(self.queue_name, {"retried": 1})
@@ -103,15 +133,22 @@ class ItemTask(BatchedTask):
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """The last attempt failed, or it can never succeed: the item's system is told."""
         log.error(f"Item failed permanently: {reason(exc)}", task=self.name, task_id=task_id)
+        if not isinstance(exc, (*OUTAGES, *REDIS_OUTAGES)):  # of which health tells, once for all items
+            error_reports.report(exc, where=self.name, task_id=task_id, attempts=self.request.retries + 1)
         counters.items(self.queue_name, {"failed": 1})
         try:
             item = self.item(task_id, args, kwargs)
-            error = reason(exc) if isinstance(exc, EXPECTED) else typed_reason(exc)
-            self.use_database(lambda: self.work().give_up(item, error=error))
+            self._record(item, "failed", exc)
+            self.use_database(lambda: self.work().give_up(item, error=_text_of(exc)))
         except PermanentError:
             pass  # the arguments name no item, so there is nothing to give up
         except Exception as error:
             log.error("Failure could not be recorded; the lease will bring the item back", error=reason(error))
+
+    def _record(self, item: DueItem, event: AttemptEvent, error: Exception) -> None:
+        """Record an attempt that did not succeed, unless MongoDB is away."""
+        if not isinstance(error, OUTAGES):
+            self.work().record_attempt(item, event, error=_text_of(error), attempt=self.request.retries + 1)
 
     @cached_property
     def _signature(self) -> Signature:
@@ -123,10 +160,10 @@ class ItemTask(BatchedTask):
         kinds = [one.kind for one in self._signature.parameters.values()]
         return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else None
 
-    def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
-        """Return the item that the arguments name, with every default filled in. Raises PermanentError."""
+    def item(self, token: str, args: Any, kwargs: Any, *, work: DueWork | None = None) -> DueItem:
+        """Return the item of `work` that the arguments name, with every default filled in. Raises PermanentError."""
         given = self._bound(args, kwargs)
-        return DueItem(token=token, args=given, lease=self.work().lease_of(given))
+        return DueItem(token=token, args=given, lease=(work or self.work()).lease_of(given))
 
     def _bound(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         if isinstance(args, list | tuple) and len(args) == self._arity and kwargs == {}:
@@ -152,7 +189,11 @@ class ItemTask(BatchedTask):
 
     def _outcome(self, item: DueItem) -> Any:
         outcome = self.batch_outcome()
-        return self.use_database(lambda: self.run(*item.args)) if outcome is None else outcome
+        if outcome is None:
+            began = time.monotonic()
+            outcome = self.use_database(lambda: self.run(*item.args))
+            self.work().record_executed([item], [outcome or {}], took=seconds(time.monotonic() - began))
+        return outcome
 
     def _send_again(self, item: DueItem, wait: timedelta) -> None:
         """Come back after `wait` as the same attempt of the same task."""
@@ -170,7 +211,8 @@ class ItemTask(BatchedTask):
         try:
             # Not `countdown`, which Celery adds to this machine's time.
             retry: Retry = self.retry(exc=error, eta=estimated_now() + wait, throw=False)
-            retry.when = wait.total_seconds()  # logged as "Retry in 2s"
+            said = f"Retry in {wait.total_seconds()}s: {type(error).__name__}: {reason(error)}"
+            retry.message = ErrorText.of(said, error)  # which Celery logs
             return retry
         except Reject as rejected:  # Celery gives up a message whose retry it cannot publish
             return self._requeued(rejected.reason)
@@ -191,6 +233,10 @@ class ItemTask(BatchedTask):
         except Exception as error:
             # A lease that runs out meanwhile costs a duplicate message, and nothing else.
             log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))
+
+
+def _text_of(error: Exception) -> str:
+    return reason(error) if isinstance(error, EXPECTED) else typed_reason(error)
 
 
 def item_task(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from logging import LogRecord, getLogger
 from typing import Any
 
 from celery import signals
@@ -15,19 +16,19 @@ from models import database
 from queue_manager.broker import start_check
 from queue_manager.core import log as logging
 from queue_manager.core import memory, redis_client, server_check
-from queue_manager.core.clock import seconds
-from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.clock import MAX_CLOCK_SKEW
+from queue_manager.core.errors import ConfigurationError, ScanFailed, reason
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
-from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry import error_reports, tracing, worker_heartbeats
 from services import job_queues, message_queue
 from tasks.app import app
+from tasks.database_pause import pings
 from tasks.heartbeat import Heartbeat
 from tasks.registration import require_tasks
 
 log = logging.get_logger("QM/start")
 _heartbeat = Heartbeat()
-TOLERATED_SKEW = seconds(2)
 
 
 @signals.setup_logging.connect
@@ -35,6 +36,13 @@ def configure_logging(loglevel: int, **_: Any) -> None:
     """Log in our form. `--loglevel` can only make it say more: Celery's own default would hide the work."""
     chosen = logging.level_number(settings().qm_log_level)
     logging.configure(level=min(chosen, loglevel), form=settings().qm_log_format)
+    getLogger("celery.app.trace").addFilter(_is_not_repeated)
+
+
+def _is_not_repeated(record: LogRecord) -> bool:
+    """Return False for Celery's line about a failed scan: each of its errors is logged already."""
+    args = record.args
+    return not (isinstance(args, dict) and str(args.get("exc", "")).startswith(f"{ScanFailed.__name__}("))
 
 
 @signals.worker_init.connect
@@ -43,8 +51,11 @@ def check_worker(**_: Any) -> None:
         configure_logging(logging.level_number("WARNING"))  # Celery does it only after this
         _log_warnings()
         require_tasks()
+        error_reports.require_sdk()
+        tracing.require_opentelemetry()
         _refuse_wrong_servers(with_mongo=True)
         _refuse_missing_jobs()
+        memory.reduce_garbage_collection()  # before the pool forks, so that children share these objects
 
 
 @signals.task_revoked.connect
@@ -63,12 +74,19 @@ def warn_of_expired(request: Any, expired: bool, **_: Any) -> None:
 def check_beat(**_: Any) -> None:
     with _ending_the_process():
         _log_warnings()
+        tracing.require_opentelemetry()
         _refuse_wrong_servers(with_mongo=False)
 
 
 @signals.worker_process_init.connect
 def settle(**_: Any) -> None:
     memory.reduce_garbage_collection()
+
+
+@signals.worker_process_shutdown.connect
+def flush_telemetry(**_: Any) -> None:
+    error_reports.flush()
+    tracing.flush()
 
 
 @signals.worker_ready.connect
@@ -81,12 +99,14 @@ def start_heartbeat(sender: Any, **_: Any) -> None:
 @signals.heartbeat_sent.connect
 def show_presence(sender: Any, **_: Any) -> None:
     """Show that this worker is there: from its main loop, so that one that hangs is not. It comes also without -E."""
-    worker_heartbeats.record(sender.eventer.hostname, sender.eventer.app.amqp.queues.consume_from)
+    queues = sender.eventer.app.amqp.queues.consume_from
+    worker_heartbeats.record(sender.eventer.hostname, queues, paused=pings.problem)
 
 
 @signals.worker_shutdown.connect
 def stop_heartbeat(sender: Any, **_: Any) -> None:
     _heartbeat.stop()
+    pings.stop()
     worker_heartbeats.remove(sender.hostname)
 
 
@@ -107,7 +127,7 @@ def _ending_the_process() -> Iterator[None]:
 def _compare_clocks() -> None:
     """Warn of a clock that differs from the database's, by which everything is judged."""
     ahead = datetime.now(UTC) - database.server_now()
-    if abs(ahead) > TOLERATED_SKEW:
+    if abs(ahead) > MAX_CLOCK_SKEW:
         log.warning(f"This machine's clock is {ahead.total_seconds():+.1f} s off the database's: set both by NTP")
 
 
@@ -122,7 +142,7 @@ def _refuse_wrong_servers(*, with_mongo: bool) -> None:
         _check_redis(server_check.require_broker, settings().redis_url)
         _check_broker()
         if settings().qm_message_queue:
-            _check_redis(server_check.require_server, message_queue.server_url())
+            _check_redis(server_check.require_queue_server, message_queue.server_url())
         if with_mongo:
             until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log)
     finally:

@@ -1,4 +1,4 @@
-"""Has the workers empty the keys of release 0.1: one at a time, from a thread of the main process."""
+"""Has the workers of the default queue empty the keys of release 0.1: one at a time, from a thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import signals
 
+from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.broker.old_keys import OldKeys
 from queue_manager.core import redis_client
 from queue_manager.core.errors import reason
@@ -27,8 +28,9 @@ def queues_by_task() -> dict[str, str]:
 
 
 @signals.worker_ready.connect
-def start(**_: Any) -> None:
-    if (url := settings().broker_redis_url) is not None:
+def start(sender: Any, **_: Any) -> None:
+    url = settings().broker_redis_url
+    if url is not None and DEFAULT_QUEUE in sender.app.amqp.queues.consume_from:
         Thread(target=_run, args=(url,), name="old-keys", daemon=True).start()
 
 
@@ -39,11 +41,15 @@ def stop(**_: Any) -> None:
 
 def _run(url: str) -> None:
     old = OldKeys(queues_by_task())
-    while not _stop.wait(PERIOD):
-        try:
-            with redis_client.connect(url) as client:
-                # Expires a little before the next turn: whichever worker comes first takes it.
-                if client.set(DRAIN_LOCK, 1, nx=True, px=int(PERIOD * 900)) and (moved := old.empty(client)):
+    with redis_client.connect(url) as client:
+        while not _stop.wait(PERIOD):
+            try:
+                # The lock expires a little before the next turn: the worker that comes first takes it.
+                if (
+                    old.exist(client)
+                    and client.set(DRAIN_LOCK, 1, nx=True, px=int(PERIOD * 900))
+                    and (moved := old.empty(client))
+                ):
                     log.info("Messages of release 0.1 and of callers without a queue were moved", messages=moved)
-        except redis_client.RedisError as error:
-            log.debug("The keys of release 0.1 could not be read", error=reason(error))
+            except redis_client.RedisError as error:
+                log.debug("The keys of release 0.1 could not be read", error=reason(error))

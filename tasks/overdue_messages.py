@@ -13,7 +13,7 @@ from collections import Counter
 from datetime import timedelta
 
 from queue_manager.core.log import get_logger
-from services.message_queue import SweepResult, other_programs, sweeper
+from services.message_queue import SweepResult, fold_counts, other_programs, sweeper
 from tasks.app import app
 from tasks.scan import ScanReport, scan_task
 
@@ -26,6 +26,7 @@ log = get_logger(MESSAGE_QUEUE_INITIATOR)
 def requeue_overdue_messages() -> ScanReport:
     swept = sweep()
     other_programs().heal()
+    fold_counts()
     requeued, dead = len(swept.requeued), len(swept.dead_lettered)
     return ScanReport(
         found=requeued + dead,

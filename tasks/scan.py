@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -20,12 +20,13 @@ from queue_manager.batching.publish import publish
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import ScanFailed, reason
+from queue_manager.core.errors import ErrorText, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE
-from queue_manager.telemetry import counters
+from queue_manager.telemetry import counters, error_reports, tracing
+from services import history
 from services.due_work import DueBatch, DueWork
 from tasks.app import app
 from tasks.item import EXPECTED, ItemTask, current_token
@@ -88,16 +89,18 @@ class ScanTask(Task):
             log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
             return {"skipped": True}
         started = time.monotonic()
-        with self._marked():
+        with self._marked(), self._span():
             try:
                 report = self.run(*args, **kwargs)
             except Exception as error:
                 report = ScanReport(errors=[describe(error)])
+            tracing.annotate(**report.figures())
         duration_ms = round((time.monotonic() - started) * 1000)
         run = {**report.figures(), "duration_ms": duration_ms}
         scan_log = get_logger(self.initiator)
         self._record(run, report)
         counters.scan(self.name, run)
+        self._copy_history()
         if report.enqueued:
             scan_log.info(self.sent, **run)
         for message in report.errors:
@@ -105,6 +108,10 @@ class ScanTask(Task):
         if report.errors:
             raise ScanFailed(f"{len(report.errors)} of the scan's steps failed; the first: {report.errors[0]}")
         return {**run, **report.details}
+
+    def _span(self) -> AbstractContextManager[object]:
+        headers = [{tracing.TRACE_HEADER: self.request.get(tracing.TRACE_HEADER)}]
+        return tracing.processing(self.queue_name, headers, attributes={"celery.task": self.name})
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
@@ -131,6 +138,14 @@ class ScanTask(Task):
         except Exception as error:
             # The record only informs: an error while writing it must not fail the scan.
             log.warning("The run could not be recorded", scan=self.name, error=reason(error))
+
+    def _copy_history(self) -> None:
+        try:
+            with within(RECORD_TIMEOUT):
+                history.copy(systems(), now=server_now())
+        except Exception as error:
+            # What was counted is kept for a day: a later scan copies it.
+            log.warning("The history could not be copied", scan=self.name, error=reason(error))
 
 
 def scan_task(
@@ -173,11 +188,12 @@ def _time_of_scan() -> timedelta:
     return min([0.9 * period for period in periods] + [MAX_SCAN])
 
 
-def describe(error: Exception) -> str:
+def describe(error: Exception) -> ErrorText:
     """Return an error as one line. The stack of an unexpected one is logged here, once."""
-    said = f"{type(error).__name__}: {reason(error)}"
+    said = ErrorText.of(f"{type(error).__name__}: {reason(error)}", error)
     if not isinstance(error, EXPECTED):
         log.error("Unexpected error in a scan", error=said, exc_info=error)
+        error_reports.report_repeated(error, where=current_task.name if current_task else "scan")
     return said
 
 
@@ -187,7 +203,8 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
             publish(task, batch.items, producer)
     except Exception as error:
         describe(error)
-        report.errors.append(f"{len(batch.items)} items could not be sent: {error.__cause__ or error}")
+        cause = error.__cause__ or error
+        report.errors.append(ErrorText.of(f"{len(batch.items)} items could not be sent: {reason(cause)}", cause))
         if not isinstance(error, UNCERTAIN):
             work.release(batch.items)
         return

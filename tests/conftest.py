@@ -14,7 +14,10 @@ from dev.binaries import VALKEY
 from dev.ports import free_port
 from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 from models import database, schema
+from services import support_snooze
+from services.due_documents.work import DocumentWork
 from tests.real_servers import Servers
+from tests.rooms import AgingClock, RecordedEvents, make_work
 
 # The environment is set before any test module is collected, because pytest looks into every name of a module,
 # and looking into a Celery task reads its configuration. The servers start when the first test needs them.
@@ -57,6 +60,24 @@ def clean(servers: Servers) -> Servers:
         client.flushall()
     _close_celery()  # a pooled connection that an earlier test cut must not fail this one
     return servers
+
+
+@pytest.fixture
+def clock() -> AgingClock:
+    return AgingClock()
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> RecordedEvents:
+    """Record the events of support snooze instead of emitting them."""
+    recorded = RecordedEvents()
+    monkeypatch.setattr(support_snooze, "events", lambda: recorded)
+    return recorded
+
+
+@pytest.fixture
+def snooze(clock: AgingClock, events: RecordedEvents) -> DocumentWork:
+    return make_work(clock)
 
 
 def _close_celery() -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(check: Callable[[], T], *, within: float = 10.0, every: float = 0.02) -> T:
+def eventually(check: Callable[[], T], *, within: float = 30.0, every: float = 0.02) -> T:
     """Return the first truthy value of `check`, asked every `every` seconds.
 
     Raises AssertionError, naming the check and its last value, after `within` seconds. An AssertionError

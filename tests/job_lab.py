@@ -10,7 +10,9 @@ from typing import Any
 from bson import ObjectId
 
 from models import job, job_attempt
-from models.database import Document
+from models.database import Document, server_now
+from models.job import JobState
+from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
 from queue_manager.leases import Leases
 from services.due_work import Backlog, DueItem, Limits
@@ -40,13 +42,13 @@ class Lab:
         for name in names or ("mail", "report"):
             self.register(name)
 
-    def register(self, name: str) -> None:
+    def register(self, name: str, **repetition: Any) -> None:
         def work(*arguments: Any, run: Any) -> Any:
             self.ran.append(arguments)
             act = self.works.get(name)
             return act(*arguments, run=run) if act else None
 
-        self.registry.register(name, work)
+        self.registry.register(name, work, **repetition)
 
     def run(self, name: str, *arguments: Any, **options: Any) -> str:
         """Store a job that nothing stands against; return its id."""
@@ -65,9 +67,13 @@ class Lab:
     def executing(self, id: str, *, token: str = "elsewhere", lease: timedelta = LEASE) -> Document:
         """Start the job as a worker elsewhere would; return it as that worker knows it."""
         found = self.jobs.get(id)
+        self.start(found, token=token, lease=lease)
+        return found
+
+    def start(self, found: Document, *, token: str = "elsewhere", lease: timedelta = LEASE) -> None:
+        """Start a job as it was read."""
         now = self.clock()
         assert job_attempt.start(found, token=token, now=now, until=now + lease)
-        return found
 
     def dispatching(self, epoch: int | None = None, *, lease: timedelta = LEASE) -> Dispatch:
         return Dispatch(
@@ -77,6 +83,7 @@ class Lab:
             ahead=PERIOD,
             epoch=epoch,
             retention=self.retention,
+            declared=self.registry.repetitions(),
         )
 
     def dispatch(
@@ -116,10 +123,34 @@ class Lab:
     def states(self) -> dict[str, int]:
         """Return how many jobs there are in each state that has any."""
         found: dict[str, int] = {}
-        for of_name in job.counts().values():
+        for of_name in count_jobs().values():
             for state, number in of_name.items():
                 found[state] = found.get(state, 0) + number
         return found
+
+
+def count_jobs() -> dict[str, dict[str, int]]:
+    """Count the jobs by name and state, one by one."""
+    found: dict[str, dict[str, int]] = {}
+    for one in job.jobs().find({"attempts": {"$gte": 0}}, {"name": 1, "state": 1}):
+        of_name = found.setdefault(one["name"], {})
+        of_name[one["state"]] = of_name.get(one["state"], 0) + 1
+    return found
+
+
+def start_job(id: str, *, token: str = "worker", lease: timedelta = LEASE) -> Document:
+    """Start a job that is due, as a worker elsewhere would; return it as it was before."""
+    document = job.jobs().find_one(ObjectId(id))
+    assert document is not None
+    now = max(server_now(), document["due"])  # two processes know the server's clock to within a round trip
+    assert job_attempt.start(document, token=token, now=now, until=now + lease)
+    return document
+
+
+def end_job(id: str, state: JobState, *, token: str = "worker", **outcome: Any) -> None:
+    """Start a job that is due, and end it in `state`."""
+    document = start_job(id, token=token)
+    assert job_attempt.finish(document, JobOutcome(state=state, **outcome), token=token, now=server_now())
 
 
 def lost_lease(id: str) -> None:

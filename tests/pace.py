@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Event
+
+from queue_manager.core.threads import in_thread
 
 PROBE = 0.01  # seconds of CPU time
 PROBE_EVERY = 0.1  # seconds
@@ -28,20 +30,17 @@ class Pace:
 @contextmanager
 def paced() -> Iterator[Pace]:
     """Measure the pace of the machine while the block runs."""
-    pace, is_over = Pace(), Event()
+    pace = Pace()
 
-    def watch() -> None:
+    def watch(is_over: Event) -> None:
         while not is_over.wait(PROBE_EVERY):
             pace.probe()
 
     pace.probe()
-    watching = Thread(target=watch, daemon=True)
-    watching.start()
     try:
-        yield pace
+        with in_thread(watch, name="pace"):
+            yield pace
     finally:
-        is_over.set()
-        watching.join()
         pace.probe()
 
 

@@ -46,20 +46,22 @@ def resnooze(room_id: ObjectId, until: datetime) -> None:
 
 
 class RecordedEvents:
-    """Takes events, or refuses the next `refusals` of them."""
+    """Takes events, or refuses the next `refusals` of them; `again_in` is when they must be emitted again."""
 
     def __init__(self, refusals: int = 0) -> None:
         self.sent: list[tuple[str, dict[str, Any], str]] = []
         self.refusals = refusals
+        self.again_in = seconds(0)
 
-    def emit(self, event: str, data: dict[str, Any], *, room: str) -> None:
-        self.emit_all(event, [(room, data)])
+    def emit(self, event: str, data: dict[str, Any], *, room: str) -> timedelta:
+        return self.emit_all(event, [(room, data)])
 
-    def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> timedelta:
         if self.refusals:
             self.refusals -= 1
             raise EmitFailed("Redis is away")
         self.sent += [(event, data, room) for room, data in messages]
+        return self.again_in
 
 
 class HandClock:

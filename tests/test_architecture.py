@@ -16,15 +16,30 @@ ROOT = Path(__file__).parents[1]
 # From top to bottom; a module may import what stands below it, and its own layer.
 LAYERS = [
     ["dev"],
-    ["queue_manager.cli", "queue_manager.testing", "queue_manager.health", "queue_manager.web"],
+    [
+        "queue_manager.alerts",
+        "queue_manager.cli",
+        "queue_manager.testing",
+        "queue_manager.health",
+        "queue_manager.diagnosis",
+        "queue_manager.doctor",
+        "queue_manager.web",
+    ],
     ["tasks", "queue_manager.batching"],
     ["beat_schedule"],
     ["services"],
     ["models"],
-    ["queue_manager.system", "queue_manager.items", "queue_manager.leases"],
+    [
+        "queue_manager.system",
+        "queue_manager.items",
+        "queue_manager.leases",
+        "queue_manager.health_rules",
+        "queue_manager.explanation",
+    ],
     ["queue_manager.beat", "queue_manager.telemetry"],
     ["queue_manager.broker"],
     ["queue_manager.core"],
+    ["queue_manager.client"],
 ]
 OURS = ("tasks", "services", "models", "beat_schedule", "queue_manager", "dev")
 FORBIDDEN = {
@@ -85,6 +100,18 @@ def test_each_layer_keeps_to_its_own_libraries(path: Path) -> None:
     name = str(path.relative_to(ROOT))
     used = {imported.split(".")[0] for imported in imports(path)} & FORBIDDEN.get(package, set())
     assert {library for library in used if (name, library) not in ALLOWED} == set()
+
+
+def test_the_client_imports_nothing_of_the_rest() -> None:
+    """It is also a distribution of its own, with these dependencies only."""
+    allowed = {*sys.stdlib_module_names, "httpx2", "msgspec"}
+    others = {
+        imported
+        for path in (ROOT / "queue_manager" / "client").glob("*.py")
+        for imported in imports(path)
+        if imported.split(".")[0] not in allowed and not imported.startswith("queue_manager.client.")
+    }
+    assert others == set()
 
 
 def test_what_tests_and_benchmarks_import_exists() -> None:

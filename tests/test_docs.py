@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -12,9 +13,12 @@ import typer
 from queue_manager.cli.commands import cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PUBLIC_MODULES = ("queue_manager", "queue_manager.client")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+METRIC = re.compile(r"`(queue_manager_[a-z_]+)")
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 
 
@@ -45,6 +49,48 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert set((ROOT / "docs").rglob("*.md")) - linked == {index}
 
 
+def test_each_failure_that_is_described_has_a_test_that_makes_it_happen() -> None:
+    text = (ROOT / "docs" / "explanation" / "failures.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| failure")]
+    assert rows
+    for row in rows:
+        named = re.findall(r"\[(test_\w+)\]\(\.\./\.\./(tests/\S+\.py)\)", row)
+        assert named, row
+        for name, path in named:
+            assert f"def {name}(" in (ROOT / path).read_text(), name
+
+
+def test_messages_of_errors_in_troubleshooting_are_those_of_the_program() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    messages = re.findall(r"^\| `([^`]*…[^`]*)` \|", text, re.MULTILINE)
+    assert messages
+    sources = [path.read_text() for name in ("queue_manager", "models") for path in (ROOT / name).rglob("*.py")]
+    for message in messages:
+        for part in filter(None, map(str.strip, message.split("…"))):
+            assert any(part in source for source in sources), part
+
+
+def test_metrics_that_pages_name_exist() -> None:
+    reference = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    named = {name for page in PAGES if page.name != "CHANGELOG.md" for name in METRIC.findall(page.read_text())}
+    assert named
+    assert {name for name in named if f"`{name}" not in reference} == set()
+
+
+def test_rates_of_sizing_are_those_of_the_benchmarks() -> None:
+    measured = {
+        float(number.replace(",", "")) for number in NUMBER.findall((ROOT / "benchmarks/results.md").read_text())
+    }
+    _, _, table = (ROOT / "docs" / "explanation" / "sizing.md").read_text().partition("## Measured rates\n")
+    rows = [line.split(" | ") for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    shown = [number for row in rows for number in re.findall(r"(\d[\d,]*) (?:per second|ms)", " ".join(row[1:]))]
+    assert len(shown) >= len(rows)
+    for number in shown:
+        digits = len(number.replace(",", "").rstrip("0"))
+        rounded = {f"{one:.{digits - 1}e}" for one in measured}
+        assert f"{float(number.replace(',', '')):.{digits - 1}e}" in rounded, number
+
+
 def commands(command: click.Command, path: str) -> list[str]:
     below = getattr(command, "commands", {})
     return [path] if not below else [name for one in below for name in commands(below[one], f"{path} {one}")]
@@ -54,3 +100,16 @@ def test_the_reference_lists_every_command() -> None:
     reference = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     described = re.findall(r"^\| `(queue-manager(?: [a-z-]+)+)", reference, flags=re.MULTILINE)
     assert set(commands(typer.main.get_command(cli), "queue-manager")) - set(described) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_import_only_public_names(page: Path) -> None:
+    for module, names in re.findall(
+        r"^from ([\w.]+) import (.+)$", "\n".join(CODE.findall(page.read_text())), re.MULTILINE
+    ):
+        package = module.partition(".")[0]
+        assert package not in ("services", "models", "dev"), module
+        if package == "queue_manager":
+            assert module in PUBLIC_MODULES
+            public = importlib.import_module(module)
+            assert [name for name in names.split(", ") if not hasattr(public, name)] == []

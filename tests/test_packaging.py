@@ -39,5 +39,27 @@ def test_constraints_pin_every_package_that_is_installed_here() -> None:
     assert {name: known.get(name) for name in others} == others, "run `make lock`"
 
 
+def test_all_files_name_the_latest_release() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    kustomization = (ROOT / "deploy" / "kubernetes" / "base" / "kustomization.yaml").read_text()
+    assert releases()[0] == version
+    assert f"newTag: {version}\n" in kustomization
+
+
+def test_the_releases_of_the_changelog_are_dated_and_in_order() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    dated = [re.fullmatch(r"\[\d+\.\d+\.\d+\] - (\d{4}-\d\d-\d\d)", heading) for heading in headings[1:]]
+    dates = [matched.group(1) for matched in dated if matched]
+    assert headings[0] == "[Unreleased]"
+    assert len(dates) == len(dated)
+    assert dates == sorted(dates, reverse=True)
+    numbers = [tuple(map(int, release.split("."))) for release in releases()]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+def releases() -> list[str]:
+    return re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

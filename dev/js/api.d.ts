@@ -37,6 +37,15 @@ interface ScanPage {
   cursor: string | null;
 }
 
+/** What is wrong with a system or a component, and what to do. */
+interface HealthProblem {
+  system: string;
+  rule: string;
+  text: string;
+  page: string | null;
+  action: string;
+}
+
 interface System {
   name: string;
   title: string;
@@ -50,14 +59,15 @@ interface System {
   lag_seconds: number | null;
   done_per_minute: number | null;
   failed_per_minute: number | null;
+  latency: Latency | null;
+  duration_names: Record<Measure, string>;
   errors: number | null;
   last_scan: ScanResult | null;
   next_scan_at: Moment | null;
   is_running: boolean;
   is_starting: boolean;
   idle: "paused" | "dry run" | null;
-  problems: string[];
-  pages: Record<string, string>;
+  problems: HealthProblem[];
 }
 
 interface SystemDetails extends System {
@@ -74,9 +84,44 @@ interface ServerProblems {
 interface Overview {
   servers: ServerProblems;
   leader: Leader | null;
-  workers: { name: string }[] | null;
-  problems: string[];
+  workers: { name: string; paused: string | null }[] | null;
+  problems: HealthProblem[];
   systems: System[];
+}
+
+type Measure = "due_to_done" | "wait" | "run";
+
+interface Percentiles {
+  count: number;
+  p50_ms: number;
+  p95_ms: number;
+  p99_ms: number;
+}
+
+interface Latency extends Record<Measure, Percentiles | null> {
+  on_time: { of: Measure; within_ms: number; share: number } | null;
+}
+
+/** What happened at a time. */
+interface Mark {
+  kind: "deployment" | "leader" | "outage";
+  at: Moment;
+  until: Moment | null;
+  text: string;
+  by: string | null;
+}
+
+type HistoryRange = "1h" | "24h" | "7d" | "30d" | "90d";
+
+/** What a system did in a range; null where nothing is known. */
+interface PastOfSystem {
+  begins_at: Moment;
+  step_seconds: number;
+  outcomes: Record<"done" | "failed" | "retried", (number | null)[]>;
+  percentiles: Record<Measure, Record<"p50_ms" | "p95_ms" | "p99_ms", (number | null)[]>>;
+  latency: Latency;
+  duration_names: Record<Measure, string>;
+  marks: Mark[];
 }
 
 /** Counts per bucket, oldest first. */
@@ -124,6 +169,40 @@ interface Item {
   reason: string | null;
   attempts: number;
   next_at: Moment | null;
+}
+
+interface TimelineEvent {
+  at: Moment;
+  event: string;
+  detail: string;
+  worker?: string;
+  duration_ms?: number;
+  error?: string;
+  task_id?: string;
+}
+
+/** An item, a message or a job, and why it is in its state. */
+interface Found {
+  system: string;
+  kind: string;
+  id: string;
+  title: string;
+  label: string;
+  tone: "good" | "neutral" | "warn" | "bad";
+  answer: string;
+  due_at: Moment | null;
+  page: string;
+  document: string;
+  retry: string | null;
+  retry_body: object;
+  timeline: TimelineEvent[];
+  has_whole_timeline: boolean;
+}
+
+/** `unread` says by system why it could not be searched. */
+interface Diagnosis {
+  found: Found[];
+  unread: Record<string, string>;
 }
 
 interface ItemPage {
@@ -219,7 +298,7 @@ interface Job {
   updated: Moment;
   last_error?: string | null;
   progress?: { percent: number; note?: string } | null;
-  claim?: { claimed_until: Moment } | null;
+  claim?: { claimed_until: Moment; ends_at?: Moment; canceled_at?: Moment } | null;
   repetition?: { every_ms?: number; cron?: string };
   history: JobAttempt[];
 }

@@ -6,11 +6,12 @@ interface ElementsById {
   attention: HTMLElement;
   clear: HTMLButtonElement | null;
   create: HTMLButtonElement | null;
-  day: HTMLElement;
   delete: HTMLButtonElement | null;
   empty: HTMLElement;
   entries: HTMLElement;
   filter: Form;
+  find: HTMLInputElement;
+  found: HTMLElement;
   "filter-name": HTMLSelectElement;
   health: HTMLElement;
   leader: HTMLElement;
@@ -23,6 +24,7 @@ interface ElementsById {
   "no-hooks": HTMLElement | null;
   nothing: HTMLElement;
   "pick-all": HTMLInputElement | null;
+  past: HTMLElement;
   picked: HTMLElement;
   "picked-count": HTMLElement;
   previous: HTMLButtonElement;
@@ -39,12 +41,16 @@ interface ElementsById {
   "scans-more": HTMLButtonElement;
   "scans-where": HTMLElement;
   schedule: HTMLElement;
+  searched: HTMLProgressElement;
+  searching: HTMLElement;
   standing: HTMLElement;
   state: HTMLElement;
+  stop: HTMLButtonElement;
   strip: HTMLElement;
   systems: HTMLElement;
   tabs: HTMLElement;
   toasts: HTMLElement;
+  types: HTMLElement;
   where: HTMLElement;
 }
 
@@ -102,10 +108,18 @@ interface Page<Row> {
   cursor: string | null;
   total?: number;
   isPartial?: boolean;
+  progress?: Progress;
+}
+
+/** Of a search that is not at its end. */
+interface Progress {
+  searched: number;
+  total: number;
 }
 
 interface ListHandlers<Row> {
   load(values: Values, options: Options): Promise<Page<Row>>;
+  search?(values: Values, options: Options): AsyncGenerator<{ name: string; data: any }>;
   id(row: Row): string;
   cells(row: Row): Child;
 }
@@ -115,10 +129,14 @@ interface Reading {
   controller: AbortController;
 }
 
-interface Shown<Row> {
+interface Listed<Row> {
+  row: Row;
+  json: string;
+}
+
+interface Drawn {
   tr: HTMLElement;
   json: string;
-  row: Row;
 }
 
 // Selectors of which the templates are known to have an element.
@@ -141,10 +159,19 @@ interface JSON {
 }
 
 type Severity = "bad" | "warn";
-/** How bad it is, the reason, the page that lists the items. */
-type Need = [kind: Severity, reason: string, page?: string];
-/** How bad it is, what it is about, its reasons, the page. */
-type Urgent = [kind: Severity, title: string, reasons: [reason: string, page?: string | null][], page?: string];
+/** How bad it is, what is wrong, what to do, the page that lists the items. */
+interface Need {
+  kind: Severity;
+  text: string;
+  action?: string;
+  page?: string | null;
+}
+/** What a system or component needs, the worst first, and its page. */
+interface Urgent {
+  title: string;
+  page?: string;
+  needs: Need[];
+}
 
 interface StateTexts {
   count: "due" | "in_progress" | "stuck" | "failed";
@@ -153,4 +180,30 @@ interface StateTexts {
   title: string;
   text: string;
   next?: string;
+}
+
+/** Where a value stands, in percent from the bottom, and the values that are written beside the axis. */
+interface Scale {
+  place(value: number): number;
+  ticks: number[];
+}
+
+interface Series {
+  name: string;
+  kind: string;
+  values: (number | null)[];
+}
+
+interface Chart {
+  title: string;
+  unit: string;
+  begins: Moment;
+  /** Of one step. */
+  seconds: number;
+  series: Series[];
+  summary: string;
+  marks?: Mark[];
+  isLog?: boolean;
+  hasTable?: boolean;
+  format?(value: number): string;
 }

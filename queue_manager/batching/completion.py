@@ -37,7 +37,7 @@ def is_final(task: ItemTask, headers: Mapping[str, Any], embed: Any) -> bool:
     """Return True if no callback follows this task and its result is ignored."""
     wanted = headers.get("ignore_result")
     is_ignored = task.ignore_result if wanted is None else wanted
-    return bool(is_ignored) and isinstance(embed, dict) and not any(embed.get(one) for one in FOLLOW_UPS)
+    return bool(is_ignored) and isinstance(embed, dict) and not any(map(embed.get, FOLLOW_UPS))
 
 
 def succeed(task: ItemTask, id: str, args: Any, kwargs: Any, result: Any, seconds: float) -> TaskResult:

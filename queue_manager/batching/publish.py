@@ -19,20 +19,26 @@ from celery import signals
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
+from models.database import estimated_now
 from queue_manager.broker.channel import Channel
+from queue_manager.core.clock import unix_ms
 from queue_manager.core.settings import settings
+from queue_manager.telemetry import tracing
+from queue_manager.telemetry.latency import SENT_HEADER
 from services.due_work import DueItem
 
 if TYPE_CHECKING:
     from tasks.item import ItemTask
 
 PUBLISH_SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
-EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+NO_MORE = dumps([{}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])[1:-1]
+"""The rest of a body after the arguments."""
 NONCE = uuid4().hex
 PLACEHOLDER = re.compile(f'"{NONCE}:([a-z]+)"')
 ONE_RETRY = {"max_retries": 1, "interval_start": 0}
 MAX_ARGS_REPR = 1024  # characters of the arguments, as Celery's own
 KombuMessage = dict[str, Any]
+MessageHeaders = dict[str, Any]
 Captured = tuple[str, KombuMessage]
 """What Celery would push: the name of the list, and the message."""
 
@@ -41,20 +47,26 @@ def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
     """Publish all items. Raises errors of kombu and redis-py; it is uncertain then which items were sent."""
     if not items:
         return
+    with tracing.publishing(task.queue_name, count=len(items), attributes={"celery.task": task.name}):
+        _publish(task, items, producer)
+
+
+def _publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
+    headers = {SENT_HEADER: unix_ms(estimated_now()), **tracing.message_headers()}
     if not settings().qm_batching:
         for item in items:
-            _send(task, item, producer)
+            _send(task, item, producer, headers)
         return
     ends = [items[0], items[-1]]
     is_copied = isinstance(producer.channel, Channel) and not _has_listeners(task)
-    captured = _captured(task, ends, producer) if is_copied else []
+    captured = _captured(task, ends, producer, headers) if is_copied else []
     if _can_be_copied(captured, ends):
         name, message = captured[0]
         producer.channel.put_many(name, _copies(message, items))
         return
     with producer.batch(len(items)):
         for item in items:
-            _send(task, item, producer)
+            _send(task, item, producer, headers)
 
 
 def _has_listeners(task: ItemTask) -> bool:
@@ -63,15 +75,15 @@ def _has_listeners(task: ItemTask) -> bool:
     return any(one.receivers for one in PUBLISH_SIGNALS) or chosen.task_send_sent_event or chosen.task_always_eager
 
 
-def _captured(task: ItemTask, items: Sequence[DueItem], producer: Any) -> list[Captured]:
+def _captured(task: ItemTask, items: Sequence[DueItem], producer: Any, headers: MessageHeaders) -> list[Captured]:
     captured: list[Captured]
     with producer.channel.capturing() as captured:
         for item in items:
-            _send(task, item, producer)
+            _send(task, item, producer, headers)
     return captured
 
 
-def _send(task: ItemTask, item: DueItem, producer: Any) -> None:
+def _send(task: ItemTask, item: DueItem, producer: Any, headers: MessageHeaders) -> None:
     # `retry` and the guessed representations would cost more than the message itself. Only AMQP needs it: there sending
     # shows that a pooled connection was lost. An item that is sent twice is done once.
     task.apply_async(
@@ -84,7 +96,12 @@ def _send(task: ItemTask, item: DueItem, producer: Any) -> None:
         argsrepr=_args_repr(item),
         kwargsrepr="{}",
         add_to_parent=False,
+        headers=headers,
     )
+
+
+def _args_json(item: DueItem) -> str:
+    return f"[{', '.join([quoted(one) if type(one) is str else dumps(one) for one in item.args])}]"
 
 
 def _args_repr(item: DueItem) -> str:
@@ -114,13 +131,14 @@ def _copies(message: KombuMessage, items: Sequence[DueItem]) -> Iterator[str]:
     properties["delivery_tag"] = _placeholder("tag")
     one["body"] = _placeholder("body")
     parts = PLACEHOLDER.split(dumps(one))  # every second part is the name of a placeholder
-    for item in items:
+    tag = uuid4().hex
+    for number, item in enumerate(items):
         texts = {
             "token": quoted(item.token),
             "shown": quoted(_args_repr(item)),
             "eta": quoted(item.eta.isoformat()) if item.eta else "null",
-            "tag": quoted(str(uuid4())),
-            "body": quoted(b64encode(dumps([item.args, {}, EMBED]).encode()).decode()),
+            "tag": f'"{tag}-{number}"',
+            "body": f'"{b64encode(f"[{_args_json(item)}, {NO_MORE}]".encode()).decode()}"',
         }
         yield "".join([texts[part] if index % 2 else part for index, part in enumerate(parts)])
 

@@ -1,4 +1,7 @@
-"""The request of an item in the main process of a worker: when its pool process dies, the item is released at once."""
+"""The request of an item in the main process of a worker.
+
+When its pool process dies, the item is released at once. As long as no process executes it, it can be put back.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,15 @@ class ItemRequest(Request):
     @time_limits.setter
     def time_limits(self, of_message: Sequence[float | None]) -> None:
         self._time_limits = of_message
+
+    def put_back(self, consumer: Any) -> None:
+        """Requeue a message that no process executes. When a process is free, this request is passed over."""
+        self._already_revoked = True
+        if self in state.scheduled_requests:
+            consumer.timer.cancel(self._eta_timer_entry)
+            consumer.qos.decrement_eventually()
+        self.reject(requeue=True)
+        state.task_ready(self)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
         is_lost = is_process_lost(exc_info) and not (self._already_revoked or self._already_cancelled)

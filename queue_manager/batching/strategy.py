@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
+from logging import DEBUG
 from time import monotonic
 from typing import Any
 
@@ -28,12 +29,13 @@ from models.database import estimated_now
 from queue_manager.batching import completion
 from queue_manager.batching.completion import TaskResult
 from queue_manager.batching.request import is_process_lost
-from queue_manager.batching.task import Verdict
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.items import Verdict
+from queue_manager.telemetry import tracing
 
-MAX_BATCH_SIZE = 256  # items; one write in MongoDB, a few ms
+MAX_BATCH_SIZE = 1_000  # items; one write in MongoDB, some 30 ms
 
 PoolRequest = tuple[str, dict[str, Any], Any]
 """A task as sent to the pool: id, headers, and the decoded body (args, kwargs, embedded options)."""
@@ -112,12 +114,12 @@ class _BatchingConsumer:
         else:
             self._consumer.controller._quick_release()
 
-    def _execute_alone(self, request: Any) -> None:
+    def _execute_again(self, request: Any, consumer: Any) -> None:
         # It waits again. If it stayed among the active requests, it would not be dropped when the connection is lost,
         # and a `revoke` would kill the process that executed it before.
         state.active_requests.discard(request)
         request.time_start = request.worker_pid = None
-        self._consumer.on_task_request(request)
+        consumer.on_task_request(request)
 
     def _execute(self, batch: Sequence[Any]) -> None:
         def accepted(pid: int, at: float) -> None:
@@ -126,8 +128,8 @@ class _BatchingConsumer:
 
         def ended(outcomes: Sequence[Any]) -> None:
             for request, outcome in zip(batch, outcomes, strict=True):
-                if outcome is Verdict.ALONE:
-                    self._execute_alone(request)
+                if isinstance(outcome, Verdict):
+                    self._execute_again(request, self if outcome is Verdict.UNREACHED else self._consumer)
                 else:
                     _notify(request.on_success, outcome)
 
@@ -143,7 +145,7 @@ class _BatchingConsumer:
                 )
             for request in batch:
                 if (was_lost or was_terminated) and not (request._already_revoked or request._already_cancelled):
-                    self._execute_alone(request)
+                    self._execute_again(request, self._consumer)
                 else:
                     _notify(request.on_failure, error)
 
@@ -175,7 +177,8 @@ def _pool_request(request: Any) -> PoolRequest:
 def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
     """Execute a batch in a process of the pool; return the result of each task.
 
-    Logs one line for the batch, and Celery's own line for each task that is executed by itself.
+    Logs one line for the batch, at the level DEBUG another one that names its items, and Celery's own line for each
+    task that is executed by itself.
     """
     from tasks.app import app
 
@@ -184,11 +187,15 @@ def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
     has_listeners = completion.has_listeners(task)
     started = monotonic()
     ended: list[TaskResult | Verdict] = []
-    with task.execute_batch([(id, args, kwargs) for id, _, (args, kwargs, _) in batch]) as outcomes:
+    all_headers = [headers for _, headers, _ in batch]
+    with (
+        tracing.processing(task.queue_name, all_headers, attributes={"celery.task": name}),
+        task.execute_batch([(id, headers, args, kwargs) for id, headers, (args, kwargs, _) in batch]) as outcomes,
+    ):
         share = (monotonic() - started) / len(batch)
         for (id, headers, body), outcome in zip(batch, outcomes, strict=True):
             args, kwargs, embed = body
-            if outcome is Verdict.ALONE:
+            if isinstance(outcome, Verdict):
                 ended.append(outcome)
                 continue
             if outcome is not None and not has_listeners and completion.is_final(task, headers, embed):
@@ -197,4 +204,6 @@ def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
             with task.completing_with(outcome):
                 ended.append(completion.run(partial(run_task, name, id, headers, body, None, None), share))
     log.info("A batch of tasks ended", task=name, tasks=len(batch), seconds=round(monotonic() - started, 3))
+    if log.isEnabledFor(DEBUG):
+        log.debug("Items of the batch", task=name, items=[list(args) for _, _, (args, _, _) in batch])
     return ended

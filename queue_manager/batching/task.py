@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, TypeVar
 
 from celery import Task
 
-from models.database import OUTAGES
-from queue_manager.core.clock import seconds
+from models.database import OUTAGES, estimated_now
+from queue_manager.core.clock import seconds, unix_ms
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
+from queue_manager.items import Verdict
 from queue_manager.leases import Attempts
-from queue_manager.telemetry import counters
+from queue_manager.telemetry import counters, latency
 from services.due_work import DueItem, DueWork
 
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
 
 log = get_logger("QM/tasks")
 T = TypeVar("T")
-
-
-class Verdict(Enum):
-    """What a batch may return for an item instead of an outcome."""
-
-    ALONE = "alone"
-    """A previous process did not survive this item: it is executed alone."""
 
 
 @dataclass(kw_only=True)
@@ -67,9 +61,14 @@ class BatchedTask(Task):
     queue_name: str
     _batch: Batch | None = None
 
-    def item(self, token: str, args: Any, kwargs: Any) -> DueItem:
-        """Return the item that the arguments name. Raises PermanentError."""
+    def item(self, token: str, args: Any, kwargs: Any, *, work: DueWork | None = None) -> DueItem:
+        """Return the item of `work` that the arguments name. Raises PermanentError."""
         raise NotImplementedError
+
+    @property
+    def has_batch_outcome(self) -> bool:
+        """Whether the batch found an outcome for the task that completes now."""
+        return self._batch is not None and bool(self._batch.outcome)
 
     def batch_outcome(self) -> Any:
         """Return the outcome that the batch found for the task that completes now, once; `None` if there is none."""
@@ -80,27 +79,51 @@ class BatchedTask(Task):
         return act() if self._batch is None else self._batch.use_database(act)
 
     @contextmanager
-    def execute_batch(self, group: Sequence[tuple[str, Any, Any]]) -> Iterator[list[Any]]:
-        """Execute items, each `(token, args, kwargs)`, as a batch; yield the outcomes, `None` for an item without one.
+    def execute_batch(self, group: Sequence[tuple[str, Any, Any, Any]]) -> Iterator[list[Any]]:
+        """Execute items, each `(token, headers, args, kwargs)`, as a batch; yield the outcomes, `None` for an item
+        without one.
 
         Within the block, `completing_with` sets the outcome of the task that runs, and an outage of MongoDB is waited
         for once.
         """
-        items = [self._read_item(*given) for given in group]
+        work, began = self.work(), time.monotonic()
+        items = [self._read_item(work, token, args, kwargs) for token, _, args, kwargs in group]
         named = [item for item in items if item is not None]
-        with counters.batched(), self.work().attempts(named) as attempts:
+        headers = [one for item, (_, one, *_) in zip(items, group, strict=True) if item is not None]
+        with counters.batched(), work.attempts(named) as attempts:
             self._batch = Batch(attempts=attempts)
             try:
                 outcomes = self._execute_batch(named, attempts.suspects, self._batch)
-                attempts.done.update(
-                    item.lease
-                    for item, outcome in zip(named, outcomes, strict=True)
-                    if outcome is not None and outcome is not Verdict.ALONE
-                )
+                work.record_executed(named, outcomes, took=seconds(time.monotonic() - began))
+                done = [
+                    (item, of_message, outcome)
+                    for item, of_message, outcome in zip(named, headers, outcomes, strict=True)
+                    if outcome is not None and not isinstance(outcome, Verdict)
+                ]
+                attempts.done.update(item.lease for item, *_ in done)
+                counters.items(self.queue_name, self.durations(work, done, began=began))
                 found = iter(outcomes)
                 yield [None if item is None else next(found) for item in items]
             finally:
                 self._batch = None
+
+    def durations(self, work: DueWork, done: Sequence[tuple[DueItem, Any, Any]], *, began: float) -> Counter[str]:
+        """Return how long items took, each `(item, headers, result)`, except those that had nothing to do.
+
+        Args:
+            began: when their attempt began, by the monotonic clock.
+        """
+        # Known only now: an attempt reads the server's clock, which a new process has not read before.
+        ended_ms = unix_ms(estimated_now())
+        began_ms = ended_ms - int((time.monotonic() - began) * 1000)
+        counts = Counter[str]()
+        for item, headers, result in done:
+            if isinstance(result, dict) and "skipped" in result:
+                continue
+            due_ms = work.due_ms(item)
+            ready_ms = latency.ready_ms(due_ms, headers)
+            latency.count(counts, due_ms=due_ms, ready_ms=ready_ms, began_ms=began_ms, ended_ms=ended_ms)
+        return counts
 
     @contextmanager
     def completing_with(self, outcome: Any) -> Iterator[None]:
@@ -147,9 +170,9 @@ class BatchedTask(Task):
                 time.sleep(early.remaining.total_seconds())
         return [None] * len(items)
 
-    def _read_item(self, token: str, args: Any, kwargs: Any) -> DueItem | None:
+    def _read_item(self, work: DueWork, token: str, args: Any, kwargs: Any) -> DueItem | None:
         """Return the item that the arguments name, `None` for invalid ones, which the task itself refuses."""
         try:
-            return self.item(token, args, kwargs)
+            return self.item(token, args, kwargs, work=work)
         except PermanentError:
             return None

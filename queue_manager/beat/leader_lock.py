@@ -145,9 +145,13 @@ class LeaderLock:
 
         A process that was suspended past its lease notices it here, because the monotonic clock continued.
         """
-        if self.epoch and self._age() > self._lease.total_seconds() / 4:
+        if self.epoch and not self.is_fresh():
             return self.extend()
         return self.is_trusted()
+
+    def is_fresh(self) -> bool:
+        """Return True if this process holds the lock and extended it within a quarter of the lease."""
+        return self.epoch > 0 and self._age() <= self._lease.total_seconds() / 4
 
     def is_trusted(self) -> bool:
         """Return True if the lock cannot have expired, without a request to Redis."""

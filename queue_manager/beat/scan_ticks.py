@@ -38,7 +38,7 @@ return number
 # Begins a run for a tick, unless a run began after the tick was sent. The run covers all ticks sent so far.
 #
 # KEYS[1]  ticks of the entry: hash {sent, covered}
-# ARGV     number of the tick, retention of the numbers in seconds
+# ARGV     number of the tick
 # Returns  1 if the scan must run, 0 if the tick must be skipped
 #
 # Atomic, so that of two workers with ticks of the same backlog only one runs.
@@ -48,7 +48,6 @@ if tonumber(ARGV[1]) <= tonumber(ticks[2] or 0) then
     return 0
 end
 redis.call('HSET', KEYS[1], 'covered', ticks[1] or 0)
-redis.call('EXPIRE', KEYS[1], ARGV[2])
 return 1
 """
 
@@ -75,7 +74,7 @@ def begin(tick: Any) -> bool:
         case _:
             return True  # a manual run, or one of another program
     try:
-        return bool(_client().eval(BEGIN_RUN, 1, _key(entry), number, TICK_RETENTION))
+        return bool(_client().eval(BEGIN_RUN, 1, _key(entry), number))
     except redis.RedisError as error:
         log.warning("The tick could not be checked, so the scan runs", entry=entry, error=reason(error))
         return True

@@ -31,7 +31,6 @@ from kombu.common import ignore_errors
 from kombu.exceptions import OperationalError
 from kombu.utils.objects import cached_property
 from kombu.utils.url import maybe_sanitize_url
-from redbeat.decoder import to_timestamp
 from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
 from redis.client import NEVER_DECODE
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -42,6 +41,7 @@ from queue_manager.beat import old_schedule, scan_ticks, status
 from queue_manager.beat.leader_lock import LeaderLock
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.telemetry import tracing
 
 logger = get_logger(__name__)
 CLOCK_TOLERANCE = seconds(1)  # two samples of one clock may differ by a round trip
@@ -60,6 +60,10 @@ def _is_wrong_type(error: RedisError) -> bool:
     return "WRONGTYPE" in str(error)
 
 
+class EntryMissing(KeyError):
+    """The schedule names an entry that does not exist."""
+
+
 class StoredEntry(RedBeatSchedulerEntry):
     """A schedule entry stored in Redis."""
 
@@ -70,7 +74,12 @@ class StoredEntry(RedBeatSchedulerEntry):
         It was written while the clock of Redis, or of a beat of an older release, ran ahead; waiting for that time
         could take hours.
         """
-        entry: Self = super().from_key(key, app=app)
+        definition, meta = get_redis(app).hmget(key, "definition", "meta")
+        if not definition:
+            raise EntryMissing(key)
+        fields = {**cls.decode_definition(definition), **cls.decode_meta(meta)}
+        entry = cls(app=app, **fields)
+        entry.last_run_at = fields["last_run_at"]  # Celery replaces `None` by the current time
         if entry.last_run_at is not None:
             now = entry.default_now()
             until_next: timedelta | None = entry.schedule.remaining_estimate(now)
@@ -107,11 +116,12 @@ class LeaderScheduler(RedBeatScheduler):
 
     def tick(self, **_: Any) -> float:
         """Run one loop as leader or standby; return the seconds until the next loop."""
-        waits = []
+        waits: list[float | None] = []
         try:
             if self._leads():
                 self._follow_clock()
-                waits = [self.maybe_due(entry) for entry in self.schedule.values()]
+                due, wait = self._due_entries()
+                waits = [wait, *map(self.maybe_due, due)]
                 self._log_state(f"leading (epoch {self.epoch})")
         except BrokerAway as error:
             self._log_state(f"leading (epoch {self.epoch}), but the broker takes no messages", error)
@@ -124,13 +134,22 @@ class LeaderScheduler(RedBeatScheduler):
         return min([wait for wait in waits if wait] + [self.max_interval])
 
     def close(self) -> None:
-        """Release the lock, so that another beat leads after its next loop, and close the connections."""
+        """Release the lock, so that another beat leads after its next loop, and close the connections.
+
+        The app gets its own clock back.
+        """
+        self.app.__dict__.pop("now", None)
         with suppress(RedisError):
             self._lock.release()
         super().close()
 
     def _leads(self) -> bool:
-        """Extend or try to acquire the lock; write the schedule after a take-over. Return True if this beat leads."""
+        """Extend or try to acquire the lock; write the schedule after a take-over. Return True if this beat leads.
+
+        A lock that was extended just now is not extended again.
+        """
+        if self._lock.is_fresh():
+            return True
         if self._shares_no_keys and (older := status.older_leader(self._client)):
             if self.epoch:
                 self._lock.release()
@@ -176,35 +195,37 @@ class LeaderScheduler(RedBeatScheduler):
 
     # Loading
 
-    @property
-    def schedule(self) -> dict[str, StoredEntry]:
-        """The entries that are due, and the one that is due next. An entry that cannot be loaded is skipped."""
-        now = to_timestamp(self.app.now())
-        keys = self._keys_due("0", now) + self._keys_due(f"({now}", now + self.max_interval, "LIMIT", 0, 1)
-        loaded = {key: self._load(key) for key in keys}
+    def _due_entries(self) -> tuple[list[StoredEntry], float]:
+        """Return the entries that are due, and the seconds until the next one. One that cannot be loaded is skipped."""
+        now = self.app.now().timestamp()
+        next_runs = self._next_runs(before=now + self.max_interval)
+        loaded = {key: self._load(key) for key, next_run in next_runs.items() if next_run <= now}
         for key in self._skipped.keys() - loaded.keys():
             del self._skipped[key]
-        return {entry.name: entry for entry in loaded.values() if entry is not None}
+        wait = min((next_run - now for next_run in next_runs.values() if next_run > now), default=self.max_interval)
+        return [entry for entry in loaded.values() if entry is not None], wait
 
-    def _keys_due(self, *bounds: Any) -> list[str]:
-        command = ("ZRANGEBYSCORE", self.app.redbeat_conf.schedule_key, *bounds)
+    def _next_runs(self, before: float) -> dict[str, float]:
+        """Return the next runs in Unix seconds by the key of the entry; they are rounded down."""
+        command = ("ZRANGEBYSCORE", self.app.redbeat_conf.schedule_key, 0, before, "WITHSCORES")
         # As bytes, because a key that is not UTF-8 must not fail the command.
-        keys = get_redis(self.app).execute_command(*command, **{NEVER_DECODE: True})
-        return [key.decode(errors="backslashreplace") for key in keys]
+        options = {NEVER_DECODE: True, "withscores": True, "score_cast_func": float}
+        entries = get_redis(self.app).execute_command(*command, **options)
+        return {key.decode(errors="backslashreplace"): score for key, score in entries}
 
     def _load(self, key: str) -> StoredEntry | None:
         client = get_redis(self.app)
         try:
-            if not client.hexists(key, "definition"):
-                if not client.zrem(self.app.redbeat_conf.schedule_key, key):
-                    raise LookupError("its key is not UTF-8")
-                logger.warning("removed %s from the schedule: it has no definition", key)
-                return None
             entry = self.Entry.from_key(key, app=self.app)
             if entry.key != key:
                 # Its runs would be recorded under the other key, so it would be due in every loop.
                 raise ValueError(f"its name {entry.name!r} belongs to the key {entry.key}")
             return entry
+        except EntryMissing:
+            if client.zrem(self.app.redbeat_conf.schedule_key, key):
+                logger.warning("removed %s from the schedule: it has no definition", key)
+            else:
+                self._skip(key, LookupError("its key is not UTF-8"))
         except RedisError as error:
             if not _is_wrong_type(error):
                 raise
@@ -270,13 +291,15 @@ class LeaderScheduler(RedBeatScheduler):
         if "epoch" in entry.kwargs:
             entry.kwargs = {**entry.kwargs, "epoch": self.epoch}
         tick = scan_ticks.issue(self._client, entry.name)
-        entry.options["headers"] = {**(entry.options.get("headers") or {}), scan_ticks.TICK_HEADER: tick}
+        given = {**(entry.options.get("headers") or {}), scan_ticks.TICK_HEADER: tick}
         try:
             producer = self.producer
             # Connecting may take time, so the lock is checked last.
             if not self._lock.keep():
                 raise LeadershipLost
-            self.apply_async(entry, producer=producer, advance=False)
+            with tracing.publishing(entry.options.get("queue") or entry.task, attributes={"celery.task": entry.task}):
+                entry.options["headers"] = {**given, **tracing.message_headers()}
+                self.apply_async(entry, producer=producer, advance=False)
         except (SchedulingError, OperationalError) as error:
             cause = error.__context__ if isinstance(error, SchedulingError) else error
             broker_errors = (

@@ -33,17 +33,19 @@ from queue_manager.broker import scripts
 from queue_manager.broker.dead_letters import FAILED_ONCE
 from queue_manager.broker.envelope import BrokerMessage, NotAMessage, read
 from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_errors
+from queue_manager.broker.options import options_beyond_url
 from queue_manager.broker.unacked import UnackedMessages
 from queue_manager.broker.waiter import Waiter
 from queue_manager.core import redis_client
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES
+from queue_manager.core.settings import settings
 
 if TYPE_CHECKING:
     from queue_manager.broker.transport import Poller
 
-TAKE_BATCH_SIZE = 256  # messages; a larger batch would delay other clients of the server
+TAKE_BATCH_SIZE = 500  # messages; a larger batch would delay other clients of the server
 PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
 UNBOUNDED = 2**31  # connections of a pool, which needs one for each list that is waited on
 
@@ -68,9 +70,13 @@ class Channel(stock.Channel):
     The other lists are polled every second while the queues are empty, and waited on once they were used.
     """
 
+    is_of_settings: bool = False
+    """Whether the broker is that of the settings, whose URL may have more than a URL of kombu."""
+
     from_transport_options = (
         *stock.Channel.from_transport_options,
         "awaited_priorities",
+        "is_of_settings",
         # Names of keys that stock kombu does not have as options.
         "keyprefix_queue",
         "keyprefix_binding_permanent",
@@ -82,7 +88,8 @@ class Channel(stock.Channel):
         self._take_count = 0
         self._is_script_loaded = False
         self._is_drained = False  # whether the last batch took everything there was
-        self._requested: tuple[list[str], int] = ([], 0)  # lists and batch size of the request in flight
+        self._must_poll = False  # whether to ask, while they are drained, if a list has a message
+        self._requested: tuple[list[str], int] = ([], 0)  # lists and batch size of the request in flight; 0: a poll
         self._no_ack_queues: set[str] = set()
         self._used_lists: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
@@ -112,6 +119,8 @@ class Channel(stock.Channel):
         if self.connection is None or self.connection.client is None:
             raise ConnectionLost("the connection of this channel was lost")
         params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
+        if self.is_of_settings:
+            params |= options_beyond_url(settings().broker)
         return {**params, "max_connections": UNBOUNDED} if asynchronous else params
 
     def _create_client(self, asynchronous: bool = False) -> Any:
@@ -135,19 +144,20 @@ class Channel(stock.Channel):
     # Taking
 
     def _brpop_start(self, timeout: float | None = None) -> None:
-        """Request a batch of messages, unless the queues are empty: then the waiters signal new messages."""
+        """Request a batch of messages, unless the queues are empty: then the waiters and polls signal new messages."""
         queues = self._queue_cycle.consume(len(self.active_queues))
         free_slots = self.qos.free_slots
-        if not queues or self._is_drained or free_slots == 0:
+        if not queues or free_slots == 0 or (self._is_drained and not self._must_poll):
             return
-        batch_size = min(TAKE_BATCH_SIZE, free_slots or TAKE_BATCH_SIZE)
+        batch_size = 0 if self._is_drained else min(TAKE_BATCH_SIZE, free_slots or TAKE_BATCH_SIZE)
         keys, arguments = self._take_arguments(queues, batch_size)
-        script = scripts.TAKE_MESSAGES
+        lists, script = keys[2:], scripts.TAKE_MESSAGES
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
-        self._requested = keys[2:], batch_size
+        take = (*command, len(keys), *keys, *arguments)
+        self._requested, self._must_poll = (lists, batch_size), False
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self.client.connection.send_command(*command, len(keys), *keys, *arguments)
+        self.client.connection.send_command(*(take if batch_size else ("EXISTS", *lists)))
 
     def _take_arguments(self, queues: Sequence[str], batch_size: int) -> tuple[list[str], list[Any]]:
         """Return the keys and arguments of `scripts.TAKE_MESSAGES`."""
@@ -158,9 +168,13 @@ class Channel(stock.Channel):
         return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, len(queues), *of_lists]
 
     def _brpop_read(self, **options: Any) -> bool:
-        """Deliver the batch that was requested. Raises `Empty` if it has no message."""
+        """Deliver the batch that was requested. Raises `Empty` if it has no message, or for the reply to a poll."""
         reply = self._read_reply(**options)
         lists, batch_size = self._requested
+        if not batch_size:
+            self._is_drained = not reply
+            raise Empty
+        self._is_script_loaded = True
         self._is_drained = len(reply) < 3 * batch_size
         unwanted = []
         for number, tag, message in zip(*[iter(reply)] * 3, strict=True):
@@ -175,11 +189,14 @@ class Channel(stock.Channel):
             raise Empty
         return True
 
-    def _read_reply(self, **options: Any) -> list[Any]:
-        """Return the list number, tag and message of each message that was taken, in one flat list."""
+    def _read_reply(self, **options: Any) -> Any:
+        """Return the list number, tag and message of each message that was taken, in one flat list.
+
+        Of a poll, return how many lists have messages.
+        """
         with refusals_as_connection_errors():
             try:
-                reply: list[Any] = self.client.parse_response(self.client.connection, "EVALSHA", **options)
+                reply = self.client.parse_response(self.client.connection, "EVALSHA", **options)
             except NoScriptError:
                 self._is_script_loaded = False  # the server was restarted
                 raise Empty from None
@@ -189,7 +206,6 @@ class Channel(stock.Channel):
             finally:
                 self._in_poll = None
                 self._flush_brpop_reauth()  # only while no reply is awaited
-        self._is_script_loaded = True
         return reply
 
     def _queue_of(self, name: str) -> str:
@@ -244,7 +260,15 @@ class Channel(stock.Channel):
             return message
 
     def _receive_one(self, client: Any) -> Any:
-        """Read a broadcast; drop it if it cannot be read."""
+        """Read a broadcast; drop it if it cannot be read.
+
+        Raises:
+            ConnectionLost: redis-py would open an outdated connection again before it reads. Kombu would not subscribe
+                again, and the read would never end.
+        """
+        if getattr(client.connection, "is_outdated", False):
+            self._in_listen = None
+            raise ConnectionLost("the server of this connection refused another one")
         try:
             return super()._receive_one(client)
         except (Empty, *REDIS_OUTAGES):
@@ -280,6 +304,12 @@ class Channel(stock.Channel):
 
     # Queues
 
+    def _size(self, queue: str) -> int:
+        with self.conn_or_acquire() as client:
+            return int(
+                scripts.COUNT_MESSAGES(client, [self._q_for_pri(queue, step) for step in self.priority_steps], [])
+            )
+
     def _do_restore_message(self, payload: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any) -> None:
         """Put back a message that the stock transport registered. Raises `NotAMessage` if that would lose it."""
         if not isinstance(payload, dict) or not self._lookup(exchange, routing_key):
@@ -314,13 +344,17 @@ class Channel(stock.Channel):
         lists = [(self._q_for_pri(queue, step), step) for step in self.priority_steps for queue in self.active_queues]
         return [name for name, step in lists if step in awaited or name in self._used_lists]
 
+    def poll_lists(self) -> None:
+        """Let the next turn ask if a list has a message, because only some lists have a waiter."""
+        self._must_poll = True
+
     def _wake_up(self, waiter: Waiter) -> NoReturn:
         try:
-            waiter.read_reply()
+            if waiter.read_reply():
+                self._is_drained = False
         except self.connection_errors:
             waiter.client.connection.disconnect()
             raise
-        self._is_drained = False
         raise Empty  # a signal brings no message; the next turn of the event loop requests a batch
 
     def _poll_error(self, type: str, **options: Any) -> None:

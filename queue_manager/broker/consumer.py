@@ -6,6 +6,7 @@ Celery reads some headers only when it passes a task to the pool, where any erro
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery.exceptions import InvalidTaskError
@@ -25,11 +26,19 @@ _HEADER_TYPES: dict[str, tuple[type, ...]] = {
 }
 _TIME_LIMIT_TYPES = (int, float, type(None))
 
+# Seconds between two attempts to reach the broker: 1, 2, 3, 4, 5, 5, 5, …
+RECONNECT_INTERVALS = {"interval_start": 1, "interval_step": 1, "interval_max": 4}
+
 logger = get_logger(__name__)
 
 
 class Consumer(CeleryConsumer):
     """Selected by the setting `worker_consumer`."""
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Connect to the broker. Celery would wait up to 30 seconds between two attempts."""
+        conn.ensure_connection = partial(conn.ensure_connection, **RECONNECT_INTERVALS)
+        return super().ensure_connected(conn)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         handle = super().create_task_handler(*args, **kwargs)

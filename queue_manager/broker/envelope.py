@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 from kombu.transport import virtual
 from kombu.utils.json import loads
 
 MAX_DEPTH = 100  # levels of lists and objects: a message that is read must also be written again
 _MEMBERS = {"body": str, "content-type": str, "content-encoding": str, "headers": dict, "properties": dict}
+_decode = msgspec.json.Decoder().decode
 _PLAIN_JSON = ("application/json", "utf-8")
 
 
@@ -54,8 +55,12 @@ class BrokerMessage(virtual.Message):
 
 def _loads(raw: bytes) -> Any:
     """Decode JSON as kombu does, whose decoder constructs objects where it finds `__type__`."""
-    text = raw.decode()
-    return loads(text) if "__type__" in text else json.loads(text)
+    if b"__type__" not in raw:
+        try:
+            return _decode(raw)
+        except msgspec.MsgspecError:
+            pass  # it is stricter: NaN, numbers that overflow
+    return loads(raw.decode())
 
 
 def _depth(value: Any) -> int:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import islice
+from typing import Any
 
 from redis import Redis
 
@@ -20,7 +22,9 @@ from queue_manager.core.redis_client import Script
 
 MESSAGES_PER_CALL = 50  # messages that one call of a script examines
 MAX_SCRIPT_CALLS = 20  # per list and run
+MAX_EXAMINED = 1_000  # messages of a key that are examined when they are only counted
 OVERDUE_AFTER = 30  # seconds: the visibility timeout of release 0.1, whose workers renew every quarter of it
+OLD_LISTS = [keys.list_of(keys.FOREIGN_DEFAULT_QUEUE, priority) for priority in keys.PRIORITIES]
 
 # Moves messages of certain tasks from one list to the lists of their queues, oldest first.
 #
@@ -88,6 +92,35 @@ return {#tags, restored}
 """)
 
 
+def count(client: Redis, queue_by_task: Mapping[str, str]) -> int:
+    """Count messages for our tasks in the old keys, among the oldest 1,000 of each list and 1,000 unacknowledged ones.
+
+    `client` must not decode its replies, because messages of other applications need not be UTF-8.
+    """
+    messages = [message for name in OLD_LISTS for message in client.lrange(name, -MAX_EXAMINED, -1)]
+    unacked = islice(client.hscan_iter(keys.OLD_UNACKED, count=MAX_EXAMINED), MAX_EXAMINED)
+    decoded = [*map(_decoded, messages), *(_first(_decoded(entry)) for _, entry in unacked)]
+    return sum(_task_of(message) in queue_by_task for message in decoded)
+
+
+def _decoded(message: bytes | str) -> Any:
+    try:
+        return json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _first(entry: Any) -> Any:
+    """Return the message of an unacknowledged one, which kombu keeps as [message, exchange, routing key]."""
+    return entry[0] if isinstance(entry, list) and entry else None
+
+
+def _task_of(message: Any) -> str | None:
+    headers = message.get("headers") if isinstance(message, dict) else None
+    task = headers.get("task") if isinstance(headers, dict) else None
+    return task if isinstance(task, str) else None
+
+
 class OldKeys:
     """Examines the old keys in parts: each run continues where the previous one stopped."""
 
@@ -95,11 +128,15 @@ class OldKeys:
         self._queue_by_task = json.dumps(dict(queue_by_task))
         self._positions: dict[str, int] = {}
 
+    @staticmethod
+    def exist(client: Redis) -> bool:
+        """Return True if there is anything to examine. Raises the errors of redis-py."""
+        return bool(client.exists(keys.OLD_UNACKED_INDEX, *OLD_LISTS))
+
     def empty(self, client: Redis) -> int:
         """Move our messages; return their number. Raises the errors of redis-py."""
         moved = self._in_parts(keys.OLD_UNACKED, partial(self._restore, client))
-        for priority in keys.PRIORITIES:
-            name = keys.list_of(keys.FOREIGN_DEFAULT_QUEUE, priority)
+        for name in OLD_LISTS:
             moved += self._in_parts(name, partial(self._move, client, name))
         return moved
 

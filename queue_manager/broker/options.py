@@ -11,15 +11,19 @@ import kombu.transport
 
 from queue_manager.broker.keys import PRIORITIES, TRANSPORT_OPTIONS
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.redis_url import CREDENTIALS, TLS_FILES, is_encrypted, parse_redis_url
+from queue_manager.core.setting_types import AMQP_SCHEMES
 from queue_manager.core.settings import Settings
 
 BATCHED_VISIBILITY_TIMEOUT = 30  # seconds; a live worker renews the messages that it holds
 STOCK_VISIBILITY_TIMEOUT = 6 * 3600  # seconds; longer than any task, because kombu's own transports do not renew
-AMQP_SCHEMES = ("amqp", "amqps")
 BATCHED_TRANSPORTS = {
     "redis": "queue_manager.broker.transport:Transport",
     "rediss": "queue_manager.broker.transport:SecureTransport",
+    "sentinel": "queue_manager.broker.transport:Transport",
 }
+BATCHED_SOCKET = "batched-redis+socket"
+"""Scheme of a socket: kombu takes the transport from its first part and ignores `broker_transport`."""
 
 
 def register_transport(broker_url: str) -> str:
@@ -31,14 +35,30 @@ def register_transport(broker_url: str) -> str:
         ConfigurationError: the URL is for another kind of broker.
     """
     scheme = urlsplit(broker_url).scheme
+    for name, transport in BATCHED_TRANSPORTS.items():
+        kombu.transport.TRANSPORT_ALIASES[f"batched-{name}"] = transport
+        kombu.connection.resolve_aliases[f"batched-{name}"] = name
+    if scheme == BATCHED_SOCKET:
+        return "batched-redis"
     if scheme not in BATCHED_TRANSPORTS:
         raise ConfigurationError(
             f"{scheme}:// is not supported as a broker; it must be one of {', '.join(BATCHED_TRANSPORTS)}"
         )
-    for name, transport in BATCHED_TRANSPORTS.items():
-        kombu.transport.TRANSPORT_ALIASES[f"batched-{name}"] = transport
-        kombu.connection.resolve_aliases[f"batched-{name}"] = name
     return f"batched-{scheme}"
+
+
+def kombu_url(chosen: Settings) -> str:
+    """Return the broker's URL as kombu and Flower read it, without the options that are settings of Celery."""
+    url = chosen.broker.partition("?")[0]
+    parts = urlsplit(url)
+    if parts.scheme == "unix":  # without credentials: kombu would show them
+        return f"{BATCHED_SOCKET}://{parts.path}?virtual_host={parse_redis_url(chosen.broker)['db']}"
+    if parts.scheme == "sentinel":
+        login, at, nodes = parts.netloc.rpartition("@")
+        urls = [f"sentinel://{login}{at}{node}{parts.path}" for node in nodes.split(",")]
+        # With several URLs, kombu would continue on its own transport after the first lost connection.
+        return urls[0] if chosen.has_batched_broker else ";".join(urls)
+    return url
 
 
 def transport_options(chosen: Settings) -> dict[str, Any]:
@@ -60,10 +80,18 @@ def transport_options(chosen: Settings) -> dict[str, Any]:
     }
     if chosen.has_batched_broker:
         # An idle worker has a connection for each list of priority 0; it polls the other lists every second.
-        options |= {"visibility_timeout": BATCHED_VISIBILITY_TIMEOUT, "awaited_priorities": [0]}
-    if chosen.broker_redis_url is None:
-        options["master_name"] = chosen.qm_sentinel_master
+        options |= {"visibility_timeout": BATCHED_VISIBILITY_TIMEOUT, "awaited_priorities": [0], "is_of_settings": True}
+    if (sentinel := parse_redis_url(chosen.broker).get("sentinel")) is not None:
+        # Without its credentials: `celery inspect stats` shows these options. Our channel reads the settings.
+        shown = {name: value for name, value in sentinel["sentinel_kwargs"].items() if name not in CREDENTIALS}
+        options |= {"master_name": sentinel["master_name"], "sentinel_kwargs": shown}
     return options
+
+
+def options_beyond_url(broker_url: str) -> dict[str, Any]:
+    """Return the options of a connection that the result of `kombu_url` may lack."""
+    parsed = parse_redis_url(broker_url)
+    return {name: parsed[name] for name in (*CREDENTIALS, "sentinel") if name in parsed}
 
 
 def timeouts(broker_url: str, seconds: float) -> dict[str, float]:
@@ -75,8 +103,8 @@ def timeouts(broker_url: str, seconds: float) -> dict[str, float]:
 
 def tls_options(broker_url: str) -> dict[str, Any] | None:
     """Return Celery's `broker_use_ssl`, which always verifies the server's certificate."""
-    if broker_url.startswith("rediss:"):
-        return {"ssl_cert_reqs": ssl.CERT_REQUIRED}
     if broker_url.startswith("amqps:"):
         return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}  # None: that of the URL
-    return None
+    if broker_url.startswith("amqp:") or not is_encrypted(broker_url, parsed := parse_redis_url(broker_url)):
+        return None
+    return {"ssl_cert_reqs": ssl.CERT_REQUIRED, **{name: parsed[name] for name in TLS_FILES if name in parsed}}

@@ -17,9 +17,14 @@ from queue_manager.core.redis_client import Script
 #
 # Atomic, because a worker that dies between taking and registering would lose the messages. An error does not undo the
 # pops before it, so the first two keys are checked first, and a key that is not a list counts as empty. Lists of one
-# priority get equal shares first and the rest afterwards, so that a long list does not delay the others. Malformed
-# messages are registered unchanged. With allow-oom, because a full server must still be drained.
+# priority get equal shares first and the rest afterwards, so that a long list does not delay the others. `filled` is
+# the number of lists that may have messages left. Malformed messages are registered unchanged. With allow-oom, because
+# a full server must still be drained.
 TAKE_MESSAGES = Script("""#!lua flags=allow-oom
+local filled = redis.call('EXISTS', unpack(KEYS, 3))
+if filled == 0 then
+    return {}
+end
 local most, together = tonumber(ARGV[2]), tonumber(ARGV[3])
 local clock = redis.call('TIME')
 local now = clock[1] .. '.' .. string.format('%06d', clock[2])
@@ -36,6 +41,9 @@ local function take(list, room)
         entries[2 * count - 1], entries[2 * count] = tag, '[' .. message .. ARGV[2 * list + 2]
         taken[3 * count - 2], taken[3 * count - 1], taken[3 * count] = list, tag, message
     end
+    if count > before and count - before < room then
+        filled = filled - 1
+    end
     return count - before
 end
 
@@ -50,12 +58,32 @@ for first = 1, #KEYS - 2, together do
     for _, list in ipairs(more) do
         take(list, most - count)
     end
+    if filled == 0 then
+        break
+    end
 end
 if count > 0 then
     redis.call('ZADD', KEYS[2], unpack(index))
     redis.call('HSET', KEYS[1], unpack(entries))
 end
 return taken
+""")
+
+# Counts the messages of a queue.
+#
+# KEYS     the lists of the queue
+# Returns  their number
+#
+# Atomic, because a message must not be missed while it moves between two lists.
+COUNT_MESSAGES = Script("""#!lua flags=allow-oom,no-writes
+if redis.call('EXISTS', unpack(KEYS)) == 0 then
+    return 0
+end
+local count = 0
+for _, list in ipairs(KEYS) do
+    count = count + redis.call('LLEN', list)
+end
+return count
 """)
 
 # Renews the registration of messages.
@@ -90,7 +118,7 @@ if #ARGV > 4 then
     for i = #ARGV, 5, -1 do
         tags[#tags + 1] = ARGV[i]
     end
-else
+elseif redis.call('EXISTS', KEYS[2]) == 1 then
     local clock = redis.call('TIME')
     local overdue = string.format('%.6f', clock[1] + clock[2] / 1000000 - tonumber(ARGV[2]))
     tags = redis.call('ZRANGE', KEYS[2], overdue, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most)

@@ -22,6 +22,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 
 UPKEEP_INTERVAL = 1.0  # seconds between two turns where no event loop does the work
+POLL_INTERVAL = 1.0  # seconds between two requests for messages while the queues are empty
 
 log = get_logger("QM/transport")
 
@@ -31,6 +32,8 @@ class Poller(stock.MultiChannelPoller):
 
     renewal_timer: Any = None
     """The timer of the event loop that renews."""
+    polling_timer: Any = None
+    """The timer of the event loop that polls lists without a waiter."""
 
     _next_upkeep_at = 0.0
 
@@ -69,6 +72,12 @@ class Poller(stock.MultiChannelPoller):
         self._is_closed.set()
         super().close()
 
+    def poll_lists(self) -> None:
+        """Ask now if there are messages: not every list has a waiter."""
+        for channel in list(self._channels):
+            channel.poll_lists()
+        self.on_poll_start()
+
     def on_poll_start(self) -> None:
         for channel in list(self._channels):
             channel.qos.flush_acks()
@@ -99,6 +108,7 @@ class Poller(stock.MultiChannelPoller):
             if self._thread is None:
                 self.renew()
             self.maybe_restore_messages()
+            self.poll_lists()
         super().get(callback, timeout)
 
     def renew(self) -> None:
@@ -114,7 +124,7 @@ class Poller(stock.MultiChannelPoller):
         super().maybe_check_brpop_health()
         for channel in list(self._channels):
             for waiter in channel.waiters.values():
-                if channel.health_check_interval and waiter.is_overdue(channel.health_check_interval):
+                if channel.health_check_interval and waiter.is_overdue():
                     waiter.client.connection.disconnect()
 
 
@@ -131,8 +141,10 @@ class Transport(stock.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self.has_event_loop = True
         super().register_with_event_loop(connection, loop)
-        if self.cycle.renewal_timer is not None:
-            self.cycle.renewal_timer.cancel()
+        for timer in (self.cycle.renewal_timer, self.cycle.polling_timer):
+            if timer is not None:
+                timer.cancel()
+        self.cycle.polling_timer = loop.call_repeatedly(POLL_INTERVAL, self.cycle.poll_lists)
         self.cycle.renewal_timer = loop.call_repeatedly(self._renewal_interval, self.cycle.renew)
 
     def renew_in_thread(self) -> None:

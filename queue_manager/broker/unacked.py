@@ -85,11 +85,15 @@ class UnackedMessages(stock.QoS):
             self.flush_acks()
 
     def flush_acks(self) -> None:
-        """Flush pending acks. A failed ack is retried; if it is lost, the message is redelivered."""
+        """Flush pending acks. A failed ack is retried; if it is lost, the message is redelivered.
+
+        The entry is deleted first, without a transaction: a tag without an entry requeues nothing.
+        """
         while tags := self._next_acks():
             try:
-                with refusals_as_connection_errors(), self.pipe_or_acquire() as pipe:
-                    pipe.zrem(self.unacked_index_key, *tags).hdel(self.unacked_key, *tags).execute()
+                with refusals_as_connection_errors(), self.channel.conn_or_acquire() as client:
+                    with client.pipeline(transaction=False) as pipe:
+                        pipe.hdel(self.unacked_key, *tags).zrem(self.unacked_index_key, *tags).execute()
             except BaseException:
                 self._pending_acks.extend(tags)
                 raise

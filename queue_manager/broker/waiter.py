@@ -9,7 +9,8 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from queue_manager.core.log import get_logger
 
-WAIT_TIMEOUT = 1  # seconds that the server waits before it replies that the list is empty
+WAIT_TIMEOUT = 4  # seconds that the server waits before it replies that the list is empty
+LOST_AFTER = 6  # seconds without a reply, after which the connection is lost
 REFUSAL_DELAY = 1.0  # seconds before the next attempt on a server that refuses the command
 
 log = get_logger("QM/transport")
@@ -36,20 +37,21 @@ class Waiter:
             self.client.connection.send_command("BLMOVE", self.name, self.name, "RIGHT", "RIGHT", WAIT_TIMEOUT)
             self._started_at = time.monotonic()
 
-    def read_reply(self) -> None:
-        """Read the reply. Raises the errors of redis-py when the connection is lost."""
+    def read_reply(self) -> bool:
+        """Return True if the list has a message. Raises the errors of redis-py when the connection is lost."""
         self._started_at = None
         try:
-            self.client.parse_response(self.client.connection, "BLMOVE")
-        except ResponseError as error:  # messages are requested nevertheless
+            return self.client.parse_response(self.client.connection, "BLMOVE") is not None
+        except ResponseError as error:  # the list is polled nevertheless
             self._not_before = time.monotonic() + REFUSAL_DELAY
             if not isinstance(error, OutOfMemoryError):  # a full server moves nothing
                 log.warning("Redis refuses to wait for messages", list=self.name, error=str(error))
+            return False
 
     def reset(self) -> None:
         """Stop waiting, because the connection was lost."""
         self._started_at = None
 
-    def is_overdue(self, tolerance: float) -> bool:
-        """Return True if the reply is late by more than `tolerance` seconds."""
-        return self._started_at is not None and time.monotonic() - self._started_at > WAIT_TIMEOUT + tolerance
+    def is_overdue(self) -> bool:
+        """Return True if the reply is so late that the connection is lost."""
+        return self._started_at is not None and time.monotonic() - self._started_at > LOST_AFTER

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from beat_schedule import systems, warnings
-from models import schema
+from models import index_builds, schema
 from models.database import require_replica_set, rights_to_migrate
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable
@@ -39,8 +39,9 @@ def adopt(
     """Show what changes when the systems that are switched on take over the work of another program.
 
     For each system: the indexes to create, the writes of other programs that unique indexes refuse, what the other
-    program has left, and the documents to repair first. `--yes` creates the indexes, like `queue-manager migrate`.
-    Both programs may run meanwhile. Exit code 2 if documents violate an index.
+    program has left, the effects on it while both run, what to do next, and the documents to repair first. `--yes`
+    creates the indexes, like `queue-manager migrate`. Both programs may run meanwhile. Exit code 2
+    if documents violate an index.
     """
     if context.invoked_subcommand is not None:
         return
@@ -56,7 +57,7 @@ def adopt(
     if not yes:
         typer.echo("Nothing was changed" + ("; add --yes to create the indexes" if on else ""))
         return
-    with report_errors(), rights_to_migrate():
+    with report_errors(), rights_to_migrate(), index_builds.reported(lambda build: typer.echo(f"Building {build}")):
         typer.echo(f"{len(schema.migrate(on))} indexes are in place")
 
 
@@ -72,6 +73,8 @@ def _print_plan(screen: Console, system: System, plan: AdoptionPlan) -> None:
     _print_lines(screen, "creates", plan.missing_indexes or ["nothing: no index is missing"])
     _print_lines(screen, "refuses", plan.refused_writes)
     _print_lines(screen, "found", plan.notes)
+    _print_lines(screen, "effects", plan.effects)
+    _print_lines(screen, "next", plan.steps)
     _print_lines(screen, "repair", plan.obstacles)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import redis
@@ -13,14 +14,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from beat_schedule import SYSTEMS, systems
-from models import schema
-from models.database import OUTAGES, require_replica_set, rights_to_migrate
+from models import index_builds, mark, schema
+from models.database import OUTAGES, require_replica_set, rights_to_migrate, server_now
+from models.mark import Mark
 from queue_manager.cli.adopt import adopt_cli
+from queue_manager.cli.alerts import alerts_cli
 from queue_manager.cli.dead_letters import dead_letters_cli
-from queue_manager.cli.errors import fail
+from queue_manager.cli.doctor import doctor
+from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.jobs import jobs
 from queue_manager.cli.messages import queue
 from queue_manager.cli.systems import systems_cli
+from queue_manager.cli.why import why
 from queue_manager.core import log as logging
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.redis_client import connect
@@ -40,8 +45,26 @@ cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")
 cli.add_typer(adopt_cli, name="adopt")
+cli.add_typer(alerts_cli, name="alerts")
+cli.command()(doctor)
+cli.command()(why)
 log = logging.get_logger("QM/cli")
 NAMES = ", ".join(system.name for system in SYSTEMS)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"queue-manager {version('queue-manager')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 @cli.command()
@@ -56,8 +79,9 @@ def migrate(
 ) -> None:
     """Create the missing indexes of the systems that are switched on.
 
-    Idempotent; waits until MongoDB is reachable. Exit code 2 if documents violate an index: lists them and the systems
-    that were not migrated; the others are.
+    Idempotent; waits until MongoDB is reachable. Other programs may read and write while an index is built; the
+    progress of a large one is logged. If documents violate an index, lists them and the systems that were not
+    migrated, migrates the other systems, and exits with 2.
     """
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
@@ -67,7 +91,8 @@ def migrate(
         _refuse_old_workers()
     try:
         with rights_to_migrate():
-            _log_indexes(schema.migrate(on))
+            with index_builds.reported(lambda build: log.info(f"Building {build}")):
+                _log_indexes(schema.migrate(on))
             if finish:
                 log.info("Indexes and claims of earlier releases are removed", claims=schema.finish(on))
     except schema.Obstructed as error:
@@ -118,11 +143,27 @@ def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAME
 def web(
     host: Annotated[str, typer.Option(help="Address; other than loopback needs QM_API_KEYS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535)] = 6002,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, max=64, help="Processes that share the port; with several, Socket.IO clients must use WebSocket."
+        ),
+    ] = 1,
 ) -> None:
     """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C."""
     from queue_manager.web.serve import serve  # imported here, because only this command needs it
 
-    serve(host=host, port=port)
+    serve(host=host, port=port, workers=workers)
+
+
+@cli.command("mark")
+def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v1.4".', metavar="TEXT")]) -> None:
+    """Mark the present in the charts, for example after a deployment."""
+    if not 1 <= len(text) <= mark.MAX_TEXT_LENGTH:
+        fail(f"the text must have 1 to {mark.MAX_TEXT_LENGTH} characters", code=2)
+    with report_errors():
+        mark.add(Mark(kind="deployment", at=server_now(), text=text, by="command line"))
+    typer.echo(f"marked  {text}")
 
 
 @cli.command("health")
@@ -132,7 +173,7 @@ def show_health(
     """Show servers, leader, last scans and systems. Exit code 1 if there is a problem."""
     state = health()
     if as_json:
-        typer.echo(json.dumps(state.as_dict(), indent=2))
+        typer.echo(state.model_dump_json(indent=2))
     else:
         _print_health(Console(soft_wrap=True), state)
     sys.exit(1 if state.problems else 0)
@@ -156,7 +197,8 @@ def _print_health(console: Console, state: Health) -> None:
     for detail in state.details:
         console.print(f"  {escape(detail)}", highlight=False)
     for problem in state.problems:
-        console.print(f"[bold red]problem[/]  {escape(problem)}", highlight=False)
+        what = escape(f"{problem.system}, {problem.rule.id}: {problem.text}")
+        console.print(f"[bold red]problem[/]  {what}\n         {escape(problem.action)}", highlight=False)
     if not state.problems:
         console.print("[green]all is well[/]")
 

@@ -11,8 +11,7 @@ import typer
 
 from models import database
 from queue_manager.cli.messages_render import printable
-from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.errors import AppError, ConfigurationError
 
 
 @contextmanager
@@ -25,7 +24,7 @@ def report_errors(*invalid: type[AppError]) -> Iterator[None]:
     except AppError as error:
         fail(str(error), code=2 if isinstance(error, invalid) else 1)
     except database.Error as error:
-        fail(f"MongoDB at {redact_url(settings().mongo_db_url)} does not answer ({reason(error)})", code=1)
+        fail(database.describe(error), code=1)
 
 
 def fail(message: str, *, code: int) -> NoReturn:

@@ -132,20 +132,23 @@ def run(
 
 @jobs.command()
 def cancel(ids: JobIds) -> None:
-    """Cancel pending or failed jobs; print an outcome for each."""
-    _each(ids, job_queues.jobs.cancel, "canceled")
+    """Cancel pending or failed jobs, and ask executing ones to stop; print an outcome for each.
+
+    The process of a job that does not stop is ended after JOBS_GRACE_SECONDS.
+    """
+    _each(ids, job_queues.jobs.cancel, lambda job: "canceled" if job["state"] == JobState.CANCELED else "stopping")
 
 
 @jobs.command()
 def retry(ids: JobIds) -> None:
     """Make jobs due now unless they are executing; print an outcome for each."""
-    _each(ids, job_queues.jobs.retry, "due now")
+    _each(ids, job_queues.jobs.retry, lambda _: "due now")
 
 
 @jobs.command()
 def remove(ids: JobIds) -> None:
     """Delete jobs unless they are executing; print an outcome for each."""
-    _each(ids, job_queues.jobs.remove, "removed")
+    _each(ids, job_queues.jobs.remove, lambda _: "removed")
 
 
 @jobs.command()
@@ -208,14 +211,13 @@ def _delay(amount: float | None, option: str) -> timedelta | None:
 # Actions
 
 
-def _each(ids: Sequence[str], change: Callable[[str], Any], outcome: str) -> None:
+def _each(ids: Sequence[str], change: Callable[[str], Document], outcome: Callable[[Document], str]) -> None:
     """Change jobs one by one and print each outcome immediately, because the next change may fail."""
     is_done = True
     for id in ids:
         with report_errors(InvalidJob):
             try:
-                change(id)
-                text = outcome
+                text = outcome(change(id))
             except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
                 text, is_done = str(error), False
         typer.echo(f"{printable(id)}  {printable(text)}")

@@ -172,12 +172,12 @@ def export_messages(
 
 @queue.command("import")
 def import_lines(
-    file: Annotated[typer.FileBinaryRead, typer.Argument(help="File of JSON lines; - is the standard input.")],
+    file: Annotated[typer.FileBinaryRead, typer.Argument(help="JSON lines or a JSON list; - is the standard input.")],
 ) -> None:
     """Add the messages of an export to the main queue, with no attempts used.
 
-    A message whose id exists is not added, so the command may be repeated. It stops at the first invalid line; the
-    messages before it may be added.
+    A message whose id exists is not added, so the command may be repeated. It stops at the first invalid message;
+    those before it may have been added.
 
     Example: `queue-manager queue import dead.jsonl`
     """

@@ -28,11 +28,18 @@ def hours(amount: float) -> timedelta:
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_CLOCK_SKEW = seconds(2)  # a larger difference between two machines is reported
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 def milliseconds(span: timedelta) -> int:
     """Return `span` in whole milliseconds."""
-    return span // timedelta(milliseconds=1)
+    return span // _MILLISECOND
+
+
+def unix_ms(moment: datetime) -> int:
+    """Return a time in milliseconds since 1970."""
+    return milliseconds(moment - EPOCH)
 
 
 def truncate(moment: datetime) -> datetime:
@@ -42,7 +49,8 @@ def truncate(moment: datetime) -> datetime:
 
 def to_iso(moment: datetime) -> str:
     """Format a time as `2026-01-31T09:30:00.000Z`, the form of JavaScript's `Date`."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return f"{utc.isoformat(timespec='milliseconds')[:-6]}Z"
 
 
 def parse_utc(text: str | None, *, field: str) -> datetime | None:

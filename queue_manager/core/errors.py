@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from typing import Any
 
 
 class AppError(Exception):
@@ -46,21 +47,63 @@ class ContinueLater(AppError):
     """An item did part of its work and is rescheduled for the rest without using an attempt."""
 
 
+_CONFIGURED_TIMEOUTS = re.compile(r" \(configured timeouts: [^)]*\)")
+_APPENDED = re.compile(r", (?:Timeout: .*, Topology Description: |full error: \{).*", re.DOTALL)
+_SESSION = re.compile(r"\s*\{[^{}]*(?:lsid|txnNumber|UUID|BinData|Timestamp)(?:[^{}]|\{[^{}]*\})*\}|\s*UUID\([^)]*\)")
 _MISSING_INDEX = re.compile(r"ns=(\S+?)\W.*hint provided does not correspond", re.DOTALL)
+_OUTAGES = {
+    "pymongo.errors.ConnectionFailure": "MongoDB",
+    "redis.exceptions.ConnectionError": "Redis",
+    "redis.exceptions.TimeoutError": "Redis",
+    "kombu.exceptions.OperationalError": "the broker",
+    f"{__name__}.{Unavailable.__qualname__}": "a server",
+}
 
 
-def typed_reason(error: BaseException) -> str:
+class ErrorText(str):
+    """The text of an error, with the server whose outage caused it, if any: see `log.OutageFilter`."""
+
+    server: str | None = None
+
+    @classmethod
+    def of(cls, text: str, error: BaseException) -> ErrorText:
+        found = cls(text)
+        found.server = server_away(error)
+        return found
+
+
+def server_away(error: BaseException) -> str | None:
+    """Return the server whose outage an error means; `None` for other errors."""
+    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    return next((_OUTAGES[kind] for kind in kinds if kind in _OUTAGES), None)
+
+
+def typed_reason(error: BaseException) -> ErrorText:
     """Return the text of an error, prefixed by its type if that is a built-in one: `KeyError: 'code'`."""
     kind = type(error)
-    return f"{kind.__name__}: {reason(error)}" if kind.__module__ == "builtins" else reason(error)
+    text = f"{kind.__name__}: {reason(error)}" if kind.__module__ == "builtins" else reason(error)
+    return ErrorText.of(text, error)
 
 
-def reason(error: BaseException) -> str:
-    """Return the text of a driver's error, without the topology description that PyMongo appends.
+def reason(error: BaseException) -> ErrorText:
+    """Return the text of a driver's error, without what PyMongo appends and without ids of sessions.
 
-    The error for a missing index is replaced, because MongoDB does not name the cause.
+    PyMongo appends timeouts, the topology and the server's reply. The error for a missing index is replaced, because
+    MongoDB does not name the cause.
     """
-    text = str(error)
+    text = _message_of(getattr(error, "details", None)) or str(error)
     if missing := _MISSING_INDEX.search(text):
-        return f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
-    return text.split(", Timeout:")[0] or type(error).__name__
+        text = f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
+    text = _SESSION.sub("", _APPENDED.sub("", _CONFIGURED_TIMEOUTS.sub("", text)))
+    return ErrorText.of(text or type(error).__name__, error)
+
+
+def _message_of(details: Any) -> str | None:
+    """Return the message in the reply of MongoDB that an error has."""
+    if not isinstance(details, dict):
+        return None
+    for failed in ("writeErrors", "writeConcernErrors"):
+        if details.get(failed):
+            return _message_of(details[failed][0])
+    message = details.get("errmsg")
+    return message if isinstance(message, str) else None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -36,10 +38,21 @@ def import_named(module: str, *, setting: str) -> ModuleType:
 def require_own_packages() -> None:
     """Raise ConfigurationError if Python would import another package instead of one of ours; names both places."""
     for name in OWN_PACKAGES:
-        spec = find_spec(name)
-        found = Path(spec.origin) if spec and spec.origin else None
-        if found is None or INSTALLED_IN not in found.parents:
+        if not _is_own(spec := find_spec(name)):
+            found = spec.origin if spec else None
             raise ConfigurationError(
                 f"Python imports {name!r} from {found or 'nowhere'} instead of {INSTALLED_IN}: rename that package, or "
                 f"start the process where it is not on the path ({', '.join(filter(None, sys.path[:3]))}, …)"
             )
+
+
+def packages_hidden_in(directory: str) -> Iterator[str]:
+    """Yield the files that a process imports instead of our packages if `directory` is first on its path."""
+    for name in OWN_PACKAGES:
+        spec = PathFinder.find_spec(name, [directory])
+        if spec is not None and spec.origin and not _is_own(spec):
+            yield spec.origin
+
+
+def _is_own(spec: ModuleSpec | None) -> bool:
+    return spec is not None and spec.origin is not None and INSTALLED_IN in Path(spec.origin).parents

@@ -2,7 +2,8 @@
 
 Guarantee: URLs are logged through `settings.redact_url`, without secrets. An entry is one line and the lines of a
 traceback are indented, which prevents log injection. Colours are used only on a terminal. Importing this module does
-not configure logging: a program that only sends tasks keeps its own configuration.
+not configure logging: a program that only sends tasks keeps its own configuration. An outage of a server is one line of
+each component and process, without a traceback, until it is over.
 """
 
 from __future__ import annotations
@@ -10,10 +11,18 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import cast
+import time
+from collections.abc import Iterator
+from typing import Any, cast
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
+
+from queue_manager.core.errors import ErrorText, reason, server_away
+
+OUTAGE_GAP = 60.0  # seconds without such a line, after which an outage counts as another one
+OUTAGE_LOG_INTERVAL = 600.0  # seconds after which the same outage is logged again
+MAX_OUTAGES = 1_000  # kinds of lines that are remembered
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CONTROL_IN_TRACEBACK = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # keeps tabs and newlines
@@ -47,6 +56,62 @@ def level_number(name: str) -> int:
     return logging.getLevelNamesMapping()[name]
 
 
+class OutageFilter(logging.Filter):
+    """Passes one line for each outage and kind of line; the kind is the logger, the text without values, the server.
+
+    A line is about an outage if its exception, or one of its values, is an error of a server that is away.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: dict[tuple[str, str, str], tuple[float, float]] = {}  # when each kind was logged, and last seen
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        server = next(_servers_away(record), None)
+        if server is None:
+            return True
+        content: Any = record.msg
+        event = str(content["event"] if isinstance(content, dict) else content)
+        if isinstance(record.args, dict):  # Celery's line about a retry: one for each wait
+            event += "".join(value for value in record.args.values() if isinstance(value, ErrorText))
+        _remove_traceback(record)
+        return self._is_first((record.name, event, server), time.monotonic())
+
+    def _is_first(self, kind: tuple[str, str, str], now: float) -> bool:
+        logged_at, seen_at = self._lines.get(kind, (-OUTAGE_LOG_INTERVAL, -OUTAGE_GAP))
+        is_first = now - seen_at >= OUTAGE_GAP or now - logged_at >= OUTAGE_LOG_INTERVAL
+        if len(self._lines) >= MAX_OUTAGES:
+            self._lines.clear()
+        self._lines[kind] = (now if is_first else logged_at, now)
+        return is_first
+
+
+def _remove_traceback(record: logging.LogRecord) -> None:
+    content: Any = record.msg
+    if isinstance(content, dict):
+        content.pop("exc_info", None)
+    elif record.exc_info and (error := record.exc_info[1]) is not None:
+        if isinstance(record.args, dict) and "exc" in record.args:  # Celery's lines about tasks
+            record.args = {**record.args, "exc": f"{type(error).__name__}: {reason(error)}"}
+        else:
+            record.msg, record.args = f"{record.getMessage()} ({reason(error)})", None
+    record.exc_info = record.exc_text = None
+
+
+def _servers_away(record: logging.LogRecord) -> Iterator[str]:
+    """Yield the servers that the exception and the values of a line say are away."""
+    values: list[object] = [record.exc_info[1]] if record.exc_info else []
+    parts: tuple[Any, ...] = (record.msg, record.args)
+    for part in parts:
+        values += part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else ()
+    for value in values:
+        server = value.server if isinstance(value, ErrorText) else None
+        if isinstance(value, BaseException):
+            server = server_away(value)
+        if server is not None:
+            yield server
+
+
 def configure(*, level: str | int = "INFO", form: str = "console") -> None:
     """Send every log line of this process to stderr, as `console` text or as one `json` object per line."""
     renderer: Processor
@@ -56,6 +121,7 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
         shared, renderer = _SHARED, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
     escape: list[Processor] = [] if form == "json" else [_escape_control_characters]  # JSON escapes them itself
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(OutageFilter())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[

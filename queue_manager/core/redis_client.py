@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import sha1
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ClusterDownError, MasterDownError, NoScriptError, ReadOnlyError
+from redis.exceptions import AskError, ClusterDownError, MasterDownError, MovedError, NoScriptError, ReadOnlyError
 from redis.retry import Retry
+
+from queue_manager.core.redis_url import is_encrypted, parse_redis_url
+from queue_manager.core.settings import settings
 
 Client = TypeVar("Client")
 
@@ -21,11 +28,12 @@ RedisError = redis.RedisError
 REDIS_OUTAGES = (redis.ConnectionError, redis.TimeoutError)
 """Errors of redis-py while the server is away."""
 
+NO_RETRY = Retry(NoBackoff(), 0)
 CLIENT_OPTIONS = {
     "socket_timeout": 5,
     "socket_connect_timeout": 2,
     # A command whose reply was lost must not be retried implicitly.
-    "retry": Retry(NoBackoff(), 0),
+    "retry": NO_RETRY,
 }
 
 
@@ -34,8 +42,59 @@ _REFUSAL_CODES = ("MISCONF ", "NOREPLICAS ", "UNBLOCKED ")  # of errors without 
 _refusals: Counter[tuple[str, int]] = Counter()  # refusals so far, by host and port
 
 
+def find_master(*, sentinels: Sequence[tuple[str, int]], master_name: str, sentinel_kwargs: Any) -> tuple[str, int]:
+    """Return the address of the master by the first Sentinel that knows it.
+
+    Raises:
+        redis.AuthenticationError: each Sentinel refuses the credentials.
+        redis.ConnectionError: no Sentinel answers, or none knows the master.
+    """
+
+    def ask(sentinel: redis.Redis) -> Any:
+        return sentinel.sentinel_get_master_addr_by_name(master_name)
+
+    missing = f"no Sentinel gives the address of the master {master_name!r}"
+    return _first_address(sentinels, sentinel_kwargs, ask, missing=missing)
+
+
+def find_owner(*, nodes: Sequence[tuple[str, int]], node_options: Any) -> tuple[str, int]:
+    """Return the address of the node of a Redis Cluster that serves the message queue, by the first node that answers.
+
+    Raises like `find_master`.
+    """
+
+    def ask(node: redis.Redis) -> Any:
+        asked = node.get_connection_kwargs()
+        try:
+            node.exists(settings().queue_name)
+        except MovedError as moved:
+            return moved.host.strip("?") or asked["host"], moved.port  # without a host: the one that was asked
+        return asked["host"], asked["port"]
+
+    return _first_address(nodes, node_options, ask, missing="no node of the Redis Cluster serves the message queue")
+
+
+def _first_address(
+    nodes: Sequence[tuple[str, int]], options: Any, ask: Callable[[redis.Redis], Any], *, missing: str
+) -> tuple[str, int]:
+    refusals: dict[str, Exception | None] = {}
+    for host, port in nodes:
+        try:
+            with redis.Redis(host, port, decode_responses=True, retry=NO_RETRY, **options) as node:
+                if address := ask(node):
+                    return str(address[0]), int(address[1])
+            refusals[f"{host}:{port} does not know it"] = None
+        except redis.RedisError as error:
+            refusals[f"{host}:{port}: {error}"] = error
+    is_login = all(isinstance(error, redis.AuthenticationError) for error in refusals.values())
+    kind = redis.AuthenticationError if is_login else redis.ConnectionError
+    raise kind(f"{missing}: {'; '.join(refusals)}")
+
+
 class Connection(redis.Connection):
     """A connection that is reopened after its server refused a command that a working primary accepts.
+
+    With `sentinel`, Sentinel names the server whenever the connection is opened; with `cluster`, a node of it does.
 
     After a fail-over the old primary may continue as a replica and keep its connections, while its address already
     resolves to another server. Once a connection of this process was refused, all connections to that address are
@@ -44,34 +103,116 @@ class Connection(redis.Connection):
 
     _seen: int | None = None
 
+    def __init__(
+        self,
+        *args: Any,
+        sentinel: Mapping[str, Any] | None = None,
+        cluster: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+        self._find = _finder(sentinel, cluster)
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if a connection to the same address was refused since this one was opened."""
+        return self._seen is not None and self._seen != _refusals[self.host, self.port]
+
     def connect(self) -> None:
-        refusals = _refusals[self.host, self.port]
-        if self._seen is not None and self._seen != refusals:
+        if self.is_outdated:
             self.disconnect()  # type: ignore[no-untyped-call]
-        self._seen = refusals
         super().connect()  # type: ignore[no-untyped-call]
+        self._seen = _refusals[self.host, self.port]
+
+    def _connect(self) -> Any:
+        if self._find is not None:
+            self.host, self.port = self._find()
+        return super()._connect()  # type: ignore[no-untyped-call]
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().read_response(*args, **kwargs)
         except redis.ResponseError as error:
-            if isinstance(error, _REFUSALS) or str(error).startswith(_REFUSAL_CODES):
+            if _is_refusal(error):
                 _refusals[self.host, self.port] += 1
             raise
+
+
+def _finder(
+    sentinel: Mapping[str, Any] | None, cluster: Mapping[str, Any] | None
+) -> Callable[[], tuple[str, int]] | None:
+    """Return the function that finds the server; `None` if its address is fixed."""
+    if sentinel is not None:
+        return partial(find_master, **sentinel)
+    return None if cluster is None else partial(find_owner, **cluster)
+
+
+def _is_refusal(error: redis.ResponseError) -> bool:
+    """Return True if a working primary would have accepted the command."""
+    return isinstance(error, _REFUSALS) or str(error).startswith(_REFUSAL_CODES)
 
 
 class SecureConnection(Connection, redis.SSLConnection):
     """`Connection` over TLS."""
 
 
+class AsyncConnection(redis.asyncio.Connection):
+    """A connection for an event loop, like `Connection`; reopened after its server refused one of its own commands."""
+
+    def __init__(
+        self, *, sentinel: Mapping[str, Any] | None = None, cluster: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._find = _finder(sentinel, cluster)
+
+    async def _connect(self) -> None:
+        if self._find is not None:
+            self.host, self.port = await asyncio.to_thread(self._find)
+        await super()._connect()  # type: ignore[no-untyped-call]
+
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().read_response(*args, **kwargs)
+        except redis.ResponseError as error:
+            if _is_refusal(error):
+                await self.disconnect(nowait=True)
+            raise
+
+
+class AsyncSecureConnection(AsyncConnection, redis.asyncio.SSLConnection):
+    """`AsyncConnection` over TLS."""
+
+
+_ASYNC_CLASSES = {
+    Connection: AsyncConnection,
+    SecureConnection: AsyncSecureConnection,
+    redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+}
+
+
 def client_options(url: str) -> dict[str, Any]:
     """Return the options of every client of the server at `url`, for code that creates the client itself."""
-    return {**CLIENT_OPTIONS, "connection_class": SecureConnection if url.startswith("rediss:") else Connection}
+    options = parse_redis_url(url)
+    kind: type[Any] = SecureConnection if is_encrypted(url, options) else Connection
+    return {
+        **CLIENT_OPTIONS,
+        **options,
+        "connection_class": redis.UnixDomainSocketConnection if "path" in options else kind,
+    }
 
 
 def make_client(url: str, **options: Any) -> redis.Redis:
     """Return a client without automatic retries and with short timeouts; `options` override the defaults."""
-    return redis.Redis.from_url(url, **{**client_options(url), **options})
+    return redis.Redis.from_pool(redis.ConnectionPool(**{**client_options(url), **options}))
+
+
+def make_async_client(url: str, **options: Any) -> redis.asyncio.Redis:
+    """Return a client for an event loop, like that of `make_client`."""
+    defaults = client_options(url)
+    kind = _ASYNC_CLASSES[defaults["connection_class"]]
+    retry = AsyncRetry(NoBackoff(), 0)
+    pool = redis.asyncio.ConnectionPool(**{**defaults, "retry": retry, **options, "connection_class": kind})
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def connect(url: str) -> redis.Redis:

@@ -11,6 +11,7 @@ import structlog
 
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import connect
+from queue_manager.core.redis_url import CLUSTER_SCHEME
 from queue_manager.core.settings import redact_url
 
 CheckResult = TypeVar("CheckResult")
@@ -56,6 +57,19 @@ def require_broker(url: str) -> None:
         raise ConfigurationError(
             f"Redis at {redact_url(url)} is a node of a Redis Cluster, on which neither a broker nor leases can run: "
             "REDIS_URL and BROKER_URL must name a Redis or Valkey without cluster mode"
+        )
+
+
+def require_queue_server(url: str) -> None:
+    """Refuse what `require_server` refuses, and a node of a Redis Cluster whose URL does not say that it is one.
+
+    Raises like `require_server`.
+    """
+    info = require_server(url)
+    if info.get("cluster_enabled") and not url.startswith(f"{CLUSTER_SCHEME}:"):
+        raise ConfigurationError(
+            f"Redis at {redact_url(url)} is a node of a Redis Cluster: QM_QUEUE_REDIS_URL must be a URL such as "
+            "cluster://host:6379/0, and QUEUE_NAME a name in braces, such as {queue}"
         )
 
 

@@ -18,14 +18,16 @@ from pymongo.uri_parser import parse_uri as parse_mongo_uri
 
 from queue_manager.core import api_keys
 from queue_manager.core.api_keys import ApiKey
+from queue_manager.core.redis_url import CLUSTER_SCHEME, REDIS_SCHEMES, parse_redis_url, require_file
 
-REDIS_SCHEMES = ("redis", "rediss")
-STOCK_SCHEMES = ("sentinel", "amqp", "amqps")
+AMQP_SCHEMES = ("amqp", "amqps")
 """Schemes of brokers that only kombu's own transports serve."""
 TEXT_RULE = "text in UTF-8 without control characters"
 SOCKETIO_ADAPTERS = {"python", "redis", "redis-streams"}
 MIN_SECRET_LENGTH = 32  # characters, the strength of an HS256 signature
+_PATH_PREFIX = re.compile(r"(/[\w-][\w.-]*)+/?", re.ASCII)
 _COLLECTION = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,118}[A-Za-z0-9_-])?")
+_SENTRY_DSN = re.compile(r"https?://[^/@\s]+@[^/@\s]+(/[\w.-]+)*/\d+")
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}|\{[A-Za-z0-9_.-]{1,64}\}")
 # Options of MONGO_DB_URL in lower case, with the values under which acknowledged writes are durable and readable.
 _STRONG_OPTIONS = {
@@ -35,6 +37,8 @@ _STRONG_OPTIONS = {
     "readpreference": ("primary",),
     "readconcernlevel": ("majority", "linearizable"),
 }
+
+_FILE_OPTIONS = ("tlscafile", "tlscertificatekeyfile", "tlscrlfile")
 
 
 def _true_or_false(value: Any) -> bool:
@@ -64,17 +68,27 @@ def _text_list(value: Any) -> list[str]:
     return names
 
 
-def _module_names(names: list[str]) -> list[str]:
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError("names of Python modules, separated by commas or as a JSON list, such as billing.jobs")
+def _module_names(value: Any) -> list[str]:
+    accepted = "names of Python modules, separated by commas or as a JSON list, such as billing.jobs"
+    names = _list_of(value, accepted)
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError(accepted)
     return names
 
 
+def _list_of(value: Any, accepted: str) -> list[str]:
+    """Parse a list of texts. Raises `ValueError` with `accepted`."""
+    try:
+        return _text_list(value)
+    except ValueError:
+        raise ValueError(accepted) from None
+
+
 def _socketio_adapters(value: Any) -> list[str]:
-    names = _text_list(value)
+    accepted = "one or more of python, redis and redis-streams, separated by commas or as a JSON list"
+    names = _list_of(value, accepted)
     if not names or not set(names) <= SOCKETIO_ADAPTERS:
-        raise ValueError("one or more of python, redis and redis-streams, separated by commas or as a JSON list")
+        raise ValueError(accepted)
     return list(dict.fromkeys(names))  # a repeated name would send every event twice
 
 
@@ -96,6 +110,12 @@ def _queue_key_prefix(name: str) -> str:
     return name
 
 
+def _path_prefix(prefix: str) -> str:
+    if not _PATH_PREFIX.fullmatch(prefix):
+        raise ValueError("a path of letters, digits, _ . or - that begins with a slash, such as /queue-manager")
+    return prefix.rstrip("/")
+
+
 def _file_path(path: Path) -> Path:
     if str(path).lstrip().startswith(("[", "{")):
         raise ValueError("the path of a file; the keys themselves belong in QM_API_KEYS")
@@ -103,7 +123,8 @@ def _file_path(path: Path) -> Path:
 
 
 def _mongo_url(url: str) -> str:
-    accepted = "a mongodb:// URL whose path names the database, such as mongodb://db:27017/product"
+    accepted = "a mongodb+srv:// or mongodb:// URL whose path names the database, such as mongodb://db:27017/product"
+    _check_options(url)
     try:
         # Parsed by the driver; a mongodb+srv:// URL needs a DNS lookup, so only its form is checked.
         database = (
@@ -113,52 +134,77 @@ def _mongo_url(url: str) -> str:
         raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like") from None
     if not database:
         raise ValueError(accepted)
-    _refuse_weak_options(url)
     return url
 
 
-def _refuse_weak_options(url: str) -> None:
-    """Refuse options under which a fail-over loses acknowledged writes, or reads are stale."""
+def _check_options(url: str) -> None:
+    """Refuse options under which a fail-over loses acknowledged writes, or reads are stale; and unreadable files."""
     # Names of options are case-insensitive, and MongoDB's drivers also separate them by semicolons.
     options = parse_qsl(url.partition("?")[2].replace(";", "&"))
     for name, value in options:
         strong = _STRONG_OPTIONS.get(name.lower())
         if strong is not None and value.lower() not in strong:
             raise ValueError(f"{name}={strong[0]}, or the URL without {name}: another value weakens the guarantees")
+        if name.lower() in _FILE_OPTIONS:
+            require_file(name, value)
 
 
 def _redis_url(url: str) -> str:
-    accepted = "a redis:// or rediss:// URL whose path is a database number, such as redis://cache:6379/0"
-    try:
-        parts = urlsplit(url)
-        is_readable = parts.port != 0 and parts.scheme in ("redis", "rediss") and not parts.fragment
-    except ValueError:
-        is_readable = False
-    if not is_readable or not re.fullmatch(r"/?\d*", parts.path):
-        raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like")
-    if parts.query:
-        raise ValueError(f"{accepted}, without options")
+    if url.startswith(f"{CLUSTER_SCHEME}:"):
+        raise ValueError(
+            "a redis://, rediss://, unix:// or sentinel:// URL: only the message queue can be on a Redis Cluster "
+            "(QM_QUEUE_REDIS_URL)"
+        )
+    return _queue_redis_url(url)
+
+
+def _queue_redis_url(url: str) -> str:
+    parse_redis_url(url)
     return url
 
 
 def _broker_url(url: str) -> str:
-    kinds = "a redis://, rediss://, sentinel://, amqp:// or amqps:// URL"
     scheme = url.partition("://")[0]
-    if scheme in REDIS_SCHEMES:
+    if scheme in (*REDIS_SCHEMES, CLUSTER_SCHEME):
         return _redis_url(url)
-    nodes = url.split(";") if scheme == "sentinel" else [url]
     try:
-        parts = [urlsplit(node) for node in nodes]
-        is_readable = all(one.hostname and one.port != 0 and one.scheme == scheme for one in parts)
+        parts = urlsplit(url)
+        is_readable = bool(parts.hostname) and parts.port != 0 and not parts.query and not parts.fragment
     except ValueError:
         is_readable = False
-    if scheme not in STOCK_SCHEMES or not is_readable or any(one.query or one.fragment for one in parts):
-        raise ValueError(f"{kinds} without options; special characters of a password are written as %40 and the like")
-    if scheme == "sentinel":
-        databases = {(one.username, one.password, one.path) for one in parts}
-        if len(databases) > 1 or not re.fullmatch(r"/?\d*", parts[0].path):
-            raise ValueError("sentinel:// URLs separated by semicolons, with the same credentials and database number")
+    if scheme not in AMQP_SCHEMES or not is_readable:
+        raise ValueError(
+            "a redis://, rediss://, unix:// or sentinel:// URL, or an amqp:// or amqps:// URL without options; special "
+            "characters of a password are written as %40 and the like"
+        )
     return url
+
+
+def _sentry_dsn(url: str) -> str:
+    if not _SENTRY_DSN.fullmatch(url):
+        raise ValueError("the DSN of a Sentry project, such as https://KEY@HOST/NUMBER")
+    return url
+
+
+def _webhook_url(url: SecretStr) -> SecretStr:
+    if not _is_url(url, ("http", "https")):
+        raise ValueError("an http:// or https:// URL")
+    return url
+
+
+def _smtp_url(url: SecretStr) -> SecretStr:
+    if not _is_url(url, ("smtp", "smtps")):
+        raise ValueError("an smtp:// or smtps:// URL, such as smtp://user:password@mail.example.com:587")
+    return url
+
+
+def _is_url(url: SecretStr, schemes: tuple[str, ...]) -> bool:
+    text = url.get_secret_value()
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and text.isprintable()
+    except ValueError:
+        return False
 
 
 def _long_secret(secret: SecretStr) -> SecretStr:
@@ -171,13 +217,18 @@ Secret = Annotated[SecretStr, AfterValidator(_long_secret)]
 ApiKeys = Annotated[list[ApiKey], NoDecode, BeforeValidator(api_keys.parse)]
 TrueOrFalse = Annotated[bool, BeforeValidator(_true_or_false)]
 TextList = Annotated[list[str], NoDecode, BeforeValidator(_text_list)]
-ModuleNames = Annotated[list[str], NoDecode, AfterValidator(_module_names), BeforeValidator(_text_list)]
+ModuleNames = Annotated[list[str], NoDecode, BeforeValidator(_module_names)]
 SocketioAdapters = Annotated[list[str], NoDecode, BeforeValidator(_socketio_adapters)]
 Text = Annotated[str, AfterValidator(_text)]
+PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
 FilePath = Annotated[Path, AfterValidator(_file_path)]
 CollectionName = Annotated[str, AfterValidator(_collection_name)]
 QueueKeyPrefix = Annotated[str, AfterValidator(_queue_key_prefix)]
 MongoUrl = Annotated[str, AfterValidator(_text), AfterValidator(_mongo_url)]
 RedisUrl = Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)]
+QueueRedisUrl = Annotated[str, AfterValidator(_text), AfterValidator(_queue_redis_url)]
 BrokerUrl = Annotated[str, AfterValidator(_text), AfterValidator(_broker_url)]
+SentryDsn = Annotated[str, AfterValidator(_text), AfterValidator(_sentry_dsn)]
+WebhookUrl = Annotated[SecretStr, AfterValidator(_webhook_url)]
+SmtpUrl = Annotated[SecretStr, AfterValidator(_smtp_url)]
 Days = Annotated[float, Field(ge=0, le=36_500)]

@@ -17,9 +17,9 @@ from pydantic import AliasChoices, Field, ValidationError, ValidationInfo, field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.redis_url import CLUSTER_SCHEME, REDIS_SCHEMES, TLS_FILES
 from queue_manager.core.setting_types import (
-    REDIS_SCHEMES,
-    STOCK_SCHEMES,
+    AMQP_SCHEMES,
     TEXT_RULE,
     ApiKeys,
     BrokerUrl,
@@ -28,20 +28,26 @@ from queue_manager.core.setting_types import (
     FilePath,
     ModuleNames,
     MongoUrl,
+    PathPrefix,
     QueueKeyPrefix,
+    QueueRedisUrl,
     RedisUrl,
     Secret,
+    SentryDsn,
+    SmtpUrl,
     SocketioAdapters,
     Text,
     TextList,
     TrueOrFalse,
+    WebhookUrl,
 )
 
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # not a port: probably a password without its @
 _MAX_SHOWN_LENGTH = 100  # characters of a wrong value in its error
 _PUBLIC_OPTIONS = {
     *("replicaSet", "authSource", "directConnection", "tls", "ssl", "retryWrites"),
-    *("w", "journal", "readPreference", "readConcernLevel"),
+    *("w", "journal", "readPreference", "readConcernLevel", "tlsCAFile", "tlsCertificateKeyFile", "authMechanism"),
+    *("db", "master_name", *TLS_FILES),
 }
 
 
@@ -66,13 +72,14 @@ class Settings(BaseSettings):
     mongo_db_url: MongoUrl = "mongodb://127.0.0.1:27017/queue_manager"
     """URL of MongoDB; the path names the database."""
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
-    """Leases, the beat's schedule and lock, statistics, the channel of Socket.IO; without `broker_url` the broker."""
+    """Leases, the beat's schedule and lock, statistics, the channel of Socket.IO; without `broker_url` the broker.
+
+    redis://, rediss://, unix:// or sentinel://.
+    """
     broker_url: BrokerUrl | None = None
-    """Celery's broker: redis://, rediss://, sentinel://, amqp:// or amqps://; unset: `redis_url`."""
+    """Celery's broker: a URL like `redis_url`, or amqp:// or amqps://; unset: `redis_url`."""
     qm_broker: Annotated[Literal["batched", "stock"], Field(validate_default=False)] = "batched"
-    """The transport for redis:// and rediss://: our own, in batches, or kombu's. Other brokers have kombu's."""
-    qm_sentinel_master: Text = "mymaster"
-    """Name of the primary that a sentinel:// broker resolves."""
+    """The transport for Redis: our own, in batches, or kombu's. RabbitMQ has kombu's."""
     qm_batching: TrueOrFalse = True
     """Whether items are executed and published in batches; off: one by one, as Celery does it."""
     app_env: Text = Field(default="production", validation_alias=AliasChoices("APP_ENV", "NODE_ENV"))
@@ -98,7 +105,7 @@ class Settings(BaseSettings):
     """Whether `snooze_queue_in_progress` is set while a room is dispatched, for other programs that read it."""
     qm_lease_seconds: Annotated[float, Field(ge=2, le=3600)] = 60
     """Seconds that a lease lasts before a scan may take the item again."""
-    qm_claim_batch: Annotated[int, Field(ge=1, le=10_000)] = 500
+    qm_claim_batch: Annotated[int, Field(ge=1, le=10_000)] = 1_000
     """Items that a scan leases and publishes per batch."""
     qm_ahead_limit: Annotated[int, Field(ge=0, le=10_000)] = 200
     """Items that one scan dispatches ahead of their due time; 0 disables it."""
@@ -106,8 +113,8 @@ class Settings(BaseSettings):
     """Messages in one item queue above which scans dispatch no more."""
     qm_item_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 120
     """Seconds after which a process that hangs in an item or a batch is replaced; does not apply to jobs."""
-    qm_worker_concurrency: Annotated[int, Field(ge=1, le=1_000)] = 4
-    """Items that one worker process runs at a time."""
+    qm_worker_concurrency: Annotated[int | None, Field(ge=1, le=1_000)] = None
+    """Tasks that one worker executes at a time; default: one for each core, at least 2."""
     qm_shutdown_seconds: Annotated[float, Field(ge=0, le=86_400)] = 20
     """Seconds that tasks have to finish after SIGTERM before they are requeued; 0 means unlimited."""
 
@@ -126,8 +133,8 @@ class Settings(BaseSettings):
     thumbnail_build_task: Text | None = None
     """Celery task of another application that is called for each site that was reset."""
 
-    qm_queue_redis_url: RedisUrl | None = None
-    """URL of the message queue's server; default: `redis_url`."""
+    qm_queue_redis_url: QueueRedisUrl | None = None
+    """URL of the message queue's server, which may also be cluster://; default: `redis_url`."""
     queue_name: QueueKeyPrefix = "queue"
     """Prefix of all keys of the message queue; `{in braces}` for Redis Cluster."""
     max_priority_levels: Annotated[int, Field(ge=1, le=100)] = 10
@@ -155,6 +162,10 @@ class Settings(BaseSettings):
     """Milliseconds between two dispatches of due jobs."""
     jobs_lease_seconds: Annotated[float, Field(ge=1, le=3_600)] = 30
     """Seconds without heartbeat after which a job is requeued."""
+    jobs_timeout_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 0
+    """Seconds that an attempt of a job may take, unless its function declares a `timeout`; 0 means unlimited."""
+    jobs_grace_seconds: Annotated[float, Field(ge=0, le=3_600)] = 10
+    """Seconds that a job has to stop, after its time limit or a cancellation, before its process is ended."""
     jobs_retention_days: Annotated[float, Field(ge=0, le=36_500)] = 0
     """Days after which successful and canceled jobs are deleted; 0 keeps them."""
     jobs_takeover_seconds: Annotated[int, Field(ge=6, le=600)] = 6
@@ -176,20 +187,50 @@ class Settings(BaseSettings):
     """File with the API keys, read again when it changes."""
     qm_hooks: TrueOrFalse = False
     """Enables the manual triggers of the web process."""
+    qm_web_prefix: PathPrefix | None = None
+    """Path below which a proxy publishes the web process."""
 
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"
 
+    qm_tracing: TrueOrFalse = False
+    """Whether traces are exported with OpenTelemetry, as the variables `OTEL_*` say; needs the extra `otel`."""
+    sentry_dsn: SentryDsn | None = None
+    """Sentry project to which final failures are reported; needs the extra `sentry`."""
+
+    qm_alert_webhook_url: WebhookUrl | None = None
+    """URL to which the web process posts problems of health that last."""
+    qm_alert_webhook_form: Literal["json", "slack"] = "json"
+    """Form of these posts: the problems as JSON, or a text as Slack expects it."""
+    qm_alert_mail_to: TextList = []
+    """Addresses to which the web process mails problems of health that last."""
+    qm_alert_mail_from: Text = "queue-manager@localhost"
+    """Sender of these mails."""
+    qm_alert_smtp_url: SmtpUrl | None = None
+    """Server for these mails: smtp:// (encrypted if possible) or smtps://; unset: port 25 of this host."""
+    qm_alert_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 60
+    """Seconds that a problem must last before it is sent."""
+    qm_alert_repeat_minutes: Annotated[float, Field(ge=1, le=43_200)] = 240
+    """Minutes after which a problem that still lasts is sent again."""
+
     @field_validator("qm_broker")
     @classmethod
-    def _refuse_batches_without_redis(cls, transport: str, info: ValidationInfo) -> str:
-        """Refuse an explicit `batched` with a broker that has no batches. The default is valid with every broker."""
-        url = info.data.get("broker_url") or ""
-        if transport == "batched" and url.startswith(STOCK_SCHEMES):
-            raise ValueError(
-                f"stock, or unset, with BROKER_URL={redact_url(url)}: batches are for redis:// and rediss:// only"
-            )
+    def _refuse_transport(cls, transport: str, info: ValidationInfo) -> str:
+        """Refuse an explicit transport that cannot serve the broker. The default is valid with every broker."""
+        url = info.data.get("broker_url") or info.data.get("redis_url") or ""
+        if transport == "batched" and url.startswith(AMQP_SCHEMES):
+            raise ValueError(f"stock, or unset, with BROKER_URL={redact_url(url)}: batches are for Redis only")
+        # Kombu would show these passwords.
+        if transport == "stock" and (url.startswith("unix:") or "sentinel_password" in url):
+            raise ValueError("batched, or unset, with a unix:// broker, or one whose Sentinels have a password")
         return transport
+
+    @field_validator("queue_name")
+    @classmethod
+    def _require_one_slot(cls, name: str, info: ValidationInfo) -> str:
+        if (info.data.get("qm_queue_redis_url") or "").startswith(CLUSTER_SCHEME) and not name.startswith("{"):
+            raise ValueError("a name in braces on a Redis Cluster, such as {queue}, so that all keys share a hash slot")
+        return name
 
     @property
     def broker(self) -> str:
@@ -198,8 +239,17 @@ class Settings(BaseSettings):
 
     @property
     def broker_redis_url(self) -> str | None:
-        """The URL of Celery's broker if that is one Redis server, whichever transport is used."""
+        """The URL of Celery's broker if that is a Redis, whichever transport is used."""
         return self.broker if self.broker.startswith(REDIS_SCHEMES) else None
+
+    @property
+    def web_prefix(self) -> str:
+        """The prefix of the paths of the web process, empty by default."""
+        return self.qm_web_prefix or ""
+
+    @property
+    def worker_concurrency(self) -> int:
+        return self.qm_worker_concurrency or max(os.cpu_count() or 1, 2)
 
     @property
     def has_batched_broker(self) -> bool:
@@ -268,7 +318,7 @@ def settings() -> Settings:
 def _explain(detail: Any) -> str:
     name = str(detail["loc"][0]).upper()
     accepted = _accepted(name, detail)
-    if name.endswith(("_SECRET", "_KEYS", "_KEYS_FILE")):
+    if name.endswith(("_SECRET", "_KEYS", "_KEYS_FILE", "_DSN", "_WEBHOOK_URL", "_SMTP_URL")):
         return f"{name}: must be {accepted}"
     value = redact_url(str(detail["input"])) if name.endswith("_URL") else str(detail["input"])
     shown = value if len(value) <= _MAX_SHOWN_LENGTH else f"{value[:_MAX_SHOWN_LENGTH]}…"
@@ -283,11 +333,12 @@ def _accepted(name: str, detail: Any) -> str:
         return str(detail["ctx"]["expected"]).replace("'", "")
     field = Settings.model_fields.get(name.lower())
     kind = field.annotation if field is not None else None
-    if field is None or kind not in (int, float, float | None):
+    if field is None or kind not in (int, int | None, float, float | None):
         return TEXT_RULE
     limits = {
         limit: getattr(one, limit) for one in field.metadata for limit in ("gt", "ge", "le") if hasattr(one, limit)
     }
-    number = "a whole number" if kind is int else "a number"
-    lowest = f"from {limits['ge']}" if "ge" in limits else f"above {limits['gt']}"
-    return f"{number} {lowest} to {limits['le']}"
+    number = "a whole number" if kind in (int, int | None) else "a number"
+    if "gt" in limits:
+        return f"{number} above {limits['gt']} and up to {limits['le']}"
+    return f"{number} from {limits['ge']} to {limits['le']}"

@@ -28,8 +28,9 @@ from typing import Any, Literal
 from uuid import uuid4
 
 import redis
+from redis.client import Pipeline
 
-from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds
+from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds, unix_ms
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, Script, make_client
@@ -71,12 +72,18 @@ log = get_logger("QM/leases")
 
 def name(id: str, due_at: datetime | None) -> str:
     """Return the name of a lease: the id as text, and the due time in milliseconds."""
-    return f"{id}@{'' if due_at is None else milliseconds(due_at - EPOCH)}"
+    return f"{id}@{'' if due_at is None else unix_ms(due_at)}"
 
 
 def id_of(name: str) -> str:
     """Return the id that the name of a lease begins with."""
     return name.rpartition("@")[0]
+
+
+def due_ms(name: str) -> int | None:
+    """Return the due time that the name of a lease ends with, in Unix ms."""
+    digits = name.rpartition("@")[2]
+    return int(digits) if digits else None
 
 
 _IN_PROGRESS: LeaseState = "in-progress"
@@ -170,13 +177,20 @@ class Leases:
     def scan(self) -> Iterator[Callable[[], bool]]:
         """Hold the scan lock of the system while the yielded function returns True; call it once per batch.
 
-        The lock ends if it is not renewed by a call within one lease.
+        A call renews the lock after a third of the lease. The lock ends if it is not renewed within one lease.
         """
         key, token = f"qm:lease:{self.system}:scan", uuid4().hex
+        renew_at = 0.0
 
         def goes_on() -> bool:
+            nonlocal renew_at
+            now = time.monotonic()
+            if now < renew_at:
+                return True
             with _redis() as client:
-                return bool(SCAN(client, [key], [token, self._lease_ms]))
+                is_held = bool(SCAN(client, [key], [token, self._lease_ms]))
+            renew_at = now + self.lease.total_seconds() / 3 if is_held else 0
+            return is_held
 
         try:
             yield goes_on
@@ -196,7 +210,7 @@ class Leases:
 
     def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
         """Reserve a time for each item, not before it is due and `interval` after the previous one."""
-        wanted = [milliseconds(at - EPOCH) for at in (now, *due_at)]
+        wanted = [unix_ms(at) for at in (now, *due_at)]
         with _redis() as client:
             times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
         return [EPOCH + timedelta(milliseconds=at) for at in times]
@@ -268,6 +282,12 @@ class Leases:
         end()
 
     # Reading
+
+    def read(self, command: Callable[[Pipeline], object]) -> list[Any]:
+        """Return the replies to commands that read the sets, sent together."""
+        with _redis() as client, client.pipeline(transaction=False) as pipe:
+            command(pipe)
+            return pipe.execute()
 
     def standings(self, names: Sequence[str]) -> list[Standing]:
         """Return the lease of each item."""

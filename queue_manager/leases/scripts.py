@@ -35,7 +35,7 @@ local r = redis.call('ZMSCORE', running, unpack(names))
 local c = redis.call('ZMSCORE', cooling, unpack(names))
 local d = redis.call('ZMSCORE', done, unpack(names))
 local ends = now + ARGV[1]
-local reply, add, cooled = {{ends}}, {{}}, {{}}
+local reply, add, cooled, marked = {{ends}}, {{}}, {{}}, {{}}
 for i, name in ipairs(names) do
     local is_cooling = c[i] and tonumber(c[i]) > now and ARGV[2] ~= '1'
     local is_held = w[i] or (r[i] and tonumber(r[i]) > now) or (d[i] and tonumber(d[i]) > now)
@@ -43,11 +43,14 @@ for i, name in ipairs(names) do
         reply[#reply + 1] = i
         add[#add + 1], add[#add + 2] = ends, name
         if c[i] then cooled[#cooled + 1] = name end
-        if ARGV[3] ~= '0' then redis.call('ZADD', flagged, now + ARGV[3], string.match(name, '^(.*)@')) end
+        if ARGV[3] ~= '0' then
+            marked[#marked + 1], marked[#marked + 2] = now + ARGV[3], string.match(name, '^(.*)@')
+        end
     end
 end
 if #add > 0 then redis.call('ZADD', running, unpack(add)) end
 if #cooled > 0 then redis.call('ZREM', cooling, unpack(cooled)) end
+if #marked > 0 then redis.call('ZADD', flagged, unpack(marked)) end
 return reply
 """)
 
@@ -115,14 +118,21 @@ return #names
 RENEW = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 local ends = now + ARGV[1]
+local scores = redis.call('ZMSCORE', waiting, unpack(ARGV, 2))
+local extend, begin, names = {{}}, {{}}, {{}}
 for i = 2, #ARGV do
-    local at = redis.call('ZSCORE', waiting, ARGV[i])
+    local at = scores[i - 1]
     if not at then
-        redis.call('ZADD', running, 'XX', 'GT', ends, ARGV[i])
+        extend[#extend + 1], extend[#extend + 2] = ends, ARGV[i]
     elseif tonumber(at) <= now then
-        redis.call('ZREM', waiting, ARGV[i])
-        redis.call('ZADD', running, 'GT', ends, ARGV[i])
+        begin[#begin + 1], begin[#begin + 2] = ends, ARGV[i]
+        names[#names + 1] = ARGV[i]
     end
+end
+if #extend > 0 then redis.call('ZADD', running, 'XX', 'GT', unpack(extend)) end
+if #begin > 0 then
+    redis.call('ZREM', waiting, unpack(names))
+    redis.call('ZADD', running, 'GT', unpack(begin))
 end
 """)
 

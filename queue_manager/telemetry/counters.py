@@ -1,7 +1,8 @@
-"""Counters in Redis, shared by all processes: totals for `/metrics`, and outcomes of items per minute for a day.
+"""Counters in Redis, shared by all processes: totals for `/metrics`, and counts of items per minute for a day.
 
-A key of the history has ten minutes of one name, with one field per minute and outcome, and expires soon after a day.
-Writers and readers use the clock of Redis.
+What is counted of items are their outcomes, and their durations in the buckets of `latency`. A key of the history has
+ten minutes of one name, with one field per minute and count, and expires soon after a day. Writers and readers use the
+clock of Redis.
 
 Guarantee: counting never raises and waits at most `COUNT_TIMEOUT`. While Redis is unavailable nothing is counted; that
 is logged once, and Redis is tried again every `COUNT_RETRY_DELAY`. If Redis lost its data, counters restart at zero, as
@@ -15,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import accumulate, chain
 from threading import Lock
 
@@ -38,11 +38,11 @@ BUCKET_SECONDS = 600
 HISTORY_BUCKETS = 144
 HISTORY_RETENTION_SECONDS = (HISTORY_BUCKETS + 2) * BUCKET_SECONDS
 
-# Counts outcomes in the totals and in the current minute.
+# Counts in the totals and in the current minute.
 #
-# KEYS[1]  totals: hash {outcome: count}
+# KEYS[1]  totals: hash {name: count}
 # KEYS[2]  prefix of the history's keys; the script appends the number of the ten minutes
-# ARGV     retention in seconds, then any number of outcomes and amounts
+# ARGV     retention in seconds, then any number of names and amounts
 # Returns  nothing
 #
 # A script, because it needs the clock of Redis. Atomic, so that totals and history agree. Never retried.
@@ -56,16 +56,31 @@ end
 redis.call('EXPIRE', ten, ARGV[1])
 """
 
+# Counts in the current hour.
+#
+# KEYS[1]  prefix of the keys; the script appends the number of the hour
+# ARGV     retention in seconds, then any number of names and amounts
+# Returns  nothing
+COUNT_HOUR = """
+local hour = KEYS[1] .. math.floor(redis.call('TIME')[1] / 3600)
+for i = 2, #ARGV, 2 do
+    redis.call('HINCRBY', hour, ARGV[i], ARGV[i + 1])
+end
+redis.call('EXPIRE', hour, ARGV[1])
+"""
+
 log = get_logger("QM/counters")
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
-    """The last 24 hours in buckets of ten minutes, oldest first; the last one is incomplete."""
+class Source:
+    """The keys of the counts of one name, and their server."""
 
-    begins_at: datetime
-    counts: dict[str, dict[str, list[int]]]
-    """By name and outcome."""
+    totals: str
+    minutes: str
+    """The prefix of the keys of the history."""
+    url: str | None = None
+    """Of another server than that of `REDIS_URL`."""
 
 
 def add(name: str, amounts: Mapping[str, int]) -> None:
@@ -74,8 +89,13 @@ def add(name: str, amounts: Mapping[str, int]) -> None:
 
 
 def items(name: str, outcomes: Mapping[str, int]) -> None:
-    """Count outcomes of items, `{done, failed, retried}`, in the totals and the history of `name`. Like `add`."""
+    """Count outcomes of items, `{done, failed, retried}`, and durations in the totals and the history. Like `add`."""
     _counters().items(name, outcomes)
+
+
+def items_by_hour(name: str, outcomes: Mapping[str, int]) -> None:
+    """Count like `items` for one of many names, which has no totals, and a history by the hour."""
+    _counters().items_by_hour(name, outcomes)
 
 
 @contextmanager
@@ -96,48 +116,27 @@ def read(client: redis.Redis, names: Iterable[str]) -> dict[str, Totals]:
     Raises the errors of redis-py.
     """
     wanted = list(names)
+    return dict(zip(wanted, totals(client, map(source, wanted)), strict=True))
+
+
+def totals(client: redis.Redis, sources: Iterable[Source]) -> list[Totals]:
+    """Return the totals of each source. Raises like `read`."""
     with client.pipeline(transaction=False) as pipe:
-        for name in wanted:
-            pipe.hgetall(_key(name))
-        found = pipe.execute()
-    return {
-        name: {field: int(total) for field, total in totals.items()} for name, totals in zip(wanted, found, strict=True)
-    }
+        for one in sources:
+            pipe.hgetall(one.totals)
+        return [{field: int(total) for field, total in fields.items()} for fields in pipe.execute()]
 
 
-def durations(totals: Totals) -> list[tuple[str, int]]:
+def durations(of_scan: Totals) -> list[tuple[str, int]]:
     """Return the cumulative histogram of scan durations for Prometheus: (upper bound in s, number of runs)."""
-    counts = accumulate(totals.get(field, 0) for field in (*map(_field, BUCKETS_MS), _LONGER))
+    counts = accumulate(of_scan.get(field, 0) for field in (*map(_field, BUCKETS_MS), _LONGER))
     bounds = (*(str(bound / 1000) for bound in BUCKETS_MS), "+Inf")
     return list(zip(bounds, counts, strict=True))
 
 
-def last_day(client: redis.Redis, names: Iterable[str]) -> History:
-    """Return the last 24 hours of `names`; `client` must decode its replies. Raises the errors of redis-py."""
-    wanted, first = list(names), _now(client) // BUCKET_SECONDS - HISTORY_BUCKETS + 1
-    with client.pipeline(transaction=False) as pipe:
-        for name in wanted:
-            for number in range(first, first + HISTORY_BUCKETS):
-                pipe.hgetall(f"{history_key(name)}{number}")
-        buckets = iter(pipe.execute())
-    counts = dict[str, dict[str, list[int]]]()
-    for name in wanted:
-        of_name = [_sums(next(buckets)) for _ in range(HISTORY_BUCKETS)]
-        counts[name] = {outcome: [sums[outcome] for sums in of_name] for outcome in OUTCOMES}
-    return History(begins_at=datetime.fromtimestamp(first * BUCKET_SECONDS, UTC), counts=counts)
-
-
-def last_minute(client: redis.Redis, names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return the number of items by name and outcome in the last full minute. Raises like `last_day`."""
-    wanted, minute = list(names), _now(client) // 60 - 1
-    with client.pipeline(transaction=False) as pipe:
-        for name in wanted:
-            pipe.hmget(f"{history_key(name)}{minute // 10}", [f"{outcome}:{minute % 10}" for outcome in OUTCOMES])
-        found = pipe.execute()
-    return {
-        name: {outcome: int(count or 0) for outcome, count in zip(OUTCOMES, counts, strict=True)}
-        for name, counts in zip(wanted, found, strict=True)
-    }
+def source(name: str) -> Source:
+    """Return where the counts of a name are."""
+    return Source(totals=_key(name), minutes=history_key(name))
 
 
 def history_key(name: str) -> str:
@@ -151,6 +150,7 @@ class _Counters:
     def __init__(self, url: str) -> None:
         self._client = make_client(url, socket_timeout=COUNT_TIMEOUT, socket_connect_timeout=COUNT_TIMEOUT)
         self._count_items = self._client.register_script(COUNT_OUTCOMES)
+        self._count_hour = self._client.register_script(COUNT_HOUR)
         self._url = url
         self._is_away = False
         self._try_again_at = 0.0
@@ -161,7 +161,8 @@ class _Counters:
         def count() -> None:
             with self._client.pipeline(transaction=False) as pipe:
                 for field, amount in amounts.items():
-                    pipe.hincrby(_key(name), field, amount)
+                    if amount:
+                        pipe.hincrby(_key(name), field, amount)
                 pipe.execute()
 
         self._try(count)
@@ -175,7 +176,8 @@ class _Counters:
         finally:
             self._collected = None
             for name, outcomes in collected.items():
-                self.items(name, outcomes)
+                if outcomes:
+                    self.items(name, outcomes)
 
     def items(self, name: str, outcomes: Mapping[str, int]) -> None:
         if self._collected is not None:
@@ -184,6 +186,10 @@ class _Counters:
         keys = (_key(name), history_key(name))
         pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
         self._try(lambda: self._count_items(keys=keys, args=[HISTORY_RETENTION_SECONDS, *pairs]))
+
+    def items_by_hour(self, name: str, outcomes: Mapping[str, int]) -> None:
+        pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
+        self._try(lambda: self._count_hour(keys=[hours_key(name)], args=[HISTORY_RETENTION_SECONDS, *pairs]))
 
     def _try(self, count: Callable[[], object]) -> None:
         if time.monotonic() < self._try_again_at:
@@ -222,14 +228,5 @@ def _key(name: str) -> str:
     return f"qm:totals:{name}"
 
 
-def _now(client: redis.Redis) -> int:
-    now: tuple[int, int] = client.time()
-    return int(now[0])
-
-
-def _sums(bucket: dict[str, str]) -> dict[str, int]:
-    sums = dict.fromkeys(OUTCOMES, 0)
-    for field, count in bucket.items():
-        outcome = field.partition(":")[0]
-        sums[outcome] = sums.get(outcome, 0) + int(count)
-    return sums
+def hours_key(name: str) -> str:
+    return f"qm:hours:{name}:"

@@ -12,13 +12,15 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from models import database
+from queue_manager.alerts import alerting
 from queue_manager.core.settings import Settings
 from queue_manager.web import auth
 from queue_manager.web.http import exception_handlers
-from queue_manager.web.http.middleware import HeadMiddleware, SecurityMiddleware
+from queue_manager.web.http.direct import DirectRoutes
+from queue_manager.web.http.middleware import HeadMiddleware, PrefixMiddleware, SecurityMiddleware
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.live.socketio_server import Live
-from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, systems, triggers
+from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, search, systems, triggers
 from tasks.registration import require_tasks
 
 
@@ -33,7 +35,8 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     require_tasks()
     api = api_of(chosen, ending)
     application = socketio.ASGIApp(api.state.live.server, other_asgi_app=HeadMiddleware(auth.AuditLogMiddleware(api)))
-    return SecurityMiddleware(application, local_only=not chosen.has_credentials)
+    secured = SecurityMiddleware(application, local_only=not chosen.has_credentials)
+    return PrefixMiddleware(secured, chosen.qm_web_prefix) if chosen.qm_web_prefix else secured
 
 
 def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
@@ -56,6 +59,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
             if job_feed is not None:
                 await stack.enter_async_context(job_feed)
             await stack.enter_async_context(overview)
+            await stack.enter_async_context(alerting(chosen))
             yield
 
     api = FastAPI(
@@ -65,6 +69,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        servers=[{"url": chosen.qm_web_prefix}] if chosen.qm_web_prefix else None,
         generate_unique_id_function=lambda route: f"{route.tags[0]}_{route.name}" if route.tags else route.name,
     )
     api.state.live = live
@@ -82,6 +87,7 @@ def _install(
     docs.install(api)
     api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
     api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
+    api.include_router(search.router, prefix="/api", dependencies=[auth.viewer], tags=["search"])
     if chosen.qm_hooks:
         api.include_router(triggers.router, dependencies=[auth.operator], tags=["systems"])
     if background is not None:
@@ -89,3 +95,4 @@ def _install(
     if job_feed is not None:
         jobs.install(api, job_feed)
     pages.install(api)
+    api.add_middleware(DirectRoutes, api=api)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from beat_schedule import systems
+from queue_manager.core.settings import settings
 from queue_manager.system import SCHEDULE_PAGE
-from queue_manager.web.auth.authentication import Principal
+
+if TYPE_CHECKING:  # the log-in page renders, too
+    from queue_manager.web.auth.authentication import Principal
 
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -30,7 +33,8 @@ class Link(NamedTuple):
 
 def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
     """Return a page."""
-    return HTMLResponse(_templates.get_template(template).render(values), status_code=status)
+    html = _templates.get_template(template).render(values, prefix=settings().web_prefix)
+    return HTMLResponse(html, status_code=status)
 
 
 def rendered_page(

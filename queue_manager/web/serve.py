@@ -1,6 +1,8 @@
-"""`queue-manager web`: the application on uvicorn, until SIGTERM or Ctrl-C.
+"""`queue-manager web`: the application on uvicorn, in one process or several, until SIGTERM or Ctrl-C.
 
 Guarantee: it stops within about 2 s, also while clients are connected; without keys it listens on loopback only.
+Several processes accept connections on one socket; one that dies is replaced, one that cannot start ends them all.
+They end with the one that started them.
 """
 
 from __future__ import annotations
@@ -10,38 +12,48 @@ import logging as stdlib_logging
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from threading import Thread
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
 from beat_schedule import warnings
 from queue_manager.core import log as logging
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import REDIS_OUTAGES
-from queue_manager.core.server_check import require_server
+from queue_manager.core.server_check import require_queue_server
 from queue_manager.core.settings import Settings, redact_url, settings
+from queue_manager.telemetry import error_reports, tracing
 from queue_manager.web.app import create
 from queue_manager.web.http.middleware import is_loopback
 from services import message_queue
 
 SHUTDOWN_TIMEOUT = 1  # seconds for running requests
+RESTART_DELAY = 1.0  # seconds until a process that ended is replaced
 
 log = logging.get_logger("QM/web")
 
 
-def serve(*, host: str, port: int) -> None:
+def serve(*, host: str, port: int, workers: int = 1) -> None:
     """Serve until the process is stopped.
 
     Raises:
-        ConfigurationError: others could reach it without a key, the keys are invalid, or the queue's server is too old.
+        ConfigurationError: others could reach it without a key, the keys are invalid, or the queue's server is unfit.
     """
     chosen = settings()
     _require_keys_or_loopback(host, chosen)
+    error_reports.require_sdk()
+    tracing.require_opentelemetry()
     logging.configure(level=chosen.qm_log_level, form=chosen.qm_log_format)
     stdlib_logging.captureWarnings(True)
     stdlib_logging.getLogger("uvicorn.error").addFilter(_without_query)
     if chosen.qm_message_queue:
-        _require_recent_server(message_queue.server_url())
+        _require_queue_server(message_queue.server_url())
     for warning in warnings():
         log.warning(warning)
     ending = asyncio.Event()
@@ -57,8 +69,50 @@ def serve(*, host: str, port: int) -> None:
     )
     # uvicorn shuts down at the first signal and then raises it again.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    server = _Server(config, ending)
     with suppress(KeyboardInterrupt):
-        _Server(config, ending).run()
+        if workers == 1:
+            server.run()
+        else:
+            _serve_in_processes(server, config.bind_socket(), workers)
+
+
+def _serve_in_processes(server: _Server, listener: socket.socket, number: int) -> None:
+    """Serve in `number` processes, forked from this one, so that they share the memory of what is imported."""
+
+    def start() -> ForkProcess:
+        process = get_context("fork").Process(target=_serve_in_child, args=(server, listener), daemon=True)
+        process.start()
+        return process
+
+    processes = [start() for _ in range(number)]
+    try:
+        while True:
+            wait([process.sentinel for process in processes])
+            for ended in [process for process in processes if not process.is_alive()]:
+                if ended.exitcode == STARTUP_FAILURE:
+                    sys.exit(STARTUP_FAILURE)  # its log lines say why; it would fail each time
+                log.error("A web process ended and will be replaced", pid=ended.pid, code=ended.exitcode)
+                time.sleep(RESTART_DELAY)
+                processes[processes.index(ended)] = start()
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _serve_in_child(server: _Server, listener: socket.socket) -> None:
+    Thread(target=_end_with_parent, args=(server,), daemon=True).start()
+    with suppress(KeyboardInterrupt):
+        server.run([listener])
+
+
+def _end_with_parent(server: _Server) -> None:
+    """Stop the server when the parent process has ended, also by SIGKILL: its successor needs the port."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        server.should_exit = True
 
 
 class _Server(uvicorn.Server):
@@ -88,9 +142,9 @@ def _require_keys_or_loopback(host: str, chosen: Settings) -> None:
         )
 
 
-def _require_recent_server(url: str) -> None:
+def _require_queue_server(url: str) -> None:
     try:
-        require_server(url)
+        require_queue_server(url)
     except REDIS_OUTAGES as error:
         # The pages show the outage, and recover from it.
         log.warning(f"The queue's server at {redact_url(url)} does not answer yet", error=reason(error))

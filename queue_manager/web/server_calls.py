@@ -9,7 +9,6 @@ import pymongo
 import redis
 from kombu import Connection
 from kombu.exceptions import OperationalError
-from pymongo.errors import OperationFailure
 
 from models import database
 from queue_manager.broker.options import timeouts
@@ -17,7 +16,6 @@ from queue_manager.core.errors import Unavailable as Unavailable
 from queue_manager.core.errors import reason
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
-from tasks import app
 
 MONGODB_CALL_TIMEOUT = 2.5  # seconds for all calls within one `mongodb()`
 REDIS_CALL_TIMEOUT = 2.0  # seconds for each command
@@ -28,22 +26,13 @@ _client = PerProcess(
 
 
 @contextmanager
-def mongodb() -> Iterator[None]:
+def mongodb(limit: float = MONGODB_CALL_TIMEOUT) -> Iterator[None]:
     """Limit the total time of MongoDB calls in the block. Raises `Unavailable` for errors of the driver."""
     try:
-        with pymongo.timeout(MONGODB_CALL_TIMEOUT):
+        with pymongo.timeout(limit):
             yield
-    except OperationFailure as error:
-        raise Unavailable(_refusal(error)) from error
     except database.Error as error:
-        url = redact_url(settings().mongo_db_url)
-        raise Unavailable(f"MongoDB at {url} does not answer ({reason(error)})") from error
-
-
-def _refusal(error: OperationFailure) -> str:
-    if "hint provided does not correspond to an existing index" in str(error):
-        return "An index is missing in MongoDB: run `queue-manager migrate` while its system is switched on"
-    return f"MongoDB refused the command ({reason(error):.300})"
+        raise Unavailable(database.describe(error)) from error
 
 
 def ping_mongodb() -> None:
@@ -65,6 +54,8 @@ def redis_server() -> Iterator[redis.Redis]:
 @contextmanager
 def broker() -> Iterator[Connection]:
     """Yield a new connection to the broker, which does not retry. Raises `Unavailable` for its errors in the block."""
+    from tasks import app  # imported here, because it takes a second
+
     url = settings().broker
     with app.connection_for_write(transport_options=timeouts(url, REDIS_CALL_TIMEOUT)) as connection:
         try:

@@ -12,7 +12,8 @@ from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
 from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
-from services.due_documents.declaration import DueDocuments, Failure, Reasons, Run, Written
+from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Reasons, Run, Written
+from services.due_documents.explanation import explain
 from services.due_documents.listing import DocumentList
 from services.due_documents.preview import Preview, previews
 from services.due_documents.stats import stats
@@ -20,6 +21,7 @@ from services.due_documents.work import DocumentWork, OwedCalls
 from services.due_work import Limits, leases_of
 
 __all__ = [
+    "CallAgain",
     "DueDocuments",
     "Failure",
     "Preview",
@@ -54,7 +56,7 @@ def owed_calls_of(system: DueDocuments) -> OwedCalls:
     return work_of(system).owed_calls()
 
 
-def implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:
+def implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:
     """Return the functions of the declaration that are the same for every system of this kind."""
 
     def collections() -> dict[str, Sequence[IndexModel]]:
@@ -68,6 +70,7 @@ def implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:
 
     return {
         "items": lambda: DocumentList(work=work_of(system)),
+        "explain": lambda id, dispatch: explain(work_of(system), id, dispatch),
         "stats": system_stats,
         "collections": collections,
     }

@@ -21,20 +21,21 @@ changed since the function saw it. The function may run several times; `after` i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import update_wrapper
 from importlib import import_module
 from inspect import iscoroutinefunction, signature
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pymongo import IndexModel
 
 from models.database import Document, shown_id, value_at
-from queue_manager.core.clock import seconds, to_iso
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.clock import EPOCH, seconds, to_iso
+from queue_manager.core.errors import AppError, ConfigurationError
 from queue_manager.core.retry import RetryPolicy
+from queue_manager.explanation import TimelineEntry
 from queue_manager.system import System, SystemStats
 
 ReturnedUpdate = Document | list[Document] | None
@@ -44,6 +45,7 @@ G = TypeVar("G", bound=Callable[["Failure"], Any])
 
 DEFAULT_RETRY = RetryPolicy(max_attempts=5, base=seconds(1))
 _OPERATORS = {"$eq", "$exists", "$gt", "$gte", "$lt", "$lte", "$type"}
+_KINDS: dict[type, str] = {list: "a list", str: "a text", dict: "a document", int: "a number", float: "a number"}
 _PATH = re.compile(r"[^.$\0][^.\0]*(\.[^.$\0][^.\0]*)*")
 
 
@@ -67,6 +69,14 @@ class Written:
     written_at: datetime
     document: Document
     """As it is now; only the id if it was deleted meanwhile."""
+
+
+class CallAgain(AppError):
+    """Raised by `after` to be called with the same documents again, after a time. It is not a failure."""
+
+    def __init__(self, wait: timedelta) -> None:
+        super().__init__(f"to be called again in {wait.total_seconds():.0f} s")
+        self.wait = wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +241,33 @@ class DueDocuments(System):
 
     # What a subclass may choose
 
+    until: ClassVar[str] = "Due"
+    """What is said before a date to come."""
+    later: ClassVar[str] = "not due"
+    """The state of a document whose date is to come, in words."""
+
+    def malformed(self, document: Document) -> str | None:
+        """Return what is wrong with the date of a document that can never fall due, or `None`."""
+        value: Any = document
+        keys = self.due.split(".")
+        for depth, key in enumerate(keys):
+            value = value.get(key)
+            if value is None:
+                return None
+            path, is_last = ".".join(keys[: depth + 1]), depth == len(keys) - 1
+            if not isinstance(value, datetime if is_last else dict):
+                kind = _KINDS.get(type(value), f"a value of the type {type(value).__name__}")
+                return f"its {path} is malformed: it is {kind}, and must be {'a date' if is_last else 'a document'}"
+        return f"its {self.due} is malformed: it is before 1970" if value < EPOCH else None
+
+    def describe_idle(self, document: Document, now: datetime) -> tuple[str, str]:
+        """Return the state of a document without a date, in words, and a sentence about it."""
+        return "no date", f"It has no date at {self.due}, so it is not due."
+
+    def past(self, document: Document) -> Iterable[TimelineEntry]:
+        """Yield what the document itself says of its past."""
+        return ()
+
     @property
     def flag_field(self) -> str | None:
         """The field that is true while a document is dispatched, for other programs; `None`: there is none."""
@@ -267,7 +304,7 @@ def _is_plain(path: str, value: Any) -> bool:
     return not path.startswith("$") and {*operators} <= _OPERATORS and value != {"$exists": False}
 
 
-def _implementation(system: DueDocuments) -> dict[str, Callable[[], Any]]:
+def _implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:
     from services.due_documents import implementation  # which needs the declaration
 
     return implementation(system)

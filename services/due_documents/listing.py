@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +89,9 @@ class DocumentList(Listed):
 
     def has(self, id: str) -> bool:
         return any(self.work.documents.get(key, ["_id"]) is not None for key in self._keys([id]))
+
+    def document(self, id: str) -> Mapping[str, Any] | None:
+        return next(iter(self.work.documents.get_many(list(self._keys([id])))), None)
 
     def _keys(self, ids: Sequence[str]) -> Iterator[Any]:
         for id in ids:

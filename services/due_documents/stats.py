@@ -10,6 +10,7 @@ from models import database
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
+from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import problems
 from services.due_documents.work import DocumentWork
@@ -41,12 +42,11 @@ def stats(work: DocumentWork) -> SystemStats:
     )
     thing = work.system.items_name.removesuffix("s")
     if stuck:
-        result.add_problem(problems.stuck(thing, stuck, late=late), state="stuck")
+        result.problems[Rule.STUCK_ITEMS] = problems.stuck(thing, stuck, late=late)
     if cooling:
-        result.add_problem(
-            f"{counted(cooling, f'failed {thing}')}: every attempt failed and the next one comes after a "
-            f"pause; see the error in the dashboard or the workers' log, then retry ({ids(failed, cooling)})",
-            state="failed",
+        result.problems[Rule.FAILED_ITEMS] = (
+            f"{counted(cooling, f'failed {thing}')}: every attempt failed and the next one starts after a cool-down "
+            f"({ids(failed, cooling)})"
         )
     return result
 

@@ -18,13 +18,15 @@ from models.due_documents import DueCollection, StillDue, Update, UpdateGroup
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
+from queue_manager.items import Verdict
 from queue_manager.leases import Leases, MustPause
-from services.due_documents.declaration import DueDocuments, Failure, Run, Written
+from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
 from services.due_work import Due, DueItem, DueWork, ItemResult
 
 AFTER_GRACE, AFTER_PAUSE = seconds(10), minutes(1)
 A_MOMENT = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
-MAX_CALLS = 0.25  # seconds that the functions of one batch may take; the other items are executed by their own tasks
+MAX_CALLS = 0.25  # seconds that the functions of one transaction may take; the other items of a batch are in the next
+MAX_BATCH = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
 MAX_REPEATS = 100_000  # dates that a repeating item may have missed
 
 log = get_logger("QM/systems")
@@ -36,6 +38,7 @@ class DocumentWork(DueWork):
 
     system: DueDocuments
     documents: DueCollection
+    has_timelines: bool = True
 
     # Scan
 
@@ -107,19 +110,29 @@ class DocumentWork(DueWork):
             return self.system.result(written[key], run)
         return self._not_written(key, meant, run.now)
 
-    def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | None]:
-        """Act on many documents as `execute` does, in one transaction.
+    def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
+        """Act on many documents as `execute` does, in one transaction, or in several if their functions take long.
 
         Returns:
-            The result of each, `None` for one that its own task executes.
+            The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH` is over.
         """
+        ends_at = time.monotonic() + MAX_BATCH
         named = [self._named(item) for item in items]
         run = Run(id=items[0].token, now=self.clock())
         early = [one[1] - run.now for one in named if one and one[1] and run.now < one[1] <= run.now + A_MOMENT]
         if early:
             raise NotYetDue(max(early))
-        written = self._write({one[0]: one[1] for one in named if one}, run, is_batch=True)
-        return [self._result(written, *one, run) if one else None for one in named]
+        left, written = {one[0]: one[1] for one in named if one}, dict[Any, database.Document]()
+        while left:
+            unreached: list[Any] = []
+            written |= self._write(left, run, unreached=unreached)
+            left = {key: left[key] for key in map(id_key, unreached)}
+            if time.monotonic() > ends_at:
+                break
+        return [
+            Verdict.UNREACHED if one and one[0] in left else self._result(written, *one, run) if one else None
+            for one in named
+        ]
 
     def _result(
         self, written: Mapping[Any, database.Document], key: Any, meant: datetime | None, run: Run
@@ -180,25 +193,28 @@ class DocumentWork(DueWork):
         found = {id_key(one["_id"]): one for one in self.documents.get_many(list(due_at), self.system.fields)}
         call = self.system.functions.after
         assert call is not None
-        call(
-            [
-                Written(id=id, due_at=at, written_at=written_at, document=found.get(id, {"_id": id}))
-                for id, at in due_at.items()
-            ]
-        )
-        owed.delete(batch)
+        written = [
+            Written(id=id, due_at=at, written_at=written_at, document=found.get(id, {"_id": id}))
+            for id, at in due_at.items()
+        ]
+        try:
+            call(written)
+        except CallAgain as again:
+            owed.postpone(batch, until=self.clock() + again.wait)
+        else:
+            owed.delete(batch)
 
     # Writing
 
     def _write(
-        self, due_at: Mapping[Any, datetime | None], run: Run, *, is_batch: bool = False
+        self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
     ) -> dict[Any, database.Document]:
         # Of its own: a redelivered batch may write again while an earlier record is still owed.
         record = owed.Owed(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
         try:
             written = self.documents.apply(
                 due_at,
-                lambda documents: self._decide(documents, run, is_batch=is_batch),
+                lambda documents: self._decide(documents, run, unreached),
                 fields=self.system.fields,
                 now=run.now,
                 record=record,
@@ -221,26 +237,35 @@ class DocumentWork(DueWork):
             # The write stands; what is owed is kept and called again.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
 
-    def _decide(self, documents: list[database.Document], run: Run, *, is_batch: bool) -> list[UpdateGroup]:
+    def _decide(self, documents: list[database.Document], run: Run, unreached: list[Any] | None) -> list[UpdateGroup]:
         """Call the function for each document; documents with equal updates are written together.
 
-        In a batch, a document whose function fails or comes too late is left to its own task.
+        In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of those for
+        which the time did not suffice.
         """
         changes: dict[bytes, UpdateGroup] = {}
-        ends_at = time.monotonic() + MAX_CALLS
-        for document in documents:
-            if is_batch and time.monotonic() > ends_at:
+        if unreached is not None:
+            unreached.clear()  # of an earlier attempt of the same transaction
+        began = time.monotonic()
+        for number, document in enumerate(documents):
+            if unreached is not None and time.monotonic() > began + MAX_CALLS:
+                unreached[:] = [one["_id"] for one in documents[number:]]
                 break
             try:
                 update = self._update(document, run)
                 key = bson.encode({"update": update})
             except Exception:
-                if is_batch:
+                if unreached is not None:
                     continue
                 raise
             if key not in changes:
                 changes[key] = self._change(update, run)
             changes[key].ids.append(document["_id"])
+        if time.monotonic() > began + database.MAX_TRANSACTION.total_seconds():
+            raise PermanentError(
+                f"the function took {time.monotonic() - began:.0f} s; a transaction may take "
+                f"{database.MAX_TRANSACTION.total_seconds():.0f} s: put slow work into `after`"
+            )
         return list(changes.values())
 
     def _change(self, update: Update, run: Run) -> UpdateGroup:
@@ -353,7 +378,7 @@ class OwedCalls(DueWork):
         return self.system
 
     def find_due(self, until: datetime) -> Iterator[Due]:
-        for batch, written_at in owed.left(self.system, until - self.grace):
+        for batch, written_at in owed.left(self.system, now=until, grace=self.grace):
             yield Due(id=batch, due_at=written_at)
 
     def give_up(self, item: DueItem, *, error: str) -> None:

@@ -6,14 +6,15 @@
     jobs.run("send_invoice", "42", delay=timedelta(minutes=5))
 
 Guarantee: a job is stored before `run` returns, is retried until it succeeds or is canceled, and is recorded as
-successful once. Two jobs of one name never run at the same time. A job whose worker died runs again, so it must be
-idempotent.
+successful once. At most one job of a name is executing, under a lease that its worker renews. A job whose worker died
+runs again, so it must be idempotent.
 
 The life of a job, and the module of each step:
 
     stored      `jobs`: `pending` in MongoDB, due now or later (`models/job.py` has its fields, states and indexes)
     dispatched  `dispatch`: every few seconds, the leader sends one message for each name that has a due job
     run         `runner`: a worker runs the due jobs of that name: `executing`, then `success` or `failure`
+    limited     `job_run`: the function sees that it should stop; `dispatch`: the worker's main process ends it
     repeated    `runner`: a repeating job that succeeded is `pending` again (`repetition` has its due times)
     retried     `runner`: a failed job is due again after a backoff; `dispatch`: a job whose worker was lost, once its
                 lease has expired, and every failed job when a new leader takes over
@@ -27,9 +28,11 @@ from models.job import DuplicateJob
 from services.job_queues.adoption import Adoption, adopt
 from services.job_queues.dispatch import JOBS_INITIATOR, dispatch, stats, system
 from services.job_queues.fields import InvalidJob, as_json
-from services.job_queues.jobs import Jobs, WrongState, jobs
+from services.job_queues.job_run import JobCancelled, JobRun
+from services.job_queues.jobs import Jobs, StoredJobs, WrongState, jobs
+from services.job_queues.latency import counts_by_name
 from services.job_queues.registry import Registry, UnknownJob, job, registry
-from services.job_queues.runner import JobRun, RunReport, run_queue
+from services.job_queues.runner import RunReport, run_queue
 from services.job_queues.stats import jobs_by_state
 
 __all__ = [
@@ -37,14 +40,17 @@ __all__ = [
     "Adoption",
     "DuplicateJob",
     "InvalidJob",
+    "JobCancelled",
     "JobRun",
     "Jobs",
     "Registry",
     "RunReport",
+    "StoredJobs",
     "UnknownJob",
     "WrongState",
     "adopt",
     "as_json",
+    "counts_by_name",
     "dispatch",
     "job",
     "jobs",

@@ -20,7 +20,7 @@ from bson import ObjectId
 from models import foreign_job
 from models.database import Document, server_now, shown_id
 from models.foreign_job import AdoptedJob
-from models.job import JOBS_COLLECTION, MAX_HISTORY, WAITING_STATES, JobState
+from models.job import FINISHED_STATES, JOBS_COLLECTION, MAX_HISTORY, WAITING_STATES, JobState
 from queue_manager.core.clock import EPOCH, truncate
 from services.job_queues.fields import (
     MAX_ID_LENGTH,
@@ -122,6 +122,8 @@ def _as_job(document: Document, now: datetime) -> Document:
     }
     if state is JobState.PENDING:
         fields["waiting"] = due
+    if state in FINISHED_STATES:
+        fields["uncounted"] = True
     if state is JobState.FAILURE:
         fields["last_error"] = next((one["error"] for one in reversed(history) if "error" in one), UNKNOWN_ERROR)
     return fields

@@ -7,20 +7,23 @@ The cost grows with the number of names and of executing jobs, not of waiting jo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 import redis
 from pymongo import IndexModel
 
-from models import database, job, job_attempt, job_queue, old_claims
-from models.job import ExecutingJob
+from models import database, job, job_attempt, job_counts, job_operations, job_queue, old_claims
+from models.database import Document
+from models.job import ExecutingJob, JobState
+from models.job_attempt import JobOutcome
 from queue_manager.beat import leader_lock
-from queue_manager.core.clock import minutes, seconds, truncate
-from queue_manager.core.errors import Unavailable, reason
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.errors import Contended, Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.retry import doubling
@@ -28,12 +31,19 @@ from queue_manager.core.settings import settings
 from queue_manager.leases import Attempts, Leases
 from queue_manager.system import System, SystemStats
 from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork
+from services.job_queues import declarations
 from services.job_queues.adoption import adoption_notes
+from services.job_queues.explanation import explain
+from services.job_queues.job_run import CANCELED, Stop, timed_out
+from services.job_queues.registry import registry
 from services.job_queues.stats import read_stats
 
 JOBS_INITIATOR = "QM/jobs"
 LOST_ERROR = "The worker was lost while it executed the job"
 RETENTION_BATCH_SIZE = 1_000  # finished jobs that one dispatch deletes
+RECOUNT_INTERVAL = hours(1)  # for jobs that other programs, or release 0.1, finished or deleted
+COUNTING_BATCH_SIZE = 1_000  # finished jobs that one transaction adds to the counts
+MAX_COUNTING_TIME = 1.0  # seconds of one dispatch
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
 log = get_logger(JOBS_INITIATOR)
@@ -66,21 +76,34 @@ class Dispatch(DueWork):
     epoch: int | None = None
     retention: timedelta | None = None
     """Age at which finished jobs are deleted; `None` keeps them."""
+    declared: Mapping[str, Document] = field(default_factory=dict)
+    """Repetitions that code declares, by name."""
 
     def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        """Record the leader, requeue lost jobs, lease the due queues, and delete old jobs."""
+        """Record the leader, store declared jobs, requeue lost ones, lease the due queues, and delete old jobs."""
         now = self.clock()
         if not self._leads(now):
             yield DueBatch(found=0, items=[], other_counts={"refused": 1})
             return
+        declarations.store(self.declared, now)
         reaped = [lost.name for lost in job.executing() if lost.claimed_until <= now and _reap(lost, now)]
         if reaped:
             yield DueBatch(found=0, items=[], other_counts={"reaped": len(reaped)})
             epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(backlog)
-        if self.retention and (deleted := job.remove_finished(now - self.retention, limit=RETENTION_BATCH_SIZE)):
+        if deleted := self._keep_house(now):
             yield DueBatch(found=0, items=[], other_counts={"deleted": deleted})
+
+    def _keep_house(self, now: datetime) -> int:
+        """Count finished jobs, and delete old ones; return the number of deleted jobs."""
+        try:
+            _count_finished(now)
+            oldest = None if self.retention is None else now - self.retention
+            return 0 if oldest is None else job_operations.remove_finished(oldest, limit=RETENTION_BATCH_SIZE)
+        except Contended:
+            log.warning("Finished jobs are locked by another transaction; the next dispatch counts or deletes them")
+            return 0
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         skipped = job_queue.paused() | {running.name for running in job.executing()}
@@ -104,8 +127,17 @@ class Dispatch(DueWork):
                 log.warning("A queue could not be released; its lease will expire", name=item.args[0], error=error)
 
     def lost(self, item: DueItem) -> None:
-        job_attempt.expire(token=item.token, now=self.clock())
+        now = self.clock()
+        for lost in job.executing({"claim.token": item.token}):
+            _reap(lost, now, is_over_limit=lost.ends_at is not None and lost.ends_at <= now)
         super().lost(item)
+
+    def renew_claims(self, running: Mapping[str, int]) -> None:
+        job_attempt.renew_claims(running, until=self.clock() + self.leases.lease)
+
+    def over_limit(self, running: Mapping[str, int]) -> dict[str, str]:
+        found = job_attempt.over_limit(running, self.clock())
+        return {one.token: f"The job {one.id} of {one.name} {_stop(one).text}" for one in found}
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Start a cool-down of one lease duration: the run itself failed, not one of its jobs."""
@@ -143,6 +175,15 @@ class Dispatch(DueWork):
         return job_queue.leader_epoch() if self.epoch is None else self.epoch
 
 
+def _count_finished(now: datetime) -> None:
+    recounted_at = job_counts.recounted_at()
+    if recounted_at is None or not timedelta(0) <= now - recounted_at < RECOUNT_INTERVAL:
+        job_counts.recount(now)
+    ends_at = time.monotonic() + MAX_COUNTING_TIME
+    while job_counts.add_finished(limit=COUNTING_BATCH_SIZE) == COUNTING_BATCH_SIZE and time.monotonic() < ends_at:
+        pass
+
+
 def _raise_epoch(now: datetime) -> None:
     """Raise the epoch in Redis above the one in MongoDB, in case Redis lost its data and counts from one again."""
     leader = job_queue.leader()
@@ -156,37 +197,58 @@ def _raise_epoch(now: datetime) -> None:
         log.warning("The epoch could not be raised; the next dispatch tries again", error=reason(error))
 
 
-def _reap(lost: ExecutingJob, now: datetime) -> bool:
-    """Requeue a lost job: immediately after the first loss, with backoff after further losses."""
-    backoff = doubling(MIN_LOSS_BACKOFF, lost.losses - 1, cap=MAX_LOSS_BACKOFF) if lost.losses else seconds(0)
-    is_reaped = job_attempt.reap(lost, waiting=truncate(now + backoff), now=now, error=LOST_ERROR)
-    if is_reaped:
+def _reap(lost: ExecutingJob, now: datetime, *, is_over_limit: bool = False) -> bool:
+    """Record that the process of a job is gone, which was ended if the job was canceled or over its limit.
+
+    A lost job is due immediately after the first loss, and with backoff after further losses.
+    """
+    is_loss = not (lost.is_canceled or is_over_limit)
+    if is_loss:
+        backoff = doubling(MIN_LOSS_BACKOFF, lost.losses - 1, cap=MAX_LOSS_BACKOFF) if lost.losses else seconds(0)
+        outcome = JobOutcome(state=JobState.FAILURE, backoff=backoff, error=LOST_ERROR)
+    else:
+        outcome = _stop(lost).outcome(lost.attempt)
+    is_reaped = job_attempt.reap(lost, outcome, now=now, is_loss=is_loss)
+    if is_reaped and is_loss:
         log.warning(LOST_ERROR, job=str(lost.id), name=lost.name)
     return is_reaped
 
 
+def _stop(executing: ExecutingJob) -> Stop:
+    """Return why the process of a job is ended."""
+    return CANCELED if executing.is_canceled else timed_out(seconds(executing.timeout_seconds or 0))
+
+
 def dispatch(epoch: int | None = None) -> Dispatch:
     """Return the dispatch of due queues for the leader of `epoch`."""
-    days = 0 if system.name in settings().qm_dry_run else settings().jobs_retention_days
+    is_dry_run, days = system.name in settings().qm_dry_run, settings().jobs_retention_days
     return Dispatch(
         leases=Leases(system.name, seconds(settings().jobs_lease_seconds)),
         clock=database.server_now,
         ahead=system.period(settings()),
         epoch=epoch,
-        retention=timedelta(days=days) if days else None,
+        retention=timedelta(days=days) if days and not is_dry_run else None,
+        declared={} if is_dry_run else registry.repetitions(),
     )
 
 
 def stats() -> SystemStats:
     """Return the statistics of all job queues."""
-    return read_stats(dispatch(), late=system.late_after(settings()))
+    found = read_stats(dispatch(), late=system.late_after(settings()))
+    found.details.extend(declarations.details(registry.repetitions()))
+    return found
 
 
 def _collections() -> dict[str, list[IndexModel]]:
-    return {**job.collections(), **job_queue.collections()}
+    indexes = job.collections()
+    return {
+        **indexes,
+        job.JOBS_COLLECTION: [*indexes[job.JOBS_COLLECTION], *job_counts.indexes()],
+        **job_queue.collections(),
+    }
 
 
-system = System(
+system: System = System(
     name="job-queues",
     title="Jobs",
     description="Named queues of jobs, dispatched when a job is due.",
@@ -199,9 +261,15 @@ system = System(
     queue="jobs",
     trigger="jobs/dispatch",
     page="/jobs",
+    items_name="jobs",
+    explain=lambda id, dispatch: explain(system, id, dispatch),
+    state_pages={"stuck": "/jobs", "failed": "/jobs"},
     stats=stats,
     stats_server="MongoDB or Redis",
     counted_as=JOBS_INITIATOR,
+    on_time_within=seconds(1),
+    on_time_of="wait",
+    duration_names={"due_to_done": "Due to finished", "wait": "Due to started", "run": "Run"},
     collections=_collections,
     adoption_notes=adoption_notes,
     obsolete_indexes={**job.OBSOLETE_INDEXES, job_queue.QUEUES_COLLECTION: old_claims.INDEXES},

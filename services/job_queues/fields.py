@@ -29,7 +29,22 @@ MAX_DELAY = timedelta(days=3650)
 MAX_SEARCH_TEXT_LENGTH = 2_000  # characters of the arguments; a search reads the text of thousands of jobs
 MAX_JOB_SEARCH_LENGTH = 256  # characters
 MAX_ID_LENGTH = 1024  # characters, of ids that are not ObjectIds
-INTERNAL_FIELDS = {"key", "unique_key", "singular_key", "first", "text", "settled"}
+INTERNAL_FIELDS = {
+    "key",
+    "unique_key",
+    "singular_key",
+    "first",
+    "text",
+    "fence",
+    "settled",
+    "page",
+    "reserved",
+    "alone",
+    "uncounted",
+}
+
+_sorted_json = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes an encoder at every call
+_compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class InvalidJob(AppError):
@@ -37,7 +52,7 @@ class InvalidJob(AppError):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
-        self.field = field
+        self.field, self.problem = field, problem
 
 
 # Validation
@@ -169,23 +184,72 @@ def _character_pattern(character: str) -> str:
     return f"\\x{ord(character):02x}"
 
 
+def new_job(
+    name: str, arguments: Sequence[Any], *, due: datetime, priority: Any, repetition: Document, now: datetime
+) -> Document:
+    """Return the document of a job of a valid name. Raises `InvalidJob`."""
+    document = {
+        "_id": ObjectId(),
+        "name": name,
+        "arguments": checked_arguments(arguments),
+        "state": JobState.PENDING,
+        "priority": checked_priority(priority),
+        "due": due,
+        "waiting": due,
+        "created": now,
+        "updated": now,
+        "attempts": 0,
+        "key": job_key(name, arguments),
+        "text": search_text(arguments),
+        "history": [{"at": now, "state": JobState.PENDING}],
+    }
+    if repetition:
+        document["repetition"] = {**repetition, "since": due}
+    return document
+
+
 # Conversion
 
 
 def job_key(name: str, arguments: Sequence[Any]) -> str:
     """Return a hash that is equal for jobs with the same name and arguments."""
-    text = json_util.dumps([name, list(arguments)], sort_keys=True, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    if _is_plain(arguments):
+        text = _sorted_json([name, _canonical(arguments)])
+    else:
+        text = json_util.dumps([name, list(arguments)], sort_keys=True, json_options=json_util.CANONICAL_JSON_OPTIONS)
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def search_text(arguments: Sequence[Any]) -> str:
     """Return the beginning of the arguments as JSON, which is stored with the job for searches."""
+    if _is_plain(arguments):
+        return _compact_json(arguments)[:MAX_SEARCH_TEXT_LENGTH]
     stored = bson.decode(bson.encode({"arguments": list(arguments)}), jobs().codec_options)
     return _compact_json(json_value(stored["arguments"]))[:MAX_SEARCH_TEXT_LENGTH]
 
 
-def _compact_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def _is_plain(value: Any) -> bool:
+    """Return True if a value has only types of JSON, so that it need not be converted by way of BSON, which is slow."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    if kind is dict:
+        return all(type(key) is str and not key.startswith("$") for key in value) and all(
+            map(_is_plain, value.values())
+        )
+    return value is None or kind in (str, bool, int) or (kind is float and isfinite(value))
+
+
+def _canonical(value: Any) -> Any:
+    """Return a plain value as canonical extended JSON."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return [_canonical(one) for one in value]
+    if kind is dict:
+        return {key: _canonical(one) for key, one in value.items()}
+    if kind is int:
+        return {"$numberInt" if -(2**31) <= value < 2**31 else "$numberLong": str(value)}
+    return {"$numberDouble": repr(value)} if kind is float else value
 
 
 def as_json(document: Document) -> dict[str, Any]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
 
-from models import foreign_job, job, job_pages, job_queue
+from models import foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
 from models.job import DuplicateJob, ExecutingJob, JobId, JobState
-from models.job_pages import JobPage, JobQuery
+from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
 from queue_manager.core.errors import AppError
+from queue_manager.core.settings import settings
 from services.job_queues.fields import (
     InvalidJob,
     checked_arguments,
@@ -24,21 +27,40 @@ from services.job_queues.fields import (
     checked_state,
     is_id,
     job_key,
+    new_job,
     other_ids,
     read_job_id,
     search_pattern,
-    search_text,
     sort_field,
 )
-from services.job_queues.registry import Registry, UnknownJob, check_arguments, registry
-from services.job_queues.repetition import checked_repetition, next_due
+from services.job_queues.registry import Registry, UnknownJob, registry
+from services.job_queues.repetition import checked_repetition, first_due
 
 RETRYABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED, JobState.SUCCESS)
 RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
+INSERT_BATCH_SIZE = 1_000
+RESERVATION_TIMEOUT = 2.0  # seconds that a change waits for a run that has reserved the job; longer than a reservation
+RESERVATION_CHECK_INTERVAL = 0.02  # seconds
 
 
 class WrongState(AppError):
     """The state of the job does not allow the operation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredJobs:
+    """Result of `run_many`."""
+
+    jobs: list[Document | None]
+    """The job of each call; `None` if a unique or singular job already exists."""
+
+    @property
+    def stored(self) -> int:
+        return sum(one is not None for one in self.jobs)
+
+    @property
+    def blocked(self) -> int:
+        return len(self.jobs) - self.stored
 
 
 class Jobs:
@@ -74,38 +96,69 @@ class Jobs:
             UnknownJob: no function is registered for the name.
             InvalidJob: names the argument, or the parameter of the function. Nothing is stored.
         """
-        check_arguments(name, self._registry.function_for(checked_name(name)), arguments)
+        self._registry.check_arguments(checked_name(name), arguments)
         now, repetition = self._clock(), checked_repetition(every, cron)
-        due = checked_due(at, delay, now)
-        if cron is not None and at is None and delay is None:
-            due = next_due(repetition, now)
-        document = {
-            "_id": ObjectId(),
-            "name": name,
-            "arguments": checked_arguments(arguments),
-            "state": JobState.PENDING,
-            "priority": checked_priority(priority),
-            "due": due,
-            "waiting": due,
-            "created": now,
-            "updated": now,
-            "attempts": 0,
-            "key": job_key(name, arguments),
-            "text": search_text(arguments),
-            "history": [{"at": now, "state": JobState.PENDING}],
-        }
-        if repetition:
-            document["repetition"] = {**repetition, "since": due}
+        due = first_due(repetition, now) if at is None and delay is None else checked_due(at, delay, now)
+        document = new_job(name, arguments, due=due, priority=priority, repetition=repetition, now=now)
         try:
             job.insert(document, unique=unique, singular=singular or bool(repetition))
         except DuplicateJob:
             return None
         return document
 
+    def run_many(
+        self,
+        name: str,
+        calls: Iterable[Sequence[Any]],
+        *,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        priority: int = 0,
+        unique: bool = False,
+        singular: bool = False,
+    ) -> StoredJobs:
+        """Store a job for each of `calls`, which are the arguments of one job each; the options are those of `run`.
+
+        All are checked before the first is stored. They are stored by the thousand: after an error of the database some
+        may be stored, which `unique` recognises when the call is repeated.
+
+        Raises:
+            UnknownJob, InvalidJob: like `run`; the field has the position of the call, as in `calls[3].arguments`.
+        """
+        checked_name(name)
+        now = self._clock()
+        due, new = checked_due(at, delay, now), list[Document]()
+        for number, arguments in enumerate(calls):
+            if not isinstance(arguments, list | tuple):
+                raise InvalidJob(f"calls[{number}]", "must be a list or tuple of the arguments of one job")
+            try:
+                self._registry.check_arguments(name, arguments)
+                new.append(new_job(name, arguments, due=due, priority=priority, repetition={}, now=now))
+            except InvalidJob as error:
+                raise InvalidJob(f"calls[{number}].{error.field}", error.problem) from None
+        stored: list[Document | None] = []
+        for begin in range(0, len(new), INSERT_BATCH_SIZE):
+            some = new[begin : begin + INSERT_BATCH_SIZE]
+            refused = job.insert_many(some, unique=unique, singular=singular)
+            stored += [None if number in refused else one for number, one in enumerate(some)]
+        return StoredJobs(jobs=stored)
+
     def cancel(self, id: str) -> Document:
-        """Cancel a pending or failed job. Raises `WrongState` for other states, `UnknownJob`."""
-        canceled = job.cancel(self._own_id(id), now=self._clock())
-        return canceled or self._refuse(id, "be canceled")
+        """Cancel a pending or failed job, or ask an executing one to stop; return the job.
+
+        An executing job is returned as it is, and becomes `canceled` when its function has stopped. After
+        JOBS_GRACE_SECONDS its process is ended. If the function finishes its work instead, the job succeeds.
+
+        Raises:
+            WrongState: the job is successful or canceled.
+            UnknownJob: there is no such job.
+        """
+        stored, grace = self._own_id(id), timedelta(seconds=settings().jobs_grace_seconds)
+
+        def cancel(now: datetime) -> Document | None:
+            return job_operations.cancel(stored, now=now) or job_operations.ask_to_stop(stored, now=now, grace=grace)
+
+        return self._change(id, cancel, "be canceled")
 
     def reschedule(
         self, id: str, *, at: datetime | None = None, delay: timedelta | None = None, priority: int | None = None
@@ -130,7 +183,8 @@ class Jobs:
 
     def remove(self, id: str) -> Document:
         """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`."""
-        return job.remove(self._own_id(id)) or self._refuse(id, "be removed")
+        stored = self._own_id(id)
+        return self._change(id, lambda now: job_operations.remove(stored, now=now), "be removed")
 
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
@@ -161,12 +215,14 @@ class Jobs:
         is_descending: bool = True,
         after: Position | None = None,
         limit: int = 50,
+        max_bytes: int = MAX_JOB_PAGE_BYTES,
     ) -> JobPage:
         """Return the jobs after `after`, the `end` of the previous page of the same query.
 
         Args:
             search: substring of the arguments, name or last error; ASCII letters match case-insensitively.
             sort: `created`, `due`, `updated`, `priority` or `attempts`; ties are ordered by id.
+            max_bytes: the page ends with the job with which it has so many, as BSON.
 
         Raises:
             InvalidJob: names the argument.
@@ -180,7 +236,13 @@ class Jobs:
             is_descending=is_descending,
             after=after,
         )
-        return job_pages.page(query, limit=limit)
+        return job_pages.page(query, limit=limit, max_bytes=max_bytes)
+
+    def count(self, *, name: str | None = None, state: str | None = None) -> int:
+        """Return the number of jobs of a name or of all, in a state or in any."""
+        counts = job_counts.by_name()
+        of_names = counts.values() if name is None else [counts.get(name, {})]
+        return sum(states.get(state, 0) if state else sum(states.values()) for states in of_names)
 
     def clear(self, states: Iterable[str], name: str | None = None, *, limit: int | None = None) -> int:
         """Delete up to `limit` jobs in these states, of one name or of all names; return their number.
@@ -190,7 +252,9 @@ class Jobs:
         wanted = [checked_state(state) for state in states]
         if JobState.EXECUTING in wanted:
             raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
-        return job.clear(wanted, None if name is None else checked_name(name), limit=limit)
+        return job_operations.clear(
+            wanted, None if name is None else checked_name(name), now=self._clock(), limit=limit
+        )
 
     def pause(self, names: Sequence[str]) -> None:
         """Pause queues in the whole system: no job of these names is started; an executing one finishes."""
@@ -208,7 +272,8 @@ class Jobs:
         job that is due and of the next that is not. `leader` is the dispatching leader. `other_documents` is the number
         of documents that are not jobs, up to `foreign_job.MAX_FOREIGN_COUNT`.
         """
-        now, counts, paused = self._clock(), job.counts(), job_queue.paused()
+        now, counts, paused = self._clock(), job_counts.by_name(), job_queue.paused()
+        oldest_due, next_due = job.due_names(now), job.later_names(now)
         running = {executing.name: _as_running(executing) for executing in job.executing()}
         queues = [
             {
@@ -216,8 +281,8 @@ class Jobs:
                 "states": {state.value: counts.get(name, {}).get(state, 0) for state in JobState},
                 "is_paused": name in paused,
                 "running": running.get(name),
-                "oldest_due": oldest if (oldest := job.next_due(name)) and oldest <= now else None,
-                "next_due": job.next_due(name, after=now),
+                "oldest_due": oldest_due.get(name),
+                "next_due": next_due.get(name),
             }
             for name in sorted({*counts, *paused, *self._registry.names()})
         ]
@@ -226,11 +291,20 @@ class Jobs:
     def _make_due(
         self, id: str, states: Sequence[JobState], due: datetime | None, priority: int | None, action: str
     ) -> Document:
-        changed = job.make_due(self._own_id(id), states, due=due, priority=priority, now=self._clock())
-        return changed or self._refuse(id, action)
+        stored = self._own_id(id)
+        return self._change(
+            id, lambda now: job_operations.make_due(stored, states, due=due, priority=priority, now=now), action
+        )
 
-    def _refuse(self, id: str, action: str) -> Document:
-        raise WrongState(f"The job {id} is {self.get(id)['state']} and cannot {action}")
+    def _change(self, id: str, change: Callable[[datetime], Document | None], action: str) -> Document:
+        """Change a job and return it; wait while a run has reserved it. Raises `WrongState`."""
+        ends_at = time.monotonic() + RESERVATION_TIMEOUT
+        while (changed := change(self._clock())) is None:
+            found = self.get(id)
+            if not job_operations.is_reserved(found, self._clock()) or time.monotonic() > ends_at:
+                raise WrongState(f"The job {id} is {found['state']} and cannot {action}")
+            time.sleep(RESERVATION_CHECK_INTERVAL)
+        return changed
 
     def _own_id(self, id: str) -> JobId:
         """Return the id of a job as it is stored. Raises like `get`, or `WrongState`: the document is not a job."""

@@ -1,15 +1,18 @@
-"""Registry of job functions by name: `@job("send_invoice")`, in modules listed in `JOBS_IMPORTS`."""
+"""Registry of job functions and repetitions by name: `@job("send_invoice")`, in modules listed in `JOBS_IMPORTS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
+from datetime import timedelta
+from inspect import Parameter, Signature, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Any, TypeVar
 
+from models.database import Document
 from queue_manager.core.errors import AppError
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
 from services.job_queues.fields import InvalidJob, checked_name
+from services.job_queues.repetition import checked_repetition
 
 JobFunction = Callable[..., Any]
 Registered = TypeVar("Registered", bound=JobFunction)
@@ -24,13 +27,24 @@ class Registry:
 
     def __init__(self) -> None:
         self._functions: dict[str, JobFunction] = {}
+        self._calls: dict[str, _Call] = {}
+        self._repetitions: dict[str, Document] = {}
+        self._timeouts: dict[str, timedelta] = {}
         self._is_loaded = False
 
-    def register(self, name: str, function: Registered) -> Registered:
-        """Register `function` for the jobs of `name`.
+    def register(
+        self,
+        name: str,
+        function: Registered,
+        *,
+        every: timedelta | None = None,
+        cron: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> Registered:
+        """Register `function` for the jobs of `name`, its time limit, and the repetition of one job without arguments.
 
         Raises:
-            InvalidJob: the name is invalid or taken, or `function` is not a plain function.
+            InvalidJob: the name is invalid or taken, `function` is not a plain function, or it cannot be repeated so.
         """
         known = self._functions.get(checked_name(name))
         if not callable(function):
@@ -42,7 +56,15 @@ class Registry:
             )
         if known is not None and not _is_same(known, function):
             raise InvalidJob("name", f"the job {name} is already registered for {_qualified_name(known)}")
-        self._functions[name] = function
+        if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
+            raise InvalidJob("timeout", f"must be a timedelta above zero, not {timeout!r:.80}")
+        repetition, call = checked_repetition(every, cron), _Call(function)
+        if repetition:
+            call.check(name, ())
+            self._repetitions[name] = repetition
+        if timeout is not None:
+            self._timeouts[name] = timeout
+        self._functions[name], self._calls[name] = function, call
         return function
 
     def load(self) -> None:
@@ -66,9 +88,27 @@ class Registry:
             raise UnknownJob(f"There is no job {name!r:.140}; the jobs are: {known}")
         return function
 
+    def check_arguments(self, name: str, arguments: Sequence[Any]) -> None:
+        """Raise `InvalidJob`, which names the parameter, if the function of `name` does not take these arguments.
+
+        Raises `UnknownJob`: no function is registered for the name.
+        """
+        self.function_for(name)
+        self._calls[name].check(name, arguments)
+
+    def timeout_for(self, name: str) -> timedelta | None:
+        """Return the time limit that is declared for `name`."""
+        self.load()
+        return self._timeouts.get(name)
+
     def names(self) -> list[str]:
         self.load()
         return sorted(self._functions)
+
+    def repetitions(self) -> dict[str, Document]:
+        """Return the declared repetitions by name, as `checked_repetition` returns them."""
+        self.load()
+        return dict(self._repetitions)
 
 
 def accepts_run(function: JobFunction) -> bool:
@@ -80,19 +120,27 @@ def accepts_run(function: JobFunction) -> bool:
     return parameter is not None and parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def check_arguments(name: str, function: JobFunction, arguments: Sequence[Any]) -> None:
-    """Raise `InvalidJob`, which names the parameter, if the function cannot be called with these arguments.
+class _Call:
+    """How a function is called.
 
-    A decorator is checked itself, not the function that it wraps, because it may add or remove arguments.
+    A decorator is called itself, not the function that it wraps, because it may add or remove arguments.
     """
-    try:
-        accepted = signature(function, follow_wrapped=False)
-    except ValueError:  # some functions written in C have no signature
-        return
-    try:
-        accepted.bind(*arguments, **({"run": None} if accepts_run(function) else {}))
-    except TypeError as error:
-        raise InvalidJob("arguments", f"{error}; the job {name} takes {accepted}") from None
+
+    def __init__(self, function: JobFunction) -> None:
+        self._options = {"run": None} if accepts_run(function) else {}
+        try:
+            self._signature: Signature | None = signature(function, follow_wrapped=False)
+        except ValueError:  # some functions written in C have no signature
+            self._signature = None
+
+    def check(self, name: str, arguments: Sequence[Any]) -> None:
+        """Raise `InvalidJob`, which names the parameter, if the function cannot be called with these arguments."""
+        if self._signature is None:
+            return
+        try:
+            self._signature.bind(*arguments, **self._options)
+        except TypeError as error:
+            raise InvalidJob("arguments", f"{error}; the job {name} takes {self._signature}") from None
 
 
 def _is_same(known: JobFunction, function: JobFunction) -> bool:
@@ -109,11 +157,17 @@ def _qualified_name(function: JobFunction) -> str:
 registry = Registry()
 
 
-def job(name: str) -> Callable[[Registered], Registered]:
+def job(
+    name: str, *, every: timedelta | None = None, cron: str | None = None, timeout: timedelta | None = None
+) -> Callable[[Registered], Registered]:
     """Register a function for the jobs of `name`.
+
+    `every` or `cron` declares a repeating job without arguments, which the dispatch stores once; see `jobs.run`.
+    `timeout` is the time limit of an attempt; the default is JOBS_TIMEOUT_SECONDS. After it `run.is_cancelled` is true
+    and `run.progress` raises; a function that does not stop within JOBS_GRACE_SECONDS is ended with its process.
 
     It is called with the job's arguments and, if it has a keyword parameter `run`, with its `JobRun`. The job succeeds
     when the function returns, and fails when it raises. A failed job is retried without limit; after a `PermanentError`
     only by an operator or a leader take-over. The function may run more than once for a job, so it must be idempotent.
     """
-    return lambda function: registry.register(name, function)
+    return lambda function: registry.register(name, function, every=every, cron=cron, timeout=timeout)

@@ -34,6 +34,11 @@ def checked_repetition(every: Any, cron: Any) -> Document:
     return {"every_ms": milliseconds(every)}
 
 
+def first_due(repetition: Document, now: datetime) -> datetime:
+    """Return the first due time if none is given: now, or the next time of the cron line."""
+    return next_due(repetition, now) if "cron" in repetition else now
+
+
 def next_due(repetition: Document, after: datetime) -> datetime:
     """Return the first due time after a time. Those of `every_ms` count from `since`."""
     if "cron" in repetition:

@@ -1,42 +1,45 @@
 """Runner of one queue: executes its jobs one after another, each under a lease that a heartbeat renews.
 
-Guarantee: at most one job of a name runs at a time. A result is recorded only while this worker holds the claim of the
-job; a worker that lost the claim changes nothing.
+Guarantee: at most one job of a name is executing. A result is recorded only while this worker holds the claim of the
+job; a worker that lost the claim changes nothing. The worker's main process renews the claim, too, because a job that
+holds the GIL keeps the heartbeat of this process from running (`tasks/heartbeat.py`).
 """
 
 from __future__ import annotations
 
 import time
 from asyncio import CancelledError
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from threading import Event, Thread
+from functools import cached_property
+from threading import Event, RLock
 from typing import Any
 
 from models import job, job_attempt, job_queue
-from models.database import OUTAGES, Document, Error, server_now
+from models.database import OUTAGES, Document, Error, estimated_now, server_now
 from models.job import JobState, NameBusy
-from models.job_attempt import JobOutcome
-from queue_manager.core.clock import seconds
+from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
+from queue_manager.core.clock import seconds, unix_ms
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.telemetry import counters
+from queue_manager.core.threads import in_thread
+from queue_manager.telemetry import counters, error_reports, latency
 from services.job_queues.dispatch import JOBS_INITIATOR, system
-from services.job_queues.registry import Registry, accepts_run, registry
+from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, Stop, as_text
+from services.job_queues.registry import JobFunction, Registry, accepts_run, registry
 from services.job_queues.repetition import next_due
 
 RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
-JOB_RETRY_POLICY = RetryPolicy(max_attempts=None, base=seconds(5), jitter=True)
-JOBS_PER_READ = 32
+MIN_JOBS_PER_READ, JOBS_PER_READ = 32, 128  # while each job is started alone; while pages are
+PAGE_TIME = 0.1  # seconds in which the jobs of a page are started; their outcomes are written afterwards
+MAX_PAGE_SIZE = 64
+MAX_RESERVED_TIME = job_attempt.RESERVATION.total_seconds() / 2  # seconds; clocks may differ by the rest
 READ_TTL = 0.2  # seconds until the order of jobs, a pause and the leader are read again
 WRITE_RETRY_DELAY = 0.5  # seconds between two attempts to write an outcome
-PROGRESS_WRITE_INTERVAL = 0.5  # seconds between two writes of one job's progress
-MAX_STORED_ERROR_LENGTH = 2_000  # characters
 RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 
 log = get_logger(JOBS_INITIATOR)
@@ -46,7 +49,7 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     """Run the due jobs of `name` one after another; `token` is the id of this task.
 
     Returns:
-        `{succeeded, failed, lost, stopped}`: number of attempts by outcome, and the reason of an early stop.
+        `{succeeded, failed, canceled, lost, stopped}`: number of attempts by outcome, and the reason of an early stop.
 
     Raises:
         ContinueLater: the time budget is used and more jobs are due.
@@ -55,12 +58,21 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     """
     if not settings().allows_jobs:
         raise ConfigurationError(settings().jobs_disabled_reason)
-    lease = seconds(settings().jobs_lease_seconds)
     runner = Runner(
-        name=name, registry=registry, clock=server_now, lease=lease, budget=RUN_BUDGET, token=token, epoch=epoch
+        name=name,
+        registry=registry,
+        clock=server_now,
+        lease=seconds(settings().jobs_lease_seconds),
+        budget=RUN_BUDGET,
+        token=token,
+        epoch=epoch,
+        timeout=seconds(settings().jobs_timeout_seconds),
+        grace=seconds(settings().jobs_grace_seconds),
     )
     report = runner.run()
-    counters.items(JOBS_INITIATOR, {"done": report.succeeded, "failed": report.failed})
+    outcomes = {"done": report.succeeded, "failed": report.failed, **runner.durations}
+    counters.items(JOBS_INITIATOR, outcomes)
+    counters.items_by_hour(f"{JOBS_INITIATOR}/{name}", outcomes)
     due = None if report.stopped else job.next_due(name)
     remaining = None if due is None else due - server_now()
     if remaining is None or remaining > system.period(settings()):
@@ -76,37 +88,18 @@ class RunReport:
 
     succeeded: int = 0
     failed: int = 0
+    canceled: int = 0
     lost: int = 0
     """Results that were refused because the claim was lost."""
     stopped: str | None = None
 
 
-class JobRun:
-    """Context of a running job: its `id`, its `attempt` (from 1, also after each success of a repeating job), and
-    `progress`."""
-
-    def __init__(self, document: Document, token: str) -> None:
-        self.id = str(document["_id"])
-        self.attempt = int(document["attempts"]) - int(document.get("settled", 0)) + 1
-        self._document, self._token = document, token
-        self._written_at = -PROGRESS_WRITE_INTERVAL
-
-    def progress(self, percent: float, note: str = "") -> None:
-        """Report progress from 0 to 100 percent; written at most twice a second. Never raises."""
-        is_last = percent >= 100
-        if time.monotonic() - self._written_at < PROGRESS_WRITE_INTERVAL and not is_last:
-            return
-        self._written_at = time.monotonic()
-        progress = {"percent": min(max(float(percent), 0.0), 100.0), "note": _text(note)}
-        try:
-            job_attempt.set_progress(self._document["_id"], progress, token=self._token)
-        except Error as error:
-            log.warning("Progress could not be written", job=self.id, error=reason(error))
-
-
 @dataclass(kw_only=True)
 class Runner:
     """Runs the jobs of one name.
+
+    While jobs are short, a page of them is started, and their outcomes are written, with one write. The first is
+    claimed and the others are reserved; one that turns out to be long is given the claim while it runs.
 
     Args:
         clock: returns the time of the database server.
@@ -114,6 +107,8 @@ class Runner:
         budget: maximum duration of a run.
         token: identifies this run in the claims of its jobs.
         epoch: of the dispatching leader; `None` if an operator started the run.
+        timeout: time limit of an attempt whose function declares none; zero means unlimited.
+        grace: time to stop after the time limit.
     """
 
     name: str
@@ -123,43 +118,93 @@ class Runner:
     budget: timedelta
     token: str
     epoch: int | None
+    timeout: timedelta = timedelta(0)
+    grace: timedelta = timedelta(0)
     report: RunReport = field(default_factory=RunReport)
+    durations: Counter[str] = field(default_factory=Counter)
+    """Of the jobs that succeeded, as `latency` counts them."""
     _next_jobs: deque[Document] = field(default_factory=deque)
     _read_at: float = -READ_TTL
+    _page: deque[Document] = field(default_factory=deque)
+    _page_ends_at: float = 0.0
+    _slowest: float = 0.0
+    """Seconds that the slowest job of the last page took."""
+    _ended: list[EndedAttempt] = field(default_factory=list)
+    """Attempts whose outcome is not written yet."""
+    _claimed: Document | None = None
+    """The job with the claim of this run: the one that executes, or the first of its page."""
     _executing: Document | None = None
+    _executing_since: float = 0.0
+    _lock: RLock = field(default_factory=RLock)
+    """Held while `_executing`, `_claimed` and `_ended` change: the heartbeat may hand the claim over."""
 
     def run(self) -> RunReport:
         """Run the due jobs one after another until none is due or the budget is used."""
         end = time.monotonic() + self.budget.total_seconds()
-        ended: tuple[Document, JobOutcome] | None = None
         with self._heartbeat():
-            while True:
-                next_job = self._next_job_after(ended) if time.monotonic() < end else None
-                if ended is None and next_job is None:
-                    return self.report
-                started = self._finish_and_start(ended, next_job)
-                ended = None if started is None else (started, self._execute(started))
+            try:
+                while (started := self._start_next(end)) is not None:
+                    self._execute(started)
+            finally:
+                if self._ended:  # a job was interrupted
+                    self._finish_and_start([])
+        return self.report
 
-    # The next job
+    # The next jobs
 
-    def _next_job_after(self, ended: tuple[Document, JobOutcome] | None) -> Document | None:
+    def _start_next(self, end: float) -> Document | None:
+        """Return the next job, which is started; `None` if there is none, and every outcome is written."""
+        while True:
+            if self._page and time.monotonic() < min(end, self._page_ends_at):
+                return self._page.popleft()
+            self._next_jobs.extendleft(reversed(self._page))
+            self._page.clear()
+            page = self._next_page() if time.monotonic() < end else []
+            if not page and not self._ended:
+                return None
+            began = time.monotonic()
+            started = self._finish_and_start(page) if self._ended else self._start(page[0])
+            if len(started) < len(page):
+                self._next_jobs.clear()  # the others of the page come before those read after it
+            if started:
+                self._page.extend(started[1:])
+                self._page_ends_at = min(began + MAX_RESERVED_TIME, time.monotonic() + PAGE_TIME)
+                return started[0]
+
+    def _next_page(self) -> list[Document]:
         try:
-            return self._next_job()
+            first = self._next_job()
         except Error:
-            if ended is None:
+            if not self._ended:
                 raise
-            return None  # the outcome of the last job must be written first, despite the outage
+            return []  # the outcomes must be written first, despite the outage
+        if first is None:
+            return []
+        page = [first]
+        # Jobs with a time limit are started one by one, so that the one that executes is known to other processes.
+        size = self._page_size() if self._ended and self._limit is None else 1
+        while len(page) < size and self._next_jobs and _may_share(first) and _may_share(self._next_jobs[0]):
+            page.append(self._next_jobs.popleft())
+        return page
+
+    def _page_size(self) -> int:
+        """Return the number of jobs that are expected to end within `PAGE_TIME`."""
+        return max(1, min(MAX_PAGE_SIZE, int(PAGE_TIME / max(self._slowest, PAGE_TIME / MAX_PAGE_SIZE))))
 
     def _next_job(self) -> Document | None:
         """Return the next job. The order of jobs is at most `READ_TTL` old."""
         if self.report.stopped:
             return None
-        if time.monotonic() - self._read_at > READ_TTL or not self._next_jobs:
+        if time.monotonic() - self._read_at > READ_TTL:
             self._next_jobs.clear()
-            self.report.stopped = self._reason_to_stop()
-            if self.report.stopped is None:
-                self._next_jobs.extend(job.next_jobs(self.name, now=self.clock(), limit=JOBS_PER_READ))
             self._read_at = time.monotonic()
+            self.report.stopped = self._reason_to_stop()
+            if self.report.stopped:
+                return None
+        if not self._next_jobs:
+            limit = MIN_JOBS_PER_READ if self._page_size() == 1 else JOBS_PER_READ
+            ended = [one.job["_id"] for one in self._ended]  # those that were reserved are still waiting
+            self._next_jobs.extend(job.next_jobs(self.name, now=self.clock(), limit=limit, excluded=ended))
         return self._next_jobs.popleft() if self._next_jobs else None
 
     def _reason_to_stop(self) -> str | None:
@@ -169,51 +214,53 @@ class Runner:
 
     # Writes
 
-    def _finish_and_start(
-        self, ended: tuple[Document, JobOutcome] | None, next_job: Document | None
-    ) -> Document | None:
-        """Write the outcome of a job and start the next in one round trip; return the started job."""
-        if ended is None:
-            return self._start(next_job) if next_job is not None else None
-        done, is_started = self._write_with_retry(*ended, next_job)
-        self._count(ended[1], done)
-        return next_job if is_started else None
-
-    def _start(self, next_job: Document) -> Document | None:
+    def _start(self, next_job: Document) -> list[Document]:
         now = self.clock()
         try:
-            is_started = job_attempt.start(next_job, token=self.token, now=now, until=now + self.lease)
+            is_started = job_attempt.start(
+                next_job, token=self.token, now=now, until=now + self.lease, limit=self._limit
+            )
         except NameBusy:
             self._next_jobs.clear()
             self.report.stopped = "another run executes a job of this name"
-            return None
-        return next_job if is_started else None
+            return []
+        self._claimed = next_job if is_started else None
+        return [next_job] if is_started else []
 
-    def _write_with_retry(self, done: Document, outcome: JobOutcome, next_job: Document | None) -> tuple[bool, bool]:
-        """Write the outcome; retry during an outage of the database for the duration of the lease."""
+    def _finish_and_start(self, page: list[Document]) -> list[Document]:
+        """Write the outcomes and start a page in one round trip; return the jobs that were started."""
+        # The claimed one last: until then no other run can start the reserved ones, however much this one was delayed.
+        ended, self._ended = sorted(self._ended, key=lambda one: not one.is_reserved), []
+        stored, started = self._write_with_retry(ended, page)
+        for one, is_stored in zip(ended, stored, strict=True):
+            self._count(one.outcome, is_stored)
+        self._claimed = started[0] if started else None
+        self._slowest = 0.0
+        return started
+
+    def _write_with_retry(self, ended: list[EndedAttempt], page: list[Document]) -> tuple[list[bool], list[Document]]:
+        """Write the outcomes; retry during an outage of the database for the duration of the lease."""
         end = time.monotonic() + self.lease.total_seconds()
         try:
-            return self._write(done, outcome, next_job)
+            now = self.clock()
+            return job_attempt.finish_and_start(
+                ended, page, token=self.token, now=now, until=now + self.lease, limit=self._limit
+            )
         except OUTAGES as error:
             log.warning(
                 "The outcome of a job could not be written and will be retried",
-                job=str(done["_id"]),
+                job=str(ended[0].job["_id"]),
                 error=reason(error),
             )
         while True:
             time.sleep(WRITE_RETRY_DELAY)
             try:
-                is_written, _ = self._write(done, outcome, None)
-                return is_written, next_job is not None and job_attempt.has_claim(next_job, self.token)
+                now = self.clock()
+                stored = [job_attempt.finish(one.job, one.outcome, token=self.token, now=now) for one in ended]
+                return stored, [one for one in page[:1] if job_attempt.has_claim(one, self.token)]
             except OUTAGES:
                 if time.monotonic() > end:
                     raise
-
-    def _write(self, done: Document, outcome: JobOutcome, next_job: Document | None) -> tuple[bool, bool]:
-        now = self.clock()
-        if next_job is None:
-            return job_attempt.finish(done, outcome, token=self.token, now=now), False
-        return job_attempt.finish_and_start(done, outcome, next_job, token=self.token, now=now, until=now + self.lease)
 
     def _count(self, outcome: JobOutcome, is_written: bool) -> None:
         if not is_written:
@@ -221,66 +268,130 @@ class Runner:
             self.report.lost += 1
         elif outcome.state is JobState.SUCCESS:
             self.report.succeeded += 1
+        elif outcome.state is JobState.CANCELED:
+            self.report.canceled += 1
         else:
             self.report.failed += 1
 
     # Execution
 
-    def _execute(self, started: Document) -> JobOutcome:
+    @cached_property
+    def _function(self) -> tuple[JobFunction, bool]:
+        """The function of this name, and whether it has a parameter `run`. Raises `UnknownJob`."""
+        function = self.registry.function_for(self.name)
+        return function, accepts_run(function)
+
+    @cached_property
+    def _limit(self) -> TimeLimit | None:
+        """The time limit of this name."""
+        timeout = self.registry.timeout_for(self.name) or self.timeout
+        return TimeLimit(timeout=timeout, grace=self.grace) if timeout else None
+
+    def _execute(self, started: Document) -> None:
         began = time.monotonic()
-        run = JobRun(started, self.token)
-        self._executing = started
+        timeout = None if self._limit is None else self._limit.timeout
+        run = JobRun(started, self.token, claim=self._claim_executing, timeout=timeout)
+        self._executing_since, self._executing = began, started
+        failed: BaseException | None = None
+        due: datetime | None = None
         try:
-            function = self.registry.function_for(self.name)
-            function(*started["arguments"], **({"run": run} if accepts_run(function) else {}))
-            repetition = started.get("repetition")
-            due = None if repetition is None else next_due(repetition, self.clock())
+            function, takes_run = self._function
+            function(*started["arguments"], **({"run": run} if takes_run else {}))
+            if (repetition := started.get("repetition")) is not None:
+                due = next_due(repetition, self.clock())
         except (Exception, SystemExit, CancelledError) as error:  # errors of a job that must not end the worker
-            return self._failure(run, error, _ms_since(began))
+            failed = error
         finally:
-            self._executing = None
-        return JobOutcome(state=JobState.SUCCESS, took_ms=_ms_since(began), next_due=due)
+            with self._lock:
+                self._executing = None
+        is_reserved = started is not self._claimed
+        took_ms = _ms_since(began)
+        if (stop := run.stop_at_end(is_final=is_reserved or (failed is None and due is None))) is not None:
+            outcome = self._stopped(run, stop, took_ms)
+        elif failed is not None:
+            outcome = self._failure(run, failed, took_ms)
+        else:
+            outcome = JobOutcome(state=JobState.SUCCESS, took_ms=took_ms, next_due=due)
+            self._count_durations(started["waiting"], took_ms)
+        self._ended.append(EndedAttempt(job=started, outcome=outcome, is_reserved=is_reserved))
+        self._slowest = max(self._slowest, time.monotonic() - began)
+
+    def _count_durations(self, due: datetime, took_ms: int) -> None:
+        due_ms, ended_ms = unix_ms(due), unix_ms(estimated_now())
+        latency.count(self.durations, due_ms=due_ms, ready_ms=due_ms, began_ms=ended_ms - took_ms, ended_ms=ended_ms)
 
     def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
-        message = f"{type(error).__name__}: {_text(error)}"
+        message = f"{type(error).__name__}: {as_text(error)}"
         log.warning(f"Job failed: {message}", job=run.id, name=self.name, attempt=run.attempt)
-        backoff = None if isinstance(error, PermanentError) else JOB_RETRY_POLICY.wait_before(run.attempt + 1)
+        is_final = isinstance(error, PermanentError)
+        if is_final:
+            error_reports.report(error, where=f"job {self.name}", job=run.id, attempts=run.attempt)
+        backoff = None if is_final else JOB_RETRY_POLICY.wait_before(run.attempt + 1)
         return JobOutcome(state=JobState.FAILURE, backoff=backoff, error=message, took_ms=took_ms)
+
+    def _stopped(self, run: JobRun, stop: Stop, took_ms: int) -> JobOutcome:
+        log.warning(f"Job {stop.text}", job=run.id, name=self.name, attempt=run.attempt)
+        return stop.outcome(run.attempt, took_ms=took_ms)
+
+    # Heartbeat
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
-        """Renew the lease of the executing job, in a thread, until the block ends."""
-        is_over = Event()
+        """Renew the lease of the claimed job, and hand it over to a long one, in a thread, until the block ends."""
+        renewal = self.lease.total_seconds() / RENEWALS_PER_LEASE
 
-        def renew_until_over() -> None:
-            while not is_over.wait(self.lease.total_seconds() / RENEWALS_PER_LEASE):
-                if (executing := self._executing) is not None:
-                    self._renew(executing)
+        def beat(is_over: Event) -> None:
+            renewed_at = time.monotonic()
+            while not is_over.wait(min(PAGE_TIME, renewal)):
+                now = time.monotonic()
+                if now - self._executing_since > PAGE_TIME:
+                    self._claim_or_log()
+                if now - renewed_at >= renewal * 0.9:
+                    renewed_at = now
+                    self._renew()
 
-        thread = Thread(target=renew_until_over, name="job-heartbeat", daemon=True)
-        thread.start()
-        try:
+        with in_thread(beat, name="job-heartbeat"):
             yield
-        finally:
-            is_over.set()
-            thread.join()
 
-    def _renew(self, executing: Document) -> None:
-        id = executing["_id"]
+    def _claim_or_log(self) -> None:
+        try:
+            self._claim_executing()
+        except Error as error:
+            log.warning("A reserved job that runs for long could not be claimed", name=self.name, error=reason(error))
+
+    def _claim_executing(self) -> None:
+        """Give the claim to the job that executes, if it was only reserved, and write the outcomes before it."""
+        with self._lock:
+            executing = self._executing
+            if executing is None or executing is self._claimed:
+                return
+            now = self.clock()
+            is_claimed = job_attempt.hand_over(
+                self._ended, executing, token=self.token, now=now, until=now + self.lease, page=[*self._page]
+            )
+            self._claimed = executing
+            if is_claimed:
+                for one in self._ended:
+                    self._count(one.outcome, is_written=True)
+                self._ended.clear()
+            else:
+                log.warning("The claim of an executing job was lost", job=str(executing["_id"]), name=self.name)
+
+    def _renew(self) -> None:
+        if self._executing is None or (claimed := self._claimed) is None:
+            return
+        id = claimed["_id"]
         try:
             is_held = job_attempt.renew(id, token=self.token, until=self.clock() + self.lease)
-            if not is_held and self._executing is executing:
+            if not is_held and self._executing is not None and self._claimed is claimed:
                 log.warning("The claim of an executing job was lost", job=str(id), name=self.name)
         except Error as error:
             log.warning("A lease could not be renewed", job=str(id), error=reason(error))
 
 
-def _text(value: object) -> str:
-    """Return a value as text, truncated and with valid UTF-8 only."""
-    try:
-        return str(value)[:MAX_STORED_ERROR_LENGTH].encode("utf-8", "replace").decode()
-    except Exception as error:
-        return f"its text cannot be rendered ({type(error).__name__})"
+def _may_share(job: Document) -> bool:
+    """Return True if a job may share a page: it repeats at no due times, and no worker was lost with it."""
+    return not ("repetition" in job or job.get("losses") or job.get("alone"))
 
 
 def _ms_since(began: float) -> int:

@@ -8,6 +8,7 @@ from models import database, foreign_job, job, job_queue
 from models.due_documents import COUNTED
 from models.job import ExecutingJob
 from queue_manager.core.clock import minutes
+from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import problems
 from services.due_work import DueWork
@@ -77,26 +78,21 @@ def _add_job_problems(
 ) -> None:
     if failing:
         names = ids((f"{name} {count}" for name, count in failing.items()), len(failing))
-        stats.add_problem(
-            f"{counted(sum(failing.values()), 'failing job')}, by name: {names}; see the last error with "
-            "`queue-manager jobs list --state failure`, then fix, retry or cancel them",
-            state="failure",
-        )
+        stats.problems[Rule.FAILING_JOBS] = f"{counted(sum(failing.values()), 'failing job')}, by name: {names}"
     lost = [one for one in executing if one.claimed_until <= now - late]
     if lost:
         shown = ids((f"{one.name} {one.id}" for one in lost), len(lost))
-        stats.add_problem(
+        stats.problems[Rule.LOST_JOBS] = (
             f"{counted(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
-            f"and no dispatch has requeued it; check that a beat leads and a worker consumes `scans` ({shown})",
-            state="executing",
+            f"and no dispatch has requeued it ({shown})"
         )
 
 
 def _add_queue_problems(stats: SystemStats, stuck: list[str], cooling: list[str], *, late: timedelta) -> None:
     if stuck:
-        stats.add_problem(problems.stuck("job queue", stuck, late=late))
+        stats.problems[Rule.STUCK_ITEMS] = problems.stuck("job queue", stuck, late=late)
     if cooling:
-        stats.add_problem(
+        stats.problems[Rule.FAILED_ITEMS] = (
             f"{counted(len(cooling), 'failed job queue')}: every attempt to run its jobs failed, and the next one "
-            f"starts after a cool-down; see the error in the workers' log ({ids(cooling, len(cooling))})"
+            f"starts after a cool-down ({ids(cooling, len(cooling))})"
         )

@@ -22,9 +22,13 @@ import redis
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import Settings, settings
+from queue_manager.health_rules import Rule
 from queue_manager.system import System, SystemStats
+from queue_manager.telemetry.counters import HISTORY_RETENTION_SECONDS, Source
+from services.message_queue import adoption
 from services.message_queue.admin import QueueAdmin
 from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
+from services.message_queue.async_queue import AsyncMessageQueue
 from services.message_queue.browser import Filter, MessageListing, MessageState, QueueCounts
 from services.message_queue.errors import (
     InvalidMessage,
@@ -35,6 +39,7 @@ from services.message_queue.errors import (
     QueueUnavailable,
     UnknownMessage,
 )
+from services.message_queue.explanation import explain
 from services.message_queue.messages import Json, Message, NewMessage, QueueOptions
 from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.queue import MessageQueue
@@ -43,6 +48,7 @@ from services.message_queue.scripts import Scripts, streams
 from services.problems import MAX_IDS, counted, ids
 
 __all__ = [
+    "AsyncMessageQueue",
     "Filter",
     "InvalidMessage",
     "Json",
@@ -62,6 +68,8 @@ __all__ = [
     "SweepResult",
     "Sweeper",
     "UnknownMessage",
+    "async_message_queue",
+    "fold_counts",
     "message_queue",
     "other_programs",
     "queue_admin",
@@ -71,6 +79,9 @@ __all__ = [
     "sweeper",
     "system",
 ]
+
+
+FOLDED_ENTRIES, MAX_FOLDS = 1_000, 100  # in one call of the script, and calls in a row
 
 
 def server_url(chosen: Settings | None = None) -> str:
@@ -97,6 +108,10 @@ def message_queue(*, schedule_sweep: Callable[[timedelta], object] | None = None
             periodic sweep. Without it, such a message may be requeued up to one period late.
     """
     return MessageQueue(_scripts(), _arrivals(), _options(), schedule_sweep=schedule_sweep)
+
+
+async_message_queue = PerProcess(lambda: AsyncMessageQueue(_scripts(), _options()))
+"""Returns the queue for producers and consumers that are coroutines. Opens nothing until it is used."""
 
 
 def queue_admin() -> QueueAdmin:
@@ -129,9 +144,9 @@ def stats() -> SystemStats:
             "in_progress": counts.processing,
             "overdue": counts.overdue,
             "dead": counts.dead,
-            "acknowledged_in_all": counts.total_acknowledged,
-            "requeued_in_all": counts.total_requeued,
-            "dead_lettered_in_all": counts.total_dead_lettered,
+            "acknowledged_total": counts.total_acknowledged,
+            "requeued_total": counts.total_requeued,
+            "dead_lettered_total": counts.total_dead_lettered,
             "lag_seconds": max(0.0, round(counts.now - first, 3)) if first else 0.0,
         },
     )
@@ -140,12 +155,29 @@ def stats() -> SystemStats:
         stats.late.extend(one.id for one in overdue)
     if counts.dead:
         newest = queue_admin().list("dead", limit=MAX_IDS).messages
-        stats.add_problem(
-            f"{counted(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be decoded; see "
-            f"`queue-manager queue list dead`, then replay or delete ({ids((one.id for one in newest), counts.dead)})",
-            state="dead",
+        stats.problems[Rule.DEAD_MESSAGES] = (
+            f"{counted(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be decoded "
+            f"({ids((one.id for one in newest), counts.dead)})"
         )
     return stats
+
+
+def fold_counts() -> None:
+    """Add what the scripts counted to the totals and the minutes."""
+    for _ in range(MAX_FOLDS):
+        if _scripts().run("fold_counts", FOLDED_ENTRIES, HISTORY_RETENTION_SECONDS) < FOLDED_ENTRIES:
+            break
+
+
+def source() -> Source:
+    """Return where it is counted what happens to messages."""
+    queue, url = settings().queue_name, settings().qm_queue_redis_url
+    return Source(totals=f"{queue}:totals", minutes=f"{queue}:minutes:", url=url)
+
+
+def adoption_notes() -> list[str]:
+    """Return what another program has left in the streams, a line each."""
+    return adoption.adoption_notes(_scripts(), settings().max_priority_levels)
 
 
 def _options() -> QueueOptions:
@@ -161,7 +193,7 @@ def _options() -> QueueOptions:
     )
 
 
-system = System(
+system: System = System(
     name="overdue-messages",
     title="Messages",
     description="Messages whose consumer did not acknowledge them in time, requeued.",
@@ -170,7 +202,20 @@ system = System(
     scan_task="tasks.overdue_messages.requeue_overdue_messages",
     trigger="messages/requeue-overdue",
     page="/messages",
+    items_name="messages",
+    explain=lambda id, dispatch: explain(system, queue_admin(), _options(), id, dispatch),
     state_pages={"dead": "/messages/failed"},
     stats=stats,
     stats_server="The queue's server",
+    counts=source,
+    on_time_within=seconds(1),
+    on_time_of="wait",
+    duration_names={
+        "due_to_done": "Added to acknowledged",
+        "wait": "Added to delivered",
+        "run": "Delivered to acknowledged",
+    },
+    adoption_notes=adoption_notes,
+    adoption_effects=adoption.EFFECTS,
+    adoption_steps=adoption.STEPS,
 )

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Literal, cast
 
 from queue_manager.core.clock import seconds
+from services.message_queue.activity import ActivityEntry, read_activity
 from services.message_queue.browser import (
     BULK_BATCH_SIZE,
     MAX_BULK_IDS,
@@ -64,6 +65,10 @@ class DeleteResult:
 
 class QueueAdmin(MessageBrowser):
     """Reads and changes the messages of one queue. Thread-safe. Every method raises QueueUnavailable."""
+
+    def activity(self) -> list[ActivityEntry]:
+        """Return the activity log, oldest first."""
+        return read_activity(self._scripts, self._options)
 
     def move(
         self, ids: Sequence[str], *, to: MessageState, source: MessageState | None = None, reason: str | None = None

@@ -109,13 +109,15 @@ class QueueCounts:
 class MessageListing:
     """A page of messages.
 
-    `cursor` is where the next page begins, `None` on the last page. `matched` is the number of matches found so far.
-    `is_partial` is True if the search stopped at its limit before the end.
+    `cursor` is where the next page begins, `None` on the last page. `matched` is the number of matches found so far,
+    `searched` the number of messages read for them. `is_partial` is True if the search stopped at its limit before the
+    end.
     """
 
     messages: list[Message]
     cursor: str | None
     matched: int
+    searched: int
     is_partial: bool
 
 
@@ -176,11 +178,12 @@ class MessageBrowser:
         where: Filter = MATCH_ALL,
         sort_by: str | None = None,
         ascending: bool = False,
+        max_bytes: int = MAX_PAGE_BYTES,
     ) -> MessageListing:
         """Return a page of messages, newest first unless sorted otherwise; in `processing` by deadline, latest first.
 
-        A state is sorted only by its `SORT_FIELDS_BY_STATE`. A filtered search stops after about 80 ms. A page has at
-        most 16 MiB.
+        A state is sorted only by its `SORT_FIELDS_BY_STATE`. A filtered search stops after about 80 ms. A page ends at
+        the latest 2 MiB after it has `max_bytes`.
 
         Raises `InvalidMessage`, which names the argument.
         """
@@ -189,21 +192,27 @@ class MessageBrowser:
         order = _order(state, sort_by, ascending)
         ends = time.monotonic() + LIST_SEARCH_BUDGET.total_seconds()
         messages: dict[str, Message] = {}
-        matched = size = 0
+        matched = searched = size = 0
         at, is_over = cursor or "", False
         while not is_over and len(messages) < limit:
             to_skip, left = max(skip - matched, 0), limit - len(messages)
-            rows, next_at, found = self._scripts.run(
+            rows, next_at, found, read = self._scripts.run(
                 "list", state, self._options.levels, order, at, where.to_json(), to_skip, left
             )
-            read = (Message.read(id, data, record) for id, data, record, _ in rows)
-            messages |= {_key(message): message for message in read}
-            matched += found
+            listed = (Message.read(id, data, record) for id, data, record, _ in rows)
+            messages |= {_key(message): message for message in listed}
+            matched, searched = matched + found, searched + read
             size += sum(len(data) for _, data, *_ in rows)
             at = next_at.decode()
-            is_over = not at or size >= MAX_PAGE_BYTES or (where != MATCH_ALL and time.monotonic() >= ends)
+            is_over = not at or size >= max_bytes or (where != MATCH_ALL and time.monotonic() >= ends)
         is_partial = bool(at) and len(messages) < limit
-        return MessageListing(messages=[*messages.values()], cursor=at or None, matched=matched, is_partial=is_partial)
+        return MessageListing(
+            messages=[*messages.values()],
+            cursor=at or None,
+            matched=matched,
+            searched=searched,
+            is_partial=is_partial,
+        )
 
     def export(self, state: MessageState, where: Filter = MATCH_ALL) -> Iterator[Sequence[Message]]:
         """Yield pages of the messages in `state` that match, oldest first; in `processing` latest deadline first.
@@ -237,7 +246,7 @@ class MessageBrowser:
             found, cursor, _ = self._scripts.run("survey", state, levels, "oldest", cursor, where.to_json(), "ids")
             ids = [id.decode("utf-8", "surrogateescape") for id, sid in found if _parse_entry_id(sid) <= last]
             yield [id for id in ids if is_id(id)]
-            if not cursor or _parse_entry_id(cursor.partition(b"/")[0]) >= last:
+            if not cursor or _parse_entry_id(cursor.partition(b"/")[0]) > last:
                 return
 
     def find(self, id: str) -> Message | None:

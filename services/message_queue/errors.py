@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queue_manager.core.errors import AppError
+from queue_manager.core.errors import AppError, Unavailable
 
 
 class InvalidMessage(AppError):
@@ -37,5 +37,5 @@ class QueueFull(AppError):
     """The server's memory is full: messages cannot be enqueued, but can be dequeued and acknowledged."""
 
 
-class QueueUnavailable(AppError):
+class QueueUnavailable(Unavailable):
     """The queue's server did not answer; the outcome of the operation is unknown."""

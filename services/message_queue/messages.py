@@ -288,6 +288,7 @@ class Message:
         if about.pop("undecodable", False):
             payload, is_message = as_json(data.decode("utf-8", "replace")), False
         about.pop("added", None)
+        about.pop("unindexed", None)
         packed_events = about.pop("events", "")
         if "lock_token" in about:
             about.setdefault("consumer_id", None)

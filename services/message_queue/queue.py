@@ -10,67 +10,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event, Thread
 from types import TracebackType
-from typing import Any
-from uuid import uuid4
+from typing import Any, cast
 
-from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import ArrivalNotifier
-from services.message_queue.errors import (
-    InvalidMessage,
-    LockLost,
-    MessageTooLarge,
-    QueueUnavailable,
-    SearchIncomplete,
-    UnknownMessage,
-)
-from services.message_queue.messages import (
-    MAX_CONSUMER_ID_BYTES,
-    MAX_TYPE_BYTES,
-    Message,
-    NewMessage,
-    QueueOptions,
-    checked_id,
-    checked_number,
-    checked_text,
-    checked_timeout,
-    truncate_reason,
+from services.message_queue.errors import LockLost, QueueUnavailable, SearchIncomplete, UnknownMessage
+from services.message_queue.messages import Message, NewMessage, QueueOptions, checked_integer, checked_number
+from services.message_queue.operations import (
+    MAX_RECEIVED_MESSAGES,
+    EnqueueResult,
+    Operation,
+    Operations,
+    Result,
+    TouchResult,
 )
 from services.message_queue.scripts import Scripts
 
 MAX_POLL_TIMEOUT = 60
 """Maximum seconds that a consumer may wait for a message."""
-SEARCH_BUDGET = 0.25
-"""Seconds that one dequeue searches messages of other producers; the next one continues."""
-MAX_ENQUEUED_MESSAGES = 1_000
-MAX_ENQUEUED_BYTES = 1024 * 1024
-UNDECODABLE_REASON = "Undecodable message"
-DEFAULT_NACK_REASON = "Negative acknowledgement"
-
 HEARTBEATS_PER_DEADLINE = 3  # touches per ack timeout, so that one may fail
 
 log = get_logger("QM/message-queue")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnqueueResult:
-    """The message's id, and whether it is new; a message whose id exists is not added again."""
-
-    id: str
-    is_new: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TouchResult:
-    """The new deadline in Unix seconds by the server's clock, and its distance from now."""
-
-    deadline_at: float
-    extended_by: timedelta
 
 
 class MessageQueue:
@@ -89,9 +53,7 @@ class MessageQueue:
         schedule_sweep: Callable[[timedelta], object] | None = None,
     ) -> None:
         self.scripts, self.arrivals, self.options = scripts, arrivals, options
-        self._is_token_required = "1" if options.is_token_required else "0"
-        self._sweep_period = milliseconds(options.sweep_period) if schedule_sweep else 0
-        self._schedule_sweep = schedule_sweep
+        self._operations = Operations(options, schedule_sweep=schedule_sweep)
 
     # For producers
 
@@ -119,21 +81,12 @@ class MessageQueue:
     def enqueue_batch(self, messages: Sequence[NewMessage | Mapping[str, Any]]) -> list[EnqueueResult]:
         """Add all messages or, if one is not acceptable, none. Raises like `enqueue`.
 
-        At most 1,000 messages with 1 MiB of payloads, so that the script takes less than 10 ms; a single message may be
+        At most 500 messages with 512 KiB of payloads, so that the script takes less than 10 ms; a single message may be
         larger.
 
         A message is a `NewMessage` or a mapping such as `{"type": "send_mail", "payload": …, "ack_timeout": 60}`.
         """
-        new = [message if isinstance(message, NewMessage) else NewMessage.from_members(message) for message in messages]
-        checked = [message.arguments(self.options) for message in new]
-        if not checked:
-            return []
-        if len(checked) > MAX_ENQUEUED_MESSAGES:
-            raise InvalidMessage("body", f"a list of at most {MAX_ENQUEUED_MESSAGES} messages")
-        if len(checked) > 1 and sum(len(arguments[-1].encode()) for _, arguments in checked) > MAX_ENQUEUED_BYTES:
-            raise MessageTooLarge("body", f"a list of messages with at most {MAX_ENQUEUED_BYTES} bytes of payloads")
-        answers = self.scripts.run("enqueue", *(argument for _, arguments in checked for argument in arguments))
-        return [EnqueueResult(id=id, is_new=bool(added)) for (id, _), added in zip(checked, answers, strict=True)]
+        return self._run(self._operations.enqueue(messages))
 
     # For consumers
 
@@ -150,23 +103,42 @@ class MessageQueue:
 
         Raises: InvalidMessage, QueueUnavailable.
         """
+        messages = self.receive_many(1, timeout=timeout, ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
+        return messages[0] if messages else None
+
+    def receive_many(
+        self,
+        limit: int,
+        *,
+        timeout: float = 0,
+        ack_timeout: float | None = None,
+        type: str | None = None,
+        consumer_id: str | None = None,
+    ) -> list[Message]:
+        """Return up to `limit` next messages (at most 100) and lock each; wait for the first like `dequeue`.
+
+        Fewer are returned if their payloads are large. Raises like `dequeue`.
+        """
+        checked_integer(limit, "limit", minimum=1, maximum=MAX_RECEIVED_MESSAGES)
         end = time.monotonic() + checked_number(timeout, "timeout", minimum=0, maximum=MAX_POLL_TIMEOUT)
-        options: dict[str, Any] = {"ack_timeout": ack_timeout, "type": type, "consumer_id": consumer_id}
+        options: dict[str, Any] = {"ack_timeout": ack_timeout, "type": type, "consumer_id": consumer_id, "limit": limit}
         if not timeout:
-            return self.take(**options)
+            with suppress(SearchIncomplete):
+                return self.search(**options)
+            return []
         while True:
             arrival = self.arrivals.subscribe(type)
             is_used = False
             try:
-                if (message := self.search(**options)) is not None:
-                    return message
+                if messages := self.search(**options):
+                    return messages
                 arrival.result(timeout=max(end - time.monotonic(), 0))
                 is_used = True
             except SearchIncomplete:
                 if time.monotonic() >= end:
-                    return None
+                    return []
             except FutureTimeout:
-                return None
+                return []
             finally:
                 if not is_used:
                     self.arrivals.unsubscribe(arrival)
@@ -175,40 +147,31 @@ class MessageQueue:
         self, *, ack_timeout: float | None = None, type: str | None = None, consumer_id: str | None = None
     ) -> Message | None:
         """Return the next message and lock it, without waiting. Raises like `dequeue`."""
-        with suppress(SearchIncomplete):
-            return self.search(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
-        return None
+        return self.dequeue(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
 
     def search(
-        self, *, ack_timeout: float | None = None, type: str | None = None, consumer_id: str | None = None
-    ) -> Message | None:
-        """Return the next message like `take`. Raises `SearchIncomplete` if the search must be continued."""
-        arguments = (
-            checked_text(consumer_id, "consumerId", max_bytes=MAX_CONSUMER_ID_BYTES) if consumer_id is not None else "",
-            _milliseconds(checked_timeout(ack_timeout, "ackTimeout")) if ack_timeout is not None else "",
-            milliseconds(self.options.ack_timeout),
-            checked_text(type, "type", max_bytes=MAX_TYPE_BYTES) if type is not None else "",
-            self.options.levels,
-            self._sweep_period,
-            int(self.options.is_shared),
+        self,
+        *,
+        ack_timeout: float | None = None,
+        type: str | None = None,
+        consumer_id: str | None = None,
+        limit: int = 1,
+    ) -> list[Message]:
+        """Return the next messages without waiting. Raises `SearchIncomplete` if the search must be continued."""
+        return self._run(
+            self._operations.search(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id, limit=limit)
         )
-        ends = time.monotonic() + SEARCH_BUDGET
-        while answer := self.scripts.run("dequeue", uuid4().hex, *arguments):
-            if answer == 1:  # the script reached the limit of one call
-                if time.monotonic() >= ends:
-                    raise SearchIncomplete
-                continue
-            id, data, record, planned = answer
-            self._request_sweep(planned)
-            message = Message.read(id, data, record)
-            if message.is_decodable:
-                return message
-            self._dead_letter(message)
-        return None
 
     def ack(self, id: str, lock_token: str | None = None) -> None:
         """Acknowledge the message. Raises `LockLost` if the caller does not hold the lock; nothing is written then."""
-        _raise_refusal(self.scripts.run("ack", checked_id(id), _token(lock_token), self._is_token_required), id)
+        self._run(self._operations.ack(id, lock_token))
+
+    def ack_many(self, locks: Sequence[tuple[str, str | None]]) -> list[bool]:
+        """Acknowledge messages by their ids and lock tokens; return for each whether the caller held the lock.
+
+        Nothing is written for the others. More than 100 messages, or 1 MiB of them, need several scripts.
+        """
+        return self._run(self._operations.ack_many(locks))
 
     def nack(self, id: str, lock_token: str | None = None, reason: str | None = None) -> bool:
         """Reject the message; return True if it is requeued, False if it is dead-lettered.
@@ -217,25 +180,11 @@ class MessageQueue:
             UnknownMessage: there is no such message.
             LockLost: the caller does not hold the lock. In both cases nothing is written.
         """
-        failure = truncate_reason(reason) if reason else DEFAULT_NACK_REASON
-        arguments = (checked_id(id), _token(lock_token), self._is_token_required, failure, self.options.max_attempts)
-        answer = self.scripts.run("nack", *arguments)
-        _raise_refusal(answer, id)
-        return bool(answer == b"REQUEUED")
+        return self._run(self._operations.nack(id, lock_token, reason))
 
     def touch(self, id: str, lock_token: str | None = None, extend_seconds: float | None = None) -> TouchResult:
         """Set the deadline to `extend_seconds` from now; default: its ack timeout. Raises like `nack`."""
-        extension = (
-            _milliseconds(checked_timeout(extend_seconds, "extend_seconds")) if extend_seconds is not None else ""
-        )
-        default = milliseconds(self.options.ack_timeout)
-        answer = self.scripts.run(
-            "touch", checked_id(id), _token(lock_token), self._is_token_required, extension, default, self._sweep_period
-        )
-        _raise_refusal(answer[0], id)
-        _, deadline, extended_by, planned = answer
-        self._request_sweep(planned)
-        return TouchResult(deadline_at=deadline / 1000, extended_by=timedelta(milliseconds=extended_by))
+        return self._run(self._operations.touch(id, lock_token, extend_seconds))
 
     def receive(
         self,
@@ -252,17 +201,15 @@ class MessageQueue:
         message = self.dequeue(timeout=timeout, ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
         return Delivery(self, message, extension=ack_timeout)
 
-    def _dead_letter(self, message: Message) -> None:
-        """Dead-letter an undecodable message unchanged, unless another consumer has locked it meanwhile."""
-        self.scripts.run("nack", message.id, message.lock_token or "", "1", UNDECODABLE_REASON, 0)
-
-    def _request_sweep(self, delay_ms: int) -> None:
-        if not delay_ms or self._schedule_sweep is None:
-            return
-        try:
-            self._schedule_sweep(timedelta(milliseconds=delay_ms))
-        except Exception as error:  # such as a full broker; the caller still gets the message
-            log.warning("A sweep could not be scheduled; the next periodic sweep will do its work", error=reason(error))
+    def _run(self, operation: Operation[Result]) -> Result:
+        """Run the scripts of an operation one by one, and return its result."""
+        reply = None
+        while True:
+            try:
+                name, arguments = operation.send(reply)
+            except StopIteration as end:
+                return cast(Result, end.value)
+            reply = self.scripts.run(name, *arguments)
 
 
 class Delivery(AbstractContextManager[Message | None]):
@@ -295,7 +242,7 @@ class Delivery(AbstractContextManager[Message | None]):
             self._queue.ack(self._message.id, self._message.lock_token)
             return
         try:
-            self._queue.nack(self._message.id, self._message.lock_token, f"{type(error).__name__}: {error}")
+            self._queue.nack(self._message.id, self._message.lock_token, f"{type(error).__name__}: {reason(error)}")
         except (LockLost, UnknownMessage, QueueUnavailable) as error_of_nack:
             # The caller must see the error of the block, not this one.
             log.warning(f"A message could not be nacked: {error_of_nack}", message_id=self._message.id)
@@ -311,18 +258,3 @@ class Delivery(AbstractContextManager[Message | None]):
                 return
             except QueueUnavailable as error:
                 log.warning("A touch failed and will be retried", message_id=message.id, error=reason(error))
-
-
-def _raise_refusal(answer: bytes, id: str) -> None:
-    if answer == b"UNKNOWN":
-        raise UnknownMessage(f"There is no message {id}")
-    if answer == b"LOCK_LOST":
-        raise LockLost(f"The lock token of the message {id} is not valid: the message was acknowledged or requeued")
-
-
-def _token(lock_token: str | None) -> str:
-    return checked_text(lock_token, "lock_token", max_bytes=MAX_CONSUMER_ID_BYTES) if lock_token is not None else ""
-
-
-def _milliseconds(amount: float) -> int:
-    return max(round(amount * 1000), 1)

@@ -5,31 +5,61 @@ Guarantee: a script is never retried implicitly, so after a lost reply its outco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 import redis
+from redis.exceptions import MovedError, NoScriptError
 
-from queue_manager.core.errors import reason
-from queue_manager.core.redis_client import REDIS_OUTAGES
+from queue_manager.core.errors import AppError, reason
+from queue_manager.core.redis_client import REDIS_OUTAGES, Script
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
+Argument: TypeAlias = str | bytes | int | float
+ScriptCall: TypeAlias = tuple[str, Sequence[Argument]]
+"""The name and the arguments of a script."""
+
 _FOLDER = files("services.message_queue") / "lua"
-_READS_ENTRIES = ("adopt", "dequeue", "drain", "heal")
-_LISTS_MESSAGES = ("list", "survey")
+_SHARED_PARTS = ("shared", "other_programs", "reading", "delivery")
+_DEFINED_NAMES = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
+_COMMENT = re.compile(r" *--.*")
+_WORD = re.compile(r"\w+")
 
 
 def source(name: str) -> str:
-    """Return the full source of a script: its first line, the parts that it needs, and its own code."""
+    """Return the full source of a script: its first line, the shared definitions that it needs, and its own code.
+
+    Redis executes all definitions of a script at every call; unused ones would cost as much as a few commands.
+    """
     first, _, own = _text(name).partition("\n")
-    parts = ["shared"]
-    if name in _READS_ENTRIES + _LISTS_MESSAGES:
-        parts.append("other_programs")
-    if name in _LISTS_MESSAGES:
-        parts.append("reading")
-    return "\n".join([first, *(_text(part) for part in parts), own])
+    return "\n".join([first, *_needed_definitions(own), own])
+
+
+def _needed_definitions(code: str) -> list[str]:
+    """Return the shared definitions that `code` uses, directly or not, in their order."""
+    needed: list[str] = []
+    used = _words(code)
+    for definition in reversed(_shared_definitions()):
+        names = _DEFINED_NAMES.match(definition)
+        if names and used.intersection(names[1].split(", ")):
+            needed.insert(0, definition)
+            used |= _words(definition)
+    return needed
+
+
+@cache
+def _shared_definitions() -> list[str]:
+    """Return the top-level statements of the shared parts; each may use those before it."""
+    text = "\n".join(map(_text, _SHARED_PARTS))
+    return re.split(r"\n(?=local )", text)[1:]
+
+
+def _words(code: str) -> set[str]:
+    return set(_WORD.findall(_COMMENT.sub("", code)))
 
 
 def _text(name: str) -> str:
@@ -41,23 +71,51 @@ class Scripts:
 
     def __init__(self, client: redis.Redis, *, queue: str) -> None:
         self.client, self.queue = client, queue
-        self._loaded: dict[str, Any] = {}
+        self._loaded: dict[str, Script] = {}
 
-    def run(self, name: str, *arguments: str | bytes | int | float) -> Any:
+    def run(self, name: str, *arguments: Argument) -> Any:
         """Run a script and return its reply; strings are bytes.
 
         Raises:
             QueueFull: the server's memory is full and the script would use more.
             QueueUnavailable: the server did not answer.
         """
+        with translate_errors():
+            try:
+                return self._script(name)(self.client, [self.queue], arguments)
+            except MovedError:  # nothing was executed, and the connection is reopened to the new node of the cluster
+                return self._script(name)(self.client, [self.queue], arguments)
+
+    def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts in one round trip, and return the reply or the error of each. Raises `QueueUnavailable`."""
+        with translate_errors(), self.client.pipeline(transaction=False) as pipeline:
+            for name, arguments in calls:
+                pipeline.evalsha(self._script(name).sha, 1, self.queue, *arguments)
+            replies = pipeline.execute(raise_on_error=False)
+        return [
+            self._repeat(call, reply) if isinstance(reply, redis.RedisError) else reply
+            for call, reply in zip(calls, replies, strict=True)
+        ]
+
+    def _repeat(self, call: ScriptCall, error: redis.RedisError) -> Any:
+        """Return the reply to a script that the server did not know or serve, or the error of one that failed."""
+        try:
+            with translate_errors():
+                if isinstance(error, NoScriptError | MovedError):
+                    return self.run(call[0], *call[1])
+                raise error
+        except (AppError, redis.RedisError) as translated:
+            return translated
+
+    def _script(self, name: str) -> Script:
         if name not in self._loaded:
-            self._loaded[name] = self.client.register_script(source(name))
-        with _translate_errors():
-            return self._loaded[name](keys=[self.queue], args=arguments)
+            self._loaded[name] = Script(source(name))
+        return self._loaded[name]
 
 
 @contextmanager
-def _translate_errors() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
+    """Raise QueueFull or QueueUnavailable instead of the errors of redis-py."""
     try:
         yield
     except redis.exceptions.OutOfMemoryError as error:

@@ -1,4 +1,4 @@
-"""Import of messages from JSON lines, as an export or another program writes them.
+"""Import of messages from JSON lines, as an export writes them, or from a JSON list, as an older service exports them.
 
 Guarantee: an id that exists is not added again, so a repeated import is harmless. Messages are added in batches, none
 of which blocks the server for more than about 10 ms.
@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from services.message_queue.errors import InvalidMessage
-from services.message_queue.messages import FIELD_ALIASES, Json, NewMessage, QueueOptions, members
-from services.message_queue.queue import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES, MessageQueue
+from services.message_queue.messages import FIELD_ALIASES, Json, NewMessage, QueueOptions, elements, members
+from services.message_queue.operations import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES
+from services.message_queue.queue import MessageQueue
 
 
 @dataclass(kw_only=True)
@@ -56,16 +57,35 @@ def import_messages(queue: MessageQueue, messages: Iterable[NewMessage | None]) 
 def parse_lines(lines: Iterable[bytes], options: QueueOptions) -> Iterator[NewMessage | None]:
     """Yield the message of each line that is not empty; `None` for one that was exported as undecodable.
 
-    Members other than those of a new message are ignored. Raises `InvalidMessage`, which names the line.
+    If the first line begins a JSON list, its elements are the messages. Members other than those of a new message are
+    ignored. Raises `InvalidMessage`, which names the line or the index.
     """
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield _parse_line(line, options)
-            except InvalidMessage as error:
-                error.field = f"line {number}: {error.field}"
-                error.args = (f"line {number}: {error}",)
-                raise
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    is_first = True
+    for number, line in numbered:
+        if is_first and line.lstrip().startswith(b"["):
+            list_text = b"\n".join([line, *(following for _, following in numbered)])
+            for index, element in enumerate(_elements(list_text)):
+                yield _parse(element.encode(), f"[{index}]", options)
+        else:
+            yield _parse(line, f"line {number}", options)
+        is_first = False
+
+
+def _elements(list_text: bytes) -> list[Json]:
+    try:
+        return elements(list_text.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage("body", f"a JSON list ({error})") from None
+
+
+def _parse(text: bytes, name: str, options: QueueOptions) -> NewMessage | None:
+    try:
+        return _parse_line(text, options)
+    except InvalidMessage as error:
+        error.field = f"{name}: {error.field}"
+        error.args = (f"{name}: {error}",)
+        raise
 
 
 def _parse_line(line: bytes, options: QueueOptions) -> NewMessage | None:

@@ -38,6 +38,11 @@ class CeleryProcess:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """The exit code; `None` while it runs."""
+        return self._process.poll()
+
+    @property
     def log(self) -> str:
         return self._log.read_text()
 

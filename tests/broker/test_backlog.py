@@ -11,7 +11,8 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from dev.servers import Valkey
-from queue_manager.broker.backlog import waiting
+from queue_manager.broker import backlog
+from queue_manager.broker.backlog import Backlog, waiting
 from queue_manager.core.clock import seconds
 from tests.broker.guard_app import client_app
 from tests.pace import promptly
@@ -63,3 +64,42 @@ def test_broker_that_is_away_is_an_error_at_once(tmp_path: Path) -> None:
         url = server.url
     with promptly(3), client_app(url) as app, pytest.raises(OperationalError):
         waiting(app, "items")
+
+
+class Queue:
+    """Messages of which workers take some between two counts."""
+
+    def __init__(self, *, drained: int) -> None:
+        self.length = self.longest = 0
+        self._drained = drained
+
+    def count(self) -> int:
+        self.length = max(self.length - self._drained, 0)
+        return self.length
+
+    def add(self, count: int) -> None:
+        self.length += count
+        self.longest = max(self.longest, self.length)
+
+
+def sent_by_one_scan(queue: Queue, *, found: int, limit: int, batch: int) -> int:
+    room_left, sent = Backlog(length=queue.count), 0
+    while sent < found and (count := min(batch, found - sent, room_left.room(limit, at_least=batch))):
+        queue.add(count)
+        room_left.add(count)
+        sent += count
+    return sent
+
+
+def test_scan_sends_ten_times_the_limit_while_workers_drain_the_queue_and_keeps_the_limit() -> None:
+    queue = Queue(drained=30)
+
+    assert sent_by_one_scan(queue, found=1_000, limit=100, batch=20) == 1_000
+    assert queue.longest <= 100
+
+
+def test_scan_ends_at_the_limit_while_no_worker_takes_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "STALLED_AFTER", 0.05)
+    queue = Queue(drained=0)
+
+    assert sent_by_one_scan(queue, found=1_000, limit=100, batch=20) == 100

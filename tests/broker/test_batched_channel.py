@@ -7,11 +7,13 @@ import threading
 from typing import Any
 
 import pytest
-from kombu import Connection
+from kombu import Connection, Consumer, Exchange, Queue
 from redis import Redis
+from redis.exceptions import ReadOnlyError
 
 from dev.servers import Valkey
 from queue_manager.broker import dead_letters, transport
+from queue_manager.broker.errors import ConnectionLost
 from queue_manager.broker.options import register_transport
 from queue_manager.core.errors import ConfigurationError
 from tests.broker.taking import Taker, connected, envelope, held, send, waiting
@@ -39,6 +41,21 @@ def test_prefetch_count_is_honoured(connection: Connection, client: Redis) -> No
     taker.taken[2].reject()
 
     assert taker.drain() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.timeout(20)  # the read would never end
+def test_broadcasts_are_not_read_from_an_outdated_connection(connection: Connection, client: Redis) -> None:
+    channel = connection.default_channel
+    broadcasts = Queue("mine", Exchange("broadcasts", type="fanout"), durable=False)(channel)
+    with Consumer(channel, [broadcasts], no_ack=True):
+        connection.transport.cycle._register_LISTEN(channel)
+        assert not channel._receive()  # the confirmation
+        client.replicaof("127.0.0.1", "1")  # as after a fail-over
+        with channel.conn_or_acquire() as other, pytest.raises(ReadOnlyError):
+            other.set("any", "value")
+        client.replicaof("NO", "ONE")
+        with pytest.raises(ConnectionLost):
+            channel._receive()
 
 
 def test_higher_priority_is_taken_first(server: Valkey, client: Redis) -> None:
@@ -171,6 +188,14 @@ def test_nothing_is_taken_that_cannot_be_registered(connection: Connection, clie
         Taker(connection, "q").drain()
 
     assert waiting(client, "q") == [*range(5)]
+
+
+def test_taking_from_empty_queues_pops_from_no_list(connection: Connection, client: Redis) -> None:
+    client.config_resetstat()
+
+    assert connection.default_channel.basic_get("q") is None
+
+    assert "cmdstat_rpop" not in client.info("commandstats")
 
 
 def test_lost_connection_is_replaced(connection: Connection, client: Redis) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from celery.events.dispatcher import EventDispatcher
+from kombu.asynchronous import Hub, set_event_loop
 from kombu.utils.json import loads
 
 from queue_manager.batching.events import EVENT_BATCH_SIZE, Dispatcher, Events
@@ -47,6 +50,22 @@ def dispatcher(kind: type[EventDispatcher], **options: Any) -> tuple[Any, Produc
     producer = Producer()
     one.producer = producer
     return one, producer
+
+
+@dataclass
+class Consumer:
+    """What a dispatcher knows of the worker's consumer."""
+
+    hub: Hub
+
+    def on_send_event_buffered(self) -> None:
+        """Ours orders flushes itself."""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with closing(Hub()) as hub:
+        yield hub
 
 
 def without_moments(event: dict[str, Any]) -> dict[str, Any]:
@@ -113,19 +132,29 @@ def test_events_of_workers_are_sent_at_once() -> None:
     assert (key, event["freq"]) == ("worker.heartbeat", 2.0)
 
 
-def test_flush_is_ordered_once_for_all_events_until_it_comes() -> None:
-    ordered: list[Callable[[], None]] = []
-    one, producer = dispatcher(Dispatcher, on_send_buffered=lambda: ordered.append(one.flush))
-    for turn in (1, 2):
+def test_flush_is_scheduled_once_for_all_events_until_it_comes(hub: Hub) -> None:
+    one, producer = dispatcher(Dispatcher, on_send_buffered=Consumer(hub).on_send_event_buffered)
+    for _ in range(2):
         for _ in range(10):
             one.send("task-started", uuid="an id")
-        assert len(ordered) == turn
-        ordered[-1]()
+        [scheduled] = hub.timer.queue
+        scheduled.entry()
+        hub.timer.clear()
     assert [len(events) for _, events in producer.sent] == [10, 10]
 
 
-def test_more_than_one_message_holds_are_several() -> None:
-    one, producer = dispatcher(Dispatcher, on_send_buffered=lambda: None)
+def test_flush_is_scheduled_after_the_connection_was_lost(hub: Hub) -> None:
+    set_event_loop(hub)
+    hub.reset()  # Celery does it then
+    one, producer = dispatcher(Dispatcher, on_send_buffered=Consumer(hub).on_send_event_buffered)
+    one.send("task-started", uuid="an id")
+    [scheduled] = hub.timer.queue
+    scheduled.entry()
+    assert len(producer.sent) == 1
+
+
+def test_more_than_one_message_holds_are_several(hub: Hub) -> None:
+    one, producer = dispatcher(Dispatcher, on_send_buffered=Consumer(hub).on_send_event_buffered)
     for _ in range(2 * EVENT_BATCH_SIZE + 1):
         one.send("task-started", uuid="an id")
     one.flush()

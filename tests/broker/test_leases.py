@@ -63,7 +63,7 @@ class TestTake:
 
     def test_lease_of_a_scan_that_died_before_it_sent_ends_by_itself(self, short: Leases, ours: Leases) -> None:
         assert take(short, ONE) == [ONE]
-        eventually(lambda: take(ours, ONE) == [ONE], within=5)
+        eventually(lambda: take(ours, ONE) == [ONE])
 
     def test_more_names_than_one_command_takes(self, ours: Leases) -> None:
         names = [leases.name(str(number), AT) for number in range(2 * leases.MAX_ARGUMENTS + 1)]
@@ -93,12 +93,12 @@ class TestWaiting:
         short.sent_again([ONE, TWO], wait=seconds(0))
         assert [standing.ends_at for standing in ours.standings([ONE])] == [None]
         assert states(ours, ONE, TWO) == ["in-progress", "free"]
-        eventually(lambda: short.free_lost(0) == 1, within=5)  # its message was lost
+        eventually(lambda: short.free_lost(0) == 1)  # its message was lost
 
     def test_what_was_sent_ahead_of_its_time_is_not_sent_twice_however_long_it_waits(self, short: Leases) -> None:
         take(short, ONE, TWO)
         short.sent_again([ONE, TWO], wait=seconds(0.1))
-        eventually(lambda: short.free_lost(1) == 1, within=5)  # one message waits, the other was lost
+        eventually(lambda: short.free_lost(1) == 1)  # one message waits, the other was lost
         assert short.free_lost(1) == 0
         assert len(take(short, ONE, TWO)) == 1
 
@@ -123,7 +123,7 @@ class TestWaiting:
         for name in (ONE, TWO, THREE):
             dispatch(ours, name)
         assert short.free_lost(3) == 0
-        eventually(lambda: short.free_lost(2) == 1, within=5)
+        eventually(lambda: short.free_lost(2) == 1)
         assert states(ours, ONE, TWO, THREE) == ["stuck", "in-progress", "in-progress"]
         assert short.free_lost(2) == 0
 
@@ -161,11 +161,11 @@ class TestHolding:
         assert take(ours, ONE, is_forced=True) == [ONE]
         assert states(ours, ONE, TWO) == ["in-progress", "cooling"]
         ours.release([TWO], pause=seconds(0.01))
-        eventually(lambda: take(ours, TWO) == [TWO], within=5)
+        eventually(lambda: take(ours, TWO) == [TWO])
 
     def test_what_another_program_may_work_on_is_held_for_one_lease_once(self, short: Leases, ours: Leases) -> None:
         short.hold_unknown([ONE])
-        eventually(lambda: states(ours, ONE) == ["stuck"], within=5)
+        eventually(lambda: states(ours, ONE) == ["stuck"])
         ours.hold_unknown([ONE])  # known by now
         assert take(ours, ONE) == [ONE]
 
@@ -186,12 +186,12 @@ class TestEnd:
     def test_after_success_another_scan_takes_it_only_a_moment_later(
         self, ours: Leases, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(leases, "DONE_FOR", seconds(0.3))
+        monkeypatch.setattr(leases, "DONE_FOR", seconds(1))
         dispatch(ours, ONE)
         with ours.batch([ONE]) as attempts:
             attempts.done.add(ONE)
         assert take(ours, ONE) == []
-        eventually(lambda: take(ours, ONE) == [ONE], within=5)
+        eventually(lambda: take(ours, ONE) == [ONE])
 
     def test_nothing_is_left_of_items_that_are_done(
         self, client: redis.Redis, ours: Leases, monkeypatch: pytest.MonkeyPatch
@@ -221,7 +221,7 @@ class TestScan:
         died = short.scan().__enter__()
         assert died()
         with ours.scan() as next_one:
-            eventually(next_one, within=5)
+            eventually(next_one)
             assert not died()
 
 

@@ -115,6 +115,6 @@ def test_a_web_process_does_not_start_on_an_older_server(servers: Servers, tmp_p
             "--port",
             str(free_port()),
         ]
-        ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert "is version 6.2.14" in ended.stderr

@@ -22,7 +22,7 @@ class Elsewhere:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None:
+            def log_message(self, *_: object) -> None:
                 pass
 
         self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)

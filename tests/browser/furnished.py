@@ -7,10 +7,9 @@ from typing import Any
 
 from bson import ObjectId
 
-from models import job, job_attempt, scan_run, site, subscription
+from models import scan_run, site, subscription
 from models.database import collection, server_now
 from models.job import JobState
-from models.job_attempt import JobOutcome
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.keys import SCHEDULE_PREFIX
@@ -18,6 +17,7 @@ from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
 from services.due_work import DueItem
 from tests.any_jobs import INVOICE, PARCEL, REPORT
+from tests.job_lab import end_job, start_job
 from tests.rooms import lose, make_room, make_work, scan
 from tests.web.queue_client import Queue
 
@@ -90,14 +90,10 @@ def make_job(
     answer = queue.post("/jobs", {"name": name, "arguments": list(arguments), **options})
     assert answer.status == 201, answer.text
     id = str(answer.body["job"]["_id"])
-    if state is not JobState.PENDING:
-        document = job.jobs().find_one(ObjectId(id))
-        assert document is not None
-        now = max(server_now(), document["due"])  # two processes know the server's clock to within a round trip
-        assert job_attempt.start(document, token="worker", now=now, until=now + seconds(900))
-        if state is not JobState.EXECUTING:
-            outcome = JobOutcome(state=state, backoff=hours(1) if state is JobState.FAILURE else None, error=REASON)
-            assert job_attempt.finish(document, outcome, token="worker", now=now)
+    if state is JobState.EXECUTING:
+        start_job(id, lease=seconds(900))
+    elif state is not JobState.PENDING:
+        end_job(id, state, backoff=hours(1) if state is JobState.FAILURE else None, error=REASON)
     return id
 
 

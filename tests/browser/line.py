@@ -48,7 +48,7 @@ class Line:
         self._server.close()
         self._accepting.join()
         while any(thread.is_alive() for thread in self._passing):
-            self.cut()
+            self.close_connections()
             for thread in self._passing:
                 thread.join(0.05)
         self._passing.clear()

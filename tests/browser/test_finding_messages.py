@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.visit import Visit
+from tests.browser.visit import Visit, Visiting
+from tests.eventually import eventually
 from tests.web.queue_client import Queue
 
 pytestmark = pytest.mark.browser
+
+SEARCHES_BY_HAND = """{
+  globalThis.searches = [];
+  globalThis.isByHand = true;
+  const { fetch } = globalThis;
+  globalThis.fetch = async (url, options) => {
+    if (!isByHand || !url.includes("/search?")) return fetch(url, options);
+    const { readable, writable } = new TransformStream();
+    const writer = writable.getWriter();
+    const { signal } = options;
+    signal.addEventListener("abort", () => writer.abort(signal.reason));
+    searches.push({ url, signal, send: (text) => writer.write(new TextEncoder().encode(text)) });
+    return new Response(readable);
+  };
+}"""
 
 
 @pytest.mark.parametrize(
@@ -96,3 +114,79 @@ def test_pages_follow_each_other_both_ways(visit: Visit, queue: Queue, query: st
     for at in (1, 2):
         page.go_back()
         visit.wait_for(pages[at])
+
+
+def test_a_search_goes_on_by_itself_to_the_end(visit: Visit, queue: Queue) -> None:
+    oldest = queue.add(type="letter")
+    for _ in range(20):
+        assert queue.post("/queue/batch", [{"type": "job"}] * 500).status == 201
+    page = visit.open("/messages")
+    expect(page.locator("#rows > tr")).to_have_count(50)
+    field = page.get_by_label("Type", exact=True)
+    field.fill("letter")
+    field.press("Enter")
+    visit.wait_for([oldest])
+    expect(page.locator("#where")).to_have_text("1 of 1")
+    expect(page.locator("#searching")).to_be_hidden()
+
+
+def test_a_search_shows_how_far_it_is_and_can_be_stopped(visiting: Visiting, queue: Queue) -> None:
+    first, second = queue.add(type="letter"), queue.add(type="letter")
+    messages = {message["id"]: message for message in queue.page("main")["messages"]}
+    visit = visiting(queue.web, script=SEARCHES_BY_HAND)
+    page = visit.open("/messages?filterType=letter")
+    bar, stop = page.locator("#searching"), page.get_by_role("button", name="Stop")
+
+    def send(search: int, name: str, data: object) -> None:
+        page.evaluate(
+            "([search, text]) => searches[search].send(text)",
+            [search, f"event: {name}\r\ndata: {json.dumps(data)}\r\n\r\n"],
+        )
+
+    eventually(lambda: page.evaluate("searches.length") == 1)
+    send(0, "progress", {"searched": 1_000, "total": 5_000, "found": 0, "cursor": "one"})
+    expect(bar).to_contain_text("Searched 1,000 of 5,000 …")
+    expect(page.locator("#nothing h2")).to_have_text("Nothing found so far")
+    send(0, "matches", [messages[second]])
+    send(0, "progress", {"searched": 2_500, "total": 5_000, "found": 1, "cursor": "two"})
+    visit.wait_for([second])
+    assert page.locator("#searched").evaluate("({ value, max }) => [value, max]") == [2_500, 5_000]
+    expect(page.get_by_role("button", name="Older")).to_be_disabled()
+
+    stop.click()
+    expect(bar).to_contain_text("Stopped after 2,500 of 5,000: “Older” goes on")
+    expect(stop).to_be_hidden()
+    assert page.evaluate("searches[0].signal.aborted")
+    queue.add(type="letter")  # what happens later does not start it again
+    expect(page.locator('[data-count="main"]')).to_have_text("3")
+    assert page.evaluate("searches.length") == 1
+
+    page.get_by_role("button", name="Older").click()
+    eventually(lambda: page.evaluate("searches.length") == 2)
+    assert "cursor=two" in page.evaluate("searches[1].url")
+    send(1, "matches", [messages[first]])
+    send(1, "end", {"searched": 2_500, "total": 5_000, "found": 1, "cursor": None})
+    visit.wait_for([first])
+    expect(bar).to_be_hidden()
+
+
+def test_a_search_whose_server_fails_says_so_and_is_repeated(visiting: Visiting, queue: Queue) -> None:
+    found = queue.add(type="letter")
+    visit = visiting(queue.web, script=SEARCHES_BY_HAND)
+    page = visit.open("/messages?filterType=letter")
+    eventually(lambda: page.evaluate("searches.length") == 1)
+    error = json.dumps({"error": "unavailable", "message": "The server is away"})
+    page.evaluate("(text) => searches[0].send(text)", f"event: error\r\ndata: {error}\r\n\r\n")
+    expect(page.locator("#problem")).to_have_text("The server is away")
+    page.evaluate("globalThis.isByHand = false")
+    visit.wait_for([found])
+    expect(page.locator("#problem")).to_be_empty()
+
+
+def test_the_filter_suggests_the_types_that_were_shown(visit: Visit, queue: Queue) -> None:
+    queue.add(type="letter"), queue.add(type="invoice"), queue.add(type="letter")
+    page = visit.open("/messages")
+    expect(page.locator("#rows > tr")).to_have_count(3)
+    options = page.locator("#types option")
+    assert sorted(option.get_attribute("value") or "" for option in options.all()) == ["invoice", "letter"]
+    expect(page.get_by_label("Type", exact=True)).to_have_attribute("list", "types")

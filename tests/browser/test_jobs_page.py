@@ -176,6 +176,29 @@ def test_a_job_is_rescheduled(visit: Visit, queue: Queue) -> None:
     assert (job(queue, id)["due"], job(queue, id)["priority"]) == ("2035-01-31T09:30:00.000Z", -7)
 
 
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.FAILURE, JobState.SUCCESS, JobState.CANCELED])
+def test_a_job_is_removed_after_a_confirmation(visit: Visit, queue: Queue, state: JobState) -> None:
+    id, other = (furnished.make_job(queue, INVOICE, number, state=state) for number in range(2))
+    visit.open("/jobs")
+    open_job(visit, id)
+    visit.press("Remove …", visit.dialog)
+    expect(visit.dialog).to_contain_text(id)
+    visit.press("Cancel", visit.dialog)
+    assert set(ids(queue)) == {id, other}
+    open_job(visit, id)
+    visit.press("Remove …", visit.dialog)
+    visit.press("Delete", visit.dialog)
+    visit.wait_for([other])
+    assert ids(queue) == [other]
+
+
+def test_an_executing_job_can_only_be_canceled(visit: Visit, queue: Queue) -> None:
+    id = furnished.make_job(queue, INVOICE, 1, state=JobState.EXECUTING)
+    visit.open("/jobs")
+    open_job(visit, id)
+    expect(visit.dialog.get_by_role("button")).to_have_text(["Close", "Cancel the job"])
+
+
 def test_a_name_is_paused_and_resumed(visit: Visit, queue: Queue) -> None:
     visit.open("/jobs")
     for button, is_paused in (("Pause", True), ("Resume", False)):

@@ -43,6 +43,7 @@ HEARD = """{
 }"""
 
 LISTS = "**/api/queue/main/messages*"
+ROWS_PER_FRAME = 10  # see list.js
 FRAMES_BY_HAND = """{
   globalThis.awaited = [];
   globalThis.requestAnimationFrame = (act) => awaited.push(act);
@@ -75,6 +76,12 @@ def left(queue: Queue) -> int:
     """Return the seconds that the only message in processing has left, by the server's own clock."""
     page = queue.page("processing")
     return math.ceil(float(page["messages"][0]["deadline_at"] - page["server_time"]))
+
+
+def show_frame(page: Page) -> None:
+    """Show the one frame that the page waits for; after much drawing it asks for the next one a little later."""
+    eventually(lambda: page.evaluate("awaited.length") == 1)
+    assert page.evaluate(SHOW_FRAME) == 1
 
 
 def shown(page: Page) -> str:
@@ -194,11 +201,35 @@ def test_a_burst_of_events_is_rendered_once_per_frame(
     eventually(partial(is_beyond, page, "heard.length", burst - 1), within=20)
     assert page.evaluate("rendered") == {"rows": 0, "where": 0}
 
-    assert page.evaluate(SHOW_FRAME) == 1
-    visit.wait_for(ids[: -size - 1 : -1])
+    for rows in range(ROWS_PER_FRAME, size + 1, ROWS_PER_FRAME):
+        show_frame(page)
+        assert page.evaluate("rendered") == {"rows": rows, "where": 1}
+        assert visit.ids == ids[: -rows - 1 : -1]
     expect(page.locator('[data-count="main"]')).to_have_text(f"{burst}")
-    assert page.evaluate("rendered") == {"rows": size, "where": 1}
-    figure(f"messages page: a burst of {burst} events is rendered once, with {size} new rows")
+    assert page.evaluate("awaited.length") == 0
+    figure(
+        f"messages page: a burst of {burst} events is rendered once, {size} new rows in {size // ROWS_PER_FRAME} frames"
+    )
+
+
+def test_rows_are_replaced_in_place_from_the_top(visiting: Visiting, queue: Queue) -> None:
+    size = 50
+    visit = visiting(queue.web, script=FRAMES_BY_HAND)
+    visit.expect(BROKEN_OFF)
+    visit.page.route(LISTS, lambda route: None)
+    page = visit.open("/messages")
+    expect(page.locator("#state")).to_have_text("Live")
+    old, new = ([f"ghost-{n}" for n in range(end - 1, end - 1 - size, -1)] for end in (size, 2 * size))
+
+    page.evaluate(GHOSTS, size)
+    for _ in range(0, size, ROWS_PER_FRAME):
+        show_frame(page)
+    assert visit.ids == old
+
+    page.evaluate(GHOSTS, 2 * size)
+    for rows in range(ROWS_PER_FRAME, size + 1, ROWS_PER_FRAME):
+        show_frame(page)
+        assert visit.ids == new[:rows] + old[rows:]
 
 
 def test_what_too_many_events_said_is_read_anew(visiting: Visiting, queue: Queue) -> None:
@@ -210,7 +241,7 @@ def test_what_too_many_events_said_is_read_anew(visiting: Visiting, queue: Queue
     expect(page.locator("#state")).to_have_text("Live")
     eventually(lambda: page.evaluate("true") and bool(held))
     page.evaluate(GHOSTS, 3)
-    assert page.evaluate(SHOW_FRAME) == 1
+    show_frame(page)
     visit.wait_for(["ghost-2", "ghost-1", "ghost-0"])  # what events say is believed
     is_read.set()
     for route in held:
@@ -218,7 +249,7 @@ def test_what_too_many_events_said_is_read_anew(visiting: Visiting, queue: Queue
     visit.wait_for([])
 
     page.evaluate(GHOSTS, 2_000)
-    assert page.evaluate(SHOW_FRAME) == 1
+    show_frame(page)
     visit.wait_for([])
 
 
@@ -251,7 +282,7 @@ def test_a_hundred_broken_connections_leave_no_gap(visiting: Visiting, queue: Qu
         eventually(partial(is_beyond, page, "heard.length", 0), within=20)
         for at in range(100):
             opened = page.evaluate("opened")
-            line.cut()
+            line.close_connections()
             ids.append(queue.add(payload=at))
             eventually(partial(is_beyond, page, "opened", opened), within=20, every=0.005)
         expect(page.locator("#state")).to_have_text("Live")

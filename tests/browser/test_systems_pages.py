@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
+from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
 from tests.browser import furnished
 from tests.browser.visit import Visit
@@ -42,6 +43,8 @@ def test_the_overview_shows_what_needs_somebody(visit: Visit, clean: Servers) ->
     attention = page.get_by_role("region", name="Needs attention")
     for said in ("No workers", "No leader", "1 stuck", "1 failed"):
         expect(attention).to_contain_text(said)
+    for rule in (Rule.NO_WORKERS, Rule.NO_LEADER, Rule.STUCK_ITEMS, Rule.FAILED_ITEMS):
+        expect(attention).to_contain_text(rule.action.replace("`", ""))
     for name, value in (("Due now", "1"), ("In progress", "1"), ("Stuck", "1"), ("Failed", "1")):
         expect(figure(card(page, "Rooms"), name)).to_have_text(value)
     attention.get_by_role("link", name="Rooms").click()
@@ -57,8 +60,9 @@ def test_a_problem_leads_to_the_items_it_is_about(visit: Visit, queue: Queue) ->
     visit.wait_for([rooms["failed"]])
     assert visit.path == "/rooms?state=failed"
     expect(page.locator("#health")).to_contain_text("1 stuck room")
+    expect(page.locator("#health")).to_contain_text(Rule.STUCK_ITEMS.action)
     page.go_back()
-    attention.get_by_role("link", name="Messages").click()
+    attention.get_by_role("link", name="1 dead letter").click()
     visit.wait_for([dead])
     assert visit.path == "/messages/failed"
 
@@ -114,11 +118,15 @@ def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
 def test_what_was_retried_by_somebody_else_meanwhile_is_said(visit: Visit, queue: Queue, clean: Servers) -> None:
     rooms = furnished.rooms()
     visit.expect_status(409)
-    page = visit.open("/rooms?state=stuck")
-    visit.press(rooms["stuck"])
-    assert queue.post(f"/systems/support-snooze/items/{rooms['stuck']}/retry", {}).status == 202
-    visit.press("Retry", visit.dialog)
-    expect(page.locator("#toasts p")).not_to_be_empty()
+    page = visit.open(f"/rooms/{rooms['stuck']}")
+
+    def retry_first(route: Route) -> None:
+        assert queue.post(f"/systems/support-snooze/items/{rooms['stuck']}/retry", {}).status == 202
+        route.continue_()
+
+    page.route("**/retry", retry_first)
+    visit.press("Retry")
+    expect(page.locator("#toasts p")).to_contain_text("in progress or not due")
     assert len(sent(clean, "support-snooze")) == 1
 
 
@@ -201,8 +209,8 @@ def test_what_others_wrote_stays_text(visit: Visit, clean: Servers) -> None:
     page = visit.open("/rooms?state=failed")
     expect(visit.row(rooms["failed"])).to_contain_text(SCRIPT)
     expect(page.locator("#scans")).to_contain_text(SCRIPT)
-    visit.press(rooms["failed"])
-    expect(visit.dialog).to_contain_text(SCRIPT)
+    visit.row(rooms["failed"]).get_by_role("link").click()
+    expect(page.get_by_role("region", name=rooms["failed"])).to_contain_text(SCRIPT)
     page.goto(f"{visit.origin}/rooms?state=due")
     expect(page.locator("#rows")).to_contain_text(SCRIPT)
     expect(visit.open("/").locator("#strip")).to_contain_text(SCRIPT)

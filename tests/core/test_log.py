@@ -78,3 +78,54 @@ def test_json_line_is_one_object() -> None:
     )
     assert theirs["event"] == "From a library."
     assert theirs["timestamp"].endswith("Z")
+
+
+OUTAGES = """
+import logging
+import redis
+from pymongo.errors import AutoReconnect
+from queue_manager.core import log
+from queue_manager.core.errors import reason
+log.configure(level="INFO", form="console")
+logger, theirs = log.get_logger("QM/test"), logging.getLogger("celery.worker")
+for attempt in range(3):
+    for error in (AutoReconnect("closed"), redis.ConnectionError("closed"), ValueError("boom")):
+        logger.warning("It failed", error=reason(error), attempt=attempt)
+    logger.error("It failed with a stack", exc_info=AutoReconnect("closed"), error="closed")
+    theirs.error("Cannot connect to %s: %s.", "a server", redis.ConnectionError("closed"))
+    try:
+        raise AutoReconnect("closed")
+    except AutoReconnect:
+        theirs.exception("Attempt %s", attempt)
+"""
+
+
+def test_an_outage_is_one_line_of_each_kind_without_a_traceback() -> None:
+    result = subprocess.run([sys.executable, "-c", OUTAGES], capture_output=True, text=True)
+    lines = [line.split("] ", 1)[1].strip() for line in result.stderr.splitlines()]
+    assert lines == [
+        "It failed attempt=0 error=closed initiator=QM/test",
+        "It failed attempt=0 error=closed initiator=QM/test",
+        "It failed attempt=0 error=boom initiator=QM/test",
+        "It failed with a stack error=closed initiator=QM/test",
+        "Cannot connect to a server: closed.",
+        "Attempt 0 (closed)",
+        "It failed attempt=1 error=boom initiator=QM/test",
+        "It failed attempt=2 error=boom initiator=QM/test",
+    ]
+
+
+AGES = """
+import logging
+from pymongo.errors import AutoReconnect
+from queue_manager.core.log import OutageFilter, OUTAGE_GAP, OUTAGE_LOG_INTERVAL
+outages, kind = OutageFilter(), ("logger", "text", "MongoDB")
+times = [0.0, OUTAGE_GAP - 1, 2 * OUTAGE_GAP - 1]  # the last one is another outage
+times += [times[-1] + number for number in range(1, round(OUTAGE_LOG_INTERVAL) + 1)]  # which lasts
+print([round(now) for now in times if outages._is_first(kind, now)])
+"""
+
+
+def test_another_outage_is_logged_and_a_long_one_from_time_to_time() -> None:
+    result = subprocess.run([sys.executable, "-c", AGES], capture_output=True, text=True)
+    assert result.stdout == "[0, 119, 719]\n", result.stderr

@@ -25,3 +25,22 @@ def test_what_is_there_is_left_out_and_what_comes_later_is_collected() -> None:
     assert said["frozen"] > 1000
     assert said["threshold"] == GC_THRESHOLD
     assert said["found"] >= 1
+
+
+OLD_GARBAGE = """
+import gc, json
+there = [[] for _ in range(400_000)]
+gc.collect()
+from queue_manager.core.memory import reduce_garbage_collection
+reduce_garbage_collection()
+gc.set_threshold(100, 2, 2)
+full = []
+gc.callbacks.append(lambda phase, info: full.append(phase) if info["generation"] == 2 else None)
+kept = [[] for _ in range(5_000)]
+print(json.dumps({"full": len(full)}))
+"""
+
+
+def test_what_is_there_does_not_delay_full_collections() -> None:
+    said = json.loads(subprocess.run([sys.executable, "-c", OLD_GARBAGE], check=True, capture_output=True).stdout)
+    assert said["full"] > 0

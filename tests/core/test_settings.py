@@ -14,6 +14,7 @@ from queue_manager.core.settings import Settings, redact_url, settings
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [name.upper() for name, field in Settings.model_fields.items() if field.annotation is bool]
+NUMBERS = (int, int | None, float, float | None)
 LISTS = [name.upper() for name, field in Settings.model_fields.items() if field.annotation == list[str]]
 
 
@@ -38,14 +39,28 @@ def read_again_afterwards() -> object:
         ("MONGO_DB_URL", "mongodb+srv://db/product?replicaSet=qm&w=0", "w=majority"),
         ("MONGO_DB_URL", "mongodb://db/product?journal=false", "journal=true"),
         ("MONGO_DB_URL", "mongodb://db/product?readPreference=secondaryPreferred", "readPreference=primary"),
-        ("REDIS_URL", "http://cache", "redis:// or rediss:// URL"),
-        ("REDIS_URL", "redis://cache/zero", "redis:// or rediss:// URL"),
-        ("BROKER_URL", "sqs://queue", "sentinel://, amqp:// or amqps:// URL"),
-        ("BROKER_URL", "redis://cache/zero", "redis:// or rediss:// URL"),
-        ("BROKER_URL", "amqp://", "sentinel://, amqp:// or amqps:// URL"),
+        ("REDIS_URL", "http://cache", "redis://, rediss://, unix:// or sentinel:// URL"),
+        ("REDIS_URL", "redis://cache/zero", "redis:// URL such as redis://cache:6379/0, without options"),
+        ("REDIS_URL", "redis://a,b/0", "redis:// URL such as redis://cache:6379/0"),
+        ("REDIS_URL", "redis://cache/0?db=1", "without options"),
+        ("REDIS_URL", "rediss://cache/0?db=1", "options than ssl_ca_certs, ssl_certfile, ssl_keyfile"),
+        ("REDIS_URL", "rediss://cache/0?ssl_ca_certs=/no/ca.pem", "ssl_ca_certs is the path of a readable file"),
+        ("REDIS_URL", f"rediss://cache/0?ssl_keyfile={__file__}", "ssl_certfile if it has ssl_keyfile"),
+        ("REDIS_URL", "unix://?db=0", "unix:// URL such as unix:///run/redis/redis.sock?db=0"),
+        ("REDIS_URL", "unix://run/redis.sock", "unix:// URL such as unix:///run/redis/redis.sock?db=0"),
+        ("REDIS_URL", "unix:///run/redis.sock?db=zero", "unix:// URL such as"),
+        ("QM_QUEUE_REDIS_URL", "sentinel://a,:26379/0", "sentinel://a:26379,b:26379/0?master_name=mymaster"),
+        ("REDIS_URL", "cluster://a:6379/0", "only the message queue can be on a Redis Cluster"),
+        ("BROKER_URL", "cluster://a:6379/0", "only the message queue can be on a Redis Cluster"),
+        ("QM_QUEUE_REDIS_URL", "cluster://a:6379/1", "cluster://a:6379,b:6379/0"),
+        ("QM_QUEUE_REDIS_URL", "sentinel://a/0?db=1", "no other options than master_name, sentinel_username"),
+        ("BROKER_URL", "sqs://queue", "sentinel:// URL, or an amqp:// or amqps:// URL"),
+        ("BROKER_URL", "redis://cache/zero", "redis:// URL such as redis://cache:6379/0"),
+        ("BROKER_URL", "amqp://", "amqp:// or amqps:// URL"),
         ("BROKER_URL", "amqp://h//#fragment", "without options"),
-        ("BROKER_URL", "sentinel://a/1;sentinel://b/2", "the same credentials and database number"),
-        ("BROKER_URL", "sentinel://a;redis://b", "sentinel://, amqp:// or amqps:// URL"),
+        ("BROKER_URL", "sentinel://a/1;sentinel://b/2", "sentinel:// URL such as sentinel://a:26379,b:26379/0"),
+        ("MONGO_DB_URL", "mongodb://db/product?tls=true&tlsCAFile=/no/ca.pem", "tlsCAFile is the path of a readable"),
+        ("MONGO_DB_URL", "mongodb+srv://db/product?tlsCAFile=/no/ca.pem", "tlsCAFile is the path of a readable"),
         ("QM_LEASE_SECONDS", "soon", "a number from 2 to 3600"),
         ("QM_LEASE_SECONDS", "-1", "a number from 2 to 3600"),
         ("QM_CLAIM_BATCH", "1.5", "a whole number from 1 to 10000"),
@@ -72,7 +87,9 @@ def test_wrong_value_names_the_setting_the_value_and_what_is_accepted(
         ({"QM_BROKER": "batched"}, "redis://main/0", True),
         ({"QM_BROKER": "stock"}, "redis://main/0", False),
         ({"BROKER_URL": "rediss://other/1"}, "rediss://other/1", True),
-        ({"BROKER_URL": "sentinel://:pw@a/1;sentinel://:pw@b/1"}, "sentinel://:pw@a/1;sentinel://:pw@b/1", False),
+        ({"BROKER_URL": "unix:///run/redis.sock"}, "unix:///run/redis.sock", True),
+        ({"BROKER_URL": "sentinel://:pw@a,b:5/1"}, "sentinel://:pw@a,b:5/1", True),
+        ({"BROKER_URL": "sentinel://:pw@a,b:5/1", "QM_BROKER": "stock"}, "sentinel://:pw@a,b:5/1", False),
         ({"BROKER_URL": "amqps://app:pw@rabbit/vhost", "QM_BROKER": "stock"}, "amqps://app:pw@rabbit/vhost", False),
     ],
 )
@@ -84,9 +101,7 @@ def test_broker_and_its_transport(
     assert (settings().broker, settings().has_batched_broker) == (broker, is_batched)
 
 
-@pytest.mark.parametrize(
-    "url", ["amqp://app:s3cret@rabbit//", "amqps://rabbit/", "sentinel://:s3cret@a;sentinel://:s3cret@b"]
-)
+@pytest.mark.parametrize("url", ["amqp://app:s3cret@rabbit//", "amqps://rabbit/"])
 def test_batches_on_a_broker_that_has_none_are_refused_in_one_sentence(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +112,14 @@ def test_batches_on_a_broker_that_has_none_are_refused_in_one_sentence(
     ) as error:
         settings()
     assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["unix://app:s3cret@/run/redis.sock", "sentinel://a,b/0?sentinel_password=s3cret"])
+def test_kombus_transport_is_refused_where_it_would_show_a_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", url)
+    monkeypatch.setenv("QM_BROKER", "stock")
+    with pytest.raises(ConfigurationError, match=r"^QM_BROKER='stock': must be batched, or unset, with a unix:// .*$"):
+        settings()
 
 
 @pytest.mark.parametrize("option", ["readConcernLevel=local", "readpreference=nearest", "tls=true;w=1", "W=2"])
@@ -134,6 +157,13 @@ def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         ("redis://:hun s3cret@cache/0", "redis://***@cache/0"),
         ("redis://cache/0?password=s3cret", "redis://cache/0?password=***"),
         ("redis://cache:6379/0", "redis://cache:6379/0"),
+        ("rediss://:s3cret@h/0?ssl_ca_certs=/ca.pem", "rediss://***@h/0?ssl_ca_certs=/ca.pem"),
+        ("unix://app:s3cret@/run/redis.sock?db=1", "unix://***@/run/redis.sock?db=1"),
+        (
+            "sentinel://app:s3cret@a:1,b:2/0?master_name=qm&sentinel_password=s3cret",
+            "sentinel://***@a:1,b:2/0?master_name=qm&sentinel_password=***",
+        ),
+        ("mongodb+srv://app:s3cret@db.example/x?tlsCAFile=/ca.pem", "mongodb+srv://***@db.example/x?tlsCAFile=/ca.pem"),
         ("redis://cache:s3cret/0", "redis://cache:***/0"),
         ("me:s3cret@host/db", "***"),
         ("cache:6379:s3cret", "***"),
@@ -153,6 +183,10 @@ def test_nothing_secret_of_a_url_is_shown(url: str, shown: str) -> None:
         ("REDIS_URL", "redis://h:99999/0"),
         ("REDIS_URL", "redis://h/0?password=s3cret"),
         ("REDIS_URL", ":s3cret@h"),
+        ("REDIS_URL", "unix://app:s3/cret@/run/redis.sock"),
+        ("REDIS_URL", "sentinel://:s3/cret@a,b/0"),
+        ("REDIS_URL", "sentinel://a/0?sentinel_password=s3cret&x=s3cret"),
+        ("REDIS_URL", "rediss://:s3cret@h/0?ssl_ca_certs=/no"),
         ("MONGO_DB_URL", "mongodb://u:s3cret@x@h/db"),
         ("MONGO_DB_URL", "mongodb://u:s3cret/x@h/db"),
         ("MONGO_DB_URL", "mongodb://h:s3cret/db"),
@@ -249,6 +283,31 @@ def test_every_wrong_value_of_every_setting_is_one_line_that_says_what_it_must_b
         message.encode()  # can be printed
 
 
+@pytest.mark.parametrize(
+    "name", [name.upper() for name, field in Settings.model_fields.items() if field.annotation in NUMBERS]
+)
+def test_a_number_that_is_wrong_is_answered_with_its_range(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "many")
+    with pytest.raises(ConfigurationError) as error:
+        settings()
+    assert re.fullmatch(
+        rf"{name}='many': must be a (whole )?number (from|above) [\d.]+ (and up )?to \d+", str(error.value)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [("QM_SYSTEMS", "Python modules"), ("JOBS_IMPORTS", "Python modules"), ("SOCKETIO_ADAPTER", "redis-streams")],
+)
+@pytest.mark.parametrize("value", ["a,,b", "[", "[1]", '["a\\u0000"]'])
+def test_a_list_that_is_wrong_is_answered_with_what_its_elements_are(
+    name: str, accepted: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=rf"^{name}=.*: must be .*{accepted}"):
+        settings()
+
+
 def wrong_values(name: str) -> list[str]:
     """Return values of several kinds that `name` must refuse; a text of bytes that are no UTF-8 always is one."""
     not_utf8 = os.fsdecode(b"s3\xffx")
@@ -257,6 +316,18 @@ def wrong_values(name: str) -> list[str]:
         return ['[{"name": "a", "key": "s3cret"}]', ' {"key": "s3cret"}']
     if name == "QM_API_KEYS":
         return ["s3cret", "s3cret,s3cret", '["s3cret"]', '{"key": "s3cret"}', '[{"key": "s3cret"', "[" * 100_000]
+    if name == "SENTRY_DSN":
+        return ["s3cret", "https://s3cret@h", "https://h/1", "ftp://s3cret@h/1", "https://s3cret@h/x", not_utf8]
+    if name in ("QM_ALERT_WEBHOOK_URL", "QM_ALERT_SMTP_URL"):
+        return [
+            "s3cret",
+            ":s3cret@h",
+            "ftp://s3cret@h/1",
+            "https://",
+            "smtp://:s3cret@",
+            "http://h/s3cret\nx",
+            not_utf8,
+        ]
     if name.endswith("_SECRET"):
         return ["s3cret", "s3cret\ns3cret"]
     if name.endswith("_URL"):
@@ -283,7 +354,7 @@ def wrong_values(name: str) -> list[str]:
         return [*texts, *(["a b", "1a", "a..b", ".a", "a/b.py", '["a-b"]'] if name == "JOBS_IMPORTS" else [])]
     if name in FLAGS:
         return ["1", "yes", "on", "ture", "2026-01-01", "true\nfalse", not_utf8, "x" * 10_000]
-    if field.annotation in (int, float, float | None):
+    if field.annotation in NUMBERS:
         return [
             "many",
             "1,5",
@@ -304,6 +375,8 @@ def wrong_values(name: str) -> list[str]:
         return ["$where", "a..$b", ".a", "a.", "system.users", "a b", "x" * 200, not_utf8]
     if name == "QUEUE_NAME":
         return ["a b", "{a", "a}", "{a}b", "a:b", "x" * 65, "a\n", not_utf8]
+    if name == "QM_WEB_PREFIX":
+        return ["queue-manager", "/", "//a", "/a//b", "/a b", "/a?b", "/..", "/a/../b", "https://a", "/a\n", not_utf8]
     return [not_utf8]
 
 

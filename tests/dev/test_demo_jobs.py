@@ -72,7 +72,12 @@ class TestJobs:
 
     def test_a_report_shows_how_far_it_is(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         shown: list[float] = []
-        monkeypatch.setattr(job_attempt, "set_progress", lambda _, progress, **__: shown.append(progress["percent"]))
+
+        def show(_: Document, progress: Document, **__: object) -> Document:
+            shown.append(progress["percent"])
+            return {"claim": {}}
+
+        monkeypatch.setattr(job_attempt, "set_progress", show)
         jobs.run(REPORT, 2026)
         assert run_once_more(REPORT)["state"] == "success"
         assert shown[0] == 0

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import amqp
 from redis import Redis, RedisError
@@ -56,7 +56,7 @@ class Sentinel(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        return f"sentinel://{LOOPBACK}:{self.port}/1"
+        return f"sentinel://{LOOPBACK}:{self.port}/1?master_name={MASTER}"
 
     def _command(self, program: str) -> list[str]:
         config = self.directory / "sentinel.conf"  # which it rewrites
@@ -94,9 +94,7 @@ class RabbitMQ(EmbeddedServer):
 
     def _command(self, program: str) -> list[str]:
         config = self.directory / "rabbitmq.conf"
-        config.write_text(
-            f"listeners.tcp.default = {LOOPBACK}:{self.port}\ndefault_user = {USER}\ndefault_pass = {PASSWORD}\n"
-        )
+        config.write_text("".join(f"{name} = {value}\n" for name, value in self._config().items()))
         settings = {
             "HOME": self.directory,
             "RABBITMQ_NODENAME": "qm@localhost",
@@ -111,9 +109,17 @@ class RabbitMQ(EmbeddedServer):
         }
         return ["env", *(f"{name}={value}" for name, value in settings.items()), program]
 
+    def _config(self) -> dict[str, str]:
+        return {"listeners.tcp.default": f"{LOOPBACK}:{self.port}", "default_user": USER, "default_pass": PASSWORD}
+
     def _is_ready(self) -> bool:
+        address = f"{LOOPBACK}:{self.port}"
         try:
-            with amqp.Connection(f"{LOOPBACK}:{self.port}", userid=USER, password=PASSWORD, connect_timeout=2):
+            with amqp.Connection(address, userid=USER, password=PASSWORD, connect_timeout=2, ssl=self._tls()):
                 return True
         except (amqp.AMQPError, OSError):
             return False
+
+    def _tls(self) -> dict[str, Any] | None:
+        """Return py-amqp's options of TLS."""
+        return None

@@ -1,4 +1,4 @@
-"""Real Celery processes for tests: started, watched through their log, killed with all their children."""
+"""Real processes for tests, mostly of Celery: started, watched through their log, killed with all their children."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Self
 
 from dev.children import Child, spawn
 from tests.eventually import eventually
@@ -18,29 +19,26 @@ READY = {"worker": " ready.", "beat": "beat: Starting", "flower": "Visit me at"}
 QUICK_START = ("--without-mingle", "--without-gossip")
 
 
-class CeleryProcess:
-    """`celery -A <app> <command> …` with a log file; also a context manager."""
+class LoggedProcess:
+    """A Python process with a log file, which leads a group; also a context manager."""
 
     def __init__(
-        self,
-        log: Path,
-        *arguments: str,
-        app: str = "tasks",
-        env: Mapping[str, str] = MappingProxyType({}),
+        self, log: Path, *command: str, ready: str = "", env: Mapping[str, str] = MappingProxyType({})
     ) -> None:
+        """`ready` is what the log says when the process has started."""
         self.log_path = log
-        self._command = [sys.executable, "-m", "celery", "-A", app, *arguments]
-        self._role = arguments[0]
+        self._command = [sys.executable, *command]
+        self._ready = ready
         self._env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **env}
         self._child: Child | None = None
 
-    def start(self, *, ready: bool = True) -> CeleryProcess:
+    def start(self, *, ready: bool = True) -> Self:
         """Start it; wait until it says that it is ready unless told otherwise."""
         seen = len(self.log)
         with self.log_path.open("ab") as log:
             self._child = spawn(self._command, env=self._env, cwd=ROOT, stdout=log, stderr=log, grace=10)
         if ready:
-            eventually(lambda: READY[self._role] in self.log[seen:], within=60)
+            eventually(lambda: self._ready in self.log[seen:], within=60)
         return self
 
     @property
@@ -71,11 +69,24 @@ class CeleryProcess:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def __enter__(self) -> CeleryProcess:
+    def __enter__(self) -> Self:
         return self if self._child is not None else self.start()
 
     def __exit__(self, *_: object) -> None:
         self.kill()  # nobody looks at it any more; a warm shutdown takes seconds
+
+
+class CeleryProcess(LoggedProcess):
+    """`celery -A <app> <command> …`."""
+
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        app: str = "tasks",
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(log, "-m", "celery", "-A", app, *arguments, ready=READY[arguments[0]], env=env)
 
 
 def worker(

@@ -2,8 +2,10 @@
 
 CRASH_AT  the step: taken, published, unread (a batch is written, and not read back yet), written, attempt
 CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for
-          RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s)
+          RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s), hold
+          (until CRASH_MARK exists)
 CRASH_MARK  a file made when it has happened: it happens once; slow and fail happen every time while it is missing
+RESUBSCRIBE_SECONDS  how long events are emitted again after Redis has started
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pymongo.errors import AutoReconnect
 from models import support_room
 from models.database import server_now
 from models.due_documents import DueCollection
+from services import realtime
 from services.support_snooze import system
 from tasks import app, item, scan
 
@@ -29,6 +32,8 @@ __all__ = ["app"]
 
 STEP, ACTIONS = os.environ["CRASH_AT"], os.environ["CRASH_DO"].split(",")
 MARK = Path(os.environ["CRASH_MARK"])
+
+realtime.RESUBSCRIBE_TIME = timedelta(seconds=float(os.environ.get("RESUBSCRIBE_SECONDS", "60")))
 
 # What a killed worker held comes back within seconds, so that its events can be waited for.
 app.conf.broker_transport_options["visibility_timeout"] = 4
@@ -49,6 +54,9 @@ def goes_wrong(room_id: Any) -> None:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         elif action == "slow":
             time.sleep(0.4)
+        elif action == "hold":
+            while not MARK.exists():
+                time.sleep(0.05)
         elif action == "fail":
             raise AutoReconnect("connection closed")
 

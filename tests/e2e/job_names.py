@@ -4,4 +4,4 @@ from __future__ import annotations
 
 CONSECUTIVE = tuple(f"n{number}" for number in range(10))
 OTHERS = ("now", "soon", "long", "paused", "meanwhile")
-NAMES = (*CONSECUTIVE, *OTHERS, "mixed", "fragile")
+NAMES = (*CONSECUTIVE, *OTHERS, "mixed", "fragile", "holds_gil", "hangs", "patient")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,33 @@ def mixed(what: str, *, run: JobRun) -> None:
     note("mixed", run, server_now(), what=what)
     if what == "poison" or (what == "mended" and run.attempt == 1):
         raise ValueError(what)
+
+
+@job("holds_gil")
+def hold_gil(seconds: int, *, run: JobRun) -> None:
+    """Sleep in C without releasing the GIL, so that no other thread of this process runs."""
+    began = server_now()
+    ctypes.PyDLL(None).sleep(seconds)
+    note("holds_gil", run, began)
+
+
+@job("hangs", timeout=timedelta(seconds=1))
+def hang(how: str, mark: str, *, run: JobRun) -> None:
+    """Run until the file `mark` exists and ignore the time limit. If `how` is `gil`, hold the GIL meanwhile."""
+    note("hangs", run, server_now(), pid=os.getpid())
+    while not Path(mark).exists():
+        if how == "gil":
+            ctypes.PyDLL(None).sleep(60)
+        time.sleep(0.02)
+
+
+@job("patient")
+def be_patient(*, run: JobRun) -> None:
+    """Run until it should stop."""
+    began = server_now()
+    note("patient", run, began, pid=os.getpid())
+    while not run.is_cancelled:
+        time.sleep(0.02)
 
 
 @job("fragile")

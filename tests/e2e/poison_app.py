@@ -1,16 +1,12 @@
 """The product's own application, in which waking one room never ends well; `celery -A tests.e2e.poison_app worker`.
 
 POISON_ROOM  id of the room
-POISON_DOES  what waking it does: exit (the process ends at once), raise-exit (it raises SystemExit), kill (SIGKILL to
-             the worker and all its children), hang (it never returns), memory (it raises MemoryError)
+POISON_DOES  what waking it does, as in `poison`
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +14,7 @@ from bson import ObjectId
 
 from models.due_documents import DueCollection
 from tasks import app
+from tests.e2e.poison import poison
 
 __all__ = ["app"]
 
@@ -28,23 +25,9 @@ app.conf.broker_transport_options["visibility_timeout"] = 4
 apply = DueCollection.apply
 
 
-def poison() -> None:
-    match os.environ["POISON_DOES"]:
-        case "exit":
-            os._exit(1)
-        case "raise-exit":
-            sys.exit(1)
-        case "kill":
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-        case "hang":
-            threading.Event().wait()
-        case "memory":
-            raise MemoryError
-
-
 def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: Any, **options: Any) -> Any:
     if ROOM in due_at:
-        poison()
+        poison(os.environ["POISON_DOES"])
     return apply(documents, due_at, *arguments, **options)
 
 

@@ -7,11 +7,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
+from beat_schedule import SYSTEMS
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET, Mongo
+from models import database, schema
+from queue_manager.core.settings import settings
 from tests.eventually import eventually
 
 MEMBERS = 3
@@ -46,7 +50,7 @@ class ReplicaSet:
         with self._direct(self.members[0]) as client:
             client.admin.command("replSetInitiate", config)
         eventually(self.primary, within=30)
-        eventually(lambda: self._states().count("SECONDARY") == MEMBERS - 1, within=30)
+        eventually(self.is_complete, within=30)
 
     def primary(self) -> Member | None:
         """Return the member that takes writes now."""
@@ -68,9 +72,11 @@ class ReplicaSet:
         eventually(lambda: self.primary() not in (None, before), within=30)
         return before
 
-    def _states(self) -> list[str]:
+    def is_complete(self) -> bool:
+        """Return True if there are a primary and its secondaries, and no member is away."""
         with self._direct(self.members[0]) as client:
-            return [member["stateStr"] for member in client.admin.command("replSetGetStatus")["members"]]
+            states = [member["stateStr"] for member in client.admin.command("replSetGetStatus")["members"]]
+        return sorted(states) == ["PRIMARY", *["SECONDARY"] * (MEMBERS - 1)]
 
     def _direct(self, member: Member) -> MongoClient[dict[str, Any]]:
         return member._connect()
@@ -85,3 +91,17 @@ def replica_set(directory: Path) -> Iterator[ReplicaSet]:
         running = ReplicaSet(members)
         running.initiate()
         yield running
+
+
+@contextmanager
+def own_replica_set(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicaSet]:
+    """Run three members of the test's own, also for this process, with the indexes."""
+    database.close()
+    with replica_set(directory) as running:
+        monkeypatch.setenv("MONGO_DB_URL", running.url)
+        settings.cache_clear()
+        schema.migrate(SYSTEMS)
+        yield running
+        database.close()
+    monkeypatch.undo()
+    settings.cache_clear()

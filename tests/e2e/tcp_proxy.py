@@ -1,13 +1,37 @@
-"""A TCP proxy whose target can be changed for new connections, while those that are open stay where they are."""
+"""A TCP proxy whose target can be changed for new connections, while those that are open stay where they are.
+
+It can also hold back what one side sends, delay everything, or close all connections.
+"""
 
 from __future__ import annotations
 
 import socket
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from dev.ports import LOOPBACK
+
+
+class Direction:
+    """What one side sends. It can be held back, as by a network that loses its packets."""
+
+    def __init__(self) -> None:
+        self._is_open = threading.Event()
+        self._is_open.set()
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        self._is_open.clear()
+        try:
+            yield
+        finally:
+            self._is_open.set()
+
+    def wait_until_open(self) -> None:
+        self._is_open.wait()
 
 
 class TcpProxy:
@@ -15,8 +39,10 @@ class TcpProxy:
 
     def __init__(self, target: int) -> None:
         self.target = target
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server((LOOPBACK, 0))
+        self.delay = 0.0  # seconds, of what one side sends at once
+        self.to_server, self.to_client = Direction(), Direction()
+        self._sockets = set[socket.socket]()
+        self._listener = socket.create_server((LOOPBACK, 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
 
     @property
@@ -28,10 +54,20 @@ class TcpProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in (self._listener, *self._sockets):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+        _shut_down(self._listener, socket.SHUT_RDWR)
+        self._listener.close()
+        self.close_connections()
+
+    @contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """Hold back both sides."""
+        with self.to_server.held_back(), self.to_client.held_back():
+            yield
+
+    def close_connections(self) -> None:
+        """Close all connections; new ones are accepted."""
+        for one in list(self._sockets):
+            _shut_down(one, socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
@@ -39,19 +75,32 @@ class TcpProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            threading.Thread(target=self._forward, args=[client], daemon=True).start()
+
+    def _forward(self, client: socket.socket) -> None:
+        with client:
             try:
                 server = socket.create_connection((LOOPBACK, self.target))
             except OSError:
-                client.close()
-                continue
-            self._sockets += [client, server]
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
+                return
+            with server:
+                self._sockets |= {client, server}
+                answers = threading.Thread(target=self._copy, args=(server, client, self.to_client), daemon=True)
+                answers.start()
+                self._copy(client, server, self.to_server)
+                answers.join()
+                self._sockets -= {client, server}
 
-    @staticmethod
-    def _copy(source: socket.socket, sink: socket.socket) -> None:
+    def _copy(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
+                if self.delay:
+                    time.sleep(self.delay)
+                direction.wait_until_open()
                 sink.sendall(data)
-        with suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
+        _shut_down(sink, socket.SHUT_WR)
+
+
+def _shut_down(one: socket.socket, how: int) -> None:
+    with suppress(OSError):
+        one.shutdown(how)

@@ -11,7 +11,7 @@ import pytest
 
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
-from tests.e2e.brokers import MASTER, PASSWORD, QUOTED_PASSWORD, RabbitMQ, Sentinel
+from tests.e2e.brokers import PASSWORD, QUOTED_PASSWORD, RabbitMQ, Sentinel
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
 from tests.e2e.commands import environment
 from tests.e2e.job_processes import ENV as JOBS
@@ -49,7 +49,7 @@ def another_redis(servers: Servers, directory: Path) -> Iterator[dict[str, str]]
 @contextmanager
 def sentinel(servers: Servers, directory: Path) -> Iterator[dict[str, str]]:
     with Sentinel(directory / "sentinel", servers.valkey.port) as server:
-        yield {"BROKER_URL": server.url, "QM_SENTINEL_MASTER": MASTER}
+        yield {"BROKER_URL": server.url, "QM_BROKER": "stock"}
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from dev.servers import DATABASE, Mongo, Valkey
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
+from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
 from tests.e2e.watching import is_open
@@ -79,7 +80,7 @@ def indexed(url: str) -> set[str]:
 def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str, tmp_path: Path) -> None:
     result = queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_CONVERSATIONS="true")
     assert result.returncode == 0, result.stderr
-    assert indexed(empty) == {"support_rooms", "scan_runs", "qm_owed", "qm_failed_items"}
+    assert indexed(empty) == {"support_rooms", "scan_runs", "qm_item_events", "qm_owed", "qm_failed_items"}
     queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_JOBS="true", JOBS_PRODUCTION_ONLY="true")
     assert {"jobs_data", "job_queues"} <= indexed(empty)
 
@@ -156,8 +157,8 @@ def test_health_without_a_beat_says_so(clean: Servers, tmp_path: Path) -> None:
     state = json.loads(result.stdout)
     assert result.returncode == 1
     assert state["leader"] is None
-    assert any("no beat leads" in problem for problem in state["problems"])
-    assert not any("is late" in problem for problem in state["problems"])  # it never ran, and one reason is enough
+    found = [(problem["system"], problem["rule"]) for problem in state["problems"]]
+    assert found == [("beat", "no-leader"), ("workers", "no-workers")]  # the scan never ran, and one reason is enough
     assert any("support-snooze: starting" in detail for detail in state["details"])
 
 
@@ -173,7 +174,17 @@ def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -
     assert state["leader"]["pid"] == beat.pid
     assert state["scans"]["support-snooze"]["errors"] == 0
     assert state["systems"]["support-snooze"]["malformed"] == 1
-    assert state["problems"] == [f"1 rooms have a malformed snooze_time and can never fall due: {broken}"]
+    assert state["problems"] == [
+        {
+            "system": "support-snooze",
+            "rule": "unreadable-documents",
+            "text": f"1 room with a malformed snooze_time, which can never fall due: {broken}",
+            "page": None,
+            "action": Rule.UNREADABLE_DOCUMENTS.action,
+        }
+    ]
+    assert "support-snooze, unreadable-documents: 1 room with" in shown
+    assert Rule.UNREADABLE_DOCUMENTS.action in shown
     assert all(word in shown for word in ("Leader", "Last scan of support-snooze", "cooling off 0", "malformed 1"))
     assert "\x1b" not in shown
 
@@ -187,8 +198,8 @@ def test_health_with_everything_away_names_both_without_passwords(tmp_path: Path
         REDIS_URL=f"redis://:s3cret@127.0.0.1:{gone}/0",
     )
     assert result.returncode == 1
-    assert f"Redis at redis://***@127.0.0.1:{gone}/0 is unreachable" in result.stdout
-    assert f"MongoDB at mongodb://***@127.0.0.1:{gone}/product?authSource=admin is unreachable" in result.stdout
+    assert f"Redis at redis://***@127.0.0.1:{gone}/0 does not answer" in result.stdout
+    assert f"MongoDB at mongodb://***@127.0.0.1:{gone}/product?authSource=admin does not answer" in result.stdout
     assert "s3cret" not in result.stdout + result.stderr
 
 

@@ -23,7 +23,7 @@ from tests.rooms import get_room, make_room, resnooze
 pytestmark = pytest.mark.crash
 
 LEASE, PERIOD = 2.0, 0.5
-ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD)}
+ENV = {"QM_LEASE_SECONDS": str(LEASE), "QM_SNOOZE_SCAN_SECONDS": str(PERIOD), "RESUBSCRIBE_SECONDS": "0"}
 STEPS = ["taken", "published", "written", "attempt"]
 
 

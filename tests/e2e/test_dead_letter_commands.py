@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from prometheus_client import CollectorRegistry, generate_latest
 
 from queue_manager.broker import dead_letters
 from queue_manager.core.redis_client import connect
-from queue_manager.web.routes.metrics import metrics
+from queue_manager.web.routes.metrics import SystemsCollector
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.real_servers import Servers
 
@@ -50,7 +51,9 @@ def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.Complete
 
 
 def gauge() -> str:
-    lines = bytes(metrics().body).decode().splitlines()
+    registry = CollectorRegistry()
+    registry.register(SystemsCollector([]))
+    lines = generate_latest(registry).decode().splitlines()
     return next(line for line in lines if line.startswith("queue_manager_dead_letters "))
 
 
@@ -91,8 +94,10 @@ def test_json_has_them_in_full(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("letters")
 def test_health_and_metrics_show_them_until_they_are_cleared(tmp_path: Path) -> None:
-    problem = "3 broker messages could not be read or used: see `queue-manager dead-letters`"
-    assert problem in json.loads(queue_manager("health", "--json", cwd=tmp_path).stdout)["problems"]
+    problems = json.loads(queue_manager("health", "--json", cwd=tmp_path).stdout)["problems"]
+    (problem,) = [one for one in problems if (one["system"], one["rule"]) == ("broker", "dead-letters")]
+    assert problem["text"] == "3 broker messages could not be read or used"
+    assert "`queue-manager dead-letters`" in problem["action"]
     assert gauge() == "queue_manager_dead_letters 3.0"
 
     assert queue_manager("dead-letters", "clear", cwd=tmp_path).returncode != 0  # nobody said yes

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -23,112 +16,24 @@ from beat_schedule import SYSTEMS
 from models import job, scan_run, site
 from models.database import collection, server_now
 from queue_manager import leases
-from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock
+from queue_manager.beat.leader_lock import LeaderLock
 from queue_manager.beat.status import OLD_LEADER_LOCK
-from queue_manager.core.clock import hours, milliseconds, minutes, seconds
+from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.redis_client import connect
+from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
 from services.due_documents import work_of
-from services.due_work import Backlog, DueItem
+from services.due_work import DueItem
 from services.message_queue import message_queue, queue_admin, requeue_overdue
 from services.support_snooze import system as support_snooze
 from tests.e2e.celery_processes import worker
-from tests.e2e.commands import environment
+from tests.e2e.health_command import RUN, SLOW, Answer, health, lead, repeated, show_worker, taken_room
 from tests.eventually import eventually
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
 pytestmark = pytest.mark.processes
-
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
-RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
-SLOW = {"QM_SNOOZE_SCAN_SECONDS": "60", "JOBS_TIMER_MS": "60000"}
-"""Late is later than three minutes, so that a busy machine makes nothing late."""
-QUEUES = ["scans", *(system.queue for system in SYSTEMS if system.queue is not None)]
-
-
-@dataclass(frozen=True)
-class Answer:
-    exit_code: int
-    state: dict[str, Any]
-
-    @property
-    def problems(self) -> list[str]:
-        found: list[str] = self.state["problems"]
-        return found
-
-    def only_problem(self) -> str:
-        assert self.exit_code == 1
-        (problem,) = self.problems
-        return problem
-
-
-def health(directory: Path, **env: str) -> Answer:
-    result = subprocess.run(
-        COMMAND, env=environment(**env), cwd=directory, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.stderr == ""
-    return Answer(result.returncode, json.loads(result.stdout))
-
-
-def lead(servers: Servers, *, since: timedelta) -> None:
-    """Do what a beat does that has led for so long."""
-    with connect(servers.valkey.url) as client:
-        began = client.time()[0] * 1000 - milliseconds(since)
-        fields = {"token": "t", "host": "h", "pid": "1", "since_ms": str(began), "epoch": "7"}
-        client.hset(LEADER_LOCK, mapping=fields)
-        client.pexpire(LEADER_LOCK, 600_000)
-
-
-@contextmanager
-def repeated(act: Callable[[], object]) -> Iterator[None]:
-    """Do it now and every second: what processes show expires."""
-    is_over = Event()
-
-    def run() -> None:
-        while not is_over.wait(1):
-            act()
-
-    act()
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def run_scans() -> None:
-    for system in SYSTEMS:
-        scan_run.record(system.scan_task, RUN, error=None, now=server_now())
-
-
-def show_worker() -> None:
-    worker_heartbeats.record("worker@here", QUEUES)
-
-
-@pytest.fixture
-def scanned(clean: Servers) -> Iterator[Servers]:
-    """A beat has led for hours, and the scan of each system ran a moment ago."""
-    lead(clean, since=hours(5))
-    with repeated(run_scans):
-        yield clean
-
-
-@pytest.fixture
-def well(scanned: Servers) -> Iterator[Servers]:
-    """There is a worker on every queue, too."""
-    with repeated(show_worker):
-        yield scanned
-    worker_heartbeats.remove("worker@here")
-
-
-def taken_room(*, due_ago: float) -> DueItem:
-    make_room(server_now() - seconds(due_ago))
-    (item,) = [item for batch in work_of(support_snooze).take_due(Backlog()) for item in batch.items]
-    return item
 
 
 def lose(item: DueItem, clean: Servers, *, ago: float) -> None:
@@ -148,8 +53,8 @@ def test_nothing_wrong_is_exit_code_0(well: Servers, tmp_path: Path) -> None:
 
 def test_an_item_that_is_due_for_long_is_a_problem(well: Servers, tmp_path: Path) -> None:
     held = taken_room(due_ago=334)  # somebody holds it, and nothing comes of it
-    problem = health(tmp_path).only_problem()
-    assert problem.startswith("support-snooze lags: the oldest due item has waited 6 min, more than 30 s")
+    problem = health(tmp_path).only_problem("support-snooze", Rule.LAG)
+    assert problem.startswith("The oldest due item has waited 6 min, more than 30 s")
     assert problem.endswith(f"({held.args[0]})")
 
 
@@ -169,7 +74,7 @@ def test_failed_items_are_named_up_to_five(well: Servers, tmp_path: Path) -> Non
     failed = [taken_room(due_ago=5) for _ in range(7)]
     for item in failed:
         work_of(support_snooze).give_up(item, error="boom")
-    problem = health(tmp_path, **SLOW).only_problem()
+    problem = health(tmp_path, **SLOW).only_problem("support-snooze", Rule.FAILED_ITEMS)
     assert problem.startswith("7 failed rooms:")
     assert sum(item.args[0] in problem for item in failed) == 5
     assert problem.endswith("and 2 more)")
@@ -183,7 +88,7 @@ def test_a_failed_reset_is_a_problem_while_the_site_hangs(well: Servers, tmp_pat
     for one in (hanging, healed):
         site.record_outcome(f"run-{one}", "instasites", str(one), "failed", now=server_now(), error="boom")
     env = {"QM_SITES_FIX_STALE_THUMBNAILS": "true", "QM_CONVERSATIONS": "false", "THUMBNAIL_STALE_SECONDS": "7200"}
-    problem = health(tmp_path, **env).only_problem()
+    problem = health(tmp_path, **env).only_problem("stale-thumbnails", Rule.FAILED_ITEMS)
     assert problem.startswith("1 failed site:")
     assert problem.endswith(f"(instasites {hanging})")
 
@@ -192,7 +97,7 @@ def test_sites_that_hang_after_each_reset_are_one_problem(well: Servers, tmp_pat
     for _ in range(7):
         collection("instasites").insert_one({"status": "PUBLISHED", "thumbnail_reset_count": 6})
     env = {"QM_SITES_FIX_STALE_THUMBNAILS": "true", "QM_CONVERSATIONS": "false"}
-    problem = health(tmp_path, **env).only_problem()
+    problem = health(tmp_path, **env).only_problem("stale-thumbnails", Rule.REPEATED_RESETS)
     assert problem.startswith("7 stuck sites: reset 5 times in a row or more")
     assert problem.endswith("and 2 more)")
 
@@ -214,8 +119,8 @@ def test_failing_jobs_are_counted_by_name(well: Servers, tmp_path: Path) -> None
     lab.run_through("mail")
     lab.run_through("report")
     answer = health(tmp_path, **JOBS)
-    problem = answer.only_problem()
-    assert problem.startswith("4 failing jobs, by name: mail 3, report 1;")
+    problem = answer.only_problem("job-queues", Rule.FAILING_JOBS)
+    assert problem == "4 failing jobs, by name: mail 3, report 1"
     assert answer.state["systems"]["job-queues"]["failed"] == 4
 
 
@@ -225,7 +130,7 @@ def test_a_job_whose_worker_is_gone_is_a_problem(well: Servers, tmp_path: Path) 
     lab.executing(id)
     assert health(tmp_path, **JOBS).problems == []
     job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"claim.claimed_until": server_now() - minutes(4)}})
-    problem = health(tmp_path, **JOBS).only_problem()
+    problem = health(tmp_path, **JOBS).only_problem("job-queues", Rule.LOST_JOBS)
     assert problem.startswith("1 executing job whose lease ended")
     assert f"(mail {id})" in problem
 
@@ -254,8 +159,8 @@ def test_a_due_job_that_nobody_starts_is_a_problem_unless_its_queue_is_paused(we
     id = lab.run("mail")
     long_ago = server_now() - minutes(5)
     job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"waiting": long_ago, "due": long_ago}})
-    problem = health(tmp_path, **JOBS).only_problem()
-    assert problem.startswith("job-queues lags: the oldest due item has waited 5 min")
+    problem = health(tmp_path, **JOBS).only_problem("job-queues", Rule.LAG)
+    assert problem.startswith("The oldest due item has waited 5 min")
     assert problem.endswith("(mail)")
     lab.jobs.pause(["mail"])
     assert health(tmp_path, **JOBS).problems == []
@@ -270,9 +175,10 @@ def test_dead_letters_of_the_message_queue_are_a_problem(well: Servers, tmp_path
     for _ in dead:
         assert queue.dequeue(timeout=0) is not None
     eventually(lambda: requeue_overdue() and queue_admin().counts().dead == 6, within=30)
-    problem = health(tmp_path, QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="false").only_problem()
+    problem = health(tmp_path, QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="false").only_problem(
+        "overdue-messages", Rule.DEAD_MESSAGES
+    )
     assert problem.startswith("6 dead letters in the message queue:")
-    assert "queue-manager queue list dead" in problem
     assert sum(id in problem for id in dead) == 5
 
 
@@ -282,8 +188,9 @@ def test_messages_that_nobody_takes_back_are_a_problem(well: Servers, tmp_path: 
     assert queue.dequeue(timeout=0) is not None
     env = {"QM_MESSAGE_QUEUE": "true", "QM_CONVERSATIONS": "false", "OVERDUE_CHECK_INTERVAL_MS": "100"}
     answer = eventually(lambda: (found := health(tmp_path, **env)).problems and found, within=60)
-    assert answer.only_problem().startswith("overdue-messages lags: the oldest due item has waited")
-    assert answer.only_problem().endswith(f"({id})")
+    problem = answer.only_problem("overdue-messages", Rule.LAG)
+    assert problem.startswith("The oldest due item has waited")
+    assert problem.endswith(f"({id})")
 
 
 def test_items_that_lost_their_process_three_times_are_named(well: Servers, tmp_path: Path) -> None:
@@ -292,9 +199,8 @@ def test_items_that_lost_their_process_three_times_are_named(well: Servers, tmp_
         losses = {leases.name("room-1", server_now()): f"3:{now}", leases.name("room-2", None): f"2:{now}"}
         client.hset("qm:lease:support-snooze:losses", mapping=losses)
     answer = health(tmp_path)
-    assert answer.only_problem() == (
-        "1 item of support-snooze killed or hung their process at least 3 times in a row: see the workers' log, then "
-        "repair or remove room-1"
+    assert answer.only_problem("support-snooze", Rule.LOST_ITEMS) == (
+        "1 item killed or hung the process at least 3 times in a row (room-1)"
     )
 
 
@@ -312,13 +218,13 @@ def test_a_queue_that_no_worker_consumes_is_a_problem(
         eventually(lambda: worker_heartbeats.online(client), within=10)
         problems = health(tmp_path, QM_JOBS="true").problems
     assert [problem.split(",")[0] for problem in problems] == [
-        f"no worker consumes the queue {queue}" for queue in unconsumed
+        f"No worker consumes the queue {queue}" for queue in unconsumed
     ]
 
 
 def test_no_worker_at_all_is_one_problem(scanned: Servers, tmp_path: Path) -> None:
-    problem = health(tmp_path, QM_JOBS="true").only_problem()
-    assert problem.startswith("No workers: none is online to consume the queues scans, support-snooze, jobs;")
+    problem = health(tmp_path, QM_JOBS="true").only_problem("workers", Rule.NO_WORKERS)
+    assert problem == ("No workers: none is online to consume the queues scans, support-snooze, jobs")
 
 
 def test_a_worker_that_does_not_say_what_it_consumes_raises_no_alarm(scanned: Servers, tmp_path: Path) -> None:
@@ -354,21 +260,21 @@ def test_a_scan_is_late_after_three_periods_of_a_leader(
     is_room = name == "support-snooze"
     flags = {"QM_CONVERSATIONS": str(is_room).lower(), "QM_SITES_FIX_STALE_THUMBNAILS": str(not is_room).lower()}
     with repeated(show_worker):
-        problems = health(tmp_path, **SLOW, **flags).problems
-    assert [f"the scan {name} is late" in problem for problem in problems] == ([True] if is_late else [])
+        answer = health(tmp_path, **SLOW, **flags)
+    assert answer.ids == ([(name, "late-scan")] if is_late else [])
 
 
 def test_a_beat_of_release_0_1_that_leads_is_named(clean: Servers, tmp_path: Path) -> None:
     with connect(clean.valkey.url) as client:
         LeaderLock(client, OLD_LEADER_LOCK, lease=minutes(10)).acquire()
     with repeated(show_worker):
-        problem = health(tmp_path, **SLOW).only_problem()
+        problem = health(tmp_path, **SLOW).only_problem("beat", Rule.OLD_LEADER)
     assert problem.startswith(f"A beat of release 0.1 leads ({socket.gethostname()}:{os.getpid()})")
 
 
 def test_a_scan_that_stopped_is_late_without_a_leader_too(clean: Servers, tmp_path: Path) -> None:
     scan_run.record(SYSTEMS[0].scan_task, RUN, error=None, now=server_now() - minutes(10))
     with repeated(show_worker):
-        problems = health(tmp_path).problems
-    assert problems[0].startswith("No leader: no beat leads")
-    assert "the scan support-snooze is late" in problems[1]
+        answer = health(tmp_path)
+    assert answer.ids == [("beat", "no-leader"), ("support-snooze", "late-scan")]
+    assert answer.problems[0].startswith("No leader: no beat leads")

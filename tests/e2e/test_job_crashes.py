@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from models import job, job_queue
+from models import job, job_counts, job_queue
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.job_names import CONSECUTIVE
 from tests.e2e.job_processes import LEASE, PERIOD, count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
 from tests.eventually import eventually
+from tests.job_lab import count_jobs
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
 
@@ -124,4 +125,5 @@ def test_each_job_succeeds_once_while_workers_and_beats_are_killed(
         process.kill()
     figure(f"jobs: storm of {total} jobs and {kills} kills: each succeeded once")
     assert success_counts(*CONSECUTIVE) == {1}
+    assert job_counts.by_name() == count_jobs()
     assert overlaps(*CONSECUTIVE) == []

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from beat_schedule import SYSTEMS
 from dev.servers import Valkey
-from models import database, schema
-from queue_manager.core.settings import settings
 from tests.e2e.job_names import CONSECUTIVE
 from tests.e2e.job_processes import count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
-from tests.e2e.replica_set import ReplicaSet, replica_set
+from tests.e2e.replica_set import ReplicaSet, own_replica_set
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.crash
@@ -24,16 +21,8 @@ LEASE = 15  # seconds: longer than an election
 
 @pytest.fixture
 def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicaSet]:
-    """Three members of the test's own, also for this process."""
-    database.close()
-    with replica_set(tmp_path) as running:
-        monkeypatch.setenv("MONGO_DB_URL", running.url)
-        settings.cache_clear()
-        schema.migrate(SYSTEMS)
+    with own_replica_set(tmp_path, monkeypatch) as running:
         yield running
-        database.close()
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 @pytest.mark.timeout(240)

@@ -174,7 +174,7 @@ class TestChanging:
         assert result.returncode == 1
         assert result.stdout.splitlines() == [
             f"{waits['_id']}  canceled",
-            f"{runs['_id']}  The job {runs['_id']} is executing and cannot be canceled",
+            f"{runs['_id']}  stopping",
             f"{GONE}  There is no job {GONE}",
         ]
 

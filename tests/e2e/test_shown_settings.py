@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -66,6 +65,6 @@ def with_settings(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             page: str = answer.read().decode()
-    except urllib.error.URLError:
+    except OSError:  # not yet, or not in time
         return None
     return page if "redbeat_redis_url" in page else None

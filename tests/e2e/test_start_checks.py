@@ -7,17 +7,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError
 
 from dev.ports import LOOPBACK
-from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
+from dev.servers import DATABASE, REPLICA_SET, Valkey
 from tests.e2e.celery_processes import CeleryProcess
 from tests.e2e.commands import environment
 from tests.eventually import eventually
+from tests.guarded_mongo import GuardedMongo
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
@@ -26,38 +27,15 @@ UNKNOWN = "mongodb+srv://app:s3cret@no-such-name.example.invalid/product"
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
 
-class MongoWithUsers(Mongo):
-    """A MongoDB that asks who one is: `admin` may do everything, `reader` may read; both have the password `right`."""
+class MongoWithUsers(GuardedMongo):
+    """`admin` may do everything, `reader` may read; both have the password `right`."""
 
-    _has_users = False
-
-    def start(self) -> None:
-        super().start()
-        with MongoClient(LOOPBACK, self.port, directConnection=True) as client:
-            for user, role in (("admin", "root"), ("reader", "readAnyDatabase")):
-                client.admin.command("createUser", user, pwd="right", roles=[role])
-        self.stop()
-        key = self.directory / "key"
-        key.write_text("c2hhcmVkIGJ5IHRoZSBtZW1iZXJz")
-        key.chmod(0o600)
-        self._has_users = True
-        super().start()
+    def create_users(self, client: MongoClient[dict[str, Any]]) -> None:
+        for user, role in (("admin", "root"), ("reader", "readAnyDatabase")):
+            client.admin.command("createUser", user, pwd="right", roles=[role])
 
     def url_of(self, user: str) -> str:
         return f"mongodb://{user}:right@{LOOPBACK}:{self.port}/{DATABASE}?replicaSet={REPLICA_SET}&authSource=admin"
-
-    def _command(self, program: str) -> list[str]:
-        guarded = ["--auth", "--keyFile", str(self.directory / "key")] if self._has_users else []
-        return [*super()._command(program), *guarded]
-
-    def _is_ready(self) -> bool:
-        if not self._has_users:
-            return super()._is_ready()
-        try:
-            with MongoClient(self.url_of("admin"), directConnection=True, serverSelectionTimeoutMS=2000) as client:
-                return bool(client.admin.command("hello")["isWritablePrimary"])
-        except PyMongoError:
-            return False
 
 
 @contextmanager

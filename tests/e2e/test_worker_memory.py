@@ -10,8 +10,9 @@ from statistics import mean
 
 import pytest
 
+from benchmarks.rooms.contenders import ours
 from benchmarks.rooms.listener import Listener
-from benchmarks.rooms.processes import procfile_worker, resident, running
+from benchmarks.rooms.processes import resident, running
 from benchmarks.snooze_scan import documents
 from models import support_room
 from models.database import server_now
@@ -30,12 +31,13 @@ def test_memory_of_a_worker_is_flat_over_half_a_million_items(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where the workers write their logs
     sizes: dict[int, list[float]] = {}
-    with running("tasks", procfile_worker(), SOCKETIO_CHANNEL=CHANNEL) as started:
+    way = ours()
+    with running(way.workers, way.sender, **way.env, SOCKETIO_CHANNEL=CHANNEL) as started:
         for done in range(AT_ONCE, ITEMS + 1, AT_ONCE):
             support_room.rooms().delete_many({})
             support_room.rooms().insert_many(islice(documents(AT_ONCE, AT_ONCE, server_now()), AT_ONCE))
             with closing(Listener(clean.valkey.url, CHANNEL)) as listener:
-                assert started.sender.ask("scan")["sent"]
+                started.sender.ask("scan")
                 assert listener.wait(AT_ONCE, timeout=120)
             if done % LOOK_EVERY == 0:
                 for pid in (pid for worker in started.workers for pid in worker.pids):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import redis
-from bson import ObjectId
+from bson import ObjectId, Timestamp
 
-from models.database import client
+from models.database import Document, client
 from models.support_room import rooms
 from tasks import app
 from tests.rooms import get_room
@@ -24,19 +25,37 @@ def is_open(room_id: ObjectId) -> bool:
 
 def times_woken(room_id: ObjectId) -> list[datetime]:
     """Return every `unsnoozed_at` that was ever written to the room, from the server's own record of writes."""
+    writes = room_writes({"o2._id": room_id})
+    return [moment for write in writes if write.room_id == room_id for moment in write.values("unsnoozed_at")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoomWrite:
+    """A write to one room: by itself, or as a part of a transaction."""
+
+    room_id: Any
+    at: datetime
+    """By the clock of the primary that wrote it."""
+    change: Document
+
+    def values(self, key: str) -> list[Any]:
+        """Return what was written to the field of this name; not that it was removed."""
+        return list(_values(self.change, key))
+
+
+def room_writes(where: Document, *, since: Timestamp | None = None) -> Iterator[RoomWrite]:
+    """Yield the writes to rooms in their order, from the server's own record.
+
+    `where` is a condition on the entries; one with several writes is yielded whole. Writes from before `since` are
+    left out.
+    """
     oplog = client().local["oplog.rs"].with_options(codec_options=rooms().codec_options)
-    of_room = {"ns": rooms().full_name, "op": "u", "o2._id": room_id}
-    entries = oplog.find({"$or": [of_room, {"o.applyOps": {"$elemMatch": of_room}}]})
-    return [
-        moment for entry in entries for write in _writes(entry, room_id) for moment in _values(write, "unsnoozed_at")
-    ]
-
-
-def _writes(entry: dict[str, Any], room_id: ObjectId) -> list[Any]:
-    """Return what an entry writes to the room: by itself, or as a part of a transaction."""
-    if "applyOps" not in entry["o"]:
-        return [entry["o"]]
-    return [one["o"] for one in entry["o"]["applyOps"] if one["op"] == "u" and one["o2"]["_id"] == room_id]
+    of_rooms = {"ns": rooms().full_name, "op": {"$in": ["i", "u"]}, **where}
+    either: Document = {"$or": [of_rooms, {"o.applyOps": {"$elemMatch": of_rooms}}]}
+    for entry in oplog.find(either if since is None else {**either, "ts": {"$gt": since}}):
+        for one in entry["o"].get("applyOps", [entry]):
+            if one["ns"] == rooms().full_name and one["op"] in "iu":
+                yield RoomWrite(room_id=one.get("o2", one["o"])["_id"], at=entry["wall"], change=one["o"])
 
 
 def _values(document: Any, key: str) -> Iterator[Any]:

@@ -12,14 +12,14 @@ import pytest
 from bson import ObjectId
 from pymongo import MongoClient, monitoring
 
-from models import database, job, job_attempt, job_pages
+from models import database, job, job_attempt, job_counts, job_pages
 from models.database import Document
 from models.job import JobState
 from models.job_attempt import JobOutcome
 from models.job_pages import JobQuery
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import PerProcess
-from tests.job_lab import LEASE, Lab
+from tests.job_lab import LEASE, Lab, count_jobs
 from tests.real_servers import Servers
 from tests.rooms import T0
 
@@ -90,6 +90,10 @@ class Recorder(monitoring.CommandListener):
         return [name for name, _ in self.sent if name in ("find", "aggregate", "distinct", "count", "getMore")]
 
 
+def all_states(counted: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    return {name: {state.value: states.get(state, 0) for state in JobState} for name, states in counted.items()}
+
+
 NOT_EXPLAINED = ("lsid", "$db", "$clusterTime", "txnNumber", "$readPreference")
 
 
@@ -154,9 +158,21 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         recorder.sent.clear()
         lab.hand.advance(seconds(5))
         lab.dispatch(epoch=1)
-        # What executes; then what executes, and which names are due until the next dispatch.
-        assert recorder.reads == ["find", "find", "aggregate"]
-        assert len(recorder.sent) == 3
+        # What executes; then again, which names are due until the next dispatch, and which jobs are not counted.
+        assert recorder.reads == ["find", "find", "aggregate", "find"]
+        assert len(recorder.sent) == 4
+        _, keys, read, _ = shown("finished and not counted", recorder.sent.pop())
+        assert (keys, read) == (0, 0)
+
+        # However many finished jobs are kept, the status reads the others, and two keys of each name and state.
+        recorder.sent.clear()
+        status = lab.jobs.status()
+        asked = [*recorder.sent]
+        live = sum(queue["states"][state] for queue in status["queues"] for state in job_counts.LIVE)
+        assert {queue["name"]: queue["states"] for queue in status["queues"]} == all_states(count_jobs())
+        keys, read = map(sum, zip(*(shown("status", sent)[1:3] for sent in asked), strict=True))
+        assert keys <= live + 10 * NAMES * len(JobState)
+        assert read <= EXECUTING
 
 
 def test_a_page_reads_itself_whatever_is_asked_for(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

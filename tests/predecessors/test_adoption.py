@@ -54,7 +54,7 @@ def test_plan_names_missing_indexes_and_refused_writes() -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_plan_of_a_system_without_a_predecessor_is_empty() -> None:
-    assert adoption.plan(ROOMS) == adoption.AdoptionPlan(missing_indexes=[], refused_writes=[], notes=[], obstacles=[])
+    assert not any(vars(adoption.plan(ROOMS)).values())
 
 
 @pytest.mark.node

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from dev.servers import Valkey
 from services.message_queue import MessageState
 from tests.predecessors.relay import Relay
-from tests.services.message_queue.message_lab import Lab, WheelValkey
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with WheelValkey(tmp_path_factory.mktemp("relay"), appendonly=False) as server:
-        yield server
-
-
-@pytest.fixture
-def lab(server: Valkey) -> Iterator[Lab]:
-    with Lab(server.url, levels=10) as lab:
-        lab.empty()
-        yield lab
-
-
-@pytest.fixture
-def relay(lab: Lab) -> Relay:
-    return Relay(lab.client, "q")
+from tests.services.message_queue.message_lab import Lab
 
 
 def manual(lab: Lab) -> int:

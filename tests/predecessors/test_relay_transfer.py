@@ -56,6 +56,19 @@ def test_export_of_many_is_in_order_and_takes_a_filter(queue: Queue) -> None:
     assert queue.get("/queue/nowhere/export").status == 404
 
 
+def test_export_is_a_list_for_a_client_that_accepts_json(queue: Queue) -> None:
+    batch = [{"id": f"{number:03}", "type": "mail"} for number in range(250)]
+    queue.post("/queue/batch", batch)
+
+    exported = queue.get("/queue/main/export", Accept="application/json, text/plain, */*")
+
+    assert exported.headers["content-type"] == "application/json"
+    assert [message["id"] for message in exported.body] == [one["id"] for one in batch]
+    assert queue.get("/queue/dead/export", Accept="application/json").body == []
+    queue.delete("/queue/clear")
+    assert queue.post("/queue/import", exported.text).body["count"] == 250
+
+
 def test_export_is_imported_byte_for_byte(queue: Queue) -> None:
     payload = '{"big":12345678901234567890.10,"empty":[],"text":"\\u2028\\n"}'
     body = f'{{"id":"a","type":"mail","priority":3,"ackTimeout":7,"maxAttempts":2,"payload":{payload}}}'
@@ -104,6 +117,28 @@ def test_undecodable_message_is_counted_and_not_imported(queue: Queue) -> None:
 )
 def test_invalid_line_is_named_and_nothing_is_imported(queue: Queue, line: str, field: str) -> None:
     answer = queue.post("/queue/import", f'{{"type":"mail"}}\n{line}\n')
+    assert (answer.status, answer.body["field"]) == (422, field)
+    assert queue.sizes() == (0, 0, 0, 0, 0)
+
+
+def test_list_is_imported_byte_for_byte(queue: Queue) -> None:
+    payload = '{"big":12345678901234567890.10,"text":"\\u2028\\n"}'
+    exported = f' [\n  {{\n    "type": "mail",\n    "payload": {payload}\n  }},\r\n{{"type":"sms"}}\n]\n'
+    assert queue.post("/queue/import", exported).body["count"] == 2
+    assert queue.get("/queue/message").text.endswith(f'"payload":{payload}}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('[{"type":"mail"}, {"type":7}]', "[1]: type"),
+        ('[{"type":"mail"}, 7]', "[1]: body"),
+        ('[{"type":"mail"}', "body"),
+        ('[{"type":"mail"}]\n{"type":"mail"}', "body"),
+    ],
+)
+def test_invalid_element_is_named_and_nothing_is_imported(queue: Queue, text: str, field: str) -> None:
+    answer = queue.post("/queue/import", text)
     assert (answer.status, answer.body["field"]) == (422, field)
     assert queue.sizes() == (0, 0, 0, 0, 0)
 

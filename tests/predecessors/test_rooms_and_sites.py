@@ -19,14 +19,14 @@ from models.database import shown_id
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.settings import settings
-from services import support_snooze
+from queue_manager.health_rules import Rule
 from services.due_documents.work import DocumentWork
 from services.due_work import Limits
 from services.stale_thumbnails import StaleThumbnails, stale_sites, stale_thumbnails
 from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
 from tests.predecessors.node_process import NodeProcess, node
-from tests.rooms import T0, AgingClock, RecordedEvents, execute, get_room, make_room, make_work, scan
+from tests.rooms import T0, AgingClock, RecordedEvents, execute, get_room, make_room, scan
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -51,23 +51,6 @@ CLAIMS: list[Any] = [
     *("agent-7", None, ["agent-7"], {"by": "agent-7"}),
     {"token": "t-1", "held": True, "claimed_until": T0, "due_at": T0, "losses": 0, "by": "agent-7"},
 ]
-
-
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> RecordedEvents:
-    recorded = RecordedEvents()
-    monkeypatch.setattr(support_snooze, "events", lambda: recorded)
-    return recorded
-
-
-@pytest.fixture
-def clock() -> AgingClock:
-    return AgingClock()
-
-
-@pytest.fixture
-def snooze(clock: AgingClock, events: RecordedEvents) -> DocumentWork:
-    return make_work(clock)
 
 
 @pytest.fixture
@@ -111,8 +94,8 @@ def test_each_snooze_is_handled_or_named_as_malformed(snooze: DocumentWork, is_b
     found = support_room.malformed()
     assert found.count == len(malformed)
     assert {*found.ids} <= {*malformed}
-    problem = next(one for one in snooze.system.stats().problems if "malformed" in one)
-    assert problem.startswith(f"{len(malformed)} rooms have a malformed snooze_time")
+    problem = snooze.system.stats().problems[Rule.UNREADABLE_DOCUMENTS]
+    assert problem.startswith(f"{len(malformed)} rooms with a malformed snooze_time")
     assert all(shown_id(id) in problem for id in found.ids)
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
+from pymongo.errors import OperationFailure
 
 from models import database, failed_item, owed, schema
 from models.database import collection, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
+from queue_manager.items import Verdict
 from services.due_documents import DueDocuments, Failure, Run, Written, work, work_of
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
@@ -29,11 +31,6 @@ pytestmark = pytest.mark.usefixtures("clean")
 OVER = T0 - minutes(5)
 Document = dict[str, Any]
 EXPIRE: Document = {"$set": {"status": "expired"}}
-
-
-@pytest.fixture
-def clock() -> AgingClock:
-    return AgingClock()
 
 
 def declare(function: Callable[..., Any] = lambda account: EXPIRE, **fields: Any) -> DueDocuments:
@@ -415,7 +412,7 @@ class TestBatch:
         assert [get_account(id)["status"] for id in ids] == ["trial", "trial"]
         assert execute(work, items[0])["success"] is True
 
-    def test_functions_of_a_batch_have_a_quarter_of_a_second(
+    def test_functions_of_a_transaction_have_a_quarter_of_a_second_and_the_rest_of_the_batch_follows(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         elapsed = [0.0]
@@ -427,9 +424,52 @@ class TestBatch:
 
         ours = work_on(declare(end), clock)
         items = [item_of(ours, make_account()) for _ in range(6)]
+        with commands() as seen:
+            results = ours.execute_batch(items)
+        assert [result and result["success"] for result in results] == [True] * 6
+        assert seen.count("update accounts") == 2
+
+    def test_after_a_second_the_rest_of_a_batch_of_slow_functions_is_left_to_another_one(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        elapsed = [0.0]
+        monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
+
+        def end(account: Document) -> Document:
+            elapsed[0] += 0.3
+            return EXPIRE
+
+        ours = work_on(declare(end), clock)
+        items = [item_of(ours, make_account()) for _ in range(6)]
+
         results = ours.execute_batch(items)
-        assert sum(result is not None for result in results) == 3
-        assert all(execute(ours, item)["success"] for item, result in zip(items, results, strict=True) if not result)
+
+        assert [result is Verdict.UNREACHED for result in results] == [False] * 4 + [True] * 2
+        assert collection("accounts").count_documents({"status": "expired"}) == 4
+        assert Verdict.UNREACHED not in ours.execute_batch(items[4:])
+
+    def test_item_whose_transaction_is_repeated_is_executed_once(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        elapsed, decided = [0.0], list[int]()
+        monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
+
+        def postpone(account: Document) -> Document:
+            if not decided:
+                elapsed[0] += 1
+            return {"$set": {"trial_ends_at": account["trial_ends_at"] + seconds(1)}}
+
+        def conflict_once(*arguments: Any) -> None:
+            decided.append(1)
+            if len(decided) == 1:
+                raise OperationFailure("conflict", 112, {"errorLabels": ["TransientTransactionError"]})
+
+        ours = work_on(declare(postpone, catch_up="all"), clock)
+        ids = [make_account() for _ in range(2)]
+        monkeypatch.setattr(type(ours.documents), "_refuse_still_due", conflict_once)
+
+        assert None not in ours.execute_batch([item_of(ours, id, None) for id in ids])
+        assert [get_account(id)["trial_ends_at"] for id in ids] == [OVER + seconds(1)] * 2
 
     def test_system_without_batches_has_no_function_for_many(self, clock: AgingClock) -> None:
         assert work_on(declare(), clock).batch_function is not None

@@ -15,7 +15,6 @@ from bson import ObjectId
 from models import pulse, support_room
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue
-from services import support_snooze
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem
 from services.review_requests import ReviewRequests, review_requests
@@ -125,23 +124,6 @@ def compare_rooms(rooms: list[Document], items: list[DueItem], events: RecordedE
 def without_task(room: Document) -> Document:
     """Return the room without the id of its task, which is that of the batch."""
     return {name: value for name, value in room.items() if name != "unsnoozed_by_task"}
-
-
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> RecordedEvents:
-    recorded = RecordedEvents()
-    monkeypatch.setattr(support_snooze, "events", lambda: recorded)
-    return recorded
-
-
-@pytest.fixture
-def clock() -> AgingClock:
-    return AgingClock()
-
-
-@pytest.fixture
-def snooze(clock: AgingClock, events: RecordedEvents) -> DocumentWork:
-    return make_work(clock)
 
 
 def test_a_batch_is_one_transaction_with_the_calls_that_it_owes(snooze: DocumentWork, events: RecordedEvents) -> None:

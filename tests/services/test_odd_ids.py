@@ -12,7 +12,6 @@ from models import site, support_room
 from models.database import collection, id_text, shown_id
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
-from services import support_snooze
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
 from services.due_work import Limits
@@ -27,30 +26,12 @@ from tests.rooms import (
     get_room,
     lease_state,
     make_room,
-    make_work,
     scan,
 )
 
 pytestmark = pytest.mark.usefixtures("clean")
 
 OVER = T0 - minutes(5)
-
-
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> RecordedEvents:
-    recorded = RecordedEvents()
-    monkeypatch.setattr(support_snooze, "events", lambda: recorded)
-    return recorded
-
-
-@pytest.fixture
-def clock() -> AgingClock:
-    return AgingClock()
-
-
-@pytest.fixture
-def snooze(clock: AgingClock, events: RecordedEvents) -> DocumentWork:
-    return make_work(clock)
 
 
 def make_rooms() -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ import redis
 import socketio
 from msgspec import msgpack
 
-from dev.ports import free_port
-from services.realtime import EmitFailed, RedisEvents
+from dev.ports import LOOPBACK, free_port
+from dev.servers import Valkey
+from queue_manager.core.clock import seconds
+from services import realtime
+from services.realtime import RESUBSCRIBE_TIME, EmitFailed, RedisEvents
+from tests.eventually import eventually
 from tests.real_servers import Servers
 
 DATA = {"room_id": "1", "text": "é \u2028"}
@@ -89,6 +94,48 @@ def test_a_stream_that_takes_no_events_is_an_error(clean: Servers) -> None:
         client.set("socket.io", "not a stream")
     with pytest.raises(EmitFailed, match="WRONGTYPE"):
         RedisEvents(clean.valkey.url, adapters=ADAPTERS).emit("updated", {}, room="support-1")
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_event_that_only_a_replica_would_publish_is_an_error(adapter: str, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as client:
+        events = RedisEvents(server.url, adapters=[adapter])
+        events.emit("updated", DATA, room="support-1")
+        client.replicaof(LOOPBACK, str(free_port()))  # a fail-over that leaves the connections open
+        with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+            pubsub.psubscribe("*")
+            assert pubsub.get_message(timeout=5) is None
+            with pytest.raises(EmitFailed):
+                events.emit("updated", DATA, room="support-1")
+            assert pubsub.get_message(timeout=0.2) is None
+        client.replicaof("NO", "ONE")
+        events.emit("updated", DATA, room="support-1")
+
+
+def test_a_primary_without_the_replicas_that_it_needs_publishes_no_event(tmp_path: Path) -> None:
+    with Valkey(tmp_path / "redis", config={"min-replicas-to-write": "1"}) as server:
+        with pytest.raises(EmitFailed, match="NOREPLICAS"):
+            RedisEvents(server.url).emit("updated", DATA, room="support-1")
+
+
+def test_events_are_sent_though_the_memory_of_redis_is_full(tmp_path: Path) -> None:
+    with Valkey(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as client:
+        events = RedisEvents(server.url, adapters=["python", "redis"])
+        events.emit("updated", DATA, room="support-1")
+        client.config_set("maxmemory", 1)
+        events.emit("updated", DATA, room="support-1")
+
+
+def test_events_are_emitted_again_a_minute_after_redis_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seconds(60) == RESUBSCRIBE_TIME
+    monkeypatch.setattr(realtime, "RESUBSCRIBE_TIME", seconds(2))
+    with Valkey(tmp_path / "redis") as server:
+        events = RedisEvents(server.url)
+        for _ in range(2):  # also by a server that kept its data
+            assert seconds(1) < events.emit("updated", DATA, room="support-1") <= seconds(2)
+            eventually(lambda: not events.emit("updated", DATA, room="support-1"), within=20)
+            server.kill()
+            server.start()
 
 
 @contextmanager

@@ -38,11 +38,6 @@ def days(amount: float) -> timedelta:
 
 
 @pytest.fixture
-def clock() -> AgingClock:
-    return AgingClock()
-
-
-@pytest.fixture
 def reviews(clock: AgingClock) -> ReviewRequests:
     return make_service(clock)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from models import database
 from queue_manager import DueDocuments, Failure, RetryPolicy, Run, Written
+from queue_manager.core.clock import seconds
 from queue_manager.core.errors import PermanentError
 from queue_manager.testing import RunSystem
 from tests.real_servers import Servers
@@ -71,6 +73,15 @@ def test_an_update_that_leaves_it_due_is_an_error(run_system: RunSystem) -> None
     (result,) = run_system(declare(lambda _: {"$inc": {"times": 1}}), {"ends_at": T0}, now=T0).results
     assert isinstance(result["error"], PermanentError)
     assert "left" in str(result["error"])
+
+
+def test_a_function_that_takes_longer_than_a_transaction_is_an_error(
+    run_system: RunSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "MAX_TRANSACTION", seconds(0.2))
+    outcome = run_system(declare(lambda _: time.sleep(0.3) or {"$unset": {"ends_at": ""}}), {"ends_at": T0}, now=T0)
+    assert isinstance(outcome.results[0]["error"], PermanentError)
+    assert "a transaction may take 0 s: put slow work into `after`" in str(outcome.results[0]["error"])
 
 
 def test_after_and_run_are_given_as_in_a_worker(run_system: RunSystem) -> None:

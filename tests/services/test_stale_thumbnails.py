@@ -27,11 +27,6 @@ OVER = T0 - THRESHOLD - seconds(1)
 
 
 @pytest.fixture
-def clock() -> AgingClock:
-    return AgingClock()
-
-
-@pytest.fixture
 def service(clock: AgingClock) -> StaleThumbnails:
     return replace(stale_thumbnails(), clock=clock)
 

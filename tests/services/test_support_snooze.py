@@ -15,7 +15,7 @@ from models.support_room import Malformed
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.settings import settings
-from services import support_snooze
+from queue_manager.health_rules import Rule
 from services.due_documents.listing import DocumentList
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork
@@ -33,7 +33,7 @@ from tests.rooms import (
     scan,
 )
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = pytest.mark.usefixtures("clean", "events")
 
 OVER = T0 - minutes(5)
 OF_OTHER_TYPES: list[Any] = [
@@ -41,23 +41,6 @@ OF_OTHER_TYPES: list[Any] = [
     *(Timestamp(5, 1), Regex("now"), Code("now"), Code("now", {}), MinKey(), MaxKey()),
 ]
 """Values of every BSON type that can be stored and is neither a date, a document nor null."""
-
-
-@pytest.fixture
-def clock() -> AgingClock:
-    return AgingClock()
-
-
-@pytest.fixture(autouse=True)
-def events(monkeypatch: pytest.MonkeyPatch) -> RecordedEvents:
-    recorded = RecordedEvents()
-    monkeypatch.setattr(support_snooze, "events", lambda: recorded)
-    return recorded
-
-
-@pytest.fixture
-def snooze(clock: AgingClock) -> DocumentWork:
-    return make_work(clock)
 
 
 def room_of(item: DueItem) -> ObjectId:
@@ -484,6 +467,27 @@ class TestItem:
         assert (data["room_id"], data["timestamp"]) == (str(room), result["unsnoozed_at"])
         assert scan(snooze.owed_calls()) == []
 
+    def test_event_is_sent_again_when_every_server_is_connected_also_if_the_room_is_snoozed_again(
+        self, snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
+    ) -> None:
+        events.again_in = minutes(1)
+        room = make_room(OVER)
+        result = snooze.execute(str(room), to_iso(OVER), token="t")
+        resnooze(room, T0 + hours(1))
+        clock.advance(seconds(59))
+        assert scan(snooze.owed_calls()) == []
+        clock.advance(seconds(1))
+        events.again_in = seconds(0)
+
+        (owed,) = scan(snooze.owed_calls())
+        snooze.run_after(owed.args[0])
+
+        assert [(data["room_id"], data["timestamp"]) for _, data, _ in events.sent] == [
+            (str(room), result["unsnoozed_at"])
+        ] * 2
+        clock.advance(minutes(5))
+        assert scan(snooze.owed_calls()) == []
+
     def test_failed_write_is_logged_and_raised(
         self, snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -622,7 +626,8 @@ def test_a_failed_room_that_is_snoozed_again_is_no_problem(snooze: DocumentWork,
     resnooze(room, clock.now + hours(1))
     found = stats(snooze)
     assert found.numbers["cooling_off"] == 1
-    (problem,) = found.problems
+    ((rule, problem),) = found.problems.items()
+    assert rule is Rule.FAILED_ITEMS
     assert str(other) in problem
     assert str(room) not in problem
 

@@ -26,6 +26,7 @@ from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.redis_client import connect
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
+from queue_manager.items import Verdict
 from services.due_work import Due, DueItem, DueWork, Limits, leases_of
 from tasks import app
 from tasks.item import item_task
@@ -77,6 +78,12 @@ if "GROUP_APP_HEARS" in os.environ:
     signals.task_success.connect(hear)
 
 
+def outcome_in_batch(name: str, count: int) -> Any:
+    if name.startswith("unreached") and is_first(name):
+        return Verdict.UNREACHED
+    return f"{name} with {count}" if name.startswith(("ok", "flaky", "unreached")) else None
+
+
 class Works(DueWork):
     def find_due(self, until: datetime) -> Iterator[Due]:
         yield from ()
@@ -105,7 +112,7 @@ class Works(DueWork):
                 raise NotYetDue(seconds(0.05))
             if kind == "away" or (kind == "flaky" and not is_healthy()):
                 raise AutoReconnect("connection closed")
-        return [f"{name} with {len(names)}" if name.startswith(("ok", "flaky")) else None for name in names]
+        return [outcome_in_batch(name, len(names)) for name in names]
 
     def touch(self, name: str, attempt: int) -> str:
         say("one", name, str(attempt))

@@ -8,7 +8,7 @@ import redis
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
-from queue_manager.telemetry import counters
+from queue_manager.telemetry import count_history, counters
 from services import job_queues
 from services.job_queues import runner
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
@@ -22,7 +22,7 @@ from tests.tasks.hand_worker import run, take
 def counted(servers: Servers, name: str) -> dict[str, int]:
     """Return what the last bucket has; a bucket that began meanwhile would make it less."""
     with connect(servers.valkey.url) as client:
-        of_name = counters.last_day(client, [name]).counts[name]
+        of_name = count_history.last_day(client, {name: counters.source(name)}).counts[name]
     return {outcome: sum(of_name[outcome][-2:]) for outcome in counters.OUTCOMES}
 
 

@@ -101,7 +101,7 @@ def start(clean: Servers, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     processes: list[CeleryProcess] = []
 
     def start_one(*arguments: str, pool: str = "prefork", **env: str) -> Watched:
-        options = ("--queues", QUEUE, "--concurrency", "1", "--prefetch-multiplier", "512", "--pool", pool)
+        options = ("--queues", QUEUE, "--concurrency", "1", "--prefetch-multiplier", "2048", "--pool", pool)
         process = worker(
             tmp_path / f"worker{len(processes)}.log",
             *(*options, "--task-events", *arguments),
@@ -218,6 +218,14 @@ def test_items_that_come_a_moment_early_stay_together(watched: Watched) -> None:
     watched.send_together("moment-1", "ok-1", "ok-2")
     watched.is_done()
     assert watched.groups() == [["moment-1", "ok-1", "ok-2"]] * 2
+
+
+def test_items_that_a_batch_did_not_reach_are_executed_by_the_next_one(watched: Watched) -> None:
+    watched.send_together("unreached-1", "ok-1", "unreached-2")
+    watched.is_done()
+    assert watched.groups() == [["unreached-1", "ok-1", "unreached-2"], ["unreached-1", "unreached-2"]]
+    assert [names[0] for what, names in watched.calls() if what == "one"] == ["hold"]
+    eventually(lambda: watched.results.get("unreached-2") == "'unreached-2 with 2'")
 
 
 def test_while_mongodb_is_away_each_is_retried_and_only_the_first_waits_for_it(watched: Watched) -> None:
@@ -347,10 +355,10 @@ def test_lost_connection_loses_nothing_of_what_waits(watched: Watched, start: Ca
 
 
 def test_more_than_a_group_holds_makes_several(watched: Watched) -> None:
-    names = [f"ok-{number}" for number in range(400)]
+    names = [f"ok-{number}" for number in range(1_400)]
     watched.send_together(*names)
     watched.is_done()
-    assert list(map(len, watched.groups())) == [256, 144]
+    assert list(map(len, watched.groups())) == [1_000, 400]
 
 
 def test_items_with_a_time_limit_are_done_one_by_one(watched: Watched) -> None:

@@ -13,6 +13,7 @@ from models import job, job_queue, scan_run
 from models.database import server_now
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.settings import Settings, settings
+from queue_manager.health_rules import Rule
 from services import job_queues
 from services.due_work import DueItem
 from services.job_queues import runner
@@ -52,7 +53,13 @@ def test_dispatch_sends_one_message_a_name_with_the_leaders_epoch(lab: Lab, brok
 def test_message_runs_the_queue_and_gives_it_back(lab: Lab, broker: str) -> None:
     ids = [lab.run("mail", number) for number in range(3)]
     dispatch_due_jobs(epoch=1)
-    assert run(take(broker, JOBS_QUEUE)) == {"succeeded": 3, "failed": 0, "lost": 0, "stopped": None}
+    assert run(take(broker, JOBS_QUEUE)) == {
+        "succeeded": 3,
+        "failed": 0,
+        "canceled": 0,
+        "lost": 0,
+        "stopped": None,
+    }
     assert [lab.state(id) for id in ids] == ["success"] * 3
     lab.run("mail")
     assert dispatch_due_jobs(epoch=1)["enqueued"] == 1
@@ -148,7 +155,9 @@ def test_queue_that_nobody_runs_through_is_stuck_and_lags(lab: Lab, monkeypatch:
     assert stats.numbers.items() >= {"pending": 0, "in_progress": 0, "stuck": 1}.items()
     assert stats.numbers["lag_seconds"] >= 120
     assert stats.late == ["mail"]
-    assert stats.problems[0].startswith("1 stuck job queue: due, but the worker's lease ended more than 15 s ago")
+    assert stats.problems[Rule.STUCK_ITEMS].startswith(
+        "1 stuck job queue: due, but the worker's lease ended more than 15 s ago"
+    )
 
 
 def test_queue_whose_task_fails_for_good_cools_down_and_is_a_problem(lab: Lab, broker: str) -> None:
@@ -159,7 +168,7 @@ def test_queue_whose_task_fails_for_good_cools_down_and_is_a_problem(lab: Lab, b
     assert dispatch_due_jobs()["enqueued"] == 0
     stats = job_queues.stats()
     assert stats.numbers.items() >= {"pending": 0, "in_progress": 0, "cooling_off": 1, "lag_seconds": 0}.items()
-    assert stats.problems[0].startswith("1 failed job queue: every attempt to run its jobs failed")
+    assert stats.problems[Rule.FAILED_ITEMS].startswith("1 failed job queue: every attempt to run its jobs failed")
 
 
 @pytest.mark.parametrize(

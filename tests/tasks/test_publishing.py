@@ -41,6 +41,12 @@ def client(clean: Servers) -> Iterator[redis.Redis]:
         yield client
 
 
+@pytest.fixture(autouse=True)
+def _one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that are compared have the same time of dispatch in their headers."""
+    monkeypatch.setattr("queue_manager.batching.publish.estimated_now", lambda: AT)
+
+
 def sent(client: redis.Redis, task: Any, items: list[DueItem]) -> list[dict[str, Any]]:
     """Send items; return the messages in the order in which they are taken."""
     with app.producer_pool.acquire(block=True) as producer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Self
@@ -25,6 +26,8 @@ class Listener:
         auth: Any = None,
         *,
         host: str = "127.0.0.1",
+        path: str = "/socket.io/",
+        tls: ssl.SSLContext | None = None,
         origin: str | None = None,
         query: str = "",
         **headers: str,
@@ -34,9 +37,16 @@ class Listener:
         self._partial = ""
         self._asked = 0
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         self._protocol = WSConnection(ConnectionType.CLIENT)
         try:
-            self._open(auth, host, query, headers | ({} if origin is None else {"Origin": origin}))
+            self._open(
+                auth,
+                host,
+                f"{path}?EIO=4&transport=websocket{query}",
+                headers | ({} if origin is None else {"Origin": origin}),
+            )
         except BaseException:
             self.close()
             raise
@@ -67,9 +77,8 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, auth: Any, host: str, query: str, headers: Mapping[str, str]) -> None:
+    def _open(self, auth: Any, host: str, target: str, headers: Mapping[str, str]) -> None:
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        target = f"/socket.io/?EIO=4&transport=websocket{query}"
         request = Request(host=host, target=target, extra_headers=named)
         self._socket.sendall(self._protocol.send(request))
         assert self._receive()[0] == "0"

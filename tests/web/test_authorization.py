@@ -78,13 +78,14 @@ def test_taking_a_message_acts(routes: list[tuple[str, str, str]]) -> None:
 def test_every_route_asks_for_what_its_rule_says(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
     viewer, operator = cookie(guarded, VIEWER), cookie(guarded, OPERATOR)
     same, cross = {"Sec_Fetch_Site": "same-origin"}, {"Sec_Fetch_Site": "cross-site"}
+    apart = {"X_Forwarded_For": "192.0.2.201"}  # wrong keys are counted by address: those of other tests do not matter
     asked = {  # by whom: with which headers, and the answer to a viewer's and to an operator's route; None lets in
         "nobody": ({}, 401, 401),
-        "a wrong key": ({"X_API_KEY": UNKNOWN}, 401, 401),
-        "a wrong bearer": ({"Authorization": f"Bearer {UNKNOWN}"}, 401, 401),
-        "an expired key": ({"X_API_KEY": EXPIRED}, 401, 401),
+        "a wrong key": ({"X_API_KEY": UNKNOWN, **apart}, 401, 401),
+        "a wrong bearer": ({"Authorization": f"Bearer {UNKNOWN}", **apart}, 401, 401),
+        "an expired key": ({"X_API_KEY": EXPIRED, **apart}, 401, 401),
         "another scheme": ({"Authorization": f"Basic {OPERATOR}"}, 401, 401),
-        "a wrong key beside a cookie": ({"X_API_KEY": UNKNOWN, "Cookie": operator, **same}, 401, 401),
+        "a wrong key beside a cookie": ({"X_API_KEY": UNKNOWN, "Cookie": operator, **same, **apart}, 401, 401),
         "a viewer": ({"X_API_KEY": VIEWER}, None, 403),
         "a viewer's bearer": ({"Authorization": f"bearer {VIEWER}"}, None, 403),
         "an operator": ({"X_API_KEY": OPERATOR}, None, None),

@@ -36,7 +36,7 @@ def test_a_run_of_a_scan_is_counted_with_its_duration(clean: Servers) -> None:
     for duration_ms in (40, 50, 51, 90_000):
         counters.scan("a scan", {**RUN, "duration_ms": duration_ms})
     counted = totals(clean.valkey.url, "a scan")
-    assert counted.items() >= {"runs": 4, "found": 12, "enqueued": 8, "errors": 0, "duration_ms": 90_141}.items()
+    assert counted.items() >= {"runs": 4, "found": 12, "enqueued": 8, "duration_ms": 90_141}.items()
     histogram = dict(counters.durations(counted))
     assert (histogram["0.025"], histogram["0.05"], histogram["0.1"], histogram["60.0"]) == (0, 2, 3, 3)
     assert histogram["+Inf"] == 4

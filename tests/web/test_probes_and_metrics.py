@@ -22,7 +22,7 @@ from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
-from queue_manager.telemetry import counters
+from queue_manager.telemetry import counters, worker_heartbeats
 from services.job_queues import runner
 from tasks.job_queues import JOBS_QUEUE as JOBS
 from tasks.job_queues import dispatch_due_jobs
@@ -157,7 +157,14 @@ def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
     assert samples["queue_manager_scan_runs_total{support-snooze}"] == 0
     assert not any("pending" in name for name in samples)
     lonely.valkey.kill()
-    assert scrape(lonely.process) == {"queue_manager_up{mongodb}": 0, "queue_manager_up{redis}": 0}
+    away = {
+        f"queue_manager_build_info{{{worker_heartbeats.OWN_RELEASE}}}": 1,
+        "queue_manager_up{mongodb}": 0,
+        "queue_manager_up{redis}": 0,
+        "queue_manager_problem{server-away,mongodb}": 1,
+        "queue_manager_problem{server-away,redis}": 1,
+    }
+    assert eventually(lambda: scrape(lonely.process) == away, within=30)
 
 
 def test_metrics_show_totals_durations_and_figures(clean: Servers, process: Web) -> None:
@@ -205,9 +212,9 @@ def test_failing_jobs_show_in_metrics_and_in_the_overview(
     assert states == {"success": 3, "failure": 4, "pending": 0}
     assert samples["queue_manager_failed{job-queues}"] == 4
     systems = eventually(lambda: failing(process.get("/api/overview").body["systems"]), within=10)
-    (problem,) = [one for one in systems["problems"] if "failing" in one]
-    assert problem.startswith("4 failing jobs, by name: mail 4;")
-    assert systems["pages"][problem] == "/jobs?state=failure"
+    (problem,) = [one for one in systems["problems"] if one["rule"] == "failing-jobs"]
+    assert problem["text"] == "4 failing jobs, by name: mail 4"
+    assert problem["page"] == "/jobs?state=failure"
 
 
 def failing(systems: list[dict[str, Any]]) -> dict[str, Any] | None:

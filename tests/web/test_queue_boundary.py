@@ -92,7 +92,7 @@ def test_a_method_that_a_path_does_not_know_is_405(queue: Queue) -> None:
 def test_with_the_queue_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "QM_MESSAGE_QUEUE": "true", "SOCKETIO_TOKEN_SECRET": SECRET}
     command = [*COMMAND, "--host", "0.0.0.0"]
-    result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=20)
+    result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS")
     assert "it must be a loopback address" in result.stderr

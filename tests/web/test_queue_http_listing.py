@@ -43,8 +43,8 @@ def test_a_page_has_50_messages_and_1000_at_most(queue: Queue) -> None:
 
 
 def test_a_page_far_behind_is_the_one_that_cursors_lead_to(queue: Queue) -> None:
-    for priority in (0, 5) * 6:
-        queue.post("/queue/batch", [{"type": "a", "priority": priority}] * 1_000)
+    for priority in (0, 5) * 12:
+        queue.post("/queue/batch", [{"type": "a", "priority": priority}] * 500)
     pages = [queue.page("main", "limit=1000")]
     while cursor := pages[-1]["pagination"]["cursor"]:
         pages.append(queue.page("main", f"limit=1000&cursor={cursor}"))
@@ -177,8 +177,8 @@ def test_pages_in_an_order_of_their_own_each_lead_to_the_next(queue: Queue) -> N
 
 def test_what_matches_is_counted_over_everything(queue: Queue) -> None:
     queue.dead(type="b")
-    for _ in range(3):
-        queue.post("/queue/batch", [{"type": "a" if n % 4 else "b", "priority": n % 10} for n in range(1_000)])
+    for _ in range(6):
+        queue.post("/queue/batch", [{"type": "a" if n % 4 else "b", "priority": n % 10} for n in range(500)])
     for place, query, expected in (
         ("main", "", 3_000),
         ("main", "filterType=b", 750),
@@ -289,6 +289,7 @@ def test_metrics_have_the_known_names(queue: Queue) -> None:
     queue.add()
     metrics = queue.get("/queue/metrics").body
     metrics.pop("server_time")
+    assert metrics.pop("details") == {f"priority_{priority}_queued": int(priority == 0) for priority in range(10)}
     assert metrics == {
         "main_queue_size": 1,
         "processing_queue_size": 0,
@@ -297,6 +298,7 @@ def test_metrics_have_the_known_names(queue: Queue) -> None:
         "archived_queue_size": 0,
         "total_acknowledged": 1,
         "overdue": 0,
+        "priority_levels": 10,
     }
 
 
@@ -322,3 +324,14 @@ def test_answer_is_bounded_in_bytes_in_every_order(order: str, queue: Queue) -> 
 
     assert len(found) == 24
     assert set(found) == ids
+
+
+def test_lists_of_the_older_service_are_bounded_in_bytes(queue: Queue) -> None:
+    ids = [queue.add(payload="x" * 1_000_000) for _ in range(24)]
+    answer = queue.get(f"/queue/messages?startTimestamp=0&endTimestamp={time.time() + 60}&limit=1000")
+    assert [message["id"] for message in answer.body] == ids[: len(answer.body)]
+    assert 16 <= len(answer.body) < 24
+    answer = queue.get("/queue/status?include_messages=true")
+    newest = [message["id"] for message in answer.body["mainQueue"]["messages"]]
+    assert newest == ids[::-1][: len(newest)]
+    assert 2 <= len(newest) <= 5

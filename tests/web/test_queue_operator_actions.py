@@ -19,7 +19,8 @@ def test_a_waiting_message_changes_and_its_new_payload_is_kept_byte_for_byte(que
     id = queue.add()
     body = '{"payload":[1.10,{}],"type":"sms","priority":4,"ackTimeout":9,"custom_max_attempts":2}'
     answer = queue.put(f"/queue/message/{id}?queueType=main", body)
-    assert (answer.status, answer.body) == (200, {"message": "Message updated", "id": id})
+    assert (answer.status, answer.body["message"], answer.body["id"]) == (200, "Message updated", id)
+    assert answer.text.endswith('"payload":[1.10,{}]}}')
     taken = queue.get("/queue/message")
     assert taken.text.endswith('"payload":[1.10,{}]}')
     assert [taken.body[name] for name in ("type", "priority", "custom_ack_timeout", "custom_max_attempts")] == [
@@ -62,7 +63,8 @@ def test_a_message_is_changed_and_deleted_where_it_is_alone(queue: Queue) -> Non
     for query in ("?queueType=dead", "?queueType=archived"):
         assert queue.put(f"/queue/message/{id}{query}", {"priority": 1}).status == 404
         assert queue.delete(f"/queue/message/{id}{query}").status == 404
-    assert queue.delete(f"/queue/message/{id}?queueType=main").body == {"message": "Message deleted", "id": id}
+    deleted = queue.delete(f"/queue/message/{id}?queueType=main").body
+    assert (deleted["message"], deleted["id"]) == ("Message deleted", id)
     answer = queue.delete(f"/queue/message/{id}")
     assert (answer.status, answer.body["error"]) == (404, "not found")
 
@@ -157,16 +159,16 @@ def test_what_matches_a_filter_is_replayed(queue: Queue) -> None:
 
 def test_all_that_match_are_replayed_and_only_few_have_each_a_result(queue: Queue) -> None:
     for part in range(3):
-        ids = [f"{part}-{number}" for number in range(700)]
+        ids = [f"{part}-{number}" for number in range(500)]
         queue.post("/queue/batch", [{"type": "mail", "id": id} for id in ids])
         queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
     answer = queue.post("/queue/replay", {"filter": {"type": "mail"}})
-    counts = {"moved": 2_100, "movedCount": 2_100, "failed": 0}
-    message = "2100 of 2100 messages moved"
+    counts = {"moved": 1_500, "movedCount": 1_500, "failed": 0}
+    message = "1500 of 1500 messages moved"
     assert answer.body == {"success": True, "message": message, **counts, "is_complete": True}
     queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
     few = queue.post("/queue/replay", {"filter": {"type": "mail"}}).body
-    assert (few["moved"], few["is_complete"]) == (700, True)
+    assert (few["moved"], few["is_complete"]) == (500, True)
     assert [result["id"] for result in few["results"]] == ids
 
 

@@ -33,13 +33,13 @@ def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
 def looking(queue: Queue, clients: int) -> Iterator[None]:
     """Wait at the end until that many clients have asked for a message."""
     with queue.redis() as client:
-        sha = client.script_load(source("dequeue"))
+        scripts = [client.script_load(source(name)) for name in ("dequeue", "dequeue_typed")]
         with client.monitor() as monitor:
             yield
             asked = 0
             while asked < clients:
                 command = monitor.next_command()["command"]
-                asked += command.upper().startswith("EVALSHA") and sha in command
+                asked += command.upper().startswith("EVALSHA") and any(sha in command for sha in scripts)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -168,10 +170,10 @@ def test_a_page_sends_people_to_the_login_and_back(guarded: Web) -> None:
 
 
 @pytest.mark.parametrize(
-    "next", ["//evil.example", "https://evil.example", r"/\evil.example", "/%0d%0aX:y", "evil", ""]
+    "path", ["//evil.example", "https://evil.example", r"/\evil.example", "/%0d%0aX:y", "evil", ""]
 )
-def test_the_login_leads_to_no_other_place(next: str, guarded: Web) -> None:
-    assert guarded.post("/login", f"key={VIEWER}&next={next}").headers["location"] == "/"
+def test_the_login_leads_to_no_other_place(path: str, guarded: Web) -> None:
+    assert guarded.post("/login", f"key={VIEWER}&next={path}").headers["location"] == "/"
 
 
 def test_the_login_page_is_strict_and_says_what_is_wrong(guarded: Web) -> None:
@@ -436,6 +438,28 @@ def test_whatever_acts_is_noted_with_who_what_and_how_it_ended(servers: Servers,
         ("POST", "/login", "401", "nobody"),
     ]
     assert not any(secret in written for secret in (VIEWER, OPERATOR, UNKNOWN, "qm_session"))
+
+
+def test_repeated_actions_share_a_line_with_their_number(servers: Servers, tmp_path: Path) -> None:
+    url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
+    with web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as process:
+        queue = Queue(process, url)
+
+        def number_of_actions() -> int:
+            """Count the lines, and the repetitions that they name."""
+            counts = [re.search(r"repetitions=(\d+)", line) for line in lines(process)]
+            return sum(int(count[1]) if count else 1 for count in counts)
+
+        for _ in range(40):
+            assert queue.post("/queue/message", {"type": "a"}, X_API_KEY=OPERATOR).status == 201
+        assert eventually(lambda: number_of_actions() == 40)
+        assert len(lines(process)) < 40
+
+        for _ in range(2):
+            queue.post("/queue/message", {"type": "a"}, X_API_KEY=OPERATOR)
+        os.kill(process.child.pid, signal.SIGTERM)
+        assert process.child.wait(30) == 0
+        assert number_of_actions() == 42  # also those of the last second
 
 
 def test_without_keys_it_is_loopback_that_acts(servers: Servers, tmp_path: Path) -> None:

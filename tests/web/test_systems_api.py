@@ -17,11 +17,13 @@ from beat_schedule import SYSTEMS
 from dev.servers import Mongo, Valkey
 from models import scan_run
 from models.database import server_now
+from queue_manager import leases
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
+from queue_manager.health_rules import Rule
 from queue_manager.telemetry import counters, worker_heartbeats
 from tests.e2e.celery_processes import CeleryProcess
 from tests.eventually import eventually
@@ -97,7 +99,7 @@ def test_errors_of_a_day_are_added_up(clean: Servers, process: Web) -> None:
     for errors, ago in ((2, hours(1)), (3, hours(23)), (100, hours(25)), (0, hours(1))):
         scan_run.record(SCAN, {**RUN, "errors": errors}, error="boom" if errors else None, now=now - ago)
     assert eventually(lambda: system(process)["errors"] == 5)
-    assert "is late" in system(process)["problems"][0]
+    assert system(process)["problems"][0]["rule"] == "late-scan"
 
 
 def test_problems_name_what_is_missing_and_lead_to_the_items(clean: Servers, process: Web) -> None:
@@ -106,11 +108,14 @@ def test_problems_name_what_is_missing_and_lead_to_the_items(clean: Servers, pro
     (item,) = scan(work)
     work.give_up(item, error="boom")
     body = eventually(lambda: (b := get(process, "/overview"))["systems"][0]["failed"] == 1 and b)
-    assert [problem.split(":")[0] for problem in body["problems"]] == ["No leader", "No workers"]
+    assert [problem["text"].split(":")[0] for problem in body["problems"]] == ["No leader", "No workers"]
     rooms = body["systems"][0]
-    (failed,) = [problem for problem in rooms["problems"] if problem.startswith("1 failed room:")]
-    assert item.args[0] in failed
-    assert rooms["pages"][failed] == "/rooms?state=failed"
+    (failed,) = [problem for problem in rooms["problems"] if problem["rule"] == "failed-items"]
+    assert failed["system"] == "support-snooze"
+    assert failed["text"].startswith("1 failed room:")
+    assert item.args[0] in failed["text"]
+    assert failed["page"] == "/rooms?state=failed"
+    assert failed["action"] == Rule.FAILED_ITEMS.action
 
 
 def test_a_system_that_never_ran_is_starting_until_it_is_late(clean: Servers, process: Web) -> None:
@@ -119,7 +124,7 @@ def test_a_system_that_never_ran_is_starting_until_it_is_late(clean: Servers, pr
     assert (body["systems"][0]["problems"], body["problems"]) == ([], [])
     lead(clean.valkey.url, since=server_now() - minutes(5))
     rooms = eventually(lambda: not (one := system(process))["is_starting"] and one)
-    assert rooms["problems"][0].startswith("the scan support-snooze is late")
+    assert rooms["problems"][0]["text"].startswith("The scan is late")
     with connect(clean.valkey.url) as client:
         client.delete(LEADER_LOCK)
     eventually(lambda: get(process, "/overview")["leader"] is None)  # the next test sees no answer from before
@@ -138,7 +143,7 @@ def test_the_last_minute_and_the_last_day_are_counted(clean: Servers, process: W
     assert (sum(of_rooms["done"]), of_rooms["failed"][-1], of_rooms["retried"][-1]) == (655, 2, 3)
     assert day["bucket_seconds"] == 600
     assert 143 * 600 <= time.time() - datetime.fromisoformat(day["begins_at"]).timestamp() <= 144 * 600 + 5
-    assert day["systems"]["overdue-messages"] is None
+    assert sum(day["systems"]["overdue-messages"]["done"]) == 0
     eventually(lambda: system(process)["done_per_minute"] == 4 or int(time.time()) // 60 > minute)
 
 
@@ -269,10 +274,30 @@ def test_what_is_away_is_null_and_said(lonely: Lonely) -> None:
     assert hanging.body["servers"]["redis"] is not None
     messages = hanging.body["systems"][NAMES.index("overdue-messages")]
     assert (messages["due"], messages["is_on"]) == (None, True)
-    assert any("did not answer" in problem or "does not answer" in problem for problem in messages["problems"])
+    (problem,) = messages["problems"]
+    assert problem["rule"] == "unknown-state"
+    assert "did not answer" in problem["text"] or "does not answer" in problem["text"]
 
 
 def presence_of(url: str, member: str, ago: timedelta = timedelta(0)) -> None:
     with connect(url) as client:
         now, micros = client.time()
         client.zadd(worker_heartbeats.WORKERS_KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})
+
+
+def test_a_system_is_paused_until_it_is_resumed(clean: Servers, process: Web) -> None:
+    path = "/api/systems/support-snooze"
+    for _ in range(2):
+        answer = process.post(f"{path}/pause")
+        assert (answer.status, answer.body) == (200, {"name": "support-snooze", "is_paused": True})
+    assert leases.paused() == {"support-snooze"}
+    eventually(lambda: system(process)["idle"] == "paused")
+    answer = process.post(f"{path}/resume", "{}")
+    assert (answer.status, answer.body) == (200, {"name": "support-snooze", "is_paused": False})
+    assert leases.paused() == set()
+
+
+def test_an_unknown_system_is_not_paused(clean: Servers, process: Web) -> None:
+    answer = process.post("/api/systems/rooms/pause")
+    assert (answer.status, answer.body["field"]) == (404, "name")
+    assert leases.paused() == set()

@@ -80,7 +80,7 @@ def test_a_scan_that_runs_is_not_joined(clean: Servers, hooked: Web) -> None:
 def test_a_message_that_nobody_takes_blocks_no_longer_than_it_lives(clean: Servers, hooked: Web) -> None:
     hooked.post(SNOOZE)
     # One second more, because two processes know the server's clock to within a round trip.
-    assert not scan_run.is_running(TASK, now=server_now() + seconds(11))
+    assert TASK not in scan_run.running(now=server_now() + seconds(11))
 
 
 def test_another_sites_page_may_not_trigger(clean: Servers, hooked: Web) -> None:

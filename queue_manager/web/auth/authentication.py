@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from queue_manager.core.api_keys import ROLES, ApiKey, Role
 from queue_manager.core.clock import hours
-from queue_manager.core.settings import Settings
+from queue_manager.core.settings import Settings, settings
 from queue_manager.web.auth.keys import KeyRing, digest_of, now
 from queue_manager.web.auth.revocation import Revocations
 from queue_manager.web.auth.wrong_keys import WrongKeys
@@ -185,6 +185,7 @@ def set_session_cookie(response: Response, principal: Principal, *, is_https: bo
         SESSION_COOKIE,
         jwt.encode(claims, _session_secret(principal.key_digest), algorithm="HS256"),
         max_age=int((ends_at - started_at).total_seconds()),
+        path=_cookie_path(),
         httponly=True,
         samesite="strict",
         secure=is_https,
@@ -192,7 +193,11 @@ def set_session_cookie(response: Response, principal: Principal, *, is_https: bo
 
 
 def delete_session_cookie(response: Response, *, is_https: bool) -> None:
-    response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict", secure=is_https)
+    response.delete_cookie(SESSION_COOKIE, path=_cookie_path(), httponly=True, samesite="strict", secure=is_https)
+
+
+def _cookie_path() -> str:
+    return settings().web_prefix or "/"
 
 
 def _holder(key: ApiKey) -> Principal:

@@ -8,6 +8,7 @@ role, or two, does not start.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view, refuse_unknown_parameters
 
 PUBLIC_MOUNTS = {"/static"}  # the login page needs it
+REPETITION_PERIOD = 1.0  # seconds
 
 log = get_logger("QM/access")
 
@@ -144,30 +146,50 @@ def _has_own_origin(headers: Headers) -> bool:
 class AuditLogMiddleware:
     """ASGI middleware that logs each action with its principal and status.
 
-    Reads `is_action` and `principal` from the request's state.
+    Actions that differ in nothing share a line for a second: the first is logged at once, and at the end the number of
+    `repetitions`. Reads `is_action` and `principal` from the request's state.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._repetitions: dict[tuple[str, str, str, int], int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            if scope["type"] == "lifespan":
+                self._log_repetitions()
             return
         scope.setdefault("state", {})  # shared with the request
 
         async def send_and_log(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                _log_action(scope, message["status"])
+            if message["type"] == "http.response.start" and scope["state"].get("is_action"):
+                self._log_action(scope, message["status"])
             await send(message)
 
         await self._app(scope, receive, send_and_log)
 
+    def _log_action(self, scope: Scope, status: int) -> None:
+        if scope["method"] == "GET" and status == HTTPStatus.NOT_FOUND:  # a receive that found no message
+            return
+        name = getattr(scope["state"].get("principal"), "name", "nobody")
+        path = scope.get("raw_path", b"").decode("ascii", "replace")  # undecoded, to prevent log injection
+        action = (name, scope["method"], path, int(status))
+        if action in self._repetitions:
+            self._repetitions[action] += 1
+            return
+        if not self._repetitions:
+            asyncio.get_running_loop().call_later(REPETITION_PERIOD, self._log_repetitions)
+        self._repetitions[action] = 0
+        _log(action)
 
-def _log_action(scope: Scope, status: int) -> None:
-    received_nothing = scope["method"] == "GET" and status == HTTPStatus.NOT_FOUND
-    if not scope["state"].get("is_action") or received_nothing:
-        return
-    name = getattr(scope["state"].get("principal"), "name", "nobody")
-    path = scope.get("raw_path", b"").decode("ascii", "replace")  # undecoded, to prevent log injection
-    log.info("Asked to act", who=name, method=scope["method"], path=path, status=int(status))
+    def _log_repetitions(self) -> None:
+        actions, self._repetitions = self._repetitions, {}
+        for action, repetitions in actions.items():
+            if repetitions:
+                _log(action, repetitions=repetitions)
+
+
+def _log(action: tuple[str, str, str, int], **fields: int) -> None:
+    who, method, path, status = action
+    log.info("Asked to act", who=who, method=method, path=path, status=status, **fields)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 
+from queue_manager.core.settings import settings
 from queue_manager.web.auth.authentication import authenticator_of, delete_session_cookie, set_session_cookie
 from queue_manager.web.auth.authorization import LoginRequired
 from queue_manager.web.http.errors import ApiError, errors
@@ -23,7 +24,7 @@ LOGIN_FORM_SCHEMA = {
     "required": ["key"],
     "properties": {
         "key": {"type": "string"},
-        "next": {"type": "string", "description": "a path of this process, to go on at"},
+        "next": {"type": "string", "description": "a path of this process, without QM_WEB_PREFIX, to go on at"},
     },
 }
 LOGIN_BODY = {
@@ -39,9 +40,9 @@ router = APIRouter()
 
 
 @router.get("/login", response_class=HTMLResponse, responses=REDIRECT)
-async def page(request: Request, next: str = "/") -> Response:
+async def page(request: Request, next_path: Annotated[str, Query(alias="next")] = "/") -> Response:
     """Show the form. Without keys it redirects to `next`."""
-    return _form(next) if authenticator_of(request).is_required else _redirect(next)
+    return _form(next_path) if authenticator_of(request).is_required else _redirect(next_path)
 
 
 @router.post(
@@ -55,17 +56,17 @@ async def log_in(request: Request) -> Response:
     """Start a session for a key: 303 to `next`, with the cookie."""
     request.state.is_action = True  # log-ins and failed ones are in the audit log
     form = parse_qs((await read_body(request, MAX_FORM_BYTES, field="body")).decode("utf-8", "replace"))
-    key, next = (form.get(name, [""])[0].strip() for name in ("key", "next"))
+    key, next_path = (form.get(name, [""])[0].strip() for name in ("key", "next"))
     authenticator = authenticator_of(request)
     if not authenticator.is_required:
-        return _redirect(next)
+        return _redirect(next_path)
     try:
         request.state.principal = principal = await authenticator.authenticate_key(key, request)
     except ApiError as error:
         if not prefers_page(request.headers):
             raise
-        return _form(next, error)
-    response = _redirect(next)
+        return _form(next_path, error)
+    response = _redirect(next_path)
     set_session_cookie(response, principal, is_https=_is_https(request))
     return response
 
@@ -88,20 +89,20 @@ def install(api: FastAPI) -> None:
         return _redirect(f"/login?next={quote(page, safe='')}")
 
 
-def _form(next: str, error: ApiError | None = None) -> Response:
+def _form(next_path: str, error: ApiError | None = None) -> Response:
     status, problem, headers = (error.status, error.message, error.headers) if error else (HTTPStatus.OK, "", None)
-    response = rendered("login.html", status=status, next=_own(next), problem=problem)
+    response = rendered("login.html", status=status, next=_own(next_path), problem=problem)
     response.headers.update(headers or {})
     return response
 
 
-def _redirect(next: str) -> RedirectResponse:
-    return RedirectResponse(_own(next), status_code=HTTPStatus.SEE_OTHER)
+def _redirect(path: str) -> RedirectResponse:
+    return RedirectResponse(settings().web_prefix + _own(path), status_code=HTTPStatus.SEE_OTHER)
 
 
-def _own(next: str) -> str:
-    """Return `next` if it is a path of this process, else `/`: a log-in must not redirect to another site."""
-    return next if _OWN_PATH.fullmatch(next) else "/"
+def _own(path: str) -> str:
+    """Return `path` if it is one of this process, else `/`: a log-in must not redirect to another site."""
+    return path if _OWN_PATH.fullmatch(path) else "/"
 
 
 def _is_https(request: Request) -> bool:

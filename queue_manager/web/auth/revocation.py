@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from queue_manager.core.background import in_background
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import make_async_client
 
 REVOKED_SESSIONS_KEY = "qm:revoked-sessions"
 """Sorted set: session ids, by the time at which they would have ended, in seconds."""
@@ -37,7 +37,6 @@ REVOCATION_CLIENT_OPTIONS: dict[str, Any] = {
     "decode_responses": True,
     "socket_timeout": COMMAND_TIMEOUT,
     "socket_connect_timeout": COMMAND_TIMEOUT,
-    "retry": Retry(NoBackoff(), 0),
 }
 REDIS_ERRORS = (RedisError, OSError)
 
@@ -57,14 +56,11 @@ class Revocations:
     @asynccontextmanager
     async def refreshing(self) -> AsyncIterator[None]:
         """Follow the log-outs in other processes within the block."""
-        async with Redis.from_url(self._url, **REVOCATION_CLIENT_OPTIONS) as self._client:
-            task = asyncio.create_task(self._refresh_forever())
-            try:
-                yield
-            finally:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        async with (
+            make_async_client(self._url, **REVOCATION_CLIENT_OPTIONS) as self._client,
+            in_background(self._refresh_forever()),
+        ):
+            yield
 
     def is_known(self, session: str) -> bool:
         """Return True if this process knows that the session was revoked; other processes' log-outs arrive later."""

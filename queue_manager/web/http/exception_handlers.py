@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,11 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
+from queue_manager.core.errors import server_away
+from queue_manager.telemetry import error_reports
 from queue_manager.web.http.errors import ApiError, invalid_because
 from queue_manager.web.http.requests import is_page_view
 from queue_manager.web.rendering import rendered_page
 from queue_manager.web.server_calls import Unavailable
 
+SAFE_METHODS = ("GET", "HEAD")
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 PROGRAM_PATHS = ("/api/", "/static/", "/socket.io", "/metrics", "/healthz", "/readyz", "/openapi.json")
 
@@ -27,8 +31,10 @@ def install(api: FastAPI) -> None:
         return _response(request, error)
 
     @api.exception_handler(Unavailable)
-    async def unavailable(_: Request, error: Unavailable) -> Response:
-        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", str(error)).response()
+    async def unavailable(request: Request, error: Unavailable) -> Response:
+        is_unknown = request.method not in SAFE_METHODS and error.__cause__ and server_away(error.__cause__)
+        message = f"{error}; the outcome of the request is unknown" if is_unknown else str(error)
+        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message).response()
 
     @api.exception_handler(RequestValidationError)
     async def invalid_request(_: Request, error: RequestValidationError) -> Response:
@@ -45,9 +51,16 @@ def install(api: FastAPI) -> None:
         return _response(request, ApiError(status, status.phrase.lower(), message, headers=headers))
 
     @api.exception_handler(Exception)
-    async def internal_error(request: Request, _: Exception) -> Response:
+    async def internal_error(request: Request, error: Exception) -> Response:
+        error_reports.report(error, where=f"{request.method} {_path_template(request)}")
         message = "Internal error; see the log of this process"
         return _response(request, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", message))
+
+
+def error_handler(api: FastAPI, error: Exception) -> Any:
+    """Return the coroutine function that answers the error; `None` if the error is unexpected."""
+    kinds = (kind for kind in type(error).__mro__ if kind is not Exception)
+    return next((api.exception_handlers[kind] for kind in kinds if kind in api.exception_handlers), None)
 
 
 def _response(request: Request, error: ApiError) -> Response:
@@ -56,6 +69,14 @@ def _response(request: Request, error: ApiError) -> Response:
     principal = getattr(request.state, "principal", None)  # not set for a path that does not exist
     title, message = error.status.phrase, error.message
     return rendered_page("problem.html", request, principal, status=error.status, title=title, message=message)
+
+
+def _path_template(request: Request) -> str:
+    """Return the path with the names of its parameters, so that all requests of a route are grouped."""
+    if "route" not in request.scope:
+        return "unknown path"
+    names = {str(value): f"{{{name}}}" for name, value in request.path_params.items()}
+    return "/".join(names.get(part, part) for part in request.url.path.split("/"))  # the route's own path has no prefix
 
 
 def _allowed_methods(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""ASGI middleware: security headers, the `Host` check of a process without keys, and `HEAD` requests."""
+"""ASGI middleware: path prefix, security headers, `Host` check of a process without keys, `HEAD` requests."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import ipaddress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SECURITY_HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",  # without it, browsers send our own forms with `Origin: null`
-}
+_SECURITY_HEADERS = [
+    (
+        b"content-security-policy",
+        b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),  # without it, browsers send our own forms with `Origin: null`
+]
+_NO_STORE = (b"cache-control", b"no-store")
 
 
 def is_loopback(host: str) -> bool:
@@ -41,9 +45,10 @@ class SecurityMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(SECURITY_HEADERS)
-                headers.setdefault("cache-control", "no-store")
+                headers = [*message.get("headers", ()), *_SECURITY_HEADERS]
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append(_NO_STORE)
+                message = {**message, "headers": headers}
             await send(message)
 
         if scope["type"] == "lifespan":
@@ -52,6 +57,23 @@ class SecurityMiddleware:
             await _refuse_host(scope, receive, send)
         else:
             await self._app(scope, receive, send_with_headers)
+
+
+class PrefixMiddleware:
+    """Removes `prefix` from the paths of requests, so that the application knows only paths without it.
+
+    Other paths stay as they are: of probes, and of a proxy that has removed the prefix. `raw_path` is the path as sent.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._prefix or path.startswith(f"{self._prefix}/"):
+            scope = {**scope, "path": path.removeprefix(self._prefix) or "/"}
+        await self._app(scope, receive, send)
 
 
 class HeadMiddleware:

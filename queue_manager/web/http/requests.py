@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, model_validator
@@ -86,6 +86,8 @@ class Body:
     """
 
     media_type = "application/json"
+    other_contents: ClassVar[Mapping[str, Any]] = {}
+    """Other media types of the body, with their descriptions."""
 
     def __init__(self, model: Any, *, is_required: bool = True) -> None:
         self.model, self.is_required = model, is_required

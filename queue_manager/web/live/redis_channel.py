@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import socketio
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import make_async_client
 from queue_manager.core.settings import redact_url
 
 RESUBSCRIBE_DELAY = 1.0  # seconds
-CHANNEL_OPTIONS: dict[str, Any] = {
-    "socket_timeout": 5,
-    "socket_connect_timeout": 2,
-    "health_check_interval": 5,  # seconds: detects half-open connections
-    "retry": Retry(NoBackoff(), 0),
-}
+HEALTH_CHECK_INTERVAL = 5  # seconds: detects half-open connections
 
 log = get_logger("QM/live")
 
@@ -35,8 +28,15 @@ class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-
     """python-socketio's manager, with a listener that subscribes again within about a second after an outage."""
 
     def __init__(self, url: str, *, channel: str) -> None:
-        super().__init__(url, channel=channel, redis_options=CHANNEL_OPTIONS)
+        super().__init__(url, channel=channel)
         self._is_away = False
+
+    def _redis_connect(self) -> None:
+        self.redis = self._client()
+        self.connected = True
+
+    def _client(self) -> Redis:
+        return make_async_client(self.redis_url, health_check_interval=HEALTH_CHECK_INTERVAL)
 
     async def _listen(self) -> AsyncIterator[bytes]:
         while True:
@@ -48,7 +48,7 @@ class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-
                 await asyncio.sleep(RESUBSCRIBE_DELAY)
 
     async def _subscribed(self) -> AsyncIterator[bytes]:
-        async with Redis.from_url(self.redis_url, **CHANNEL_OPTIONS) as client, client.pubsub() as pubsub:
+        async with self._client() as client, client.pubsub() as pubsub:
             await pubsub.subscribe(self.channel)
             while True:
                 message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=RESUBSCRIBE_DELAY)

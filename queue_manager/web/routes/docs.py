@@ -75,7 +75,8 @@ def _request_body(body: Body) -> tuple[OpenApi, OpenApi]:
     """Return the description of a body, and the schemas that it refers to."""
     schema = body.schema()
     models = schema.pop("$defs", {})
-    return {"required": body.is_required, "content": {body.media_type: {"schema": schema}}}, models
+    contents = {body.media_type: {"schema": schema}, **body.other_contents}
+    return {"required": body.is_required, "content": contents}, models
 
 
 def _add_role(operation: OpenApi, method: str, role: str, *, needs_key: bool) -> None:

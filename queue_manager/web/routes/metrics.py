@@ -6,12 +6,19 @@ reports it. Totals cover all processes, since Redis last lost its data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from fastapi import APIRouter, Response
+from anyio import from_thread
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from redis import Redis
 
@@ -21,12 +28,17 @@ from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.beat.status import leadership
 from queue_manager.broker import backlog
 from queue_manager.broker.keys import DEFAULT_QUEUE
-from queue_manager.core.errors import AppError
+from queue_manager.core.clock import milliseconds
+from queue_manager.core.errors import AppError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.health.readings import sources
+from queue_manager.health_rules import Problem
 from queue_manager.system import SCANS_QUEUE, System, item_queues
-from queue_manager.telemetry import counters
+from queue_manager.telemetry import count_history, counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
+from queue_manager.telemetry.latency import Measure
+from queue_manager.web.routes.systems.events import overview
 from queue_manager.web.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
 from services.job_queues import jobs_by_state
 
@@ -37,21 +49,56 @@ SCAN_TOTALS = {
     "enqueued": "Items whose task the scan published.",
     "errors": "Errors in scans.",
 }
+DURATIONS: dict[Measure, str] = {
+    "due_to_done": "Time from the due time to the result, of items that were done.",
+    "wait": "Time from the due time or the dispatch, whichever is later, to the start, of items that were done.",
+    "run": "Time from the start to the result, of items that were done; an item takes as long as its batch.",
+}
+STATISTICS = {
+    "acknowledged_total": "Messages of the message queue that consumers acknowledged.",
+    "cooling_off": "Items that failed and wait for their next attempt.",
+    "created_last_day": "Review requests that were created in the last 24 hours.",
+    "dead": "Dead letters of the message queue.",
+    "dead_lettered_total": "Messages of the message queue that became dead letters.",
+    "due": "Sites that the next scan dispatches.",
+    "executing": "Jobs that are executing.",
+    "failed": "Jobs whose last attempt failed; for sites, resets that failed in the last 24 hours.",
+    "in_progress": "Items in flight; for the message queue, messages that a consumer has received.",
+    "lag_seconds": "Time for which the oldest item has been due.",
+    "malformed": "Rooms whose snooze is malformed and can never fall due.",
+    "open": "Review requests that are open.",
+    "other_documents": "Documents of other programs in the collection of the jobs.",
+    "overdue": "Messages whose deadline has passed.",
+    "pending": "Items that are due and not in flight; for the message queue, messages that wait.",
+    "requeued_total": "Messages of the message queue that were delivered again.",
+    "resets_last_day": "Resets of sites in the last 24 hours.",
+    "stuck": "Items whose lease ended without a result; for sites, those that hang again after every reset.",
+    "unreadable": "Subscriptions whose date cannot be read.",
+}
+"""What each statistic of the built-in systems means; a name that ends in `_total` is a counter."""
 
 log = get_logger("QM/metrics")
 router = APIRouter()
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def metrics() -> Response:
+def metrics(request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
-    return Response(generate_latest(_registry), media_type=CONTENT_TYPE_LATEST)
+    registry = CollectorRegistry()
+    registry.register(SystemsCollector(from_thread.run(overview, request).all_problems))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class SystemsCollector(Collector):
     """Reads all metrics at each scrape."""
 
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._problems = problems
+
     def collect(self) -> Iterator[Metric]:
+        text = "The release of this web process; always 1."
+        yield InfoMetricFamily("queue_manager_build", text, value={"version": worker_heartbeats.OWN_RELEASE})
+        yield _problem_gauge(self._problems)
         up = GaugeMetricFamily("queue_manager_up", "1 if the server answers, 0 if not.", labels=["server"])
         parts = {"redis": _from_redis, "mongodb": _from_mongodb}
         if not _is_broker_at_redis_url():
@@ -60,7 +107,7 @@ class SystemsCollector(Collector):
             try:
                 found = list(read())
             except Unavailable as error:
-                log.warning(f"Left out of the metrics: {error}")
+                log.warning(f"Left out of the metrics: {server}", error=reason(error))
                 up.add_metric([server], 0)
             else:
                 up.add_metric([server], 1)
@@ -72,17 +119,27 @@ def _is_broker_at_redis_url() -> bool:
     return settings().broker == settings().redis_url
 
 
-_registry = CollectorRegistry()
-_registry.register(SystemsCollector())
+def _problem_gauge(problems: Sequence[Problem]) -> Metric:
+    gauge = GaugeMetricFamily(
+        "queue_manager_problem",
+        "1 while a system or component has a problem by this health rule.",
+        labels=["system", "rule"],
+    )
+    for problem in problems:
+        gauge.add_metric([problem.system, problem.rule.id], 1)
+    return gauge
 
 
 def _from_redis() -> Iterator[Metric]:
     with redis_server() as client:
-        counted = {system.name: system.counted_as for system in systems() if system.counted_as is not None}
-        totals = counters.read(client, (*(system.scan_task for system in systems()), *counted.values()))
-        yield from _scans({system.name: totals[system.scan_task] for system in systems()})
-        yield _items({name: totals[key] for name, key in counted.items()})
+        of_scans = counters.read(client, [system.scan_task for system in systems()])
+        of_items = count_history.from_each_server(client, sources(), counters.totals)
+        yield from _scans({system.name: of_scans[system.scan_task] for system in systems()})
+        yield _items(of_items)
+        yield from _durations(of_items)
         yield from _leader(client)
+        online = len(worker_heartbeats.online(client))
+        yield GaugeMetricFamily("queue_manager_workers", "Workers that are online.", value=online)
     if _is_broker_at_redis_url():
         yield from _from_broker()
 
@@ -101,16 +158,42 @@ def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
 
 
 def _items(totals: dict[str, Totals]) -> Metric:
-    items = CounterMetricFamily("queue_manager_items", "Attempts at items, by outcome.", labels=["system", "outcome"])
+    items = CounterMetricFamily(
+        "queue_manager_items", "Attempts at items, by outcome: done, failed or retried.", labels=["system", "outcome"]
+    )
     for system, of_system in totals.items():
         for outcome in counters.OUTCOMES:
             items.add_metric([system, outcome], of_system.get(outcome, 0))
     return items
 
 
+def _durations(totals: dict[str, Totals]) -> Iterator[Metric]:
+    for measure, text in DURATIONS.items():
+        durations = HistogramMetricFamily(f"queue_manager_item_{measure}_seconds", text, labels=["system"])
+        for system, of_system in totals.items():
+            histogram = latency.histograms(of_system)[measure]
+            durations.add_metric([system], histogram.cumulative(), sum_value=latency.sum_seconds(of_system, measure))
+        yield durations
+    yield _on_time(totals)
+
+
+def _on_time(totals: dict[str, Totals]) -> Metric:
+    text = "Items that were done, by whether that was within the time that their system declares."
+    items = CounterMetricFamily("queue_manager_items_timed", text, labels=["system", "on_time"])
+    for system in systems():
+        if system.name in totals:
+            histogram = latency.histograms(totals[system.name])[system.on_time_of]
+            punctual = histogram.count_within(milliseconds(system.on_time_within))
+            items.add_metric([system.name, "yes"], punctual)
+            items.add_metric([system.name, "no"], histogram.total - punctual)
+    return items
+
+
 def _from_broker() -> Iterator[Metric]:
     queues = (DEFAULT_QUEUE, SCANS_QUEUE, *item_queues(systems()))
-    waiting = GaugeMetricFamily("queue_manager_queue_messages", "Messages in the Celery queue.", labels=["queue"])
+    waiting = GaugeMetricFamily(
+        "queue_manager_queue_messages", "Messages that wait in the Celery queue.", labels=["queue"]
+    )
     with broker() as connection:
         for queue in queues:
             waiting.add_metric([queue], backlog.length_on(connection, queue))
@@ -129,22 +212,28 @@ def _leader(client: Redis) -> Iterator[Metric]:
     leads = leadership(client, LEADER_LOCK) is not None
     epoch = int(client.get(epoch_key(LEADER_LOCK)) or 0)
     yield GaugeMetricFamily("queue_manager_leader", "1 if a beat is the leader, 0 if not.", value=leads)
-    yield GaugeMetricFamily("queue_manager_leader_epoch", "Number of leader take-overs.", value=epoch)
+    yield GaugeMetricFamily(
+        "queue_manager_leader_epoch", "Epoch of the leader, which rises by one with each take-over.", value=epoch
+    )
 
 
 def _from_mongodb() -> Iterator[Metric]:
-    """Yield one gauge per statistic, with a value for each system that is switched on."""
+    """Yield one metric per statistic, with a value for each system that is switched on."""
     ping_mongodb()  # also when no system is on
-    gauges: dict[str, GaugeMetricFamily] = {}
+    found: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
     for system in systems():
         if system.is_on(settings()):
             for name, number in _numbers(system).items():
-                text = f"Statistic {name} of the system, as `queue-manager health` shows it."
-                gauge = gauges.setdefault(name, GaugeMetricFamily(f"queue_manager_{name}", text, labels=["system"]))
-                gauge.add_metric([system.name], number)
-    yield from gauges.values()
+                found.setdefault(name, _statistic(name)).add_metric([system.name], number)
+    yield from found.values()
     if settings().runs_jobs:
         yield _jobs()
+
+
+def _statistic(name: str) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    text = STATISTICS.get(name, f"Statistic {name} of the system, as `queue-manager health` shows it.")
+    return kind(f"queue_manager_{name}", text, labels=["system"])
 
 
 def _jobs() -> Metric:
@@ -161,5 +250,5 @@ def _numbers(system: System) -> dict[str, float]:
         with mongodb():
             return system.stats().numbers
     except AppError as error:
-        log.warning(f"Left out of the metrics: {system.name}: {error}")  # other systems may still answer
+        log.warning(f"Left out of the metrics: {system.name}", error=reason(error))  # other systems may still answer
         return {}

@@ -6,7 +6,6 @@ Guarantee: nothing is loaded from another host, no script is inline, and data is
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from os import PathLike, stat_result
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +20,9 @@ from starlette.types import Scope
 from beat_schedule import systems
 from queue_manager.core.settings import settings
 from queue_manager.system import System
-from queue_manager.web.auth import CurrentPrincipal, viewer
-from queue_manager.web.http.errors import ApiError
+from queue_manager.web.auth import CurrentPrincipal, Principal, viewer
 from queue_manager.web.rendering import rendered_page
+from services import job_queues, message_queue
 
 STATIC = Path(__file__).parents[1] / "static"
 
@@ -63,6 +62,7 @@ def install(api: FastAPI) -> None:
     for system in systems():
         if system.items is not None:
             of_systems.add_api_route(system.page, _page_of(system))
+            of_systems.add_api_route(f"{system.page}/{{id:path}}", _page_of_item(system))
     api.include_router(router, dependencies=[viewer])
     api.include_router(of_systems, dependencies=[viewer])
     api.mount("/static", GZipMiddleware(Static(directory=STATIC)))
@@ -80,12 +80,29 @@ def _page_of(system: System) -> Callable[[Request, CurrentPrincipal], Awaitable[
     return page
 
 
+def _page_of_item(system: System) -> Callable[[Request, CurrentPrincipal, str], Awaitable[HTMLResponse]]:
+    async def page(request: Request, principal: CurrentPrincipal, id: str) -> HTMLResponse:
+        return _item_page(system, request, principal, id)
+
+    return page
+
+
+def _item_page(system: System, request: Request, principal: Principal, id: str) -> HTMLResponse:
+    return rendered_page("explanation.html", request, principal, system=system, id=id)
+
+
+@router.get("/search")
+async def search(request: Request, principal: CurrentPrincipal, id: str = "") -> HTMLResponse:
+    return rendered_page("search.html", request, principal, id=id.strip())
+
+
 @router.get("/messages")
-@router.get("/messages/{slug}")
+@router.get("/messages/{slug:path}")
 async def messages(request: Request, principal: CurrentPrincipal, slug: str = "") -> HTMLResponse:
+    """The list of a tab, or the message of an id that is not the name of one."""
     tab = next((tab for tab in TABS if tab.slug == slug), None)
     if tab is None:
-        raise ApiError(HTTPStatus.NOT_FOUND, "not found", f"There are no messages called {slug!r}")
+        return _item_page(message_queue.system, request, principal, slug)
     chosen = settings()
     return rendered_page(
         "messages.html",
@@ -101,6 +118,11 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
 @router.get("/jobs")
 async def jobs(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page("jobs.html", request, principal, is_on=settings().runs_jobs)
+
+
+@router.get("/jobs/{id:path}")
+async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLResponse:
+    return _item_page(job_queues.system, request, principal, id)
 
 
 @router.get("/schedule")

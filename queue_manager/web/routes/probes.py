@@ -1,7 +1,10 @@
 """Health probes. `/healthz`: the process is alive. `/readyz`: every server that it needs takes a write.
 
-Guarantee: a response within `SERVER_TIMEOUT`, however a server hangs. A server gets at most one write per
-`WRITE_INTERVAL`, and pings in between. Responses name no address; the log has the details, at each change.
+`/readyz?deep` also names the problems of all systems.
+
+Guarantee: a response within about `SERVER_TIMEOUT` (a second more if deep), however a server hangs. A server gets at
+most one write per `WRITE_INTERVAL`, and pings in between. Responses name no address; the log has the details, at each
+change.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Literal
+from typing import Annotated, Literal
 
 import pymongo
 import redis
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, WriteError, WTimeoutError
@@ -28,6 +31,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.http.errors import Error
+from queue_manager.web.routes.systems.events import overview
 from queue_manager.web.server_calls import broker
 from services.message_queue import server_url
 
@@ -35,7 +39,7 @@ SERVER_TIMEOUT = 2.0  # seconds for each server; all are checked concurrently
 MONGODB_PROBE_TIMEOUT = 1.5  # seconds; shorter, so that the driver reports what is wrong
 WRITE_INTERVAL = 1.0  # seconds
 CHECK_THREADS = CapacityLimiter(8)  # of their own, because those of requests may all be busy
-READINESS_KEY = "qm:readiness"
+READINESS_KEY, QUEUE_READINESS_KEY = "qm:readiness", "_readiness"  # with QUEUE_NAME before it, for its hash slot
 READINESS_KEY_TTL_MS = 60_000
 AUTHENTICATION_FAILED = 18  # MongoDB's error code
 
@@ -43,6 +47,10 @@ NO_ANSWER = "does not answer"
 REFUSED_WRITE = "refuses to write"
 REFUSED_LOGIN = "refuses our credentials"
 NO_MAJORITY = "cannot confirm a write by a majority of its members"
+
+Deep = Annotated[
+    str | None, Query(description="If present, with any value or none, problems of systems and components also count.")
+]
 
 log = get_logger("QM/ready")
 router = APIRouter()
@@ -57,7 +65,7 @@ class Alive(BaseModel):
 class NotReady(Error):
     """Servers that the process needs do not take writes."""
 
-    reasons: list[str] = Field(description="One sentence per server.")
+    reasons: list[str] = Field(description="One sentence per server, and the system and rule of each problem.")
 
 
 @router.get("/healthz")
@@ -67,9 +75,12 @@ async def healthz() -> Alive:
 
 
 @router.get("/readyz", response_model=Alive, responses={503: {"model": NotReady, "description": "Not ready"}})
-async def readyz() -> JSONResponse | Alive:
-    """Return 200 when every server that this process needs takes a write."""
+async def readyz(request: Request, deep: Deep = None) -> JSONResponse | Alive:
+    """Return 200 when every server that this process needs takes a write and, if `deep`, no system has a problem."""
     reasons = await _readiness.problems()
+    if deep is not None:
+        state = await overview(request)
+        reasons = reasons + [f"{problem.system}: {problem.rule.id}" for problem in state.all_problems]
     if not reasons:
         return Alive()
     problem = NotReady(error="not ready", message="; ".join(reasons), reasons=reasons)
@@ -153,9 +164,10 @@ async def _try(server: Server, call: Callable[[], object]) -> tuple[str | None, 
 def needed_servers() -> list[Server]:
     """Return the servers that the settings require."""
     chosen = settings()
-    servers = [_redis("Redis", chosen.redis_url, _main)]
+    servers = [_redis("Redis", chosen.redis_url, _main, key=READINESS_KEY)]
     if chosen.qm_message_queue and server_url(chosen) != chosen.redis_url:
-        servers.append(_redis("The message queue's Redis", server_url(chosen), _queue))
+        key = f"{chosen.queue_name}{QUEUE_READINESS_KEY}"
+        servers.append(_redis("The message queue's Redis", server_url(chosen), _queue, key=key))
     if chosen.broker != chosen.redis_url:
         servers.append(_broker(chosen.broker))
     mongo = Server(
@@ -168,11 +180,11 @@ def needed_servers() -> list[Server]:
     return [mongo, *servers]
 
 
-def _redis(name: str, url: str, client: Callable[[], redis.Redis]) -> Server:
+def _redis(name: str, url: str, client: Callable[[], redis.Redis], *, key: str) -> Server:
     return Server(
         name=name,
         url=redact_url(url),
-        write=lambda: client().set(READINESS_KEY, "1", px=READINESS_KEY_TTL_MS),
+        write=lambda: client().set(key, "1", px=READINESS_KEY_TTL_MS),
         ping=lambda: client().ping(),
         problem=_problem_of_redis,
     )

@@ -1,7 +1,7 @@
 // Requests to the API, and its live events.
 
 import { sync } from "./clock.js";
-import { showState, toast } from "./dom.js";
+import { PREFIX, showState, toast } from "./dom.js";
 
 const RETRY_DELAY = 1000; // ms
 
@@ -15,7 +15,7 @@ export class Problem extends Error {
   }
 }
 
-const AWAY = { message: "Queue Manager does not answer; trying again" };
+export const AWAY = { message: "Queue Manager does not answer; trying again" };
 
 /**
  * Send a request and return its answer. A `body` that is a string is JSON already.
@@ -25,20 +25,49 @@ const AWAY = { message: "Queue Manager does not answer; trying again" };
  */
 export async function ask(method, path, body, { signal, parse = JSON.parse } = {}) {
   const began = performance.now();
+  const response = await send(method, path, body, signal);
+  const answer = parse(await answered(() => response.text(), signal));
+  if (answer.server_time !== undefined) sync(answer.server_time, began);
+  return answer;
+}
+
+/**
+ * Send a request that is answered by server-sent events, and yield them.
+ * @param {string} path @param {Options} [options] @returns {AsyncGenerator<{ name: string, data: any }>}
+ */
+export async function* stream(path, { signal, parse = JSON.parse } = {}) {
+  const { body } = await send("GET", path, undefined, signal);
+  const reader = /** @type {ReadableStream<BufferSource>} */ (body).pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await answered(() => reader.read(), signal);
+    if (done) return;
+    const blocks = (text + value).split("\r\n\r\n");
+    text = blocks.pop() ?? "";
+    for (const lines of blocks.map((block) => block.split("\r\n"))) {
+      const [name, data] = ["event: ", "data: "].map((field) => lines.filter((line) => line.startsWith(field)).map((line) => line.slice(field.length)).join("\n"));
+      if (name) yield { name, data: parse(data) };
+    }
+  }
+}
+
+/** @param {string} method @param {string} path @param {unknown} body @param {AbortSignal} [signal] */
+async function send(method, path, body, signal) {
   const options = body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body), headers: { "content-type": "application/json" } };
-  let response, text;
+  const response = await answered(() => fetch(`${PREFIX}/api${path}`, { method, signal, ...options }), signal);
+  if (response.status === 401) location.assign(`${PREFIX}/login?next=${encodeURIComponent(location.pathname.slice(PREFIX.length) + location.search)}`);
+  if (!response.ok) throw new Problem(response.status, problemOf(await answered(() => response.text(), signal), response));
+  return response;
+}
+
+/** Throw a `Problem` if the server does not answer. @template T @param {() => Promise<T>} read @param {AbortSignal} [signal] */
+async function answered(read, signal) {
   try {
-    response = await fetch(`/api${path}`, { method, signal, ...options });
-    text = await response.text();
+    return await read();
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new Problem(0, AWAY);
   }
-  if (response.status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
-  if (!response.ok) throw new Problem(response.status, problemOf(text, response));
-  const answer = parse(text);
-  if (answer.server_time !== undefined) sync(answer.server_time, began);
-  return answer;
 }
 
 /** @param {string} text @param {Response} response @returns {Failure} */
@@ -90,7 +119,7 @@ export class Events {
 
   open() {
     this.close();
-    this.source = new EventSource(`/api${this.path}${this.last ? `?lastEventId=${encodeURIComponent(this.last)}` : ""}`);
+    this.source = new EventSource(`${PREFIX}/api${this.path}${this.last ? `?lastEventId=${encodeURIComponent(this.last)}` : ""}`);
     this.source.onopen = () => this.opened();
     this.source.onerror = () => this.failed();
     this.source.addEventListener(this.name, (event) => this.received(event));

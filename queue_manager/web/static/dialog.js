@@ -2,7 +2,7 @@
 
 import { Problem } from "./api.js";
 import { moment } from "./clock.js";
-import { button, byId, element, facts, toast } from "./dom.js";
+import { PREFIX, button, byId, element, facts, toast } from "./dom.js";
 
 /** @param {...Child} content */
 function open(...content) {
@@ -73,10 +73,10 @@ function fieldOf({ name, label, kind = "text", value = "", hint, options = [], i
     hint && element("p", { class: "hint" }, hint));
 }
 
-/** @param {string} title @param {Child} content @param {(Action | false)[]} actions */
-export function show(title, content, actions = []) {
+/** @param {string} title @param {Child} content @param {(Action | false)[]} actions @param {string} [page] */
+export function show(title, content, actions = [], page = "") {
   const dialog = open(element("div", { class: "inside" },
-    element("h2", { id: "dialog-title" }, title),
+    element("h2", { id: "dialog-title" }, page ? element("a", { href: PREFIX + page }, title) : title),
     content,
     element("menu", {}, button("Close", () => dialog.close()), actions.map((action) => action && button(action[0], () => {
       dialog.close();

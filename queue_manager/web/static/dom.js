@@ -34,6 +34,9 @@ export function facts(kind, pairs) {
   return element("dl", { class: kind }, shown.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
 
+// Where the process is published: QM_WEB_PREFIX, or nothing. This file is below it, in /static.
+export const PREFIX = new URL("..", import.meta.url).pathname.slice(0, -1);
+
 /** @param {Child} text */
 export function toast(text) {
   const note = element("p", {}, text);

@@ -1,31 +1,39 @@
 // The jobs of every name, and what people do with them.
 
-import { Events, Problem, attempt, get, post, query } from "./api.js";
+import { Events, Problem, ask, attempt, get, post, query, stream } from "./api.js";
 import { at, countdown, moment, now, number, span, until } from "./clock.js";
 import { askFor, show } from "./dialog.js";
-import { byId, button, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
+import { PREFIX, byId, button, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
+import { duration } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 
+const PAGE = 50;
 const STATES = { pending: "", executing: "warn", failure: "bad", success: "good", canceled: "" };
 /** @type {JobState[]} */
 const CLEARED = ["pending", "failure", "success", "canceled"];
 const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
+const LATENCY_INTERVAL = 60000; // ms
 const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
 /** @type {List<Job>} */
 let list;
 /** @type {JobQueue[]} */
 let queues = [];
+/** @type {Record<string, Latency>} */
+let latencies = {};
 /** @type {{ id: string, body: HTMLElement } | undefined} */
 let opened; // the job that is open, and the part of the page that changes
 
 // Reading
 
 /** @param {Values} values @param {Options} options */
-const load = async ({ cursor, ...filters }, options) => {
+async function load(values, options) {
   /** @type {JobPage} */
-  const { jobs, cursor: next, is_partial: isPartial } = await get(`/jobs${query({ ...filters, cursor, limit: 50 })}`, { ...options, parse: exact });
-  return { rows: jobs, cursor: next, isPartial };
-};
+  const { jobs, cursor } = await get(`/jobs${query({ ...values, limit: PAGE })}`, { ...options, parse: exact });
+  return { rows: jobs, cursor };
+}
+
+/** @param {Values} values @param {Options} options */
+const search = (values, options) => stream(`/jobs/search${query({ ...values, limit: PAGE })}`, { ...options, parse: exact });
 
 // Whole numbers among arguments that JavaScript cannot hold keep their digits, where this browser can keep them.
 const { rawJSON } = JSON;
@@ -42,6 +50,30 @@ function recount(after = 300) {
   if (soon === undefined) soon = setTimeout(count, after);
 }
 
+async function readStatus() {
+  /** @type {JobStatus} */
+  const { queues: all, leader } = await get("/jobs/status");
+  queues = all;
+  byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
+  byId("names").hidden = !queues.length;
+  fill(byId("queues"), queues, rowOf);
+  choices(list.values.name);
+}
+
+// They change slowly, and are read apart from the counts.
+async function readLatencies() {
+  await attempt(async () => ({ names: latencies } = await get("/jobs/latency")), () => {}); // the list shows errors
+  fill(byId("queues"), queues, rowOf);
+  setTimeout(readLatencies, LATENCY_INTERVAL);
+}
+
+// A dialog that lists the names may be opened before the first status has come.
+/** @param {() => void} open */
+const withNames = (open) => attempt(async () => {
+  if (!queues.length) await readStatus();
+  open();
+});
+
 async function count() {
   soon = undefined;
   if (isCounting) {
@@ -53,13 +85,7 @@ async function count() {
   isStale = false;
   let again = 2000; // after a failure; the list shows errors
   try {
-    /** @type {JobStatus} */
-    const { queues: all, leader } = await get("/jobs/status");
-    queues = all;
-    byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
-    byId("names").hidden = !queues.length;
-    fill(byId("queues"), queues, rowOf);
-    choices(list.values.name);
+    await readStatus();
     again = queues.some((queue) => queue.running) ? LEASE_INTERVAL : 0;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
@@ -84,13 +110,15 @@ function choices(wanted) {
 // Showing
 
 /** @param {string} text @param {Record<string, string>} filters @param {string} [label] */
-const link = (text, filters, label) => element("a", { href: `/jobs${query(filters)}`, "aria-label": label }, text);
+const link = (text, filters, label) => element("a", { href: `${PREFIX}/jobs${query(filters)}`, "aria-label": label }, text);
 
 /** @param {JobQueue} queue */
 function rowOf({ name, states, is_paused: isPaused, running, oldest_due: oldest, next_due: next }) {
   return element("tr", {},
     element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn")),
     CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, "0"), "number")),
+    cell("Wait, p95", duration(latencies[name]?.wait?.p95_ms ?? null), "number duration"),
+    cell("Run, p95", duration(latencies[name]?.run?.p95_ms ?? null), "number duration"),
     cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => look(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
     cell("Next due", countdown(at(oldest ?? next ?? "") || null, until)),
     mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause", () => turn(name, isPaused ? "resume" : "pause"), "quiet")));
@@ -120,7 +148,8 @@ function describe(job) {
   const { state, progress, claim, repetition } = job;
   return [
     facts("facts", [
-      ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))], ["Due", element("span", {}, dueOf(job))],
+      ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))],
+      [claim?.canceled_at ? "Asked to stop, ended in" : "Ended in", claim?.ends_at && countdown(at(claim.ends_at))], ["Due", element("span", {}, dueOf(job))],
       ["Repeats", repetition && (repetition.cron ?? `every ${number((repetition.every_ms ?? 0) / 1000)} s`)],
       ["Priority", job.priority], ["Attempts", job.attempts], ["Created", moment(job.created)], ["Updated", moment(job.updated)],
     ]),
@@ -138,16 +167,20 @@ const look = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
   const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
   opened = { id, body: element("div", { class: "stack" }, describe(job)) };
-  show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), opened.body], actionsOf(job));
+  show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), opened.body], actionsOf(job), `/jobs/${encodeURIComponent(id)}`);
 });
 
 // Acting
 
 /** @param {Job} job @returns {(Action | false)[]} */
 function actionsOf({ _id: id, state, name, priority }) {
-  if (!mayAct || state === "executing") return [];
+  if (!mayAct) return [];
+  /** @param {string} message @returns {Action} */
+  const cancel = (message) => ["Cancel the job", () => act(`${encodeURIComponent(id)}/cancel`, {}, message), "danger"];
+  if (state === "executing") return [cancel("Asked to stop")];
   return [
-    (state === "pending" || state === "failure") && ["Cancel the job", () => act(`${encodeURIComponent(id)}/cancel`, {}, "Canceled"), "danger"],
+    (state === "pending" || state === "failure") && cancel("Canceled"),
+    ["Remove …", () => remove(id, name), "danger"],
     state !== "success" && ["Reschedule …", () => reschedule(id, name, priority)],
     [state === "success" ? "Run again" : "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Due now"), "primary"],
   ];
@@ -194,6 +227,17 @@ function reschedule(id, name, priority) {
   });
 }
 
+/** @param {string} id @param {string} name */
+function remove(id, name) {
+  askFor({
+    title: `Delete the job ${name}?`, verb: "Delete", kind: "danger", text: `The job ${id} and its history. This cannot be undone.`,
+    async act() {
+      await ask("DELETE", `/jobs/${encodeURIComponent(id)}`);
+      return done("Deleted");
+    },
+  });
+}
+
 function run() {
   askFor({
     title: "Run a job", verb: "Run", text: "Without a time it is due at once.",
@@ -235,7 +279,7 @@ function clear() {
     async act({ name: of, ...checked }) {
       const states = /** @type {JobState[]} */ (Object.keys(checked));
       if (!states.length) throw new Problem(422, { message: "Choose at least one state" });
-      await count();
+      await readStatus();
       const all = queues.filter((queue) => !of || queue.name === of).flatMap((queue) => states.map((one) => queue.states[one]));
       setTimeout(confirm, 0, states, of, all.reduce((sum, one) => sum + one, 0));
     },
@@ -258,7 +302,7 @@ function confirm(states, name, found) {
 
 /** @param {JobEvent} event */
 function receive({ id, kind, job }) {
-  const known = list.shown.get(id)?.row;
+  const known = list.rows.get(id)?.row;
   if (kind === "deleted") list.remove([id]);
   else if (known) list.change({ ...job, arguments: known.arguments }); // which never change, and keep their digits there
   if (opened?.id === id && job) opened.body.replaceChildren(...nodes(describe(job)));
@@ -273,11 +317,12 @@ function reload() {
 
 function begin() {
   choices(new URLSearchParams(location.search).get("name"));
-  list = new List({ load, cells, id: (job) => job._id });
+  list = new List({ load, search, cells, id: (job) => job._id });
   recount(0);
+  readLatencies();
   new Events("/jobs/events", "job-update", { event: receive, reload });
-  byId("run")?.addEventListener("click", run);
-  byId("clear")?.addEventListener("click", clear);
+  byId("run")?.addEventListener("click", () => withNames(run));
+  byId("clear")?.addEventListener("click", () => withNames(clear));
 }
 
 if (byId("queues")) begin();

@@ -1,12 +1,15 @@
 // A list in the page: filters, order and place in the URL, pages by cursor, rows that stay where they are when they are
 // read again. The template `list.html` has its parts.
 
-import { Problem, query } from "./api.js";
+import { AWAY, Problem, query } from "./api.js";
 import { number } from "./clock.js";
 import { byId, complain, element } from "./dom.js";
+import { Pace, nextFrame } from "./pace.js";
 
 const TYPING_DELAY = 250; // ms after the last key until a filter is applied
 const REFRESH_INTERVAL = 250; // ms
+const SEARCH_REST = 4; // times as long as a search took, until it is repeated because something has changed
+const ROWS_PER_FRAME = 10; // rows that are made in one task, layout included, so that none is long
 
 /** @template Row */
 export class List {
@@ -14,15 +17,23 @@ export class List {
   constructor(on) {
     this.on = on;
     this.form = byId("filter");
-    /** @type {Map<string, Shown<Row>>} by id */
-    this.shown = new Map();
+    /** @type {Map<string, Listed<Row>>} by id, in order */
+    this.rows = new Map();
+    /** @type {Map<string, Drawn>} by id; those that are drawn already */
+    this.drawn = new Map();
+    this.isFirst = this.isDrawing = false;
     /** @type {string | null | undefined} */
     this.cursor = undefined;
     /** @type {number | undefined} */
     this.total = undefined;
     /** @type {Reading | undefined} */
     this.reading = undefined;
-    this.isAhead = this.isStale = false;
+    this.isAhead = this.isStale = this.isStopped = false;
+    /** @type {string | undefined} */
+    this.complete = undefined; // the query whose list was read to its end
+    /** @type {Progress | undefined} */
+    this.progress = undefined; // of the search that runs, or was stopped
+    this.pace = new Pace();
     this.form.addEventListener("input", () => this.typed());
     this.form.addEventListener("change", () => this.settled());
     this.form.addEventListener("submit", (event) => event.preventDefault());
@@ -32,6 +43,7 @@ export class List {
     }
     byId("next").addEventListener("click", () => this.turn([...this.trail, this.values.cursor ?? ""], this.cursor));
     byId("previous").addEventListener("click", () => this.turn(this.trail.slice(0, -1), this.trail.at(-1)));
+    byId("stop").addEventListener("click", () => this.stop());
     addEventListener("popstate", () => this.restore());
     addEventListener("keydown", (event) => this.shortcut(event));
     this.restore();
@@ -56,7 +68,7 @@ export class List {
 
   restore() {
     const { values } = this;
-    this.isWriting = false;
+    this.isWriting = this.isStopped = false;
     for (const control of this.form.elements) if (control.name) control.value = values[control.name] ?? "";
     this.showOrder();
     this.refresh();
@@ -84,7 +96,8 @@ export class List {
   ask(values, how = "pushState", trail = []) {
     clearTimeout(this.typing);
     this.typing = undefined;
-    history[how]({ trail }, "", `${location.pathname}${query(values)}`);
+    history[how]({ trail }, "", `${location.pathname}${query(values)}${location.hash}`);
+    this.isStopped = false;
     this.showOrder();
     this.refresh();
   }
@@ -118,9 +131,10 @@ export class List {
 
   // Reading and showing
 
-  // Read the list again: at once, and then at most once per `REFRESH_INTERVAL`.
+  // Read the list again: at once, and then at most once per `REFRESH_INTERVAL`, or as often as it can be drawn.
   refresh() {
     const wanted = location.search;
+    if (this.isStopped) return;
     if (this.reading?.wanted === wanted) {
       this.isStale = true;
       return;
@@ -133,18 +147,52 @@ export class List {
   /** @param {Reading} reading */
   async read(reading) {
     this.isStale = this.isAhead = false;
+    const began = performance.now();
     try {
-      const page = await this.on.load(this.values, { signal: reading.controller.signal });
-      if (this.reading === reading) this.show(page);
+      for await (const page of this.pages(reading.controller.signal)) {
+        // A list that is read again stays until it is known to its end.
+        const isShown = this.reading === reading && !(page.progress && this.complete === reading.wanted);
+        if (isShown) this.pace.draw(() => this.show(page));
+      }
+      this.complete = reading.wanted;
       if (this.isAhead) this.isStale = true; // the page may be older than events received meanwhile
     } catch (error) {
       if (reading.controller.signal.aborted) return;
       this.fail(error);
     }
-    await new Promise((resolve) => setTimeout(resolve, REFRESH_INTERVAL));
+    const took = (performance.now() - began) * (this.isSearch ? SEARCH_REST : 1);
+    await new Promise((resolve) => setTimeout(resolve, Math.max(REFRESH_INTERVAL, this.pace.rest, took)));
     if (this.reading !== reading) return;
     this.reading = undefined;
     if (this.isStale) this.refresh();
+  }
+
+  // True if the list is searched; without a filter, a page of it is read.
+  get isSearch() {
+    return this.isFiltered && this.on.search !== undefined;
+  }
+
+  /** The page; while it is searched for, as far as it is known. @param {AbortSignal} signal @returns {AsyncGenerator<Page<Row>>} */
+  async *pages(signal) {
+    const { values, on: { search } } = this;
+    if (!this.isSearch || !search) return yield await this.on.load(values, { signal });
+    /** @type {Row[]} */
+    const rows = [];
+    for await (const { name, data } of search(values, { signal })) {
+      if (name === "error") throw new Problem(503, data);
+      if (name === "matches") rows.push(...data);
+      else yield { rows, cursor: data.cursor, total: data.found, isPartial: data.cursor !== null, progress: name === "end" ? undefined : data };
+      if (name === "end") return undefined;
+    }
+    throw new Problem(0, AWAY);
+  }
+
+  // End a search where it is.
+  stop() {
+    this.reading?.controller.abort();
+    this.reading = undefined;
+    this.isStopped = true;
+    this.showWhere();
   }
 
   /** @param {unknown} error */
@@ -157,34 +205,66 @@ export class List {
   }
 
   /** @param {Page<Row>} page */
-  show({ rows, cursor, total, isPartial }) {
+  show({ rows, cursor, total, isPartial, progress }) {
     complain();
+    this.progress = progress;
     for (const control of this.form.elements) control.ariaInvalid = null;
     this.cursor = cursor;
     this.total = total;
     this.isPartial = isPartial;
-    const body = byId("rows");
-    const old = this.shown;
-    const ids = new Set(rows.map(this.on.id));
-    for (const [id, { tr }] of old) if (!ids.has(id)) tr.remove(); // first: a row that is moved would lose the focus
-    this.shown = new Map();
-    rows.forEach((row, index) => {
-      const tr = this.rowOf(row, old);
-      if (body.children[index] !== tr) body.insertBefore(tr, body.children[index] ?? null);
-    });
+    this.arrange(rows);
     this.showWhere();
   }
 
-  /** @param {Row} row @param {Map<string, Shown<Row>>} old */
-  rowOf(row, old) {
-    const id = this.on.id(row);
-    const json = JSON.stringify(row);
-    const known = old.get(id);
-    const tr = known?.json === json ? known.tr : this.make(row);
-    if (!known && old.size) tr.className = "new";
-    if (known && known.tr !== tr) replace(known.tr, tr);
-    this.shown.set(id, { tr, json, row });
-    return tr;
+  /** Show these rows: unchanged ones stay, the others are drawn frame by frame, from the top. @param {Row[]} rows */
+  arrange(rows) {
+    const old = this.rows;
+    this.isFirst ||= !this.drawn.size;
+    this.rows = new Map(rows.map((row) => {
+      const id = this.on.id(row);
+      const known = old.get(id);
+      return [id, known?.row === row ? known : { row, json: JSON.stringify(row) }];
+    }));
+    this.draw();
+  }
+
+  draw() {
+    let left = ROWS_PER_FRAME;
+    let place = /** @type {HTMLElement | null} */ (byId("rows").firstElementChild); // of the next row
+    for (const [id, { row, json }] of this.rows) {
+      const known = this.drawn.get(id);
+      if (known?.json !== json && !left--) return this.drawLater();
+      const tr = known?.json === json ? known.tr : this.make(row);
+      if (known && known.tr === place) place = tr;
+      if (known && known.tr !== tr) replace(known.tr, tr);
+      if (!known && !this.isFirst) tr.className = "new";
+      this.drawn.set(id, { tr, json });
+      while (place && place !== tr && !this.rows.has(place.dataset.id ?? "")) {
+        place = this.erase(place);
+        if (!known) break; // a new row takes the place of one that is gone, so that the page keeps its height
+      }
+      if (place === tr) place = /** @type {HTMLElement | null} */ (tr.nextElementSibling);
+      else byId("rows").insertBefore(tr, place); // a row that stays is not moved, and keeps the focus
+    }
+    while (place) place = this.erase(place);
+    this.isFirst = false;
+  }
+
+  drawLater() {
+    if (this.isDrawing) return;
+    this.isDrawing = true;
+    nextFrame(() => {
+      this.isDrawing = false;
+      this.pace.draw(() => this.draw());
+    });
+  }
+
+  /** Remove a row that is gone; return the next one. @param {HTMLElement} tr */
+  erase(tr) {
+    const next = /** @type {HTMLElement | null} */ (tr.nextElementSibling);
+    tr.remove();
+    this.drawn.delete(tr.dataset.id ?? "");
+    return next;
   }
 
   /** @param {Row} row */
@@ -194,16 +274,15 @@ export class List {
 
   /** Show a changed row before the list is read again. @param {Row} row */
   change(row) {
-    if (this.shown.has(this.on.id(row))) this.rowOf(row, this.shown);
+    const id = this.on.id(row);
+    if (this.rows.has(id)) this.arrange([...this.rows].map(([other, known]) => (other === id ? row : known.row)));
   }
 
   /** Remove rows before the list is read again. @param {string[]} ids */
   remove(ids) {
     this.isAhead = true;
-    for (const id of ids) {
-      this.shown.get(id)?.tr.remove();
-      if (this.shown.delete(id) && this.total) this.total -= 1;
-    }
+    for (const id of ids) if (this.rows.delete(id) && this.total) this.total -= 1;
+    this.draw();
     this.showWhere();
   }
 
@@ -213,19 +292,29 @@ export class List {
     return control !== undefined && control.type !== "hidden";
   }
 
-  showWhere() {
-    const isEmpty = this.shown.size === 0;
+  get isFiltered() {
     const { cursor, ...values } = this.values;
-    const isFiltered = Object.keys(values).some((name) => this.isFilter(name));
+    return Object.keys(values).some((name) => this.isFilter(name));
+  }
+
+  showWhere() {
+    const isEmpty = this.rows.size === 0;
+    const { isFiltered, progress, isStopped, values: { cursor } } = this;
+    const isSearching = progress !== undefined && !isStopped;
     byId("rows").closest(".sheet").hidden = isEmpty;
     byId("empty").hidden = !isEmpty || isFiltered || Boolean(cursor);
     byId("nothing").hidden = !isEmpty || !(isFiltered || cursor);
     byId("nothing").querySelector("h2").textContent = this.cursor ? "Nothing found so far" : "Nothing matches";
-    byId("more").hidden = !(isEmpty && this.cursor);
+    byId("searching").hidden = !progress;
+    byId("stop").hidden = !isSearching;
+    if (progress) {
+      Object.assign(byId("searched"), { value: progress.searched, max: progress.total });
+      byId("more").textContent = `${isStopped ? "Stopped after" : "Searched"} ${number(progress.searched)} of ${number(progress.total)}${isStopped ? ": “Older” goes on" : " …"}`;
+    }
     const found = this.total === undefined ? "" : ` of ${number(this.total)}${this.isPartial ? " or more" : ""}`;
-    byId("where").textContent = isEmpty ? "" : `${number(this.shown.size)}${found}`;
+    byId("where").textContent = isEmpty ? "" : `${number(this.rows.size)}${found}`;
     byId("previous").disabled = !this.trail.length;
-    byId("next").disabled = !this.cursor;
+    byId("next").disabled = !this.cursor || isSearching;
     byId("previous").closest(".pages").hidden = isEmpty && !this.trail.length && !this.cursor;
   }
 }

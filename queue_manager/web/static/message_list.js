@@ -34,8 +34,8 @@ export class MessageList extends List {
 
   // Make every row anew: what they show besides themselves has changed.
   redraw() {
-    for (const shown of this.shown.values()) shown.json = "";
-    this.refresh();
+    for (const drawn of this.drawn.values()) drawn.json = "";
+    this.draw();
   }
 
   // True if the first page is shown in its default order, with any filter.
@@ -43,23 +43,22 @@ export class MessageList extends List {
     return location.search === "";
   }
 
-  /** Show messages that are new or have changed, the latest last. Only for a list in its usual order. @param {Message[]} messages */
-  put(messages) {
+  /**
+   * Show messages that are new or have changed, the latest last. Only for a list in its usual order.
+   * @param {string[]} ids of all of them @param {Message[]} messages the latest, as many as a page can show
+   */
+  put(ids, messages) {
     this.isAhead = true;
-    for (const message of messages) this.change(message);
-    const added = messages.filter(({ id }) => !this.shown.has(id));
-    byId("rows").prepend(...added.slice(-this.size).reverse().map((message) => this.rowOf(message, this.shown)));
-    if (this.total !== undefined) this.total += added.length;
-    for (const last of [...byId("rows").querySelectorAll("[data-id]")].slice(this.size)) {
-      this.shown.delete(last.dataset.id ?? "");
-      last.remove();
-    }
+    if (this.total !== undefined) this.total += ids.filter((id) => !this.rows.has(id)).length;
+    const latest = new Map(messages.map((message) => [message.id, message]));
+    const added = messages.filter(({ id }) => !this.rows.has(id));
+    this.arrange([...added.reverse(), ...[...this.rows].map(([id, { row }]) => latest.get(id) ?? row)].slice(0, this.size));
     this.showWhere();
   }
 
   // Read again before long, if rows that went away have left room for others.
   fill() {
-    if (this.shown.size >= Math.min(this.total ?? 0, this.size)) return;
+    if (this.rows.size >= Math.min(this.total ?? 0, this.size)) return;
     this.filling ??= setTimeout(() => {
       this.filling = undefined;
       this.refresh();
@@ -74,7 +73,7 @@ export class MessageList extends List {
 
   showWhere() {
     super.showWhere();
-    for (const id of this.picked) if (!this.shown.has(id)) this.picked.delete(id);
+    for (const id of this.picked) if (!this.rows.has(id)) this.picked.delete(id);
     this.showPicked();
   }
 
@@ -88,15 +87,15 @@ export class MessageList extends List {
 
   /** @param {boolean} isPicked */
   pickAll(isPicked) {
-    this.picked = new Set(isPicked ? this.shown.keys() : []);
-    for (const { tr } of this.shown.values()) tr.querySelector("input").checked = isPicked;
+    this.picked = new Set(isPicked ? this.rows.keys() : []);
+    for (const { tr } of this.drawn.values()) tr.querySelector("input").checked = isPicked;
     this.showPicked();
   }
 
   showPicked() {
     const all = byId("pick-all");
     if (!all) return;
-    all.checked = this.shown.size > 0 && this.picked.size === this.shown.size;
+    all.checked = this.rows.size > 0 && this.picked.size === this.rows.size;
     all.indeterminate = this.picked.size > 0 && !all.checked;
     if (!this.picked.size && byId("picked").contains(document.activeElement)) byId("main").focus(); // what has it goes away
     byId("picked").hidden = this.picked.size === 0;

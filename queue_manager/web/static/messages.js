@@ -1,18 +1,19 @@
 // The messages of one place, and what people do with them.
 
-import { Events, Problem, ask, attempt, get, post, query } from "./api.js";
+import { Events, Problem, ask, attempt, get, post, query, stream } from "./api.js";
 import { at, countdown, moment, number } from "./clock.js";
 import { askFor, details, show } from "./dialog.js";
 import { byId, button, element, mayAct, pill, toast } from "./dom.js";
 import { cell } from "./list.js";
 import { MessageList } from "./message_list.js";
+import { nextFrame } from "./pace.js";
 
 const PAGE = 50;
 /** @type {Record<MessageState, string>} */
 const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", acknowledged: "Acknowledged", archived: "Archived" };
 const place = /** @type {MessageState} */ (document.getElementById("tabs")?.dataset.place);
-const HIDDEN_INTERVAL = 250; // ms after which events are shown in a hidden page, which has no frames
-const MAX_EVENTS = 500; // of one frame
+const MAX_EVENTS = 500; // that are shown at once
+const MAX_SUGGESTIONS = 100;
 const CONFIRM_FROM = 1000; // messages; who deletes more has to type the queue's name
 /** @type {number | undefined} */
 let size; // messages in this place, when it is known
@@ -23,18 +24,18 @@ let list;
 
 // Reading
 
+/** @param {Values} values */
+const asked = ({ sort, order, ...values }) => query({ ...values, sortBy: sort, sortOrder: order, limit: PAGE });
+
 /** @param {Values} values @param {Options} options */
-async function load({ sort, order, cursor, ...filters }, options) {
-  const path = `/queue/${place}/messages${query({ ...filters, sortBy: sort, sortOrder: order, cursor, limit: PAGE })}`;
+async function load(values, options) {
   /** @type {MessagePage} */
-  const { messages, pagination } = await ask("GET", path, undefined, { ...options, parse: exactly });
-  return {
-    rows: messages,
-    cursor: pagination.cursor,
-    total: pagination.total,
-    isPartial: pagination.is_partial,
-  };
+  const { messages, pagination } = await get(`/queue/${place}/messages${asked(values)}`, { ...options, parse: exactly });
+  return { rows: messages, cursor: pagination.cursor, total: pagination.total, isPartial: pagination.is_partial };
 }
+
+/** @param {Values} values @param {Options} options */
+const search = (values, options) => stream(`/queue/${place}/messages/search${asked(values)}`, { ...options, parse: exactly });
 
 // Payloads keep the digits that their producers wrote, where this browser can hold them.
 const { rawJSON } = JSON;
@@ -42,7 +43,8 @@ const { rawJSON } = JSON;
 function exactly(text) {
   const answer = JSON.parse(text);
   const exact = rawJSON && JSON.parse(text, (_, value, { source }) => (typeof value === "number" && String(value) !== source ? rawJSON(source) : value));
-  if (exact) for (const [index, message] of answer.messages?.entries() ?? []) message.payload = exact.messages[index].payload;
+  const messagesOf = (/** @type {any} */ parsed) => (Array.isArray(parsed) ? parsed : parsed.messages ?? []);
+  if (exact) for (const [index, message] of messagesOf(answer).entries()) message.payload = messagesOf(exact)[index].payload;
   return answer;
 }
 
@@ -88,8 +90,19 @@ const COLUMNS = {
   archived: ["type", "payload", "created", "attempts"],
 };
 
+/** @type {Set<string>} */
+const types = new Set(); // that were shown; the filter suggests them
+
+/** @param {string} type */
+function suggest(type) {
+  if (types.has(type) || types.size === MAX_SUGGESTIONS) return;
+  types.add(type);
+  byId("types").append(element("option", { value: type }));
+}
+
 /** @param {Message} message */
 function cells(message) {
+  suggest(message.type);
   const open = element("th", { scope: "row" }, button(message.id, () => look(message), "link"));
   return [open, COLUMNS[place].map((name) => CELLS[name](message))];
 }
@@ -104,7 +117,7 @@ function look(message) {
     place !== "processing" && !message.undecodable && ["Edit …", () => edit(message)],
     place === "dead" && ["Replay", () => replay([id]), "primary"],
   ];
-  show(id, [element("pre", { tabindex: 0, "aria-label": "Payload" }, JSON.stringify(payload, null, 2)), details(rest)], actions);
+  show(id, [element("pre", { tabindex: 0, "aria-label": "Payload" }, JSON.stringify(payload, null, 2)), details(rest)], actions, `/messages/${encodeURIComponent(id)}`);
 }
 
 // Acting
@@ -235,48 +248,51 @@ let isCut = false; // whether they were too many to keep
 /** @param {string} event */
 function receive(event) {
   waiting.push(event);
-  if (waiting.length === 1) {
-    if (document.hidden) setTimeout(showReceived, HIDDEN_INTERVAL);
-    else requestAnimationFrame(showReceived);
-  }
+  if (waiting.length === 1) setTimeout(nextFrame, list.pace.rest, showReceived);
   if (waiting.length > 2 * MAX_EVENTS) {
     waiting.splice(0, MAX_EVENTS);
     isCut = true;
   }
 }
 
-// Once per frame, however many events there are: of too many only the latest count, and the list is read anew.
+// Once per frame at most, however many events there are: of too many only the latest count, and the list is read anew.
 function showReceived() {
   const events = waiting.splice(0);
   const isAll = !isCut && events.length <= MAX_EVENTS;
   isCut = false;
-  happened(events.slice(-MAX_EVENTS).map(exactly));
+  list.pace.draw(() => happened(events.slice(-MAX_EVENTS)));
   if (!isAll) list.refresh();
 }
 
 // An event has the messages it is about, where they are few, and how many are where.
-/** @param {QueueEvent[]} events */
-function happened(events) {
+/** @param {string[]} texts */
+function happened(texts) {
+  /** @type {QueueEvent[]} */
+  const events = texts.map((text) => JSON.parse(text));
   const counts = events.findLast((event) => event.counts)?.counts;
   if (counts) {
     countsReceived += 1;
     showCounts(counts);
   }
   if (events.some(({ type, messages }) => !messages || type === "clear")) return list.refresh();
-  /** @type {Map<string, Message | null>} */
-  const latest = new Map(); // by id; null where it is not here any more
-  for (const { payload, messages } of events) {
+  /** @type {Map<string, number | null>} */
+  const latest = new Map(); // by id, the event that has the message; null where it is not here any more
+  for (const [index, { payload, messages }] of events.entries()) {
     for (const id of [...(payload.ids ?? []), ...(payload.dlq_ids ?? [])]) {
       latest.delete(id);
       latest.set(id, null);
     }
-    for (const message of messages ?? []) if (message.place === place) latest.set(message.id, message);
+    for (const message of messages ?? []) if (message.place === place) latest.set(message.id, index);
   }
-  list.remove([...latest.keys()].filter((id) => !latest.get(id)));
+  list.remove([...latest.keys()].filter((id) => latest.get(id) === null));
   if (!list.isUsual) return list.refresh();
-  list.put([...latest.values()].filter((message) => message !== null));
+  const here = [...latest].filter(([, index]) => index !== null);
+  list.put(here.map(([id]) => id), here.slice(-PAGE).map(([id, index]) => messageIn(texts[index ?? 0], id)));
   list.fill();
 }
+
+/** @param {string} text @param {string} id @returns {Message} */
+const messageIn = (text, id) => exactly(text).messages.find((/** @type {Message} */ message) => message.id === id);
 
 let countsReceived = 0; // events that had counts
 
@@ -307,7 +323,7 @@ function reload() {
 }
 
 function begin() {
-  list = new MessageList({ load, cells, id: ({ id }) => id }, PAGE);
+  list = new MessageList({ load, search, cells, id: ({ id }) => id }, PAGE);
   new Events("/queue/events", "queue-update", { event: receive, parse: String, reload });
   for (const [id, act] of /** @type {const} */ ([["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll)]])) byId(id)?.addEventListener("click", act);
   for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) byId(id)?.addEventListener("click", () => act([...list.picked]));

@@ -1,10 +1,13 @@
 // Every system in one look: what needs somebody first, then each with its figures and its day.
 
 import { Events, attempt, get } from "./api.js";
+import { chart } from "./chart.js";
 import { countdown, moment, now, number, span } from "./clock.js";
-import { byId, complain, element, facts, pill } from "./dom.js";
-import { days, figures, howToTurnOn, needs, put, scans, standing } from "./systems.js";
+import { PREFIX, byId, complain, element, facts, pill } from "./dom.js";
+import { speed } from "./latency.js";
+import { bad, figures, howToTurnOn, needs, put, said, scans, standing } from "./systems.js";
 
+const DAY_INTERVAL = 60000; // ms between two readings of a day in buckets of ten minutes
 /** @type {Map<string, { title: string, state: HTMLElement, body: HTMLElement, day: HTMLElement }>} */
 const cards = new Map(); // by name: the parts of a card that change
 
@@ -15,39 +18,26 @@ const note = (...text) => element("small", { class: "soft" }, ...text);
 
 // What needs somebody
 
-/** @param {Overview} overview */
-function urgent({ servers, problems, systems }) {
-  /** @type {(Urgent | "" | null)[]} */
-  const all = [
-    servers.mongodb && ["bad", "MongoDB does not answer", [[servers.mongodb]]],
-    servers.redis && ["bad", "Redis does not answer", [[servers.redis]]],
-    ...problems.map(general),
-    ...systems.map(need),
-  ];
-  return all.filter((one) => !!one).sort(([one], [other]) => (one === other ? 0 : one === "bad" ? -1 : 1));
+/** @type {Record<string, string>} */
+const COMPONENTS = { mongodb: "MongoDB", redis: "Redis", broker: "Broker", beat: "Beat", workers: "Workers", clocks: "Clocks", settings: "Settings" };
+
+/** @param {Overview} overview @returns {Urgent[]} */
+function urgent({ problems, systems }) {
+  const names = [...new Set(problems.map(({ system }) => system))];
+  const components = names.map((name) => ({ title: COMPONENTS[name] ?? name, needs: problems.filter(({ system }) => system === name).map(bad) }));
+  /** @type {Urgent[]} */
+  const all = [...components, ...systems.map((system) => ({ title: system.title, page: system.page, needs: needs(system) }))];
+  return all.filter((one) => one.needs.length).sort((one, other) => rank(one) - rank(other));
 }
 
-// A problem of no one system: what is wrong stands before its first colon.
-/** @param {string} problem @returns {Urgent} */
-function general(problem) {
-  const [title, ...words] = problem.split(": ");
-  return ["bad", title, [[words.join(": ")]]];
-}
-
-/** @param {System} system @returns {Urgent | null} */
-function need(system) {
-  const all = needs(system);
-  const isOne = all.length === 1;
-  return all.length ? [all[0][0], system.title, all.map(([, words, page]) => [words, isOne ? null : page]), (isOne && all[0][2]) || system.page] : null;
-}
+/** @param {Urgent} urgent */
+const rank = ({ needs: [worst] }) => (worst.kind === "bad" ? 0 : 1);
 
 /** @param {Urgent[]} list */
 function attention(list) {
   if (!list.length) return [pill("All well", "good"), " Nothing needs attention."];
-  /** @param {Urgent[2][number]} reason */
-  const said = ([words, page]) => element("span", { class: "clip", title: words }, page ? element("a", { href: page }, words) : words);
   /** @param {Urgent} urgent */
-  const one = ([kind, title, all, page]) => element("li", {}, pill(kind === "bad" ? "Act" : "Look", kind), element("div", {}, page ? element("a", { href: page }, title) : element("b", {}, title), ...all.map(said)));
+  const one = ({ title, page, needs: all }) => element("li", {}, pill(all[0].kind === "bad" ? "Act" : "Look", all[0].kind), element("div", {}, page ? element("a", { href: PREFIX + page, class: "strong" }, title) : element("b", {}, title), ...all.map(said)));
   return [element("h2", {}, "Needs attention"), element("ul", {}, list.map(one))];
 }
 
@@ -67,7 +57,7 @@ function lead({ leader, servers }) {
 function crew({ workers }) {
   if (!workers) return "—";
   if (!workers.length) return [pill("No workers", "bad"), note("Start one: ", code("celery -A tasks worker"), ", or all: ", code("make up"))];
-  return [pill(`${number(workers.length)} online`, "good"), note(workers.map(({ name }) => name).join(", "))];
+  return [pill(`${number(workers.length)} online`, "good"), note(workers.map(({ name, paused }) => (paused ? `${name} (takes no items)` : name)).join(", "))];
 }
 
 /** @param {Overview} overview */
@@ -89,7 +79,7 @@ function card({ name, title, page }) {
   const parts = { title, state: element("span"), body: element("div", { class: "stack" }), day: element("div") };
   cards.set(name, parts);
   byId("systems").append(element("article", { class: "card stack", "aria-label": title },
-    element("header", { class: "head" }, element("h2", {}, element("a", { href: page }, title)), parts.state), parts.body, parts.day));
+    element("header", { class: "head" }, element("h2", {}, element("a", { href: PREFIX + page }, title)), parts.state), parts.body, parts.day));
   return parts;
 }
 
@@ -97,8 +87,29 @@ function card({ name, title, page }) {
 function showSystem(system) {
   const { state, body, day } = cards.get(system.name) ?? card(system);
   put(state, system, standing);
-  put(body, system, () => (system.is_on ? [figures(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
+  put(body, system, () => (system.is_on ? [speed(system.latency, system.duration_names, "last hour"), figures(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
   day.hidden = !system.is_on;
+}
+
+// The last 24 hours, drawn again every minute.
+async function days() {
+  await attempt(async () => {
+    /** @type {SystemsHistory} */
+    const { systems, begins_at: begins, bucket_seconds: seconds } = await get("/overview/history");
+    for (const [name, counts] of Object.entries(systems)) {
+      const card = cards.get(name);
+      if (counts && card) put(card.day, [begins, counts], () => day(card.title, counts, begins, seconds));
+    }
+  }, () => {}); // the figures show which server is away
+  setTimeout(days, DAY_INTERVAL);
+}
+
+/** @param {string} title @param {OutcomeCounts} counts @param {Moment} begins @param {number} seconds */
+function day(title, { done, failed }, begins, seconds) {
+  /** @param {number[]} values */
+  const total = (values) => number(values.reduce((sum, value) => sum + value, 0));
+  return chart({ title: "Last 24 hours", unit: "per 10 min, UTC", begins, seconds, summary: `${title}: ${total(done)} done, ${total(failed)} failed.`,
+    series: [{ name: "done", kind: "done", values: done }, { name: "failed", kind: "failed", values: failed }] });
 }
 
 /** @param {Overview} overview */
@@ -113,4 +124,4 @@ const read = () => attempt(async () => show(await get("/overview")), ({ message 
 
 await read();
 new Events("/overview/events", "overview", { event: show, reload: read });
-days((name) => cards.get(name)?.day, (name) => cards.get(name)?.title ?? name);
+days();

@@ -2,10 +2,11 @@
 
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
-import { askFor, details, show } from "./dialog.js";
+import { askFor } from "./dialog.js";
 import { byId, button, element, mayAct, toast } from "./dom.js";
+import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
-import { days, figures, howToTurnOn, put, scans, standing } from "./systems.js";
+import { bad, figures, howToTurnOn, put, said, scans, standing } from "./systems.js";
 
 const PAGE = 50;
 const SCANS = 10;
@@ -46,7 +47,7 @@ async function load(values, options) {
 function cells(item) {
   const { verb, next } = STATES[item.state];
   return [
-    element("th", { scope: "row" }, button(item.id, () => look(item), "link whole"), item.title && element("div", { class: "hint" }, item.title)),
+    element("th", { scope: "row" }, element("a", { class: "link whole", href: `${location.pathname}/${encodeURIComponent(item.id)}` }, item.id), item.title && element("div", { class: "hint" }, item.title)),
     cell("Due", moment(item.due_at), "nowrap"),
     cell("Since", moment(item.since), "nowrap"),
     element("td", { class: "text" }, item.reason && element("span", { class: "clip" }, item.reason)),
@@ -54,12 +55,6 @@ function cells(item) {
     cell("Next", item.next_at ? element("span", {}, next && `${next} `, moment(item.next_at)) : "—", "nowrap"),
     mayAct && element("td", { class: "number" }, verb && button(verb, () => retry(item), "quiet")),
   ];
-}
-
-/** @param {Item} item */
-function look(item) {
-  const { verb } = STATES[item.state];
-  show(item.id, details(item), mayAct && verb ? [[verb, () => retry(item), "primary"]] : []);
 }
 
 /** @param {MouseEvent} event */
@@ -155,8 +150,8 @@ function showSystem(system) {
   known = system;
   put(byId("standing"), system, standing);
   put(byId("health"), system, () => [
-    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), figures(system), scans(system),
-    ...system.problems.map((problem) => element("p", { class: "bad" }, problem)),
+    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), speed(system.latency, system.duration_names, "last hour"), figures(system), scans(system),
+    ...system.problems.map(bad).map(said),
   ]);
   for (const tab of document.querySelectorAll("[data-state]")) {
     const count = system[STATES[/** @type {ItemState} */ (tab.dataset.state)].count];
@@ -190,4 +185,3 @@ for (const tab of document.querySelectorAll("[data-state]")) tab.addEventListene
 byId("retry-all")?.addEventListener("click", () => attempt(retryAll));
 byId("scans-more").addEventListener("click", () => readScans(older));
 new Events("/overview/events", "overview", { event: receive, reload: readAll });
-days((one) => (one === name ? byId("day") : undefined), () => document.querySelector("h1").textContent);

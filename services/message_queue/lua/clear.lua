@@ -58,16 +58,15 @@ end
 
 -- Deletes the given entries of a stream, and the records that belong to them.
 local function delete(stream, entries, is_main)
-  local sids, ids = {}, {}
+  local sids, ids, texts = {}, {}, {}
   for i, entry in ipairs(entries) do
     local data, id = data_of(entry[2])
-    sids[i], ids[i] = entry[1], identity(data, id) or ''
+    sids[i], ids[i], texts[i] = entry[1], identity(data, id) or '', data or ''
   end
   local mine = {}
   for i, text in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
-    local record = text and decoded(text)
-    record = record and validated(record)
-    if record and record.sid == sids[i] and record.stream == stream then
+    local record = text and record_at(text, stream, sids[i], texts[i])
+    if record then
       mine[#mine + 1] = ids[i]
       if is_main then
         unindex(ids[i], record)

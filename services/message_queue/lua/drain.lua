@@ -22,6 +22,7 @@ repeat
       redis.call('XDEL', MANUAL, entry[1])
       end_delivery(id, record)
       requeue(id, record, data)
+      save(id, record)
     end
   end
 until is_end

@@ -9,7 +9,10 @@
 -- Atomic, so that the check of the id and the write are one step: a retried enqueue adds one message. Without
 -- allow-oom, so that a full server refuses the whole call.
 
--- One HMGET, HSET and, per type, ZADD for all messages: a call with the largest batch takes less than 10 ms.
+-- One HMGET, HSET and, per type if type indexes are kept, ZADD for all messages: a call with the largest batch takes less
+-- than 10 ms. Messages of further types than MAX_INDEXED are indexed by the next consumer that asks for a type.
+
+local MAX_INDEXED = 100 -- types
 
 -- Returns true if the entry of a record exists. Deletes the record if another consumer has deleted the entry.
 local function has_entry(id)
@@ -30,11 +33,11 @@ for i = 1, #ARGV, 6 do
   ids[#ids + 1] = ARGV[i]
 end
 for i, record in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
-  is_known[ids[i]] = record and has_entry(ids[i])
+  is_known[ids[i]] = record and is_known[ids[i]] ~= false and has_entry(ids[i]) -- an id may be there twice
 end
 
 local created_at = string.format('%.3f', NOW)
-local answers, added, records, index_members = {}, {}, {}, {}
+local answers, added, records, index_members, indexed, is_any_left = {}, {}, {}, {}, 0, false
 for i = 1, #ARGV, 6 do
   local id, kind, kind_json, priority, options, payload = unpack(ARGV, i, i + 5)
   if is_known[id] then
@@ -45,10 +48,18 @@ for i = 1, #ARGV, 6 do
     local stream = stream_of(tonumber(priority))
     local sid = redis.call('XADD', stream, '*', 'data', '{"id":"' .. id .. '"' .. about .. '"payload":' .. payload .. '}')
     records[#records + 1] = id
-    records[#records + 1] = '{"stream":"' .. stream .. '","sid":"' .. sid .. '"' .. about .. '"attempt_count":0}'
-    index_members[kind] = index_members[kind] or {}
-    table.insert(index_members[kind], -priority)
-    table.insert(index_members[kind], index_member(id, { sid = sid }))
+    local is_indexed = is_index_kept() and (index_members[kind] or indexed < MAX_INDEXED)
+    is_any_left = is_any_left or is_index_kept() and not is_indexed
+    if is_indexed then
+      indexed = indexed + (index_members[kind] and 0 or 1)
+      local location = '"stream":"' .. stream .. '","sid":"' .. sid .. '"'
+      records[#records + 1] = OWN_RECORD .. location .. about .. '"attempt_count":0}'
+      index_members[kind] = index_members[kind] or {}
+      table.insert(index_members[kind], -priority)
+      table.insert(index_members[kind], index_member(id, { sid = sid }))
+    else
+      records[#records + 1] = packed_location(priority, sid)
+    end
     answers[#answers + 1] = 1
     added[#added + 1] = id
   end
@@ -57,6 +68,9 @@ if #added > 0 then
   redis.call('HSET', RECORDS, unpack(records))
   for kind, members in pairs(index_members) do
     add_to_index(kind, members)
+  end
+  if is_any_left then
+    redis.call('SET', TYPES, 'some')
   end
   announce_ids('enqueue', added)
 end

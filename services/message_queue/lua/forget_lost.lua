@@ -8,8 +8,8 @@
 
 local CURSOR = QUEUE .. ':forget_cursor'
 
-local function forget_if_lost(id, record)
-  record = record and validated(record)
+local function forget_if_lost(id, text)
+  local record = record_in(text)
   if record and record.sid then
     local _, is_there = entry_at(record.stream, record.sid)
     if not is_there then
@@ -25,7 +25,7 @@ repeat
   cursor = answer[1]
   for i = 1, #answer[2], 2 do
     handled = handled + 1
-    forget_if_lost(answer[2][i], decoded(answer[2][i + 1]))
+    forget_if_lost(answer[2][i], answer[2][i + 1])
   end
 until cursor == '0' or is_slice_full()
 redis.call('SET', CURSOR, cursor)

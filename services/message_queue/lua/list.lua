@@ -5,8 +5,8 @@
 -- ARGV     state, priority levels, order ('newest' or 'oldest' first, in processing by deadline; in main also 'highest'
 --          or 'lowest' priority first, then newest), cursor of the previous slice ('' for the first), filter as JSON
 --          {type, priority, attempts, from, until, search}, matches to skip, maximum number of rows
--- Returns  {rows of {id, data, record, sid}, next cursor or '' at the end, number of matches}; without a filter every
---          entry matches
+-- Returns  {rows of {id, data, record, sid}, next cursor or '' at the end, number of matches, number of entries read};
+--          without a filter every entry matches
 --
 -- Atomic, so that a message that changes its state is in the slice once. reading.lua describes the limits of a slice.
 
@@ -46,4 +46,4 @@ repeat
     ended = cursor_at(last)
   end
 until last or ended == '' or is_budget_spent()
-return { rows, ended, matched }
+return { rows, ended, matched, read_entries }

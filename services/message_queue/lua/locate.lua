@@ -13,8 +13,8 @@ for _, id in ipairs(ARGV) do
     break
   end
   handled = handled + 1
-  local record = record_of(id)
-  local data = record and record.sid and entry_at(record.stream, record.sid)
+  local record, data = record_of(id)
+  data = data or record and record.sid and entry_at(record.stream, record.sid)
   if data then
     rows[#rows + 1] = { id, data, cjson.encode(record), state_of(record) }
   end

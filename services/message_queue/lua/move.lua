@@ -54,12 +54,13 @@ local function put_into(id, record, data, state)
     dead_letter(id, record, data, reason)
   elseif to == 'acknowledged' then
     add_to_history(id, record, data)
+    trim_history(1)
   else
     record.archived_at = NOW
     remember(record, 'archived')
     append(ARCHIVED, id, record, with_outcome(record, data, { archived_at = NOW }))
-    save(id, record)
   end
+  save(id, record)
 end
 
 local function move(id)
@@ -90,6 +91,7 @@ for i = 4, #ARGV do
     moved[#moved + 1] = ARGV[i]
   end
 end
+finish_releases()
 if #moved > 0 then
   local counts = '{"count":' .. #moved .. ',"from":"' .. from .. '","to":"' .. to
   announce('move', counts .. '","ids":' .. array(moved) .. '}')

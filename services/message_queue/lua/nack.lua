@@ -10,23 +10,29 @@
 -- Atomic, so that exactly one of a late nack and a requeue succeeds. allow-oom, so that a full server can be drained.
 
 local id, token, is_token_required, reason, max_attempts = unpack(ARGV)
-local record, refusal = locked_record(id, token, is_token_required == '1')
+local record, refusal = locked_record(redis.call('HGET', RECORDS, id), token, is_token_required == '1')
 if not record then
   return refusal
 end
 local data = release(id, record)
+finish_releases()
 if not data then
   return 'LOCK_LOST'
 end
 record.undecodable = max_attempts == '0' or nil
 max_attempts = max_attempts ~= '0' and record.custom_max_attempts or tonumber(max_attempts)
 announce_ids('nack', { id })
-if record.attempt_count >= max_attempts then
+local is_final = record.attempt_count >= max_attempts
+add_count(is_final and 'failed' or 'retried', 1)
+write_counts()
+if is_final then
   dead_letter(id, record, data, reason)
+  save(id, record)
   announce_ids('move_to_dlq', { id })
   return 'DEAD'
 end
 record.last_error = reason
 remember(record, 'requeued', reason)
 requeue(id, record, data)
+save(id, record)
 return 'REQUEUED'

@@ -26,6 +26,7 @@ local function dead_letter_entry(stream, sid, data, fields, reason)
   local id = 'undecodable-' .. stream .. '-' .. sid
   local record = { type = '', priority = priority_of(stream), created_at = NOW, attempt_count = 0, undecodable = true }
   dead_letter(id, record, data or cjson.encode(fields), reason)
+  save(id, record)
   redis.call('XACK', stream, GROUP, sid)
   redis.call('XDEL', stream, sid)
   announce_ids('move_to_dlq', { id })
@@ -77,24 +78,39 @@ end
 local function read_entry(stream, sid, fields)
   local data, id = data_of(fields)
   id = identity(data, id)
-  local record = id and record_of(id)
-  if record and record.sid == sid and record.stream == stream then
+  local text = id and redis.call('HGET', RECORDS, id)
+  local record, reason = text and record_at(text, stream, sid, data)
+  if record then
     return id, record, data
   end
-  local reason
   id, record, reason = create_record(stream, sid, data)
   if not id then
     dead_letter_entry(stream, sid, data, fields, reason)
     return nil
   end
+  save(id, record) -- so that another entry with this id is a duplicate, also in the same call
   return id, record, data
 end
 
--- Creates the records of some entries of a stream, in stream order; each entry is searched once. Pending entries get
--- theirs when they get a deadline. Returns the number of new records, and true if there are no more entries.
-local function adopt_entries(stream)
-  local state = STATES_BY_STREAM[stream]
-  local after = redis.call('HGET', SEARCHED, stream)
+local search_ends
+
+-- Returns the last searched entry of a stream, or nil.
+local function searched_until(stream)
+  if not search_ends then
+    search_ends = {}
+    local known = redis.call('HGETALL', SEARCHED)
+    for i = 1, #known, 2 do
+      search_ends[known[i]] = known[i + 1]
+    end
+  end
+  return search_ends[stream]
+end
+
+-- Creates the records of some entries of a stream, in stream order, unless only known messages are wanted, and adds
+-- them to their indexes if type indexes are kept; each entry is searched once. Pending entries get theirs when they get
+-- a deadline. Returns the number of new records, and true if there are no more entries.
+local function adopt_entries(stream, is_known_only)
+  local state, after = STATES_BY_STREAM[stream], searched_until(stream)
   local entries, is_end = read_entries_of(stream, after and '(' .. after or '-', '+')
   local created, reached = 0, nil
   for i, entry in ipairs(entries) do
@@ -105,19 +121,22 @@ local function adopt_entries(stream)
     reached, handled = entry[1], handled + 1
     local data, id = data_of(entry[2])
     id = identity(data, id)
-    local record = id and record_of(id)
-    if not (record and record.sid == entry[1]) then
+    local text = id and redis.call('HGET', RECORDS, id)
+    local record = text and record_at(text, stream, entry[1], data)
+    local is_new = not record and not is_known_only
+    if is_new then
       id, record = create_record(stream, entry[1], data)
-      if id and (state or is_waiting(record)) then
-        save(id, record)
-        created, handled = created + 1, handled + 1
-        if not state then
-          index(id, record)
-        end
+    end
+    if id and record and (is_new or record.unindexed and is_index_kept()) and (state or is_waiting(record)) then
+      if not state then
+        index(id, record)
       end
+      save(id, record)
+      created, handled = created + (is_new and 1 or 0), handled + 1
     end
   end
   if reached then
+    search_ends[stream] = reached
     redis.call('HSET', SEARCHED, stream, reached)
   end
   return created, is_end

@@ -245,23 +245,25 @@ end
 
 -- Returns {id, record, data, sid} of an item whose record was read; nil if its entry was deleted.
 local function row_of(item, state)
-  local record = item.text and decoded(item.text)
-  record = record and validated(record)
-  if state == 'processing' and not item.data and record then
-    find_entry(item, record)
+  local record
+  if item.text and item.data then
+    record = record_at(item.text, item.stream, item.sid, item.data)
+  elseif item.text and state == 'processing' then
+    record = record_in(item.text)
+    find_entry(item, record or {})
   end
   local id, data = item.id, item.data
   if not data then
     return nil
   end
-  if not record or record.sid ~= item.sid then
+  if not record then
     spent = spent + CREATE_RECORD_COST
     id, record = create_record(item.stream, item.sid, data)
     if id then
-      save(id, record)
       if state == 'main' then
         index(id, record)
       end
+      save(id, record)
     else
       id = item.sid -- undecodable: it is dead-lettered when a consumer receives it
       record = validated({ stream = item.stream, sid = item.sid, priority = priority_of(item.stream) })
@@ -280,10 +282,14 @@ end
 -- Returns true if the undecoded texts already prove that an item does not match. They prove nothing if they contain
 -- escapes, or if the record may belong to another entry.
 local function is_certain_mismatch(item, filter)
-  if not item.text or string.find(item.text, '\\', 1, true) or not string.find(item.text, item.sid or '', 1, true) then
+  if not item.text or not string.find(item.text, item.sid or '', 1, true) then
     return false
   end
-  if filter.type and not string.find(item.text, '"' .. filter.type .. '"', 1, true) then
+  local about = is_location(item.text) and item.data or item.text -- the text that contains the type
+  if string.find(about, '\\', 1, true) then
+    return false
+  end
+  if filter.type and not string.find(about, '"' .. filter.type .. '"', 1, true) then
     return true
   end
   return filter.search and item.data and not contains_text(item.text, filter.search)
@@ -314,7 +320,12 @@ local function is_match(item, filter, state)
   if is_certain_mismatch(item, filter) then
     return false
   end
-  local record = item.text and decoded(item.text)
+  local record
+  if item.data and item.text and is_location(item.text) then
+    record = record_at(item.text, item.stream, item.sid, item.data)
+  else
+    record = item.text and decoded(item.text)
+  end
   if record and not item.stream then
     if not is_entry_location(record.stream, record.sid) or filter.search and not find_entry(item, record) then
       return false

@@ -19,21 +19,16 @@ if redis.call('EXISTS', QUEUE .. ':overdue_requeue_lock') == 1 then
 end
 local most = math.min(tonumber(batch), MAX_HANDLED)
 local overdue = redis.call('ZRANGE', DEADLINES, '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, most)
-local requeued, dead = {}, {}
-for _, id in ipairs(overdue) do
-  if is_slice_full() then
-    break
-  end
-  handled = handled + 1
-  local record = record_of(id)
+local requeued, dead, records = {}, {}, {}
+
+-- Requeues or dead-letters a message. Returns its record if it is to be saved.
+local function sweep(id, record)
   local data = record and record.sid and release(id, record)
   if not data then
     -- Another consumer has acknowledged or requeued it. A requeued message keeps its record, which counts its attempts;
     -- the record of a deleted one is deleted by forget_lost.lua.
     end_delivery(id, record or {})
-    if record and redis.call('HEXISTS', RECORDS, id) == 1 then
-      save(id, record)
-    end
+    return record and redis.call('HEXISTS', RECORDS, id) == 1 and record
   elseif record.attempt_count >= (record.custom_max_attempts or tonumber(max_attempts)) then
     dead_letter(id, record, data, 'Max attempts exceeded (Stream)')
     dead[#dead + 1] = id
@@ -43,10 +38,29 @@ for _, id in ipairs(overdue) do
     requeue(id, record, data)
     requeued[#requeued + 1] = id
   end
+  return record
+end
+
+for i, text in ipairs(#overdue > 0 and redis.call('HMGET', RECORDS, unpack(overdue)) or {}) do
+  if is_slice_full() then
+    break
+  end
+  handled = handled + 1
+  local record = sweep(overdue[i], text and record_in(text))
+  if record then
+    records[#records + 1], records[#records + 2] = overdue[i], packed(record)
+  end
+end
+finish_releases()
+if #records > 0 then
+  redis.call('HSET', RECORDS, unpack(records))
 end
 if #requeued + #dead > 0 then
   redis.call('INCRBY', TOTAL_REQUEUED, #requeued)
   redis.call('INCRBY', TOTAL_DEAD, #dead)
+  add_count('retried', #requeued)
+  add_count('failed', #dead)
+  write_counts()
   local counts = '{"count":' .. #requeued .. ',"dlq_count":' .. #dead .. ',"triggered_by":"' .. triggered_by
   announce('requeue', counts .. '","ids":' .. array(requeued) .. ',"dlq_ids":' .. array(dead) .. '}')
 end

@@ -1,4 +1,5 @@
--- Included before every script of the message queue: keys, clock, and shared functions.
+-- Keys, clock and functions of the scripts of the message queue. A script gets only the definitions that it uses, because
+-- Redis runs them at every call.
 --
 -- KEYS[1]  queue name, the prefix of every other key. In Redis Cluster it is in braces, so that all keys share a slot.
 --
@@ -12,6 +13,9 @@
 --   lock_token, consumer_id, dequeued_at, processing_started_at, deadline_at      while it is processed
 --   added                          number of bytes appended to the entry of a finished message
 --   undecodable                    the entry is not a valid message, and kept for operators
+--   unindexed                      a waiting message is not in the index of its type
+-- The record of a message that was never delivered is only its location, {"at":"<priority>:<entry id>"}, unless type
+-- indexes are kept: the other fields are in its entry.
 -- Times in records are seconds, times in keys and replies milliseconds.
 
 local QUEUE = KEYS[1]
@@ -28,6 +32,7 @@ local ARCHIVED = QUEUE .. '_archived'
 local TOTAL_ACKNOWLEDGED = QUEUE .. ':stats:total_acknowledged'
 local TOTAL_REQUEUED = QUEUE .. ':stats:total_requeued' -- by sweeps, like TOTAL_DEAD
 local TOTAL_DEAD = QUEUE .. ':stats:total_dead_lettered'
+local TYPES = QUEUE .. ':types' -- exists if type indexes are kept: since a consumer first asked for a type
 local NEXT_SWEEP = QUEUE .. ':next_sweep'
 
 local MAX_ACKNOWLEDGED = 100 -- acknowledged messages that are retained
@@ -45,6 +50,7 @@ local LAST_SID_PART = '18446744073709551615'
 local MAX_HANDLED = 100
 local MAX_BYTES = 1024 * 1024
 local DECODE_COST = 6 -- decoding one byte of JSON costs as much as reading this many
+local MAX_CLEANED = 10 -- type indexes of which one call drops stale members
 local MAX_READ = 8 -- entries per read while they are small
 local SMALL_ENTRY_BYTES = 16 * 1024 -- bytes
 
@@ -84,10 +90,51 @@ local function announce_ids(kind, ids)
   announce(kind, '{"count":' .. #ids .. ',"ids":' .. array(ids) .. '}')
 end
 
+-- Counts: a script adds an entry to a stream, which is one command; fold_counts.lua adds the entries up.
+
+local COUNTS = QUEUE .. ':counts'
+local MAX_COUNTS = 50000 -- approximate number of entries that wait while nobody adds them up
+local DURATION_BOUNDS = { -- ms, see queue_manager/core/histogram.py
+  1, 2, 4, 8, 15, 30, 60, 125, 250, 500,
+  1000, 2000, 4000, 8000, 15000, 30000, 60000, 120000, 240000, 480000,
+  900000, 1800000, 3600000, 7200000, 14400000
+}
+local added_counts = {}
+
+-- Counts; write_counts() must follow.
+local function add_count(name, amount)
+  if amount > 0 then
+    added_counts[name] = (added_counts[name] or 0) + amount
+  end
+end
+
+local function add_duration(measure, since)
+  local duration = math.max(NOW_MS - math.floor(since * 1000 + 0.5), 0)
+  local bucket = 'longer'
+  for _, bound in ipairs(DURATION_BOUNDS) do
+    if duration <= bound then
+      bucket = string.format('%d', bound)
+      break
+    end
+  end
+  add_count(measure .. '.' .. bucket, 1)
+  add_count(measure .. '.sum', duration)
+end
+
+local function write_counts()
+  local fields = {}
+  for name, amount in pairs(added_counts) do
+    fields[#fields + 1], fields[#fields + 2] = name, string.format('%.0f', amount)
+  end
+  if #fields > 0 then
+    redis.call('XADD', COUNTS, 'MAXLEN', '~', MAX_COUNTS, '*', unpack(fields))
+  end
+end
+
 -- Location of an entry
 
 local function padded(part)
-  return string.rep('0', #LAST_SID_PART - #part) .. part
+  return string.sub('00000000000000000000' .. part, -#LAST_SID_PART)
 end
 
 -- Returns an entry id padded so that text order is stream order; nil if it is not an entry id.
@@ -207,17 +254,76 @@ local function validated(record)
     deadline_at = is_ours and finite(record.deadline_at) or nil,
     added = is_ours and positive(record.added) or nil,
     undecodable = is_ours and record.undecodable == true or nil,
+    unindexed = is_ours and record.unindexed == true or nil,
   }
 end
 
-local function record_of(id)
-  local text = redis.call('HGET', RECORDS, id)
-  local record = text and decoded(text)
+-- How records begin that this release has written: they need no validation.
+local OWN_RECORD = '{"v":1,'
+
+-- Returns an encoded record as it is stored.
+local function own_record(text)
+  return OWN_RECORD .. string.sub(text, 2)
+end
+
+local function packed(record)
+  return own_record(cjson.encode(record))
+end
+
+local function unpacked(text)
+  local record = decoded(text)
+  if record and string.sub(text, 1, #OWN_RECORD) == OWN_RECORD then
+    record.v = nil
+    return record
+  end
   return record and validated(record) or nil
 end
 
+local function packed_location(priority, sid)
+  return '{"at":"' .. priority .. ':' .. sid .. '"}'
+end
+
+-- Returns the record of a message that was never delivered, from its entry; nil if the entry is not ours.
+local function waiting_record(stream, sid, data)
+  local kind, priority, created_at, payload = string.match(data,
+    '^{"id":"[^"]*","type":"([^"\\]*)","priority":(%d+),"created_at":([%d.]+),"payload"()')
+  if payload then
+    return {
+      stream = stream, sid = sid, type = kind, priority = tonumber(priority), created_at = tonumber(created_at),
+      attempt_count = 0, unindexed = true
+    }
+  end
+  local at = string.find(data, ',"payload":', 1, true) -- it has options, or its type has escapes
+  local record = at and decoded(string.sub(data, 1, at - 1) .. '}')
+  if record and type(record.type) == 'string' and type(record.created_at) == 'number' then
+    record.id, record.stream, record.sid, record.attempt_count, record.unindexed = nil, stream, sid, 0, true
+    return record
+  end
+end
+
+local function is_location(text)
+  return string.sub(text, 1, 6) == '{"at":'
+end
+
+local function located(text)
+  local priority, sid = string.match(text, '^{"at":"(%d%d?):(%d+%-%d+)"}$')
+  if priority and sortable(sid) then
+    return stream_of(tonumber(priority)), sid
+  end
+end
+
+-- Returns the record in a text if it belongs to the given entry.
+local function record_at(text, stream, sid, data)
+  local priority = priority_of(stream)
+  if text == packed_location(priority, sid) and stream_of(priority) == stream then
+    return waiting_record(stream, sid, data)
+  end
+  local record = unpacked(text)
+  return record and record.stream == stream and record.sid == sid and record or nil
+end
+
 local function save(id, record)
-  redis.call('HSET', RECORDS, id, cjson.encode(record))
+  redis.call('HSET', RECORDS, id, packed(record))
 end
 
 local function state_of(record)
@@ -247,6 +353,24 @@ local function entry_at(stream, sid)
   end
 end
 
+-- Returns the record in a text, and the message's entry if it was read.
+local function record_in(text)
+  local stream, sid = located(text)
+  if not stream then
+    return unpacked(text)
+  end
+  local data = entry_at(stream, sid)
+  return data and waiting_record(stream, sid, data)
+    or validated({ stream = stream, sid = sid, unindexed = true }), data
+end
+
+local function record_of(id)
+  local text = redis.call('HGET', RECORDS, id)
+  if text then
+    return record_in(text)
+  end
+end
+
 local function append(stream, id, record, data)
   if record.undecodable then
     record.sid = redis.call('XADD', stream, '*', 'data', data, 'id', id)
@@ -262,12 +386,13 @@ local function index_member(id, record)
   return sortable(record.sid) .. ':' .. id
 end
 
-local is_cleaned = {}
+local is_cleaned, indexes_cleaned = {}, 0
 
--- Drops members whose messages other consumers have deleted; they start with the first, as this queue does.
+-- Drops members whose messages other consumers have deleted; they start with the first, as this queue does. A batch may
+-- have many types: the indexes that it leaves are cleaned later.
 local function drop_stale_members(key)
-  if not is_cleaned[key] then
-    is_cleaned[key] = true
+  if not is_cleaned[key] and indexes_cleaned < MAX_CLEANED then
+    is_cleaned[key], indexes_cleaned = true, indexes_cleaned + 1
     for _, member in ipairs(redis.call('ZRANGE', key, 0, 1)) do
       if redis.call('HEXISTS', RECORDS, string.match(member, ':(.*)$')) == 0 then
         redis.call('ZREM', key, member)
@@ -282,12 +407,28 @@ local function add_to_index(kind, members)
   redis.call('ZADD', key, unpack(members))
 end
 
+local index_kept
+
+local function is_index_kept()
+  if index_kept == nil then
+    index_kept = redis.call('EXISTS', TYPES) == 1
+  end
+  return index_kept
+end
+
+-- Adds a waiting message to the index of its type, if type indexes are kept; its record must be saved then.
 local function index(id, record)
-  add_to_index(record.type, { -record.priority, index_member(id, record) })
+  record.unindexed = not is_index_kept() or nil
+  if not record.unindexed then
+    add_to_index(record.type, { -record.priority, index_member(id, record) })
+  end
 end
 
 local function unindex(id, record)
-  redis.call('ZREM', QUEUE .. ':type:' .. record.type, index_member(id, record))
+  if not record.unindexed then
+    redis.call('ZREM', QUEUE .. ':type:' .. record.type, index_member(id, record))
+  end
+  record.unindexed = nil
 end
 
 -- Adds a line to the events of a message: kind, time in ms and a text. Touches in a row are one line with their number.
@@ -298,7 +439,10 @@ local function remember(record, kind, text, at)
     local before, count = string.match(events, '^(.*\n)touched %d+ (%d+)\n$')
     events, text = before or events, string.format('%d', (count or 0) + 1)
   end
-  text = string.gsub(text or '', '%c', ' ')
+  text = text or ''
+  if string.find(text, '%c') then
+    text = string.gsub(text, '%c', ' ')
+  end
   if #text > MAX_EVENT_TEXT then
     text = string.gsub(string.sub(text, 1, MAX_EVENT_TEXT), '[\192-\255][\128-\191]*$', '')
   end
@@ -311,9 +455,13 @@ end
 
 -- Moving a message
 
-local function end_delivery(id, record)
+local function clear_delivery(record)
   record.lock_token, record.consumer_id, record.deadline_at = nil, nil, nil
   record.dequeued_at, record.processing_started_at = nil, nil
+end
+
+local function end_delivery(id, record)
+  clear_delivery(record)
   redis.call('ZREM', DEADLINES, id)
   redis.call('SREM', PENDING, id)
 end
@@ -325,25 +473,40 @@ local function forget(id)
   redis.call('SREM', PENDING, id)
 end
 
--- Removes the entry of a message in processing from its stream. Returns its data, or nil if it is no longer pending,
--- because another consumer has acknowledged it; nothing is written then.
+-- Removes the entry of a message in processing from its stream; finish_releases() must follow. Returns its data, or nil
+-- if it is no longer pending, because another consumer has acknowledged it; nothing is written then.
+
+local released_ids, released_sids = {}, {}
+
 local function release(id, record)
   if redis.call('XACK', record.stream, GROUP, record.sid) ~= 1 then
     return nil
   end
   local data = entry_at(record.stream, record.sid)
-  redis.call('XDEL', record.stream, record.sid)
-  end_delivery(id, record)
+  released_ids[#released_ids + 1] = id
+  released_sids[record.stream] = released_sids[record.stream] or {}
+  table.insert(released_sids[record.stream], record.sid)
+  clear_delivery(record)
   if not data then
-    forget(id) -- deleted by another consumer
+    redis.call('HDEL', RECORDS, id) -- deleted by another consumer
   end
   return data
 end
 
+local function finish_releases()
+  if #released_ids > 0 then
+    redis.call('ZREM', DEADLINES, unpack(released_ids))
+    redis.call('SREM', PENDING, unpack(released_ids))
+    for stream, sids in pairs(released_sids) do
+      redis.call('XDEL', stream, unpack(sids))
+    end
+  end
+end
+
+-- Appends a message to the stream of its priority; its record must be saved then.
 local function requeue(id, record, data)
   append(stream_of(record.priority), id, record, data)
   index(id, record)
-  save(id, record)
 end
 
 -- For programs that read only entries, the outcome of a finished message is appended to its entry as JSON members after
@@ -367,13 +530,13 @@ local function without_outcome(record, data)
   return data
 end
 
+-- Moves a message to the dead letters; its record must be saved then.
 local function dead_letter(id, record, data, reason)
   record.failed_at, record.last_error = NOW, reason
   remember(record, 'dead-lettered', reason)
   append(DEAD, id, record, with_outcome(record, data, {
     attempt_count = record.attempt_count, failed_at = NOW, last_error = reason
   }))
-  save(id, record)
 end
 
 local function identity(data, id)
@@ -406,9 +569,9 @@ local function set_deadline(id, record, deadline)
   redis.call('ZADD', DEADLINES, deadline, id)
 end
 
--- Returns the record of a message that the caller has locked, or nil and UNKNOWN or LOCK_LOST.
-local function locked_record(id, token, is_token_required)
-  local record = record_of(id)
+-- Returns the record in a text if the caller has locked the message, or nil and UNKNOWN or LOCK_LOST.
+local function locked_record(text, token, is_token_required)
+  local record = text and unpacked(text)
   if not record then
     return nil, 'UNKNOWN'
   end
@@ -419,27 +582,36 @@ local function locked_record(id, token, is_token_required)
   return record
 end
 
--- Adds an acknowledged message to the history and trims the oldest.
+-- Adds an acknowledged message to the history; its record must be saved then, and trim_history() follow.
 local function add_to_history(id, record, data)
   record.acknowledged_at = NOW
   remember(record, 'acknowledged')
   append(ACKNOWLEDGED, id, record, with_outcome(record, data, {
     attempt_count = record.attempt_count, acknowledged_at = NOW
   }))
-  save(id, record)
-  redis.call('INCR', TOTAL_ACKNOWLEDGED)
+end
+
+-- Counts acknowledged messages, and removes the oldest of the history.
+local function trim_history(added)
+  redis.call('INCRBY', TOTAL_ACKNOWLEDGED, added)
   local length = redis.call('XLEN', ACKNOWLEDGED)
-  local excess = math.min(length - MAX_ACKNOWLEDGED, MAX_READ) -- another program may have retained many more
-  if excess > 0 then
-    for _, entry in ipairs(redis.call('XRANGE', ACKNOWLEDGED, '-', '+', 'COUNT', excess)) do
-      local oldest = identity(data_of(entry[2]))
-      local known = oldest and record_of(oldest)
-      if known and known.sid == entry[1] then
-        forget(oldest)
-      end
-    end
-    redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', length - excess)
+  local excess = math.min(length - MAX_ACKNOWLEDGED, added + MAX_READ) -- another program may have retained many more
+  if excess <= 0 then
+    return
   end
+  local ids, sids, oldest = {}, {}, {}
+  for _, entry in ipairs(redis.call('XRANGE', ACKNOWLEDGED, '-', '+', 'COUNT', excess)) do
+    ids[#ids + 1], sids[#sids + 1] = identity(data_of(entry[2])) or '', entry[1]
+  end
+  for i, text in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
+    if text and string.find(text, sids[i], 1, true) and string.find(text, ACKNOWLEDGED, 1, true) then
+      oldest[#oldest + 1] = ids[i]
+    end
+  end
+  if #oldest > 0 then
+    redis.call('HDEL', RECORDS, unpack(oldest))
+  end
+  redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', length - excess)
 end
 
 -- Returns the last delivered id of the group, after which all entries wait, and the number of pending entries.

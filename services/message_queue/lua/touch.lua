@@ -11,7 +11,7 @@
 -- Atomic, so that a message requeued meanwhile is not extended. allow-oom, so that a full server can be drained.
 
 local id, token, is_token_required, extension, default_timeout, sweep_period = unpack(ARGV)
-local record, refusal = locked_record(id, token, is_token_required == '1')
+local record, refusal = locked_record(redis.call('HGET', RECORDS, id), token, is_token_required == '1')
 if not record then
   return { refusal }
 end

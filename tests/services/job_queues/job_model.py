@@ -29,6 +29,7 @@ class Modelled:
     successes: int = 0
     losses: int = 0
     is_first: bool = False
+    is_asked_to_stop: bool = False
     token: str | None = None
     claimed_until: datetime | None = None
 
@@ -87,7 +88,7 @@ class JobModel:
             return "gone"
         if self.executing(job.name):
             return "busy"
-        job.state, job.token, job.claimed_until = "executing", token, now + lease
+        job.state, job.token, job.claimed_until, job.is_asked_to_stop = "executing", token, now + lease, False
         job.waiting, job.is_first = None, False
         job.attempts += 1
         return "started"
@@ -108,9 +109,11 @@ class JobModel:
 
     def cancel(self, id: str) -> bool:
         job = self.jobs[id]
-        if job.state not in WAITING:
+        job.is_asked_to_stop = job.state == "executing"
+        if job.state not in LIVE:
             return False
-        job.state, job.waiting, job.is_first = "canceled", None, False
+        if job.state in WAITING:
+            job.state, job.waiting, job.is_first = "canceled", None, False
         return True
 
     def make_due(self, id: str, due: datetime | None, priority: int | None, *, states: tuple[str, ...]) -> str:
@@ -138,6 +141,9 @@ class JobModel:
             return None
         lost = [job for job in self.jobs.values() if job.claimed_until and job.claimed_until <= now]
         for job in lost:
+            if job.is_asked_to_stop:
+                job.state, job.token, job.claimed_until = "canceled", None, None
+                continue
             rest = min(seconds(5) * 2 ** (job.losses - 1), minutes(10)) if job.losses else seconds(0)
             job.state, job.token, job.claimed_until = "failure", None, None
             job.waiting = job.due = now + rest

@@ -15,6 +15,7 @@ from bson import ObjectId
 from models import job, job_queue
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
+from queue_manager.core.settings import settings
 from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState
 from services.job_queues.runner import READ_TTL
 from tests.job_lab import LEASE, Lab
@@ -65,11 +66,15 @@ def test_failed_job_that_is_canceled_is_not_tried_again(lab: Lab) -> None:
     assert lab.state(id) == "canceled"
 
 
-def test_running_job_says_that_it_cannot_be_canceled(lab: Lab) -> None:
+def test_running_job_that_is_canceled_is_asked_to_stop_once(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id)
-    with pytest.raises(WrongState, match="is executing and cannot be canceled"):
-        lab.jobs.cancel(id)
+    grace = seconds(settings().jobs_grace_seconds)
+    for _ in range(2):
+        asked = lab.jobs.cancel(id)
+        assert asked["state"] == "executing"
+        assert (asked["claim"]["canceled_at"], asked["claim"]["ends_at"]) == (T0, T0 + grace)
+        lab.hand.advance(seconds(1))
 
 
 def test_job_that_is_over_cannot_be_canceled(lab: Lab) -> None:

@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from models import job, job_attempt, job_queue
+from models import job, job_attempt, job_counts, job_queue
 from models.database import Document
 from models.job import JobState, NameBusy
-from models.job_attempt import JobOutcome
+from models.job_attempt import EndedAttempt, JobOutcome
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings as chosen_settings
 from services.due_work import DueItem
 from services.job_queues import DuplicateJob, WrongState
 from services.job_queues.dispatch import lease_name
-from tests.job_lab import LEASE, Lab
+from tests.job_lab import LEASE, Lab, count_jobs
 from tests.services.job_queues.job_model import Attempt, JobModel, Modelled
 
 pytestmark = pytest.mark.scale
@@ -43,7 +43,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        for collection in (job.jobs(), job_queue.queues(), job_queue.leaders()):
+        for collection in (job.jobs(), job_counts.job_counts(), job_queue.queues(), job_queue.leaders()):
             collection.delete_many({})
         with redis.Redis.from_url(chosen_settings().redis_url) as client:
             client.flushall()
@@ -183,15 +183,12 @@ class JobMachine(RuleBasedStateMachine):
         held = Attempt(id=id, token=attempt.token, number=following["attempts"] + 1)
         was_held = self.model.holds(held)
         started = self.model.start(id, attempts=following["attempts"], token=attempt.token, now=now, lease=LEASE)
-        answer = job_attempt.finish_and_start(
-            document,
-            JobOutcome(state=JobState(state), backoff=rest),
-            following,
-            token=attempt.token,
-            now=now,
-            until=now + LEASE,
+        ended = EndedAttempt(job=document, outcome=JobOutcome(state=JobState(state), backoff=rest))
+        stored, claimed = job_attempt.finish_and_start(
+            [ended], [following], token=attempt.token, now=now, until=now + LEASE
         )
-        assert answer == (is_finished or was_written, started == "started" or was_held)
+        assert stored == [is_finished or was_written]
+        assert claimed == ([following] if started == "started" or was_held else [])
         if started == "started":
             self.attempts.append(held)
 
@@ -276,7 +273,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        assert job.counts() == self.model.counts()
+        assert count_jobs() == job_counts.by_name() == self.model.counts()
         assert job_queue.paused() == self.model.paused
 
 

@@ -16,12 +16,12 @@ from models.database import Document
 from models.job import JobState, NameBusy
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
-from services.job_queues import WrongState
 from tests.job_lab import LEASE, Lab, lost_lease, successes
 from tests.real_servers import Servers
 
 ROUNDS = 150
 DONE = JobOutcome(state=JobState.SUCCESS)
+FAILED = JobOutcome(state=JobState.FAILURE, backoff=seconds(0), error="lost")
 
 
 @pytest.fixture
@@ -47,11 +47,8 @@ def racing() -> Callable[..., list[Any]]:
 
 
 def try_to_cancel(lab: Lab, id: str) -> bool:
-    try:
-        lab.jobs.cancel(id)
-    except WrongState:
-        return False
-    return True
+    """Return True if the job is canceled; one that was started before is asked to stop."""
+    return bool(lab.jobs.cancel(id)["state"] == "canceled")
 
 
 def try_to_start(lab: Lab, found: Document, token: str = "t") -> bool:
@@ -71,6 +68,7 @@ def test_cancel_racing_with_start_exactly_one_wins(lab: Lab, racing: Any, figure
         found = lab.jobs.get(id)
         assert found["state"] == ("canceled" if canceled else "executing")
         assert ("claim" in found) == started
+        assert ("canceled_at" in found.get("claim", {})) == started
         assert "waiting" not in found
         winners["cancel" if canceled else "start"] += 1
         job.jobs().delete_one({"_id": ObjectId(id)})
@@ -95,7 +93,7 @@ def test_reap_racing_with_finish_one_wins_and_the_job_is_done_once(lab: Lab, rac
         lost_lease(id)
         [seen] = job.executing()
         reaped, finished = racing(
-            lambda seen=seen: job_attempt.reap(seen, waiting=lab.clock(), now=lab.clock(), error="lost"),
+            lambda seen=seen: job_attempt.reap(seen, FAILED, now=lab.clock()),
             lambda mine=mine: job_attempt.finish(mine, DONE, token="mine", now=lab.clock()),
         )
         assert reaped != finished

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import bson
 import pytest
+from bson import json_util
 
 from models import job
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from services.job_queues import InvalidJob, Registry, UnknownJob
+from services.job_queues.fields import job_key, search_text
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import T0
@@ -181,6 +186,80 @@ def test_without_any_job_the_message_says_where_they_are_listed(lab: Lab) -> Non
         Registry().function_for("mail")
 
 
+# Many at once
+
+
+def test_many_jobs_are_stored_like_single_ones(lab: Lab) -> None:
+    found = lab.jobs.run_many("mail", [(1, "a"), [2], ()], priority=3, delay=minutes(1))
+    one = lab.jobs.run("mail", 1, "a", priority=3, delay=minutes(1))
+    assert (found.stored, found.blocked) == (3, 0)
+    assert found.jobs[0] is not None
+    assert one is not None
+    assert {**found.jobs[0], "_id": 0} == {**one, "_id": 0}
+    assert [lab.jobs.get(str(stored["_id"])) for stored in found.jobs if stored] == found.jobs
+
+
+def test_many_jobs_run_in_their_order(lab: Lab) -> None:
+    assert lab.jobs.run_many("mail", ([number] for number in range(2_500))).stored == 2_500
+    assert lab.run_through().succeeded == 2_500
+    assert [arguments[0] for arguments in lab.ran] == list(range(2_500))
+
+
+@pytest.mark.parametrize("option", ["unique", "singular"])
+def test_of_many_jobs_those_that_exist_are_blocked(lab: Lab, option: str) -> None:
+    lab.run("mail", 1)
+    found = lab.jobs.run_many("mail", [[0], [1], [2], [0], [3]], **{option: True})
+    assert [stored and stored["arguments"][0] for stored in found.jobs] == [0, None, 2, None, 3]
+    assert (found.stored, found.blocked) == (3, 2)
+    assert lab.jobs.run_many("mail", [[2]], **{option: True}).jobs == [None]
+    assert lab.states() == {"pending": 4}
+
+
+def test_many_threads_store_each_unique_job_once(lab: Lab) -> None:
+    found = at_once(lambda: lab.jobs.run_many("mail", [[number] for number in range(20)], unique=True))
+    assert sum(one.stored for one in found) == 20
+    assert lab.states() == {"pending": 20}
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        ([[1], "text"], r"^calls\[1\]: must be a list or tuple"),
+        ([[1], [object()]], r"^calls\[1\]\.arguments: MongoDB cannot store argument 1"),
+        ([[1, 2], [1, 2, 3]], r"^calls\[1\]\.arguments: too many positional arguments"),
+    ],
+)
+def test_no_job_of_many_is_stored_if_one_is_invalid(lab: Lab, calls: list[Any], named: str) -> None:
+    lab.registry.register("pair", lambda one, other=None: None)
+    with pytest.raises(InvalidJob, match=named):
+        lab.jobs.run_many("pair", calls)
+    assert job.jobs().count_documents({}) == 0
+
+
+def test_unknown_name_and_options_of_many_jobs_are_refused(lab: Lab) -> None:
+    with pytest.raises(UnknownJob):
+        lab.jobs.run_many("nobody", [[1]])
+    with pytest.raises(InvalidJob, match="priority"):
+        lab.jobs.run_many("mail", [[1]], priority=1000)
+    assert lab.jobs.run_many("mail", []).jobs == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        [1, -1, 0, 2**31, -(2**31), -(2**31) - 1, 2**62],
+        [1.0, -0.0, 1e22, 1.5e-9, 0.1],
+        [True, False, None, "", 'ä\u2028"\\', {"b": [1, (2, 3)], "a": {"c": None}}],
+    ],
+)
+def test_key_and_text_of_plain_arguments_are_those_of_bson(arguments: list[Any]) -> None:
+    text = json_util.dumps(["mail", arguments], sort_keys=True, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    assert job_key("mail", arguments) == sha256(text.encode()).hexdigest()
+    stored = bson.decode(bson.encode({"arguments": arguments}))["arguments"]
+    assert search_text(arguments) == json.dumps(stored, ensure_ascii=False, separators=(",", ":"))
+
+
 # Registering
 
 
@@ -230,8 +309,8 @@ def test_module_that_cannot_be_imported_is_named(source: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("option", ["unique", "singular"])
-@pytest.mark.parametrize("round", range(5))
-def test_sixteen_threads_store_one_job(lab: Lab, option: str, round: int) -> None:
+@pytest.mark.parametrize("attempt", range(5))
+def test_sixteen_threads_store_one_job(lab: Lab, option: str, attempt: int) -> None:
     stored = at_once(lambda: lab.jobs.run("mail", "42", **{option: True}))
     assert sum(document is not None for document in stored) == 1
     assert lab.states() == {"pending": 1}

@@ -442,6 +442,27 @@ def test_second_message_of_an_id_is_a_dead_letter_of_its_own(lab: Lab, where: An
     assert lab.contents.counts().archived == 1
 
 
+def test_of_two_new_messages_with_an_id_one_is_received(lab: Lab) -> None:
+    for stream, payload in [("q_p1", "first"), ("q", "second"), ("q", "third")]:
+        lab.client.xadd(stream, {"data": data(id="twin", payload=payload)})
+
+    (message,) = lab.queue.receive_many(10)
+
+    assert message.payload == "first"
+    assert [dead.fields["last_error"] for dead in lab.contents.list("dead").messages] == ["Duplicate id"] * 2
+    lab.queue.ack("twin", message.lock_token)
+
+
+def test_message_whose_entry_was_deleted_is_added_again_also_if_a_batch_has_it_twice(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    lab.client.delete("q")
+
+    added = lab.queue.enqueue_batch([{"type": "job", "id": "a"}] * 2)
+
+    assert [one.is_new for one in added] == [True, False]
+    assert lab.take().id == "a"
+
+
 # Anything at all
 
 json_values = st.recursive(

@@ -156,9 +156,9 @@ def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
 def test_filtered_page_looks_for_a_bounded_time_and_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browser, "LIST_SEARCH_BUDGET", seconds(0))
     count = 12_000
-    for begin in range(0, count, 1000):
+    for begin in range(0, count, 500):
         lab.queue.enqueue_batch(
-            [NewMessage(type="rare" if n % 4000 == 0 else "usual", id=f"{n}") for n in range(begin, begin + 1000)]
+            [NewMessage(type="rare" if n % 4000 == 0 else "usual", id=f"{n}") for n in range(begin, begin + 500)]
         )
 
     first = lab.contents.list("main", where=Filter(type="rare"))

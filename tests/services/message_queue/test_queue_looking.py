@@ -346,17 +346,18 @@ def test_first_pages_read_little(server: Valkey, count: int) -> None:
 @pytest.mark.parametrize("sort_by", ["created_at", "priority"])
 @pytest.mark.parametrize("ascending", [True, False])
 def test_page_of_any_order_ends_at_the_same_bytes_and_its_cursor_goes_on(
-    lab: Lab, sort_by: str, ascending: bool, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, sort_by: str, ascending: bool
 ) -> None:
     size, bound = 100_000, 1_000_000
-    monkeypatch.setattr(browser, "MAX_PAGE_BYTES", bound)
     ids = [f"{number:03}" for number in range(60)]
     for id in random.Random(1).sample(ids, len(ids)):
         lab.queue.enqueue("job", "x" * size, id=id, priority=int(id) % lab.levels)
     found: list[str] = []
     cursor, pages = None, 0
     while cursor is not None or pages == 0:
-        page = lab.contents.list("main", limit=1000, cursor=cursor, sort_by=sort_by, ascending=ascending)
+        page = lab.contents.list(
+            "main", limit=1000, cursor=cursor, sort_by=sort_by, ascending=ascending, max_bytes=bound
+        )
         assert sum(len(message.payload) for message in page.messages) <= bound + 1024 * 1024 + size
         assert page.is_partial == (page.cursor is not None)
         found += ids_of(page.messages)

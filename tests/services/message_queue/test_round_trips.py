@@ -14,7 +14,7 @@ Act = Callable[[Lab, Message], object]
 # The commands inside the script that an operation may cost, the clock included.
 OPERATIONS: dict[str, tuple[Act, int]] = {
     "enqueue": (lambda lab, _: lab.queue.enqueue("job", priority=2), 9),
-    "enqueue_batch": (lambda lab, _: lab.queue.enqueue_batch([NewMessage(type="job")] * 1_000), 1_010),
+    "enqueue_batch": (lambda lab, _: lab.queue.enqueue_batch([NewMessage(type="job")] * 500), 510),
     "dequeue": (lambda lab, _: lab.queue.dequeue(), 15),
     "dequeue by type": (lambda lab, _: lab.queue.dequeue(type="job"), 38),
     "ack": (lambda lab, held: lab.queue.ack(held.id, held.lock_token), 14),

@@ -19,8 +19,8 @@ HELD, OVERDUE = 10_000, 100
 
 def enqueue_many(lab: Lab, count: int, **of_each: object) -> list[str]:
     ids = [f"{number:05}" for number in range(count)]
-    for begin in range(0, count, 1000):
-        lab.queue.enqueue_batch([NewMessage(type="job", id=id, **of_each) for id in ids[begin : begin + 1000]])  # type: ignore[arg-type]
+    for begin in range(0, count, 500):
+        lab.queue.enqueue_batch([NewMessage(type="job", id=id, **of_each) for id in ids[begin : begin + 500]])  # type: ignore[arg-type]
     return ids
 
 
@@ -32,7 +32,7 @@ def test_overdue_behind_many_that_are_held_long_come_back_in_one_sweep(
     lab.sweeper.sweep()  # so does this, which would count otherwise
     with lab.client.pipeline(transaction=False) as pipe:
         for number in range(len(ids) - 1):
-            pipe.evalsha(lab.scripts._loaded["dequeue"].sha, 1, "q", f"token-{number}", "", "", 1_000_000, "", 4, 0)
+            pipe.evalsha(lab.scripts._loaded["dequeue"].sha, 1, "q", "", "", 1_000_000, 0, 4, "", 1, f"token-{number}")
         pipe.execute()
     late = ids[-OVERDUE:]
     lab.lapse(*late)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -13,17 +15,21 @@ from pydantic import BeforeValidator
 
 from models.database import server_now
 from models.job import JobState
+from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody, NoMembers
+from queue_manager.web.live.event_feed import EventStream
+from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
 from queue_manager.web.routes.jobs.schemas import (
     MAX_JOB_BODY,
     AnyJob,
     DeletedJobs,
     JobAnswer,
+    JobLatencies,
     JobName,
     Jobs,
     JobsStatus,
@@ -35,8 +41,18 @@ from queue_manager.web.routes.jobs.schemas import (
     Resumed,
     SortField,
 )
-from queue_manager.web.server_calls import mongodb
-from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState, as_json, jobs
+from queue_manager.web.routes.latency import latency_of
+from queue_manager.web.server_calls import mongodb, redis_server
+from services.job_queues import (
+    DuplicateJob,
+    InvalidJob,
+    UnknownJob,
+    WrongState,
+    as_json,
+    counts_by_name,
+    jobs,
+    system,
+)
 from services.job_queues.fields import MAX_JOB_SEARCH_LENGTH, STATE_ALIASES
 
 CLEAR_BATCH_SIZE = 5_000  # jobs that are deleted in one statement, which takes less than the server's timeout
@@ -62,43 +78,92 @@ def _canonical_state(state: Any) -> Any:
     return STATE_ALIASES.get(state, state)
 
 
-@queries.get("/jobs", response_model=Jobs)
-def page(
+@dataclass(frozen=True, kw_only=True)
+class JobList:
+    """The list of jobs that a request selects."""
+
+    name: str | None
+    state: JobState | None
+    search: str | None
+    sort: str
+    is_descending: bool
+
+    @property
+    def id(self) -> str:
+        """The name of the list in its cursors."""
+        return f"jobs {self.sort} {'desc' if self.is_descending else 'asc'}"
+
+    def page(self, cursor: str | None, limit: int, *, max_bytes: int = MAX_JOB_PAGE_BYTES) -> JobPage:
+        after = cursors.decode(cursor, of=self.id)
+        with mongodb(), cursors.checked():
+            return jobs.page(**asdict(self), after=after, limit=limit, max_bytes=max_bytes)
+
+    def next_cursor(self, page: JobPage) -> str | None:
+        return None if page.end is None else cursors.encode(page.end, of=self.id)
+
+
+def _list(
     name: Annotated[JobName | None, EmptyIsNone] = None,
     state: Annotated[JobState | None, EmptyIsNone, BeforeValidator(_canonical_state)] = None,
     search: Annotated[str | None, Query(max_length=MAX_JOB_SEARCH_LENGTH)] = None,
     sort: Annotated[SortField | None, EmptyIsNone] = None,
     order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone] = None,
-    cursor: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-) -> JSONResponse:
+) -> JobList:
+    by = sort or "created"
+    return JobList(name=name, state=state, search=search or None, sort=by, is_descending=order != "asc")
+
+
+SelectedList = Annotated[JobList, Depends(_list)]
+Limit = Annotated[int, Query(ge=1, le=200)]
+
+
+@queries.get("/jobs", response_model=Jobs)
+def page(selected: SelectedList, cursor: Cursor = None, limit: Limit = 50) -> JSONResponse:
     """List jobs, by default the newest first.
 
-    `search` looks into the arguments, the name and the last error. With `is_partial` a search stopped for its time
-    before the page was full, and goes on at the cursor.
+    `search` looks into the arguments, the name and the last error. With `is_partial` a page is not full, because a
+    search stopped for its time, or the jobs have about 16 MiB; the list goes on at the cursor.
     """
-    by, is_descending = sort or "created", order != "asc"
-    of = f"jobs {by} {'desc' if is_descending else 'asc'}"
-    after = cursors.decode(cursor, of=of)
-    with mongodb(), cursors.checked():
-        found = jobs.page(
-            name=name,
-            state=state,
-            search=search or None,
-            sort=by,
-            is_descending=is_descending,
-            after=after,
-            limit=limit,
-        )
+    found = selected.page(cursor, limit)
+    with mongodb():
         now = server_now()
     return JSONResponse(
         {
             "jobs": [as_json(job) for job in found.jobs],
-            "cursor": None if found.end is None else cursors.encode(found.end, of=of),
+            "cursor": selected.next_cursor(found),
             "is_partial": found.is_partial,
             "server_time": to_iso(now),
         }
     )
+
+
+@queries.get(
+    "/jobs/search",
+    status_code=HTTPStatus.OK,
+    response_class=EventStream,
+    responses=SEARCH_EVENTS,
+)
+async def search_jobs(
+    request: Request, selected: SelectedList, cursor: Cursor = None, limit: Limit = 50
+) -> EventStream:
+    """Search the list of jobs until `limit` of them match, or the list ends; send events meanwhile.
+
+    `matches` is a list of jobs. `progress` is `{searched, total, found, cursor}`: how many of at most `total` jobs were
+    searched, how many matched, and where the search can be continued. The last event is `end`, with the same members
+    and the cursor null at the end of the list, or `error`, `{error, message}`. A search also ends after about 16 MiB of
+    matches. Close the connection to cancel it.
+    """
+
+    def read(at: str | None, matches: int) -> SearchSlice:
+        found = selected.page(at, matches, max_bytes=MAX_SLICE_BYTES)
+        listed = [json.dumps(as_json(job), ensure_ascii=False, separators=(",", ":")) for job in found.jobs]
+        return SearchSlice(matches=listed, searched=found.searched, cursor=selected.next_cursor(found))
+
+    def total() -> int:
+        with mongodb():
+            return jobs.count(name=selected.name, state=selected.state)
+
+    return await search(request, read, cursor=cursor, limit=limit, total=total)
 
 
 @queries.get("/jobs/status", response_model=JobsStatus)
@@ -106,6 +171,14 @@ def status() -> JSONResponse:
     """Return how many jobs of each name are in which state and what comes next, and which beat dispatches them."""
     with mongodb():
         return JSONResponse({**as_json(jobs.status()), "server_time": to_iso(server_now())})
+
+
+@queries.get("/jobs/latency")
+def latency() -> JobLatencies:
+    """Return how long the jobs of each name took in the last 24 hours."""
+    with mongodb(), redis_server():
+        names = {name: latency_of(system, counts) for name, counts in counts_by_name().items()}
+        return JobLatencies(names=names, server_time=server_now())
 
 
 @queries.get("/jobs/{id}", response_model=AnyJob, responses=errors(404))
@@ -158,7 +231,10 @@ def clear(body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes
 
 @commands.post("/jobs/{id}/cancel", response_model=JobAnswer, responses=errors(404, 409))
 def cancel(id: str, _: NoBody) -> JSONResponse:
-    """Cancel a job that is pending or failed."""
+    """Cancel a job that is pending or failed, or ask one that is executing to stop.
+
+    A job that is executing is `canceled` once its function has stopped, or its process was ended after a grace time.
+    """
     return _changed("canceled", jobs.cancel, id)
 
 
@@ -216,8 +292,7 @@ def _naming(**fields: str) -> Iterator[None]:
     except InvalidJob as error:
         if error.field not in fields:
             raise
-        problem = str(error).partition(": ")[2]
-        raise InvalidJob(fields[error.field], problem) from None
+        raise InvalidJob(fields[error.field], error.problem) from None
 
 
 async def _answer(_: Request, error: Exception) -> JSONResponse:

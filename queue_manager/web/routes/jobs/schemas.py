@@ -13,6 +13,7 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import invalid
 from queue_manager.web.http.requests import Members
 from queue_manager.web.http.responses import Moment, NextCursor, ServerTime, optional
+from queue_manager.web.routes.latency import Latency
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 
 MAX_JOB_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
@@ -99,6 +100,9 @@ class JobLease(BaseModel):
     token: str
     claimed_until: Moment
     worker: str | None = optional("Host and process, as `host:pid`.")
+    timeout_seconds: float | None = optional("The time limit of the attempt.")
+    ends_at: Moment | None = optional("When its process is ended unless it has stopped.")
+    canceled_at: Moment | None = optional("When it was asked to stop.")
 
 
 class HistoryEntry(BaseModel):
@@ -207,6 +211,13 @@ class JobsStatus(BaseModel):
     queues: list[QueueState]
     leader: JobLeader | None
     other_documents: int = Field(description="Documents of another form in the collection, which are left alone.")
+    server_time: ServerTime
+
+
+class JobLatencies(BaseModel):
+    """How long jobs took in the last 24 hours, by name, of at most 200 names."""
+
+    names: dict[str, Latency]
     server_time: ServerTime
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 
 from queue_manager.core.settings import settings
+from queue_manager.web.http.direct import DirectRoute
 from queue_manager.web.http.errors import ApiError, errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone
 from queue_manager.web.routes.messages.long_poll import ReceiveOptions, wait_for_message
@@ -41,7 +40,7 @@ from queue_manager.web.routes.messages.schemas import (
     NewMessageBody,
     TouchBody,
 )
-from services.message_queue import InvalidMessage, Json, NewMessage, message_queue
+from services.message_queue import InvalidMessage, Json, NewMessage, async_message_queue
 from services.message_queue.messages import MAX_ACK_TIMEOUT, members
 from services.message_queue.queue import MAX_POLL_TIMEOUT
 
@@ -52,24 +51,24 @@ NewMessageBatch = Annotated[list[NewMessageBody], Field(max_length=MAX_BATCH_MES
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_POLL_TIMEOUT, description="Seconds to wait for a message.")]
 AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline.")]
 
-router = APIRouter(responses=errors(503))
+router = APIRouter(route_class=DirectRoute, responses=errors(503))
 
 # Producers
 
 
 @router.post("/queue/message", status_code=HTTPStatus.CREATED)
-def add(body: Annotated[bytes, Depends(MessageBody(NewMessageBody))]) -> ChangedMessage:
+async def add(body: Annotated[bytes, Depends(MessageBody(NewMessageBody))]) -> ChangedMessage:
     """Add a message. 503 with `Retry-After`: the queue's server is full."""
     message = NewMessage.from_members(decode_message(parse_object(body)))
-    (added,) = message_queue().enqueue_batch([message])
+    (added,) = await async_message_queue().enqueue([message])
     return ChangedMessage(message="Message added successfully", id=added.id)
 
 
 @router.post("/queue/batch", status_code=HTTPStatus.CREATED)
-def add_batch(body: Annotated[bytes, Depends(BatchBody(NewMessageBatch))]) -> AddedBatch:
-    """Add up to 1,000 messages with up to 1 MiB of payloads, all or none."""
+async def add_batch(body: Annotated[bytes, Depends(BatchBody(NewMessageBatch))]) -> AddedBatch:
+    """Add up to 500 messages with up to 512 KiB of payloads, all or none."""
     messages = [_new_message(index, text) for index, text in enumerate(parse_list(body))]
-    accepted = _enqueue(messages)
+    accepted = await _enqueue(messages)
     return AddedBatch(message=f"Batch processed: {accepted}/{len(messages)} messages enqueued")
 
 
@@ -82,10 +81,10 @@ def _new_message(index: int, text: Json) -> NewMessage:
         return NewMessage.from_members(decode_message(given))
 
 
-def _enqueue(messages: Sequence[NewMessage]) -> int:
-    queue = message_queue()
+async def _enqueue(messages: Sequence[NewMessage]) -> int:
+    queue = async_message_queue()
     try:
-        return len(queue.enqueue_batch(messages))
+        return len(await queue.enqueue(messages))
     except InvalidMessage:
         for index, message in enumerate(messages):
             with _naming_element(index):
@@ -123,7 +122,7 @@ async def receive(
     consumer until its deadline.
     """
     options = ReceiveOptions(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
-    message = await run_in_threadpool(partial(message_queue().take, **options))
+    message = await async_message_queue().take(**options)
     if message is None and timeout:
         message = await wait_for_message(options, min(timeout, MAX_POLL_DURATION), request=request)
     if message is None:
@@ -132,33 +131,33 @@ async def receive(
 
 
 @router.post("/queue/ack", responses=errors(404, 409))
-def ack(body: Annotated[bytes, Depends(MessageBody(AckBody))]) -> ChangedMessage:
+async def ack(body: Annotated[bytes, Depends(MessageBody(AckBody))]) -> ChangedMessage:
     """Acknowledge a message: it is done. 409: its deadline has passed, or somebody else holds it."""
     given = parse_object(body)
     id = decode_member(given, "id")
     if id in (None, ""):
         raise _missing("id")
-    message_queue().ack(id, _token(given))
+    await async_message_queue().ack(id, _token(given))
     return ChangedMessage(message="Message acknowledged", id=id)
 
 
 @router.post("/queue/message/{id:path}/nack", responses=errors(404, 409))
-def nack(id: str, body: Annotated[bytes, Depends(MessageBody(NackBody, is_required=False))]) -> Nacked:
+async def nack(id: str, body: Annotated[bytes, Depends(MessageBody(NackBody, is_required=False))]) -> Nacked:
     """Report that a delivery failed. The message is delivered again, or dead-lettered after its last attempt."""
     given = parse_object(body)
     reason = decode_member(given, "errorReason")
     if reason is not None and not isinstance(reason, str):
         raise invalid("errorReason", "must be a string")
-    is_requeued = message_queue().nack(id, _token(given), reason)
+    is_requeued = await async_message_queue().nack(id, _token(given), reason)
     return Nacked(message="Message requeued" if is_requeued else "Message dead-lettered", id=id, requeued=is_requeued)
 
 
 @router.put("/queue/message/{id:path}/touch", responses=errors(404, 409))
-def touch(id: str, body: Annotated[bytes, Depends(MessageBody(TouchBody, is_required=False))]) -> Touched:
+async def touch(id: str, body: Annotated[bytes, Depends(MessageBody(TouchBody, is_required=False))]) -> Touched:
     """Extend the deadline of a message."""
     given = parse_object(body)
     token = _token(given)
-    touched = message_queue().touch(id, token, decode_member(given, "extend_seconds"))
+    touched = await async_message_queue().touch(id, token, decode_member(given, "extend_seconds"))
     return Touched(
         message="Lock extended successfully",
         new_timeout_at=touched.deadline_at,

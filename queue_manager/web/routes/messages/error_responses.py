@@ -17,7 +17,6 @@ from services.message_queue import (
     MessageInProgress,
     MessageTooLarge,
     QueueFull,
-    QueueUnavailable,
     UnknownMessage,
 )
 
@@ -30,7 +29,6 @@ QUEUE_ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     MessageInProgress: (HTTPStatus.CONFLICT, "message held"),
     UnknownMessage: (HTTPStatus.NOT_FOUND, "not found"),
     QueueFull: (HTTPStatus.SERVICE_UNAVAILABLE, "queue full"),
-    QueueUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
 }
 
 log = get_logger("QM/queue")

@@ -15,15 +15,13 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from fastapi import APIRouter, Query, Request
 from redis.exceptions import RedisError, ResponseError
 
 from queue_manager.core.errors import Unavailable, reason
+from queue_manager.core.redis_client import make_async_client
 from queue_manager.core.settings import redact_url
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
@@ -43,13 +41,12 @@ from services.message_queue.messages import Message
 
 STREAM_READ_TIMEOUT = 2.0  # seconds that one XREAD waits
 EVENTS_PER_READ = 500
+READ_PAUSE = 0.02  # seconds after a read, so that one read has the events of many changes
 MAX_ADDED_MESSAGES = 100  # that are sent along with the events of one read
 MAX_ADDED_SIZE = 64 * 1024  # bytes of these messages
 MESSAGE_EVENT = "queue-update"
 STREAM_OPTIONS: dict[str, Any] = {
     "socket_timeout": STREAM_READ_TIMEOUT + 3,
-    "socket_connect_timeout": 2,
-    "retry": Retry(NoBackoff(), 0),
     "protocol": 2,  # by the newer one, an XREAD answers a mapping
 }
 
@@ -65,7 +62,11 @@ router = APIRouter()
 
 
 @router.get("/queue/events", status_code=HTTPStatus.OK, response_class=EventStream, responses=errors(503))
-async def events(request: Request, last: LastEventId) -> EventStream:
+async def events(
+    request: Request,
+    last: LastEventId,
+    api_key: Annotated[str | None, Query(alias="apiKey", description="Ignored: send the key in a header.")] = None,
+) -> EventStream:
     """Send events named `queue-update` for every change of the queue.
 
     A browser that reconnects sends the header, which takes precedence over the query. If the events after that id are
@@ -83,7 +84,7 @@ class MessageEvents(EventSource[EntryId]):
 
     def __init__(self, url: str, stream: str, admin: QueueAdmin) -> None:
         self.server = f"Redis at {redact_url(url)}"
-        self._client = Redis.from_url(url, **STREAM_OPTIONS)
+        self._client = make_async_client(url, **STREAM_OPTIONS)
         self._stream, self._admin = stream, admin
 
     async def start(self, last: str | None, reader_position: ReaderPosition[EntryId]) -> StartPosition[EntryId]:
@@ -120,6 +121,8 @@ class MessageEvents(EventSource[EntryId]):
             read = [_event(entry) for _, entries in answer or [] for entry in entries]
             position = read[-1].position if read else position
             yield ReadBatch(position, read)
+            if read:
+                await asyncio.sleep(READ_PAUSE)
 
     async def prepare(self, events: Sequence[QueueEvent]) -> Sequence[QueueEvent]:
         return await asyncio.to_thread(_with_messages, events, self._admin)

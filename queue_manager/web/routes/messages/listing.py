@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from http import HTTPStatus
 from itertools import chain, islice
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, Field
 
@@ -17,6 +19,8 @@ from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import EmptyIsNone
+from queue_manager.web.live.event_feed import EventStream
+from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
 from queue_manager.web.routes.messages.requests import (
     MAX_WHOLE,
     FilterText,
@@ -32,13 +36,13 @@ from queue_manager.web.routes.messages.response_schemas import (
     MessageList,
     MessageWithHistory,
 )
-from services.message_queue import Filter, MessageListing, UnknownMessage, queue_admin
-from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES, SORT_FIELDS_BY_STATE
+from services.message_queue import Filter, Message, MessageListing, MessageState, UnknownMessage, queue_admin
+from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MAX_PAGE_BYTES, MESSAGE_STATES, SORT_FIELDS_BY_STATE
 from services.message_queue.history import parse_events
 
 DEFAULT_LIMIT = 50
 DEFAULT_RANGE_LIMIT = 100
-NO_MESSAGES = MessageListing(messages=[], cursor=None, matched=0, is_partial=False)
+NO_MESSAGES = MessageListing(messages=[], cursor=None, matched=0, searched=0, is_partial=False)
 SORT_NAMES = {name: name for fields in SORT_FIELDS_BY_STATE.values() for name in fields}
 SORT_NAMES |= {re.sub(r"_(\w)", lambda match: match[1].upper(), name): name for name in SORT_NAMES}
 """The names of the fields by which messages are sorted, also in camelCase."""
@@ -50,6 +54,9 @@ class JsonLines(StreamingResponse):
     """A stream of JSON values, one in each line."""
 
     media_type = "application/x-ndjson"
+
+
+JSON_LIST: dict[int | str, dict[str, Any]] = {200: {"model": list[DeliveredMessage]}}
 
 
 def _filter(
@@ -70,6 +77,14 @@ def _sort_field(name: str | None) -> str | None:
 
 
 MatchingFilter = Annotated[Filter, Depends(_filter)]
+SortBy = Annotated[
+    str | None,
+    EmptyIsNone,
+    AfterValidator(_sort_field),
+    Query(alias="sortBy", json_schema_extra={"enum": [*SORT_NAMES]}),
+]
+SortOrder = Annotated[Literal["asc", "desc"] | None, EmptyIsNone, Query(alias="sortOrder")]
+Limit = Annotated[Annotated[int, Field(ge=1, le=MAX_MESSAGES_PER_PAGE)] | None, EmptyIsNone]
 
 
 @router.get("/queue/message/{id:path}", response_model=MessageWithHistory)
@@ -92,15 +107,10 @@ def messages(
     place: NamedQueue,
     wanted: MatchingFilter,
     page: Annotated[Annotated[int, Field(ge=1, le=MAX_WHOLE)] | None, EmptyIsNone] = None,
-    limit: Annotated[Annotated[int, Field(ge=1, le=MAX_MESSAGES_PER_PAGE)] | None, EmptyIsNone] = None,
+    limit: Limit = None,
     cursor: Cursor = None,
-    sort_by: Annotated[
-        str | None,
-        EmptyIsNone,
-        AfterValidator(_sort_field),
-        Query(alias="sortBy", json_schema_extra={"enum": [*SORT_NAMES]}),
-    ] = None,
-    sort_order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone, Query(alias="sortOrder")] = None,
+    sort_by: SortBy = None,
+    sort_order: SortOrder = None,
 ) -> Response:
     """List messages, newest first; those in processing by deadline, latest first.
 
@@ -109,9 +119,9 @@ def messages(
     requeue. A filter is applied for about 80 ms. A page ends after about 16 MiB. With `is_partial`, `total` is the
     number of matches found so far, and `/count` counts all.
     """
-    page, limit, order = page or 1, limit or DEFAULT_LIMIT, sort_order or "desc"
-    of = f"messages {place} {sort_by or ''} {order}"
-    after = cursors.decode(cursor, of=of)
+    page, limit = page or 1, limit or DEFAULT_LIMIT
+    of = _list_name(place, sort_by, sort_order)
+    after = _position(cursor, of)
     counts = queue_admin().counts()
     skip = (page - 1) * limit
     found = NO_MESSAGES
@@ -120,10 +130,10 @@ def messages(
             place,
             limit=limit,
             skip=skip,
-            cursor=None if after is None else str(after[0]),
+            cursor=after,
             where=wanted,
             sort_by=sort_by,
-            ascending=order == "asc",
+            ascending=sort_order == "asc",
         )
     is_filtered = wanted != Filter()
     total = found.matched if is_filtered else counts.of(place)
@@ -134,34 +144,123 @@ def messages(
         "total": total,
         "total_pages": total_pages,
         "totalPages": total_pages,
-        "cursor": cursors.encode([found.cursor], of=of) if found.cursor else None,
+        "cursor": _cursor(found, of),
         "is_partial": found.is_partial or (is_filtered and found.cursor is not None),
     }
+    if is_filtered:
+        pagination["searched"] = found.searched
     about = json.dumps({"pagination": pagination, "server_time": counts.now})
     listed = ",".join(message.to_json() for message in found.messages)
     return Response(f'{{"messages":[{listed}],{about[1:]}', media_type="application/json")
 
 
-@router.get("/queue/{queueType}/export", response_class=JsonLines)
-def export(state: NamedQueue, wanted: MatchingFilter) -> JsonLines:
-    """Send the messages in one state as JSON lines, oldest first, for `POST /api/queue/import`."""
+@router.get(
+    "/queue/{queueType}/messages/search",
+    status_code=HTTPStatus.OK,
+    response_class=EventStream,
+    responses=SEARCH_EVENTS,
+)
+async def search_messages(
+    request: Request,
+    place: NamedQueue,
+    wanted: MatchingFilter,
+    limit: Limit = None,
+    cursor: Cursor = None,
+    sort_by: SortBy = None,
+    sort_order: SortOrder = None,
+) -> EventStream:
+    """Search the list of messages until `limit` of them match, 50 without it, or the list ends; send events meanwhile.
+
+    `matches` is a list of messages. `progress` is `{searched, total, found, cursor}`: how many of at most `total`
+    messages were searched, how many matched, and where the search can be continued. The last event is `end`, with the
+    same members and the cursor null at the end of the list, or `error`, `{error, message}`. A search also ends after
+    about 16 MiB of matches. Close the connection to cancel it.
+    """
+    of = _list_name(place, sort_by, sort_order)
+
+    def read(at: str | None, matches: int) -> SearchSlice:
+        found = queue_admin().list(
+            place,
+            limit=matches,
+            cursor=_position(at, of),
+            where=wanted,
+            sort_by=sort_by,
+            ascending=sort_order == "asc",
+            max_bytes=MAX_SLICE_BYTES,
+        )
+        listed = [message.to_json() for message in found.messages]
+        return SearchSlice(matches=listed, searched=found.searched, cursor=_cursor(found, of))
+
+    return await search(
+        request, read, cursor=cursor, limit=limit or DEFAULT_LIMIT, total=lambda: queue_admin().counts().of(place)
+    )
+
+
+def _list_name(place: MessageState, sort_by: str | None, sort_order: str | None) -> str:
+    """Return the name of a list in its cursors."""
+    return f"messages {place} {sort_by or ''} {sort_order or 'desc'}"
+
+
+def _position(cursor: str | None, of: str) -> str | None:
+    after = cursors.decode(cursor, of=of)
+    return None if after is None else str(after[0])
+
+
+def _cursor(page: MessageListing, of: str) -> str | None:
+    return cursors.encode([page.cursor], of=of) if page.cursor else None
+
+
+@router.get("/queue/{queueType}/export", response_class=JsonLines, responses=JSON_LIST)
+def export(
+    request: Request,
+    state: NamedQueue,
+    wanted: MatchingFilter,
+    sort_by: SortBy = None,
+    sort_order: SortOrder = None,
+) -> StreamingResponse:
+    """Send the messages in one state for `POST /api/queue/import`, as JSON lines or, if it is accepted, as JSON.
+
+    The order is always that in which they are to be imported, oldest first: `sortBy` and `sortOrder` are ignored.
+    """
     pages = queue_admin().export(state, wanted)
     first = next(pages)  # so that an outage of the server is an error response
-    lines = ("".join(f"{message.to_json()}\n" for message in page) for page in chain([first], pages))
+    pages = chain([first], pages)
+    if "application/json" in request.headers.get("accept", ""):
+        headers = {"content-disposition": f'attachment; filename="{state}.json"'}
+        return StreamingResponse(_json_list(pages), media_type="application/json", headers=headers)
+    lines = ("".join(f"{message.to_json()}\n" for message in page) for page in pages)
     return JsonLines(lines, headers={"content-disposition": f'attachment; filename="{state}.jsonl"'})
+
+
+def _json_list(pages: Iterable[Sequence[Message]]) -> Iterator[str]:
+    """Yield the parts of a JSON list of the messages."""
+    before = "["
+    for page in filter(None, pages):
+        yield before + ",\n".join(message.to_json() for message in page)
+        before = ",\n"
+    yield "[]" if before == "[" else "]"
 
 
 @router.get("/queue/messages", response_model=list[DeliveredMessage])
 def messages_of_date_range(
     start: Annotated[RequiredMoment, Query(alias="startTimestamp")],
     end: Annotated[RequiredMoment, Query(alias="endTimestamp")],
-    limit: Annotated[Annotated[int, Field(ge=1, le=MAX_MESSAGES_PER_PAGE)] | None, EmptyIsNone] = None,
+    limit: Limit = None,
 ) -> Response:
-    """Return the messages that were added between two times, in any state; up to `limit`, 100 without it."""
+    """Return the messages that were added between two times, in any state; up to `limit`, 100 without it.
+
+    The list ends after about 16 MiB: an export has all.
+    """
     wanted = Filter(since=start, until=end)
     found = (one for state in MESSAGE_STATES for page in queue_admin().export(state, wanted) for one in page)
-    listed = ",".join(message.to_json() for message in islice(found, limit or DEFAULT_RANGE_LIMIT))
-    return Response(f"[{listed}]", media_type="application/json")
+    listed: list[str] = []
+    size = 0
+    for message in islice(found, limit or DEFAULT_RANGE_LIMIT):
+        listed.append(message.to_json())
+        size += len(listed[-1])
+        if size >= MAX_PAGE_BYTES:
+            break
+    return Response(f"[{','.join(listed)}]", media_type="application/json")
 
 
 @router.get("/queue/{queueType}/count")

@@ -73,7 +73,8 @@ class _Wait:
         """Return the future of an arrival, the message if there is one, and whether the search was finished."""
         arrival = self._queue.arrivals.subscribe(self._options["type"])
         try:
-            return arrival, None if self._must_end() else self._queue.search(**self._options), True
+            messages = [] if self._must_end() else self._queue.search(**self._options)
+            return arrival, messages[0] if messages else None, True
         except SearchIncomplete:
             return arrival, None, False
         except BaseException:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from queue_manager.core.log import get_logger
 from queue_manager.web.http.errors import errors, invalid
@@ -23,13 +23,14 @@ from queue_manager.web.routes.messages.requests import (
     parse_object,
 )
 from queue_manager.web.routes.messages.response_schemas import (
-    ChangedMessage,
     Cleared,
     DeletedMessages,
     DeletedRange,
+    EditedMessage,
     Imported,
     Moved,
     Replayed,
+    UpdatedMessage,
 )
 from queue_manager.web.routes.messages.schemas import (
     MessageChange,
@@ -53,24 +54,25 @@ router = APIRouter(responses=errors(503))
 InQueue = Annotated[Source, Query(alias="queueType", description="Only a message that is in this queue.")]
 
 
-@router.put("/queue/message/{id:path}", responses=errors(404, 409))
-def update(
-    id: str, body: Annotated[bytes, Depends(MessageBody(MessageChange))], source: InQueue = None
-) -> ChangedMessage:
+@router.put("/queue/message/{id:path}", response_model=UpdatedMessage, responses=errors(404, 409))
+def update(id: str, body: Annotated[bytes, Depends(MessageBody(MessageChange))], source: InQueue = None) -> Response:
     """Change a message. 409: a consumer holds it."""
     queue_admin().update(id, decode_message(parse_object(body)), source=source)
     log.info("Message changed by hand", message_id=id)
-    return ChangedMessage(message="Message updated", id=id)
+    changed = queue_admin().find(id)
+    about = EditedMessage(message="Message updated", id=id, messageId=id, queueType=source).model_dump_json()
+    data = changed.to_json() if changed else "null"
+    return Response(f'{about[:-1]},"data":{data}}}', media_type="application/json")
 
 
 @router.delete("/queue/message/{id:path}", responses=errors(404, 409))
-def delete(id: str, source: InQueue = None) -> ChangedMessage:
+def delete(id: str, source: InQueue = None) -> EditedMessage:
     """Delete a message."""
     outcome = queue_admin().delete([checked_id(id)], source=source)[id]
     if outcome != "DELETED":
         raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
     log.info("Message deleted by hand", message_id=id)
-    return ChangedMessage(message="Message deleted", id=id)
+    return EditedMessage(message="Message deleted", id=id, messageId=id, queueType=source)
 
 
 @router.post("/queue/messages/delete")
@@ -109,7 +111,7 @@ def delete_date_range(
 def import_lines(body: Annotated[bytes, Depends(LinesBody())]) -> Imported:
     """Add the messages of an export to the main queue, with no attempts used. A message whose id exists is not added.
 
-    If a line is invalid, nothing is added.
+    The body may also be a JSON list. If a message is invalid, nothing is added.
     """
     queue = message_queue()
     result = import_messages(queue, list(parse_lines(body.splitlines(), queue.options)))
@@ -179,7 +181,8 @@ def _cleared(queue: MessageState | None, request: Request) -> Cleared:
             break
     log.info("Cleared by hand", queue=queue or "all", messages=count, complete=is_complete)
     left = "" if is_complete else "; there are more, so repeat it"
-    return Cleared(message=f"{count} messages deleted{left}", cleared=count, is_complete=is_complete)
+    message = f"{count} messages deleted{left}"
+    return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete)
 
 
 def _results(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from email.message import EmailMessage
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
@@ -23,6 +24,7 @@ from queue_manager.web.http.requests import Body, EmptyIsNone, malformed, read_b
 from services.message_queue import InvalidMessage, Json, MessageState
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import MAX_PAYLOAD_DEPTH, MAX_TYPE_BYTES, checked_text, elements, members
+from services.message_queue.operations import MAX_ENQUEUED_MESSAGES
 
 MAX_SEARCH_BYTES = 1_024
 MAX_WHOLE = 10**9  # a page number, a priority, a number of attempts
@@ -31,7 +33,7 @@ MAX_TIMESTAMP = 1e15
 MAX_OTHER_BYTES = 64 * 1024
 """Bytes of a body besides its payload."""
 MAX_BATCH_BYTES = 16 * 1024 * 1024
-MAX_BATCH_MESSAGES = 1_000
+MAX_BATCH_MESSAGES = MAX_ENQUEUED_MESSAGES
 
 Parsed = TypeVar("Parsed")
 
@@ -146,15 +148,30 @@ class BatchBody(Body):
 
 
 class LinesBody(Body):
-    """A dependency that returns the bytes of a body of JSON lines."""
+    """A dependency that returns the bytes of a body of JSON lines, which a form may contain as a file."""
 
     media_type = "application/x-ndjson"
+    form: ClassVar = {"type": "object", "required": ["file"], "properties": {"file": {"type": "string"}}}
+    other_contents: ClassVar = {"multipart/form-data": {"schema": form}}
 
     def __init__(self) -> None:
         super().__init__(str)
 
     async def __call__(self, request: Request) -> bytes:
-        return await read_body(request, MAX_BATCH_BYTES, field="body")
+        body = await read_body(request, MAX_BATCH_BYTES, field="body")
+        content_type = EmailMessage()
+        content_type["content-type"] = request.headers.get("content-type", "")
+        boundary = content_type.get_boundary()
+        return body if boundary is None else _file_of_form(body, boundary)
+
+
+def _file_of_form(body: bytes, boundary: str) -> bytes:
+    """Return the content of the file named `file` in a multipart body. Raises `ApiError`."""
+    for part in (b"\r\n" + body).split(b"\r\n--" + boundary.encode())[1:]:
+        headers, _, content = part.partition(b"\r\n\r\n")
+        if b'name="file"' in headers:
+            return content
+    raise ApiError(HTTPStatus.BAD_REQUEST, "bad request", "file: is missing", field="file")
 
 
 def parse_object(body: bytes) -> dict[str, Json]:

@@ -82,6 +82,25 @@ class ChangedMessage(BaseModel):
     id: str
 
 
+class _Done(BaseModel):
+    success: Literal[True] = Field(default=True, description="Always true, for clients of the older service.")
+    message: Sentence
+
+
+class EditedMessage(_Done):
+    """The message that an operator changed or deleted."""
+
+    id: str
+    messageId: str = Field(description="The same, for clients of the older service.")
+    queueType: MessageState | None = Field(description="The queue that the request names.")
+
+
+class UpdatedMessage(EditedMessage):
+    """The message that an operator changed, as it is now."""
+
+    data: DeliveredMessage | None = Field(description="The message; null if it was deleted meanwhile.")
+
+
 class AddedBatch(BaseModel):
     """How many messages were added."""
 
@@ -110,9 +129,7 @@ class MessageResult(BaseModel):
     result: MessageOutcome
 
 
-class _Changed(BaseModel):
-    success: Literal[True] = Field(default=True, description="Always true, for clients of the older service.")
-    message: Sentence
+class _Changed(_Done):
     failed: int = Field(description="How many messages were not found or could not be changed.")
 
 
@@ -161,10 +178,10 @@ class Imported(BaseModel):
     undecodable: int = Field(description="Messages that were exported as undecodable, so that they were not added.")
 
 
-class Cleared(BaseModel):
+class Cleared(_Done):
     """How many messages were deleted."""
 
-    message: Sentence
+    queueType: MessageState | None = Field(description="The queue; null for all queues.")
     cleared: int
     is_complete: IsComplete
 
@@ -179,6 +196,7 @@ class Pagination(BaseModel):
     totalPages: int = Field(description="The same, for clients of the older service.")
     cursor: NextCursor
     is_partial: bool = Field(description="Whether there is more than was searched.")
+    searched: int | None = optional("With a filter: how many messages were read for this page.")
 
 
 class MessageList(BaseModel):
@@ -202,7 +220,7 @@ class QueueLength(BaseModel):
 
     name: str = Field(description="The stream, or `processing_pending`.")
     length: int
-    messages: list[DeliveredMessage] = Field(default=[], description="Always empty: read the list.")
+    messages: list[DeliveredMessage] = Field(default=[], description="The newest 100, or 2 MiB, if `include_messages`.")
 
 
 class AcknowledgedLength(QueueLength):
@@ -228,7 +246,7 @@ class LengthsByOlderNames(BaseModel):
     acknowledgedQueue: AcknowledgedLength
     archivedQueue: QueueLength
     metadata: QueueTotals
-    availableTypes: list[str] = Field(default=[], description="Always empty.")
+    availableTypes: list[str] = Field(default=[], description="The types of these messages.")
 
 
 class MessageQueueStatus(LengthsByOlderNames):
@@ -256,6 +274,8 @@ class QueueMetrics(BaseModel):
     archived_queue_size: int
     total_acknowledged: int
     overdue: int
+    priority_levels: int
+    details: dict[str, int] = Field(description="Waiting messages by priority, as `priority_<n>_queued`.")
     server_time: QueueServerTime
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Response
 
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import errors
+from queue_manager.web.http.requests import EmptyIsNone
 from queue_manager.web.routes.messages.requests import whole
 from queue_manager.web.routes.messages.response_schemas import (
     AcknowledgedLength,
@@ -17,14 +21,44 @@ from queue_manager.web.routes.messages.response_schemas import (
     QueueMetrics,
     QueueTotals,
 )
-from services.message_queue import QueueCounts, queue_admin
+from services.message_queue import MessageState, QueueCounts, queue_admin
+
+MAX_STATUS_MESSAGES = 100
+MAX_STATE_BYTES = 2 * 1024 * 1024  # of the messages in one state
+OLDER_NAMES: dict[MessageState, str] = {
+    "main": "mainQueue",
+    "processing": "processingQueue",
+    "dead": "deadLetterQueue",
+    "acknowledged": "acknowledgedQueue",
+    "archived": "archivedQueue",
+}
 
 router = APIRouter()
 
 
-@router.get("/queue/status", responses=errors(503))
-def status() -> MessageQueueStatus:
-    """Return the number of messages in each state."""
+@router.get("/queue/status", response_model=MessageQueueStatus, responses=errors(503))
+def status(
+    has_messages: Annotated[
+        bool | None,
+        EmptyIsNone,
+        Query(alias="include_messages", description="Without it, true only if no lock tokens are required."),
+    ] = None,
+) -> Response:
+    """Return the number of messages in each state; with `include_messages` also the newest 100 in each, or 2 MiB."""
+    if has_messages is None:
+        has_messages = not settings().queue_require_lock_token  # clients of the older service expect them
+    body = _status().model_dump(mode="json")
+    if has_messages:
+        types: set[str] = set()
+        for state, name in OLDER_NAMES.items():
+            messages = queue_admin().list(state, limit=MAX_STATUS_MESSAGES, max_bytes=MAX_STATE_BYTES).messages
+            body[name]["messages"] = [msgspec.Raw(message.to_json().encode()) for message in messages]
+            types |= {message.type for message in messages}
+        body["availableTypes"] = sorted(types)
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _status() -> MessageQueueStatus:
     counts = queue_admin().counts()
     return MessageQueueStatus(
         main=counts.main,
@@ -65,6 +99,8 @@ def metrics() -> QueueMetrics:
         archived_queue_size=counts.archived,
         total_acknowledged=counts.total_acknowledged,
         overdue=counts.overdue,
+        priority_levels=len(counts.waiting),
+        details={f"priority_{priority}_queued": waiting for priority, waiting in enumerate(counts.waiting)},
         server_time=counts.now,
     )
 

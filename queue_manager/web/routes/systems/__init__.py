@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from queue_manager.web.auth import operator, viewer
 from queue_manager.web.live.event_feed import Feed
-from queue_manager.web.routes.systems import events, items, queries
+from queue_manager.web.routes.systems import commands, events, history, items, queries
 from queue_manager.web.routes.systems.events import OverviewStates
 
 __all__ = ["OverviewStates", "install"]
@@ -19,6 +19,7 @@ __all__ = ["OverviewStates", "install"]
 def install(api: FastAPI, overview: Feed[int]) -> None:
     """Add the routes."""
     api.state.overview_feed = overview
-    for router in (queries.router, events.router, items.router):
+    for router in (queries.router, events.router, items.router, history.router):
         api.include_router(router, prefix="/api", dependencies=[viewer], tags=["systems"])
-    api.include_router(items.retries, prefix="/api", dependencies=[operator], tags=["systems"])
+    for router in (items.retries, commands.router, history.marks):
+        api.include_router(router, prefix="/api", dependencies=[operator], tags=["systems"])

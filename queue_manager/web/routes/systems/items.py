@@ -13,7 +13,8 @@ from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Query
+from bson import json_util
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from beat_schedule import systems
 from models.database import server_now
@@ -31,6 +32,7 @@ from queue_manager.web.routes.systems.queries import DEFAULT_PAGE_SIZE, PageSize
 from queue_manager.web.routes.systems.schemas import (
     MAX_ITEM_SEARCH_LENGTH,
     ItemCount,
+    ItemDocument,
     Items,
     ListedItem,
     RetriedItems,
@@ -46,6 +48,7 @@ MAX_SEARCHED = 5_000  # items that one page of a search reads; the next page sta
 MAX_COUNTED = 20_000  # items
 MAX_RETRIED = 1_000  # items that one request sends
 MAX_RETRY_BODY = 4 * 1024  # bytes
+MAX_DOCUMENT_LENGTH = 1024 * 1024  # characters
 
 Search = Annotated[
     str | None, Query(max_length=MAX_ITEM_SEARCH_LENGTH, description="A text in the id, the title or the reason.")
@@ -114,6 +117,20 @@ def count_items(found: WithItems, state: State = "due", search: Search = None) -
     return ItemCount(count=matching, is_complete=is_complete)
 
 
+@router.get("/systems/{name}/items/{id:path}", response_model=ItemDocument, responses=errors(404, 413, 503))
+def item_document(found: WithItems, id: str) -> Response:
+    """Return the document of an item as it is stored, in relaxed extended JSON."""
+    with mongodb():
+        document = found[1]().document(id)
+    if document is None:
+        raise _no_item(id)
+    text = json_util.dumps({"document": document}, json_options=json_util.RELAXED_JSON_OPTIONS)
+    if len(text) > MAX_DOCUMENT_LENGTH:
+        message = f"The document has more than {MAX_DOCUMENT_LENGTH} characters as JSON"
+        raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too large", message)
+    return Response(text, media_type="application/json")
+
+
 def counted(listed: Listed, state: State, search: str | None) -> tuple[int, bool]:
     """Return how many items match, and whether all were read."""
     read = matching = 0
@@ -170,6 +187,10 @@ def _not_taken(listed: Listed, id: str) -> ApiError:
     if exists:
         message = f"The item {id!r:.100} is in progress or not due"
         return ApiError(HTTPStatus.CONFLICT, "wrong state", message)
+    return _no_item(id)
+
+
+def _no_item(id: str) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, "not found", f"There is no item {id!r:.100}", field="id")
 
 

@@ -14,14 +14,15 @@ from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.settings import settings
+from queue_manager.health.readings import sources
 from queue_manager.system import System
-from queue_manager.telemetry import counters
+from queue_manager.telemetry import count_history, counters
 from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.routes.systems.events import overview
-from queue_manager.web.routes.systems.overview import counted, leader_of, numbers_of, scan_of
+from queue_manager.web.routes.systems.overview import leader_of, numbers_of, scan_of
 from queue_manager.web.routes.systems.schemas import History, OneSystem, Scan, Scans, Schedule, ScheduleEntry
 from queue_manager.web.routes.triggers import path_of as trigger_of
 from queue_manager.web.server_calls import mongodb, redis_server
@@ -56,12 +57,12 @@ Named = Annotated[System, Depends(_named)]
 def overview_history() -> History:
     """Return how many items ended in the last 24 hours, by outcome, in buckets of ten minutes."""
     with redis_server() as client:
-        day = counters.last_day(client, counted())
+        day = count_history.last_day(client, sources())
     return History(
         server_time=own_now(),
         bucket_seconds=counters.BUCKET_SECONDS,
         begins_at=day.begins_at,
-        systems={one.name: None if one.counted_as is None else day.counts[one.counted_as] for one in systems()},
+        systems={one.name: day.counts.get(one.name) for one in systems()},
     )
 
 

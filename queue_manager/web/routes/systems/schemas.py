@@ -6,10 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from models.mark import MAX_TEXT_LENGTH, MarkKind
 from queue_manager.health import Idle
+from queue_manager.health_rules import Problem
 from queue_manager.items import State
+from queue_manager.telemetry.latency import Measure
 from queue_manager.web.http.requests import Members
 from queue_manager.web.http.responses import Moment, NextCursor, Number, ServerTime, optional
+from queue_manager.web.routes.latency import Latency
 
 MAX_ITEM_SEARCH_LENGTH = 256
 
@@ -44,6 +48,7 @@ class OnlineWorker(BaseModel):
     seen_at: Moment = Field(description="Its last heartbeat.")
     queues: list[str] | None = Field(description="The queues that it consumes; null if unknown.")
     release: str | None = Field(description="Its release; null before 0.2.")
+    paused: str | None = Field(description="Why it takes no items; null if it does.")
 
 
 class ScanRun(BaseModel):
@@ -73,14 +78,15 @@ class SystemState(BaseModel):
     lag_seconds: Number | None = Field(description="Seconds since the oldest due item fell due.")
     done_per_minute: int | None = Field(description="Items done in the last minute.")
     failed_per_minute: int | None = Field(description="Attempts that failed in the last minute.")
+    latency: Latency | None = Field(description="Of the items that were done in the last hour.")
+    duration_names: dict[Measure, str] = Field(description="What people call the durations.")
     errors: int | None = Field(description="Steps of its scans that failed in the last 24 hours.")
     last_scan: ScanRun | None
     next_scan_at: Moment | None = Field(description="When it is scanned next; null while no beat leads.")
     is_running: bool = Field(description="Whether its scan is running.")
     is_starting: bool = Field(description="Whether it is too early to expect its first scan.")
     idle: Idle | None = Field(description="Why it dispatches nothing although it is on.")
-    problems: list[str]
-    pages: dict[str, str] = Field(description="By problem, the page that lists the items it is about.")
+    problems: list[Problem]
     numbers: dict[str, Number] = Field(description="All numbers of the system, by name.")
 
 
@@ -91,9 +97,13 @@ class Overview(BaseModel):
     servers: Servers
     leader: Leader | None
     workers: list[OnlineWorker] | None = Field(description="Null while Redis does not answer.")
-    problems: list[str] = Field(description="Problems of processes; those of a system stand at the system.")
+    problems: list[Problem] = Field(description="Problems of components; those of a system stand at the system.")
     counted_to: int = Field(description="A count that has reached this number stands for that many or more.")
     systems: list[SystemState]
+
+    @property
+    def all_problems(self) -> list[Problem]:
+        return [*self.problems, *(problem for system in self.systems for problem in system.problems)]
 
 
 class OneSystem(SystemState):
@@ -114,6 +124,45 @@ class History(BaseModel):
     systems: dict[str, dict[str, list[int]] | None] = Field(
         description="By system and outcome, one number per bucket; null for a system that counts nothing."
     )
+
+
+class PercentileSeries(BaseModel):
+    """Percentiles of a duration, one for each step; null where there were no durations."""
+
+    p50_ms: list[float | None]
+    p95_ms: list[float | None]
+    p99_ms: list[float | None]
+
+
+class ChartMark(BaseModel):
+    """Something that happened and may explain a change."""
+
+    kind: MarkKind
+    at: Moment
+    until: Moment | None = Field(description="Its end, for what lasted.")
+    text: str
+    by: str | None = Field(description="Who made it; null for what Queue Manager noticed.")
+
+
+class SystemHistory(BaseModel):
+    """What a system did in a range of time, in steps of equal length, the oldest first; the last one is incomplete."""
+
+    server_time: ServerTime
+    begins_at: Moment = Field(description="The beginning of the first step.")
+    step_seconds: int
+    outcomes: dict[str, list[int | None]] = Field(
+        description="By outcome, one number per step; null for a time of which nothing is known."
+    )
+    percentiles: dict[Measure, PercentileSeries]
+    latency: Latency = Field(description="Of the whole range.")
+    duration_names: dict[Measure, str] = Field(description="What people call the durations.")
+    marks: list[ChartMark]
+
+
+class NewMark(Members):
+    """A mark in the charts."""
+
+    text: str = Field(min_length=1, max_length=MAX_TEXT_LENGTH, description="Such as the version that was deployed.")
 
 
 class Scan(ScanRun):
@@ -186,6 +235,12 @@ class ItemCount(BaseModel):
     is_complete: bool = Field(description="False if counting stopped at its limit: there are that many or more.")
 
 
+class ItemDocument(BaseModel):
+    """The document of an item."""
+
+    document: dict[str, Any]
+
+
 class Sent(BaseModel):
     """How many items were sent."""
 
@@ -197,6 +252,13 @@ class SentTask(BaseModel):
     """The task that was sent."""
 
     task_id: str
+
+
+class PausedSystem(BaseModel):
+    """Whether a system is paused."""
+
+    name: str
+    is_paused: bool
 
 
 class RetriedItems(Members):

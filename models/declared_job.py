@@ -1,0 +1,53 @@
+"""Repeating jobs that are declared in code: one job of each name, without arguments, whose id is `declared:NAME`.
+
+Guarantee: the id makes it unique, however many processes store it at once. An executing job is not changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from models.database import Document
+from models.job import COUNTED_ATTEMPTS, DECLARED_PREFIX, JobState, jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredJob:
+    """A stored job that was declared; `repetition` includes `since`."""
+
+    name: str
+    repetition: Document
+
+
+def declared_id(name: str) -> str:
+    return f"{DECLARED_PREFIX}{name}"
+
+
+def stored() -> dict[str, DeclaredJob]:
+    """Return the jobs that were declared, by name, in any state."""
+    ids = {"$gte": DECLARED_PREFIX, "$lt": f"{DECLARED_PREFIX}\uffff"}
+    found = jobs().find(
+        {"_id": ids, "repetition.since": {"$exists": True}, **COUNTED_ATTEMPTS}, {"name": 1, "repetition": 1}
+    )
+    return {one["name"]: DeclaredJob(name=one["name"], repetition=one["repetition"]) for one in found}
+
+
+def change(known: DeclaredJob, repetition: Document, *, due: datetime, now: datetime) -> bool:
+    """Replace the repetition, and the due time of a pending job; return False if it is executing or was changed.
+
+    A repeating job is never reserved.
+    """
+    is_unchanged = {
+        "_id": declared_id(known.name),
+        "state": {"$ne": JobState.EXECUTING},
+        "repetition": {"$eq": known.repetition},
+    }
+    is_pending = {"$eq": ["$state", JobState.PENDING]}
+    changed: Document = {
+        "repetition": {"$literal": repetition},
+        "due": {"$cond": [is_pending, due, "$due"]},
+        "waiting": {"$cond": [is_pending, due, {"$ifNull": ["$waiting", "$$REMOVE"]}]},
+        "updated": now,
+    }
+    return jobs().update_one(is_unchanged, [{"$set": changed}], hint="_id_").modified_count == 1

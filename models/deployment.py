@@ -1,0 +1,72 @@
+"""What the MongoDB deployment allows: the actions of our user, and how durable a confirmed write is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from models import job, job_queue, readiness, scan_run, schema, site
+from models.database import Document, client, collection, database
+from queue_manager.core.settings import settings
+from queue_manager.system import System
+
+READ = ("find", "listIndexes")
+OWN = (*READ, "insert", "update", "remove")
+"""What our own collections need, by the names of MongoDB's privilege actions."""
+OWN_COLLECTIONS = {
+    *(readiness.READINESS_COLLECTION, scan_run.RUNS_COLLECTION, scan_run.MARKS_COLLECTION, site.RESETS),
+    *(job.JOBS_COLLECTION, job_queue.QUEUES_COLLECTION, job_queue.LEADERS_COLLECTION),
+}
+
+
+def missing_actions(systems: Iterable[System]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each collection of these systems on which our user may not do everything, and what it may not do.
+
+    Nothing if the server has no access control. Raises the errors of the driver.
+    """
+    auth = client().admin.command("connectionStatus", showPrivileges=True)["authInfo"]
+    if not auth["authenticatedUsers"]:
+        collection(readiness.READINESS_COLLECTION).find_one()  # refused if the server expects a login
+        return
+    names = {readiness.READINESS_COLLECTION, scan_run.MARKS_COLLECTION, *schema.shared_collections()}
+    for name in sorted(names.union(*(system.collections() for system in systems))):
+        allowed = _allowed(auth["authenticatedUserPrivileges"], name)
+        if missing := [action for action in _needed(name) if action not in allowed and "anyAction" not in allowed]:
+            yield name, missing
+
+
+def _needed(name: str) -> tuple[str, ...]:
+    """Return the actions that the processes need; `migrate`, which may have another user, creates indexes, too."""
+    if name == job.JOBS_COLLECTION:
+        return (*OWN, "changeStream")
+    if name in OWN_COLLECTIONS or name.startswith("qm_"):
+        return OWN
+    if name == settings().subscriptions_collection:
+        return READ
+    return (*READ, "insert", "update") if name == settings().pulses_collection else (*READ, "update")
+
+
+def _allowed(privileges: Iterable[Document], name: str) -> set[str]:
+    covering = (one for one in privileges if _covers(one["resource"], name))
+    return {action for one in covering for action in one["actions"]}
+
+
+def _covers(resource: Document, name: str) -> bool:
+    if resource.get("anyResource"):
+        return True
+    of_database, of_collection = resource.get("db"), resource.get("collection")
+    return of_database in ("", database().name) and of_collection in ("", name)
+
+
+def server_version() -> str:
+    """Return the version of MongoDB, such as `6.0.5`. Raises the errors of the driver."""
+    return str(client().server_info()["version"])
+
+
+def journals_majority_writes() -> bool:
+    """Return True if a write that a majority confirmed is in the journals of these members.
+
+    Raises OperationFailure if our user may not read the configuration of the replica set.
+    """
+    config: Any = client().admin.command("replSetGetConfig")["config"]
+    return bool(config.get("writeConcernMajorityJournalDefault", True))

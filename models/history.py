@@ -1,0 +1,109 @@
+"""What systems did, by time, for the charts: collection `qm_history`, one document per system and ten minutes or hour.
+
+    {_id, system, seconds: 600 or 3600, at, counts: {done, failed, retried, wait: {"250": 3, ...}, ...}, expires_at}
+
+The documents of an hour are the sums of its ten minutes, so that a chart of months reads few documents.
+Guarantee: a count is stored with its absolute value and never lowered. Storing it again, late, by several processes, or
+after Redis lost its data changes nothing that is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import ASCENDING, IndexModel, UpdateOne
+from pymongo.collection import Collection
+
+from models.database import Document, collection
+from queue_manager.core.clock import hours, minutes
+
+HISTORY_COLLECTION = "qm_history"
+TEN_MINUTES, HOUR = minutes(10), hours(1)
+HISTORY_RETENTION = {TEN_MINUTES: hours(3 * 24), HOUR: hours(92 * 24)}
+BY_LENGTH = "by_length_and_time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """What a system counted in a time that begins at `at`."""
+
+    system: str
+    at: datetime
+    length: timedelta
+    counts: Mapping[str, int]
+    """By name, as in `queue_manager.telemetry.counters`."""
+
+
+def store(buckets: Iterable[Bucket]) -> None:
+    """Store buckets of ten minutes, and the sums of their hours."""
+    tens = list(buckets)
+    if not tens:
+        return
+    _history().bulk_write([_write(one) for one in tens], ordered=False)
+    first = min(one.at for one in tens).replace(minute=0)
+    changed = {(one.system, one.at.replace(minute=0)) for one in tens}
+    sums: dict[tuple[str, datetime], dict[str, int]] = {one: {} for one in changed}
+    for ten in read(TEN_MINUTES, since=first):
+        if (of_hour := sums.get((ten.system, ten.at.replace(minute=0)))) is not None:
+            for name, count in ten.counts.items():
+                of_hour[name] = of_hour.get(name, 0) + count
+    found = [Bucket(system=system, at=at, length=HOUR, counts=counts) for (system, at), counts in sums.items()]
+    _history().bulk_write([_write(one) for one in found], ordered=False)
+
+
+def read(length: timedelta, *, since: datetime, systems: Sequence[str] | None = None) -> Iterator[Bucket]:
+    """Yield the buckets of a length from a time on, oldest first; of all systems unless `systems` names some."""
+    wanted: Document = {"seconds": int(length.total_seconds()), "at": {"$gte": since}}
+    if systems is not None:
+        wanted["system"] = {"$in": [*systems]}
+    for found in _history().find(wanted, hint=BY_LENGTH, sort=[("at", ASCENDING)]):
+        counts = dict(_flat(found.get("counts", {})))
+        yield Bucket(system=found["system"], at=found["at"], length=length, counts=counts)
+
+
+def newest(since: datetime) -> dict[str, datetime]:
+    """Return, by system, the beginning of the newest ten minutes that are stored, if they began after `since`."""
+    groups: Any = _history().aggregate(
+        [
+            {"$match": {"seconds": int(TEN_MINUTES.total_seconds()), "at": {"$gte": since}}},
+            {"$group": {"_id": "$system", "at": {"$max": "$at"}}},
+        ],
+        hint=BY_LENGTH,
+    )
+    return {group["_id"]: group["at"] for group in groups}
+
+
+def _write(bucket: Bucket) -> UpdateOne:
+    seconds = int(bucket.length.total_seconds())
+    about = {"system": bucket.system, "seconds": seconds, "at": bucket.at}
+    ends_at = bucket.at + bucket.length + HISTORY_RETENTION[bucket.length]
+    change: Document = {"$setOnInsert": {**about, "expires_at": ends_at}}
+    if bucket.counts:
+        change["$max"] = {f"counts.{name}": count for name, count in bucket.counts.items()}
+    # Its own id, so that two processes never insert the same bucket twice.
+    return UpdateOne({"_id": f"{bucket.system}/{seconds}/{int(bucket.at.timestamp())}"}, change, upsert=True)
+
+
+def _flat(counts: Document) -> Iterator[tuple[str, int]]:
+    for name, value in counts.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{bucket}", int(count)) for bucket, count in value.items())
+        else:
+            yield name, int(value)
+
+
+def _history() -> Collection[Document]:
+    return collection(HISTORY_COLLECTION)
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return the collections of this module with their indexes, for `migrate`."""
+    return {
+        HISTORY_COLLECTION: [
+            IndexModel([("seconds", ASCENDING), ("at", ASCENDING)], name=BY_LENGTH),
+            IndexModel([("expires_at", ASCENDING)], name="kept_until", expireAfterSeconds=0),
+        ]
+    }

@@ -1,0 +1,236 @@
+"""What happened to items: collection `qm_item_events`, for their timelines.
+
+    {system, event: dispatched, at, items, task, is_manual?, expires_at}            a batch, kept for a day
+    {system, event: executed, at, items, task?, worker, took_ms, expires_at}        a batch, kept for a day
+    {system, event: retried | failed | lost, at, id, attempt?, error, worker, task, expires_at}   kept for 30 days
+
+`items` has a line for each item: the name of its lease, and why it was skipped if it was. `task` is what the ids of a
+dispatched batch's tasks begin with, followed by the position of the item; elsewhere it is the id of one task.
+
+Guarantee: recording never raises, never waits for the server to acknowledge, and costs one insert for a batch.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from bson.errors import BSONError
+from pymongo import ASCENDING, DESCENDING, IndexModel, WriteConcern
+from pymongo.collection import Collection
+
+from models.database import Document, Error, collection, estimated_now, within
+from queue_manager import leases
+from queue_manager.core.clock import hours, milliseconds, seconds
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.process import process_name
+from queue_manager.core.redis_client import PerProcess
+
+ITEM_EVENTS_COLLECTION = "qm_item_events"
+BY_TIME, BY_ITEM, BY_TASK, BY_EXPIRY = "events_by_time", "events_of_an_item", "events_of_a_task", "expired_events"
+BATCH_RETENTION, ATTEMPT_RETENTION = hours(24), hours(24 * 30)
+EVENT_INSERT_TIMEOUT = seconds(1)
+EVENT_RETRY_DELAY = 5.0  # seconds in which nothing is recorded after the server failed
+MAX_EVENT_ERROR_LENGTH = 2_000  # characters
+MAX_EVENTS_SHOWN = 100  # of each kind, the newest
+BATCH_SEARCH_TIMEOUT = seconds(1.5)  # of reading the batches of a day
+
+BatchEvent = Literal["dispatched", "executed"]
+AttemptEvent = Literal["retried", "failed", "lost"]
+
+log = get_logger("QM/items")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemEvent:
+    """One event of one item."""
+
+    event: BatchEvent | AttemptEvent
+    at: datetime
+    items: int = 1
+    """How many items the batch had."""
+    is_manual: bool = False
+    """Dispatched by an operator."""
+    skipped: str | None = None
+    """Why there was nothing to do."""
+    attempt: int | None = None
+    error: str | None = None
+    worker: str | None = None
+    """Host and process, as `host:pid`."""
+    took: timedelta | None = None
+    """Of the whole batch."""
+    task: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemHistory:
+    """The events of one item, newest first. Not complete if reading the batches of the day took too long."""
+
+    events: Sequence[ItemEvent]
+    is_complete: bool
+
+
+# Recording
+
+
+def record_dispatched(system: str, task: str, names: Sequence[str], *, is_manual: bool) -> None:
+    """Record that a batch was dispatched; the ids of its tasks are `task` and the position of the item."""
+    by_hand = {"is_manual": True} if is_manual else {}
+    _record_batch(system, "dispatched", names, {"task": task, **by_hand})
+
+
+def record_executed(
+    system: str, names: Sequence[str], skipped: Mapping[str, str], *, task: str | None, took: timedelta
+) -> None:
+    """Record that items were executed together, with the reasons of those that had nothing to do.
+
+    Args:
+        task: the id of the task, if it is one.
+    """
+    lines = [f"{name} {skipped[name]}" if name in skipped else name for name in names]
+    of_task = {} if task is None else {"task": task}
+    _record_batch(system, "executed", lines, {**of_task, "worker": process_name(), "took_ms": milliseconds(took)})
+
+
+def record_attempt(
+    system: str, name: str, event: AttemptEvent, *, task: str, error: str, attempt: int | None = None
+) -> None:
+    """Record an attempt at one item that did not succeed."""
+    number = {} if attempt is None else {"attempt": attempt}
+    about = {
+        "id": leases.id_of(name),
+        "task": task,
+        "error": error[:MAX_EVENT_ERROR_LENGTH],
+        "worker": process_name(),
+        **number,
+    }
+    now = estimated_now()
+    _record({"system": system, "event": event, "at": now, **about, "expires_at": now + ATTEMPT_RETENTION})
+
+
+def _record_batch(system: str, event: BatchEvent, lines: Sequence[str], about: Document) -> None:
+    items, now = "\n".join(line.replace("\n", " ") for line in lines), estimated_now()
+    _record({"system": system, "event": event, "at": now, **about, "items": items, "expires_at": now + BATCH_RETENTION})
+
+
+class _EventInserter:
+    """Inserts without waiting for the server, and not at all for a while after it failed."""
+
+    def __init__(self) -> None:
+        self._retry_at = 0.0
+
+    def insert(self, document: Document) -> None:
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            with within(EVENT_INSERT_TIMEOUT):
+                _events().with_options(write_concern=WriteConcern(w=0)).insert_one(document)
+        except (BSONError, ValueError) as error:  # a text may have unpaired surrogates
+            log.warning("An event of an item cannot be recorded", error=reason(error))
+        except Error as error:
+            self._retry_at = time.monotonic() + EVENT_RETRY_DELAY
+            log.warning("Events of items are not recorded for now", error=reason(error))
+
+
+_inserter = PerProcess(_EventInserter)
+
+
+def _record(document: Document) -> None:
+    _inserter().insert(document)
+
+
+# Reading
+
+
+def of_item(system: str, id: str) -> ItemHistory:
+    """Return what happened to an item, `id` as it begins the names of its leases."""
+    attempts = _events().find(
+        {"system": system, "id": id}, sort=[("at", DESCENDING)], limit=MAX_EVENTS_SHOWN, hint=BY_ITEM
+    )
+    line = re.compile(rf"^{re.escape(id)}@-?\d*(?: (.*))?$", re.MULTILINE)
+    events = [_attempt_event(one) for one in attempts]
+    is_complete = True
+    try:
+        with within(BATCH_SEARCH_TIMEOUT):
+            events += [_batch_event(one, line) for one in _batches_with(system, line.pattern)]
+    except Error as error:
+        if not error.timeout:
+            raise
+        is_complete = False
+    events.sort(key=lambda one: (one.at, one.event != "dispatched"), reverse=True)  # times are in ms
+    return ItemHistory(events=events, is_complete=is_complete)
+
+
+def _batches_with(system: str, pattern: str) -> list[Document]:
+    """Return the newest batches with a line that matches."""
+    where = {"system": system, "items": {"$regex": pattern, "$options": "m"}}
+    return list(_events().find(where, sort=[("at", DESCENDING)], limit=MAX_EVENTS_SHOWN, hint=BY_TIME))
+
+
+def item_of_task(task: str) -> tuple[str, str] | None:
+    """Return the system and the name of the lease of the item that a task was sent for, or `None`."""
+    batch, _, number = task.rpartition("-")
+    names = [task, batch] if batch and number.isdecimal() else [task]
+    for found in _events().find({"task": {"$in": names}}, hint=BY_TASK):
+        if found["event"] == "dispatched" and found["task"] == batch:
+            lines = found["items"].split("\n")
+            if int(number) < len(lines):
+                return found["system"], lines[int(number)]
+        elif found["task"] == task and "id" in found:
+            return found["system"], f"{found['id']}@"
+        elif found["task"] == task and "\n" not in found["items"]:
+            return found["system"], found["items"].partition(" ")[0]
+    return None
+
+
+def _attempt_event(document: Document) -> ItemEvent:
+    return ItemEvent(
+        event=document["event"],
+        at=document["at"],
+        attempt=document.get("attempt"),
+        error=document["error"],
+        worker=document["worker"],
+        task=document["task"],
+    )
+
+
+def _batch_event(document: Document, line: re.Pattern[str]) -> ItemEvent:
+    items: str = document["items"]
+    found = line.search(items)
+    assert found is not None
+    position = items.count("\n", 0, found.start())
+    is_dispatch, took_ms = document["event"] == "dispatched", document.get("took_ms")
+    return ItemEvent(
+        event=document["event"],
+        at=document["at"],
+        items=items.count("\n") + 1,
+        is_manual=document.get("is_manual", False),
+        skipped=found[1],
+        worker=document.get("worker"),
+        took=None if took_ms is None else timedelta(milliseconds=took_ms),
+        task=f"{document['task']}-{position}" if is_dispatch else None,
+    )
+
+
+def _events() -> Collection[Document]:
+    return collection(ITEM_EVENTS_COLLECTION)
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return the collections of this module with their indexes, for `migrate`."""
+    by_time = [("system", ASCENDING), ("at", DESCENDING)]
+    by_item = [("system", ASCENDING), ("id", ASCENDING), ("at", DESCENDING)]
+    has_id = {"id": {"$exists": True}}
+    return {
+        ITEM_EVENTS_COLLECTION: [
+            IndexModel(by_time, name=BY_TIME),
+            IndexModel(by_item, name=BY_ITEM, partialFilterExpression=has_id),
+            IndexModel([("task", ASCENDING)], name=BY_TASK, sparse=True),
+            IndexModel([("expires_at", ASCENDING)], name=BY_EXPIRY, expireAfterSeconds=0),
+        ]
+    }

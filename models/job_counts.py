@@ -1,0 +1,134 @@
+"""Counts of finished jobs by name: collection `qm_job_counts`, so that counting does not read every job that is kept.
+
+    {_id: name, success, canceled}   finished jobs of a name, except those marked `uncounted`
+    {_id: "*", recounted_at}         when all were counted; without it there are no counts yet
+
+A job is marked in the write that finishes it. `add_finished` adds marked jobs to the counts and removes the marks.
+
+Guarantee: both change in one transaction, as they do when finished jobs are deleted or run again. So after a crash, and
+while processes run concurrently, the counts and the marked jobs together are right. Finished jobs that another program
+stored or deleted are included by the next `recount`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from pymongo import ASCENDING, IndexModel, UpdateOne
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+
+from models import database
+from models.database import Document, collection, transact
+from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, JobState, jobs
+
+COUNTS_COLLECTION = "qm_job_counts"
+RECOUNT_ID = "*"
+UNCOUNTED: Document = {"uncounted": True}
+UNCOUNTED_INDEX = "uncounted_jobs"
+LIVE = [JobState.PENDING, JobState.EXECUTING, JobState.FAILURE]
+
+CountsByName = dict[str, dict[str, int]]
+
+
+def job_counts() -> Collection[Document]:
+    return collection(COUNTS_COLLECTION)
+
+
+def indexes() -> list[IndexModel]:
+    """Return the indexes of jobs for this module."""
+    by_name = [("name", ASCENDING), ("state", ASCENDING)]
+    return [IndexModel(by_name, name=UNCOUNTED_INDEX, partialFilterExpression=UNCOUNTED)]
+
+
+def by_name() -> CountsByName:
+    """Count the jobs by name and state, at one moment. The cost does not depend on the finished jobs that are kept."""
+    with database.client().start_session(snapshot=True) as session:
+        kept = list(job_counts().find(session=session))
+        is_kept = any(one["_id"] == RECOUNT_ID for one in kept)
+        found = _count(LIVE if is_kept else [*JobState], session)
+        if is_kept:
+            for one in kept:
+                _add(found, one["_id"], {state: one.get(state, 0) for state in FINISHED_STATES})
+            for name, states in _count_uncounted(session).items():
+                _add(found, name, states)
+    return found
+
+
+def add_finished(*, limit: int) -> int:
+    """Add up to `limit` marked jobs to the counts; return their number. Raises `Contended`."""
+
+    def add(session: ClientSession) -> int:
+        projection = {"name": 1, "state": 1}
+        found = list(jobs().find(UNCOUNTED, projection, hint=UNCOUNTED_INDEX, limit=limit, session=session))
+        finished = [one for one in found if one["state"] in FINISHED_STATES]
+        _increase(Counter((one["name"], one["state"]) for one in finished), 1, session)
+        if found:
+            ids = {"_id": {"$in": [one["_id"] for one in found]}}
+            jobs().update_many(ids, {"$unset": {"uncounted": ""}}, hint="_id_", session=session)
+        return len(found)
+
+    return transact(add)
+
+
+def subtract(gone: Iterable[Document], session: ClientSession) -> None:
+    """Take finished jobs, as they were before, out of the counts, in the transaction that takes them away."""
+    _increase(Counter((one["name"], one["state"]) for one in gone if "uncounted" not in one), -1, session)
+
+
+def recount(now: datetime) -> None:
+    """Count all finished jobs, by reading an index of all jobs. Raises `Contended`."""
+
+    def count(session: ClientSession) -> None:
+        found = _count(FINISHED_STATES, session)
+        for name, states in _count_uncounted(session).items():
+            _add(found, name, states, sign=-1)
+        job_counts().delete_many({}, session=session)
+        counted: list[Document] = [{"_id": name, **states} for name, states in found.items()]
+        job_counts().insert_many([*counted, {"_id": RECOUNT_ID, "recounted_at": now}], session=session)
+
+    transact(count)
+
+
+def recounted_at() -> datetime | None:
+    found = job_counts().find_one({"_id": RECOUNT_ID})
+    return None if found is None else found["recounted_at"]
+
+
+def _count(states: Iterable[JobState], session: ClientSession) -> CountsByName:
+    """Count by an index of names and states, which is skipped from range to range."""
+    of_states = {"name": {"$gt": ""}, "state": {"$in": [*states]}, **COUNTED_ATTEMPTS}
+    return _group(of_states, "jobs_of_a_name_by_attempts", session)
+
+
+def _count_uncounted(session: ClientSession) -> CountsByName:
+    return _group({**UNCOUNTED, "state": {"$in": [*FINISHED_STATES]}}, UNCOUNTED_INDEX, session)
+
+
+def _group(condition: Document, index: str, session: ClientSession) -> CountsByName:
+    pipeline: list[Document] = [
+        {"$match": condition},
+        {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}},
+    ]
+    found: CountsByName = {}
+    for row in jobs().aggregate(pipeline, hint=index, session=session):
+        _add(found, row["_id"]["name"], {row["_id"]["state"]: row["jobs"]})
+    return found
+
+
+def _add(found: CountsByName, name: str, states: Mapping[str, int], *, sign: int = 1) -> None:
+    for state, number in states.items():
+        if number:
+            of_name = found.setdefault(name, {})
+            of_name[state] = of_name.get(state, 0) + sign * number
+
+
+def _increase(numbers: Counter[tuple[str, str]], sign: int, session: ClientSession) -> None:
+    writes = [
+        UpdateOne({"_id": name}, {"$inc": {state: sign * number}}, upsert=True)
+        for (name, state), number in numbers.items()
+    ]
+    if writes:
+        job_counts().bulk_write(writes, session=session)

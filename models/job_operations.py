@@ -1,0 +1,163 @@
+"""Operations of people on jobs: cancel, make due, delete; and the retention of finished jobs.
+
+Guarantee: an operation is one conditional write, or one transaction if it takes finished jobs away, because their
+counts change with them (`job_counts`). It does not change a job that a run executes or has reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import ReturnDocument
+from pymongo.client_session import ClientSession
+from pymongo.errors import DuplicateKeyError
+
+from models import job_counts
+from models.database import Document, transact
+from models.job import (
+    COUNTED_ATTEMPTS,
+    DECLARED_PREFIX,
+    FINISHED_STATES,
+    IS_JOB,
+    MAX_HISTORY,
+    WAITING_STATES,
+    DuplicateJob,
+    JobId,
+    JobState,
+    jobs,
+    push_to_history,
+)
+from queue_manager.core.clock import truncate
+
+DELETION_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes
+
+
+def cancel(job_id: JobId, *, now: datetime) -> Document | None:
+    """Cancel a pending or failed job; return the updated job, or `None` if it is reserved or in another state."""
+    change = {
+        "$set": {"state": JobState.CANCELED, "updated": now, "uncounted": True},
+        "$unset": {"waiting": "", "first": "", "singular_key": ""},
+        "$push": push_to_history({"at": now, "state": JobState.CANCELED}),
+    }
+    return _change(job_id, WAITING_STATES, change, now)
+
+
+def ask_to_stop(job_id: JobId, *, now: datetime, grace: timedelta) -> Document | None:
+    """Ask an executing job to stop, and let its process be ended after `grace`; return the job, or `None`."""
+    asked = {"claim.canceled_at": now, "claim.ends_at": truncate(now + grace)}
+    return _change(job_id, [JobState.EXECUTING], {"$min": asked}, now)
+
+
+def make_due(
+    job_id: JobId, states: Iterable[JobState], *, due: datetime | None, priority: int | None, now: datetime
+) -> Document | None:
+    """Set a job in one of `states` to pending with this due time (`None`: unchanged); return the job.
+
+    Returns `None` if it is reserved or in another state.
+
+    Raises `DuplicateJob` if it is singular and another job with its key is live.
+    """
+    entry = {"at": now, "state": JobState.PENDING}
+    changed: Document = {
+        "state": JobState.PENDING,
+        "due": due or "$due",
+        "waiting": due or "$due",
+        "updated": now,
+        "singular_key": {"$cond": [{"$eq": ["$singular", True]}, "$key", "$$REMOVE"]},
+        "history": {"$slice": [{"$concatArrays": ["$history", [entry]]}, -MAX_HISTORY]},
+    }
+    changed |= {} if priority is None else {"priority": priority}
+    change = [{"$set": changed}, {"$unset": ["first", "uncounted"]}]
+
+    def revive(session: ClientSession) -> Document | None:
+        finished = {"_id": job_id, "state": {"$in": [*FINISHED_STATES]}, **COUNTED_ATTEMPTS}
+        before = jobs().find_one(finished, hint="_id_", session=session)
+        if before is None or before["state"] not in states:
+            return None
+        job_counts.subtract([before], session)
+        return _change(job_id, FINISHED_STATES, change, now, session)
+
+    try:
+        return _change(job_id, set(states) - set(FINISHED_STATES), change, now) or transact(revive)
+    except DuplicateKeyError:
+        raise DuplicateJob(f"The job {job_id} is singular, and another with its name and arguments is live") from None
+
+
+def is_reserved(job: Document, now: datetime) -> bool:
+    """Return True if a run may start the job without a further write, so that nobody else may change it."""
+    return "reserved" in job and job["reserved"]["until"] > now
+
+
+def _not_reserved(now: datetime) -> Document:
+    return {"reserved.until": {"$not": {"$gt": now}}}
+
+
+def _change(
+    job_id: JobId, states: Iterable[JobState], change: Any, now: datetime, session: ClientSession | None = None
+) -> Document | None:
+    return jobs().find_one_and_update(
+        {"_id": job_id, "state": {"$in": [*states]}, **_not_reserved(now), **COUNTED_ATTEMPTS},
+        change,
+        return_document=ReturnDocument.AFTER,
+        hint="_id_",
+        session=session,
+    )
+
+
+def remove(job_id: JobId, *, now: datetime) -> Document | None:
+    """Delete a job unless it is executing or reserved; return it, or `None`."""
+    waiting = {"_id": job_id, "state": {"$in": [*WAITING_STATES]}, **_not_reserved(now), **COUNTED_ATTEMPTS}
+
+    def remove_finished(session: ClientSession) -> Document | None:
+        finished = {"_id": job_id, "state": {"$in": [*FINISHED_STATES]}, **COUNTED_ATTEMPTS}
+        gone = jobs().find_one_and_delete(finished, hint="_id_", session=session)
+        job_counts.subtract([] if gone is None else [gone], session)
+        return gone
+
+    return jobs().find_one_and_delete(waiting, hint="_id_") or transact(remove_finished)
+
+
+def clear(states: Sequence[JobState], name: str | None, *, now: datetime, limit: int | None = None) -> int:
+    """Delete up to `limit` jobs in `states`, of one name or of all names, except reserved ones; return their number."""
+    query: Document = {**_not_reserved(now), **IS_JOB}
+    if name is not None:
+        query["name"] = name
+    deleted = 0
+    if waiting := [state for state in states if state in WAITING_STATES]:
+        query["state"] = {"$in": waiting}
+        if limit is not None:
+            query["_id"] = {"$in": [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=limit)]}
+        deleted = jobs().delete_many(query).deleted_count
+    if finished := [state for state in states if state in FINISHED_STATES]:
+        query |= {"state": {"$in": finished}, **IS_JOB}
+        while limit is None or deleted < limit:
+            size = DELETION_BATCH_SIZE if limit is None else min(DELETION_BATCH_SIZE, limit - deleted)
+            if not (gone := _delete_finished(query, limit=size)):
+                break
+            deleted += gone
+    return deleted
+
+
+def _delete_finished(query: Document, *, limit: int, hint: str | None = None) -> int:
+    def delete(session: ClientSession) -> int:
+        projection = {"name": 1, "state": 1, "uncounted": 1}
+        found = list(jobs().find(query, projection, hint=hint, limit=limit, session=session))
+        if not found:
+            return 0
+        job_counts.subtract(found, session)
+        ids = {"_id": {"$in": [one["_id"] for one in found]}}
+        return jobs().delete_many(ids, hint="_id_", session=session).deleted_count
+
+    return transact(delete)
+
+
+def remove_finished(before: datetime, *, limit: int) -> int:
+    """Delete up to `limit` jobs that succeeded or were canceled before a time; return their number.
+
+    A declared job that was canceled is kept, or else the next dispatch would store it again.
+    """
+    finished = {"state": {"$in": [*FINISHED_STATES]}, "updated": {"$lt": before}, **COUNTED_ATTEMPTS}
+    undeclared = {**finished, "_id": {"$not": {"$regex": f"^{DECLARED_PREFIX}"}}}
+    return _delete_finished(undeclared, limit=limit, hint="jobs_in_a_state_by_updated")

@@ -1,0 +1,84 @@
+"""Marks in the charts: collection `qm_marks`, what happened at a time and may explain a change.
+
+    {_id, kind: "deployment", "leader" or "outage", at, until?, text, by?}
+
+Guarantee: a leader and an outage are marked once, whichever process notices them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from bson import ObjectId
+from pymongo import ASCENDING, IndexModel
+from pymongo.collection import Collection
+
+from models.database import Document, collection
+from queue_manager.core.clock import hours, unix_ms
+
+MARKS_COLLECTION = "qm_marks"
+MARK_RETENTION = hours(92 * 24)
+MAX_TEXT_LENGTH = 200  # characters
+BY_MARK_TIME = "marks_by_time"
+LAST_SEEN = "last_seen"
+"""The id of the document that has the last time at which a scan ran."""
+MarkKind = Literal["deployment", "leader", "outage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Something that happened, or that lasted `until` a time."""
+
+    kind: MarkKind
+    at: datetime
+    text: str
+    until: datetime | None = None
+    by: str | None = None
+    """Who made it."""
+
+
+def add(mark: Mark) -> None:
+    """Store a mark. A leader or an outage that is stored already stays as it is."""
+    known_by = ObjectId() if mark.kind == "deployment" else f"{mark.kind}/{unix_ms(mark.at)}"
+    fields = {name: value for name, value in vars(mark).items() if value is not None}
+    _marks().update_one({"_id": known_by}, {"$setOnInsert": fields}, upsert=True)
+
+
+def read(since: datetime) -> list[Mark]:
+    """Return the marks of what happened, or ended, after a time, oldest first."""
+    found = _marks().find({"$or": [{"at": {"$gte": since}}, {"until": {"$gte": since}}]}, sort=[("at", ASCENDING)])
+    return [Mark(**_fields(one)) for one in found]
+
+
+def seen(now: datetime, *, gap: timedelta) -> Mark | None:
+    """Record that scans run; return the outage since they ran last, if that is longer ago than `gap`."""
+    before = _marks().find_one_and_update({"_id": LAST_SEEN}, {"$max": {"seen_at": now}}, upsert=True)
+    return None if before is None else _outage(before, now, gap)
+
+
+def current_outage(now: datetime, *, gap: timedelta) -> Mark | None:
+    """Return the outage that lasts, if scans ran longer ago than `gap`."""
+    last = _marks().find_one({"_id": LAST_SEEN})
+    return None if last is None else _outage(last, now, gap)
+
+
+def _outage(last: Mapping[str, Any], now: datetime, gap: timedelta) -> Mark | None:
+    seen_at = last["seen_at"]
+    return Mark(kind="outage", at=seen_at, until=now, text="No scan was recorded") if now - seen_at > gap else None
+
+
+def _fields(found: Document) -> dict[str, Any]:
+    return {name: found.get(name) for name in Mark.__dataclass_fields__}
+
+
+def _marks() -> Collection[Document]:
+    return collection(MARKS_COLLECTION)
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return the collections of this module with their indexes, for `migrate`."""
+    kept = int(MARK_RETENTION.total_seconds())
+    return {MARKS_COLLECTION: [IndexModel([("at", ASCENDING)], name=BY_MARK_TIME, expireAfterSeconds=kept)]}

@@ -1,0 +1,95 @@
+"""`queue-manager alerts`: what was sent, a test, and silences."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from models import alert
+from models.alert import Key
+from models.database import server_now
+from queue_manager.alerts import channels
+from queue_manager.alerts.message import Alert, Message
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.messages_render import console, printable
+from queue_manager.core.clock import minutes, to_iso
+from queue_manager.core.settings import settings
+from queue_manager.health_rules import Rule
+
+alerts_cli = typer.Typer(
+    help="Show what was sent, send a test, and silence problems.\n\n"
+    "The web process sends the problems of `queue-manager health` that last longer than QM_ALERT_AFTER_SECONDS: to "
+    "QM_ALERT_WEBHOOK_URL, and to QM_ALERT_MAIL_TO by mail.",
+    no_args_is_help=True,
+)
+
+System = Annotated[str, typer.Argument(help="The system or component, as health names it.", metavar="SYSTEM")]
+RuleId = Annotated[str, typer.Argument(help="The rule, as health names it, such as `lag`.", metavar="RULE")]
+
+
+@alerts_cli.command("list")
+def list_alerts() -> None:
+    """Show the problems that were sent and still last, and the silences."""
+    with report_errors():
+        sent, silences = alert.sent(), list(alert.silences(server_now()))
+    if not sent and not silences:
+        typer.echo("nothing was sent that still lasts, and nothing is silenced")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("system", "rule", "state", "text"):
+        table.add_column(title)
+    for key, text in sorted(sent.items()):
+        table.add_row(*key, "sent", printable(text))
+    for one in silences:
+        table.add_row(*one.key, f"silenced until {to_iso(one.until)}", printable(f"{one.reason} (by {one.by})"))
+    console().print(table)
+
+
+@alerts_cli.command()
+def test() -> None:
+    """Send a test message to every configured channel. Exit code 1 if one does not take it."""
+    if not channels.are_configured(settings()):
+        fail("no channel is configured: set QM_ALERT_WEBHOOK_URL or QM_ALERT_MAIL_TO", code=2)
+    example = Alert("settings", "test", "This is a test of the alerts", "Nothing needs to be done.")
+    errors = channels.send(Message("problem", [example]))
+    if failed := [f"{channel}: {error}" for channel, error in errors.items() if error is not None]:
+        fail("\n".join(failed), code=1)
+    typer.echo("sent")
+
+
+@alerts_cli.command()
+def silence(
+    system: System,
+    rule: RuleId,
+    for_minutes: Annotated[float, typer.Option("--minutes", min=1, max=43_200, help="How long.")] = 60,
+    reason: Annotated[str, typer.Option(help="Why, for others who look.")] = "",
+) -> None:
+    """Send nothing about a problem for a while, neither its start nor its end. Health still shows it.
+
+    Example: `queue-manager alerts silence support-snooze lag --minutes 120 --reason "import is running"`
+    """
+    key = _key(system, rule)
+    with report_errors():
+        until = server_now() + minutes(for_minutes)
+        alert.silence(key, until=until, by=getpass.getuser(), reason=reason)
+    typer.echo(f"{system}  {rule}  silenced until {to_iso(until)}")
+
+
+@alerts_cli.command()
+def unsilence(system: System, rule: RuleId) -> None:
+    """End a silence. Exit code 1 if there is none."""
+    with report_errors():
+        was_silenced = alert.unsilence(_key(system, rule))
+    if not was_silenced:
+        fail(f"{system} {rule} is not silenced", code=1)
+    typer.echo(f"{system}  {rule}  is sent again")
+
+
+def _key(system: str, rule: str) -> Key:
+    known = [one.id for one in Rule]
+    if rule not in known:
+        fail(f"there is no rule {rule!r}; the rules are: {', '.join(known)}", code=2)
+    return Key(system, rule)

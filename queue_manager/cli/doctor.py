@@ -1,0 +1,64 @@
+"""`queue-manager doctor`: makes every check, and says what to do about what it finds."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.doctor import Report, examine
+from queue_manager.doctor.report import CheckResult, Status
+from services.problems import counted
+
+STYLES = {Status.OK: "green", Status.PROBLEM: "bold red", Status.NOT_CHECKED: "yellow"}
+STATUS_WIDTH, NAME_WIDTH = 13, 21
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Check settings, versions, servers, permissions, indexes, clocks, processes and queues.
+
+    For each problem, it says what to do. A check that cannot be made says why. Changes nothing, and takes at most 20
+    seconds, also while servers are away. Exit code 1 if there is a problem.
+    """
+    report = examine()
+    if as_json:
+        print_json(report.model_dump_json(indent=2))
+    else:
+        _print_report(console(), report)
+    sys.exit(1 if report.count(Status.PROBLEM) else 0)
+
+
+def _print_report(screen: Console, report: Report) -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    screen.print(Text(f"{versions}\n", "dim"), soft_wrap=True)
+    for result in report.checks:
+        _print_result(screen, result)
+    problems = sum(len(result.problems) for result in report.checks)
+    summary = counted(problems, "problem") if problems else "No problem"
+    unknown = report.count(Status.NOT_CHECKED)
+    screen.print(f"\n{summary} in {len(report.checks)} checks" + (f", {unknown} not made" if unknown else ""))
+
+
+def _print_result(screen: Console, result: CheckResult) -> None:
+    status = (f"{result.status:<{STATUS_WIDTH}}", STYLES[result.status])
+    if result.status is Status.OK:
+        name, about = f"{result.check:<{NAME_WIDTH}}", result.statement
+    else:
+        name, about = result.check, ""
+    screen.print(Text.assemble(status, (name, "bold"), (about, "dim")), soft_wrap=True)
+    for problem in result.problems:
+        where = "" if problem.system in (None, result.check) else f"{problem.system}: "
+        _print_line(screen, f"{where}{problem.text}")
+        _print_line(screen, f"  {problem.action}", "dim")
+    for reason in result.not_checked:
+        _print_line(screen, f"Not checked: {reason}", "yellow")
+
+
+def _print_line(screen: Console, line: str, style: str = "") -> None:
+    screen.print(Text(f"{'':{STATUS_WIDTH}}{printable(line)}", style), soft_wrap=True)

@@ -1,0 +1,75 @@
+"""`queue-manager why`: what an id names, and why that is in its state."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from beat_schedule import systems
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.diagnosis import Diagnosis, FoundThing, TimelineEvent, diagnose
+
+TONE_STYLES = {"good": "green", "neutral": "dim", "warn": "yellow", "bad": "red"}
+
+
+def why(
+    id: Annotated[str, typer.Argument(help="The id of an item, a message, a job or a task.", metavar="ID")],
+    system: Annotated[str | None, typer.Option(help="The only system to be searched.", metavar="NAME")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
+) -> None:
+    """Say why an item, a message or a job is in its state, and what happened to it. Times are UTC.
+
+    Searches all systems. Exit code 1 if nothing has the id.
+
+    Example: `queue-manager why 65a1b2c3d4e5f60718293a4b`
+    """
+    names = [one.name for one in systems()]
+    if system is not None and system not in names:
+        fail(f"there is no system {system!r}; the systems are: {', '.join(names)}", code=2)
+    with report_errors():
+        diagnosis = diagnose(id, system=system)
+    if as_json:
+        print_json(diagnosis.model_dump_json(indent=2))
+    else:
+        _print(diagnosis, id)
+    sys.exit(0 if diagnosis.found else 1)
+
+
+def _print(diagnosis: Diagnosis, id: str) -> None:
+    screen = console()
+    for number, found in enumerate(diagnosis.found):
+        if number:
+            screen.print()
+        screen.print(_heading(found), soft_wrap=True)
+        screen.print(printable(found.answer), soft_wrap=True)
+        for event in found.timeline:
+            screen.print(_line(event), soft_wrap=True)
+        if not found.has_whole_timeline:
+            screen.print("  There may be more: reading the batches of a day took too long.", soft_wrap=True)
+    for system, reason in diagnosis.unread.items():
+        screen.print(f"{system} could not be searched: {printable(reason)}", soft_wrap=True)
+    if not diagnosis.found:
+        screen.print(f"Nothing has the id {printable(id)}.", soft_wrap=True)
+
+
+def _heading(found: FoundThing) -> Text:
+    title = f"  {printable(found.title)}" if found.title else ""
+    name = (f"{found.kind} {printable(found.id)}", "bold")
+    return Text.assemble(name, title, "  ", (printable(found.label), TONE_STYLES[found.tone]))
+
+
+def _line(event: TimelineEvent) -> Text:
+    duration = "" if event.duration_ms is None else f"took {event.duration_ms:,} ms"
+    worker = "" if event.worker is None else f"on {event.worker}"
+    task = "" if event.task_id is None else f"task {event.task_id}"
+    parts = (event.event, event.detail, worker, duration, task, event.error or "")
+    return Text(f"  {_time(event.at)}  {printable('  '.join(filter(None, parts)))}")
+
+
+def _time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S")

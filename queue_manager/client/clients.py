@@ -1,0 +1,91 @@
+"""The clients: connections to the API, and its parts."""
+
+from __future__ import annotations
+
+import ssl
+from types import TracebackType
+from typing import Any
+
+import httpx2
+
+from queue_manager.client.jobs import AsyncJobClient, JobClient
+from queue_manager.client.messages import AsyncMessageClient, MessageClient
+from queue_manager.client.systems import AsyncSystemClient, SystemClient
+
+
+class Client:
+    """A client of the HTTP API. Thread-safe; close it, or use it in a `with` block.
+
+    Args:
+        base_url: the address of `queue-manager web`, with the path prefix of a proxy, if there is one.
+        timeout: seconds to connect, and seconds without any data of a response; long polls wait longer.
+        retry_for: seconds in which a request that may be repeated safely is repeated while the server is unavailable;
+            0: never; `math.inf`: without end.
+        ssl_context: for a private certificate authority or a client certificate.
+
+    Attributes:
+        messages, jobs, systems: the operations. All raise `ClientError`.
+        http: the underlying client of `httpx2`, for routes that have no method here.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 10.0,
+        retry_for: float = 30.0,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.http = httpx2.Client(**_options(base_url, api_key, timeout, ssl_context))
+        self.messages = MessageClient(self.http, retry_for)
+        self.jobs = JobClient(self.http, retry_for)
+        self.systems = SystemClient(self.http, retry_for)
+
+    def close(self) -> None:
+        """Close its connections."""
+        self.http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """A client of the HTTP API for coroutines. The arguments are those of `Client`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 10.0,
+        retry_for: float = 30.0,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.http = httpx2.AsyncClient(**_options(base_url, api_key, timeout, ssl_context))
+        self.messages = AsyncMessageClient(self.http, retry_for)
+        self.jobs = AsyncJobClient(self.http, retry_for)
+        self.systems = AsyncSystemClient(self.http, retry_for)
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        await self.http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _options(base_url: str, api_key: str | None, timeout: float, ssl_context: ssl.SSLContext | None) -> dict[str, Any]:
+    headers = {"user-agent": "queue-manager-client"} | ({} if api_key is None else {"x-api-key": api_key})
+    verify = True if ssl_context is None else ssl_context
+    return {"base_url": base_url, "headers": headers, "timeout": timeout, "verify": verify}

@@ -1,0 +1,76 @@
+"""The one error of the clients, and when a request is repeated."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from http import HTTPStatus
+
+import httpx2
+
+NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+TEMPORARY_STATUSES = {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
+FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.1, 5.0  # seconds
+MAX_QUOTED_LENGTH = 200  # characters of a response that is not ours
+
+
+class ClientError(Exception):
+    """A request failed.
+
+    Attributes:
+        status: the HTTP status; `None` without a response.
+        error: the kind of error, such as `not found`, `invalid`, `LOCK_LOST` or `blocked`. Without a response it is
+            `unreachable` if nothing was sent, or `no response`, which leaves open whether the request took effect.
+        message: a sentence for people.
+        field: the parameter or member of the body that is wrong, if the error is about one.
+    """
+
+    def __init__(
+        self, status: int | None, error: str, message: str, *, field: str | None = None, retry_after: float = 0
+    ) -> None:
+        super().__init__(status, error, message)
+        self.status, self.error, self.message, self.field = status, error, message, field
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"{self.error if self.status is None else f'{self.status} {self.error}'}: {self.message}"
+
+    @property
+    def is_temporary(self) -> bool:
+        """Return True if the same request may succeed later."""
+        return self.status is None or self.status in TEMPORARY_STATUSES
+
+    @classmethod
+    def of_response(cls, response: httpx2.Response) -> ClientError:
+        """Return the error of a response, which a proxy may have written."""
+        retry_after = response.headers.get("retry-after", "")
+        delay = float(retry_after) if retry_after.isdecimal() else 0
+        try:
+            body = json.loads(response.content)
+            error, message, field = body["error"], body["message"], body.get("field")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            error, message, field = response.reason_phrase.lower(), response.text[:MAX_QUOTED_LENGTH], None
+        return cls(response.status_code, error, message, field=field, retry_after=delay)
+
+    @classmethod
+    def of_transport(cls, error: httpx2.TransportError) -> ClientError:
+        """Return the error of a request without a response."""
+        kind = "unreachable" if isinstance(error, NOT_SENT) else "no response"
+        return cls(None, kind, f"{error.request.url.copy_with(query=None)}: {error or type(error).__name__}")
+
+
+class Retries:
+    """The waits before the repetitions of one request, which end after `retry_for` seconds."""
+
+    def __init__(self, retry_for: float) -> None:
+        self._ends_at = time.monotonic() + retry_for
+        self._delay = FIRST_RETRY_DELAY
+
+    def delay_after(self, error: ClientError) -> float:
+        """Return the seconds until the next attempt. Raises the error if that is too late."""
+        delay = max(self._delay * random.uniform(0.5, 1), error.retry_after)
+        if time.monotonic() + delay > self._ends_at:
+            raise error
+        self._delay = min(self._delay * 2, MAX_RETRY_DELAY)
+        return delay

@@ -1,0 +1,299 @@
+"""Requests and responses, described once for `Client` and `AsyncClient`.
+
+An exchange is a generator: it yields requests and pauses, is sent the outcome of each request, and returns the result.
+`SyncResource` and `AsyncResource` execute exchanges; the decorators make a method of each description.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+
+import httpx2
+import msgspec
+
+from queue_manager.client.errors import ClientError, Retries
+
+EVENTS_TIMEOUT = 45.0  # seconds without an event; the server sends a ping every 15 s
+MAX_EVENT_SIZE = 16 * 1024 * 1024
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+HttpClient: TypeAlias = httpx2.Client | httpx2.AsyncClient
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """A pause before the next request."""
+
+    seconds: float
+
+
+Command: TypeAlias = httpx2.Request | Sleep
+Exchange: TypeAlias = Generator[Command, Any, ResultT]
+
+
+@dataclass(frozen=True)
+class Page(Generic[ResultT]):
+    """A part of a list, and the cursor of the next one; `None` on the last page."""
+
+    items: Sequence[ResultT]
+    cursor: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEvent:
+    """A server-sent event. `reset` is its name if earlier events were lost: read the lists again."""
+
+    name: str
+    data: Any
+    id: str
+    """Pass it as `last_event_id` to continue after this event."""
+
+
+class EventPosition:
+    """The position of a subscriber in a stream of events."""
+
+    def __init__(self, path: str, last_event_id: str | None, retry_for: float) -> None:
+        self.path, self.retry_delay = path, 1.0
+        self._last_event_id, self._retry_for = last_event_id, retry_for
+        self._retries = Retries(retry_for)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Last-Event-ID": self._last_event_id} if self._last_event_id else {}
+
+    def advance(self, received: httpx2.ServerSentEvent) -> ServerEvent | None:
+        """Move behind an event, and return it if it has data."""
+        self._retries = Retries(self._retry_for)
+        self._last_event_id = received.id or self._last_event_id
+        if received.retry is not None:
+            self.retry_delay = received.retry / 1000
+        if not received.data:
+            return None
+        return ServerEvent(name=received.event, data=json.loads(received.data), id=received.id)
+
+    def delay_after(self, error: httpx2.TransportError | ClientError) -> float:
+        """Return the seconds until the next attempt. Raises `ClientError`."""
+        known = ClientError.of_transport(error) if isinstance(error, httpx2.TransportError) else error
+        if not known.is_temporary:
+            raise known
+        return self._retries.delay_after(known)
+
+
+class Resource:
+    """A part of the API."""
+
+    def __init__(self, http: HttpClient, retry_for: float) -> None:
+        self._http, self._retry_for = http, retry_for
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        result: type[ResultT],
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        wait: float = 0,
+        is_repeatable: bool = False,
+        retry_for: float | None = None,
+    ) -> Exchange[ResultT]:
+        """Send a request and return the decoded response.
+
+        A request that was not sent is repeated; others only if they are a GET or `is_repeatable`.
+
+        Args:
+            wait: seconds that the server may wait before it responds.
+
+        Raises: ClientError.
+        """
+        request = self._http.build_request(
+            method,
+            path,
+            params={name: value for name, value in (params or {}).items() if value is not None},
+            content=None if body is None else json.dumps(body, allow_nan=False).encode(),
+            headers={} if body is None else {"content-type": "application/json"},
+            timeout=_longer(self._http.timeout, wait),
+        )
+        retries = Retries(self._retry_for if retry_for is None else retry_for)
+        while True:
+            outcome: httpx2.Response | httpx2.TransportError = yield request
+            if isinstance(outcome, httpx2.TransportError):
+                error = ClientError.of_transport(outcome)
+            elif outcome.is_success:
+                return _decoded(outcome, result)
+            else:
+                error = ClientError.of_response(outcome)
+            if not error.is_temporary or not (error.error == "unreachable" or is_repeatable or method == "GET"):
+                raise error
+            yield Sleep(retries.delay_after(error))
+
+
+def _longer(timeout: httpx2.Timeout, wait: float) -> httpx2.Timeout:
+    read = None if timeout.read is None else timeout.read + wait
+    return httpx2.Timeout(connect=timeout.connect, read=read, write=timeout.write, pool=timeout.pool)
+
+
+def _decoded(response: httpx2.Response, result: type[ResultT]) -> ResultT:
+    try:
+        # Not msgspec's decoder, which refuses the unpaired surrogates that JSON may contain.
+        return msgspec.convert(json.loads(response.content), result, strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
+        message = f"{response.url.path} did not return what was expected: {error}"
+        raise ClientError(response.status_code, "invalid response", message) from error
+
+
+class SyncResource(Resource):
+    """Executes exchanges in the calling thread."""
+
+    _http: httpx2.Client
+
+    def _run(self, exchange: Exchange[ResultT]) -> ResultT:
+        outcome: httpx2.Response | httpx2.TransportError | None = None
+        while True:
+            try:
+                command = exchange.send(outcome)
+            except StopIteration as end:
+                return cast(ResultT, end.value)
+            if isinstance(command, Sleep):
+                time.sleep(command.seconds)
+                continue
+            try:
+                outcome = self._http.send(command)
+            except httpx2.TransportError as error:
+                outcome = error
+
+    def _iterate(self, page_after: Callable[[str | None], Exchange[Page[ResultT]]]) -> Generator[ResultT, None, None]:
+        cursor: str | None = None
+        while True:
+            page = self._run(page_after(cursor))
+            yield from page.items
+            if (cursor := page.cursor) is None:
+                return
+
+    def _listen(self, position: EventPosition) -> Generator[ServerEvent, None, None]:
+        while True:
+            try:
+                timeout = httpx2.Timeout(self._http.timeout.connect, read=EVENTS_TIMEOUT)
+                with self._http.sse(
+                    position.path, headers=position.headers, timeout=timeout, max_event_size=MAX_EVENT_SIZE
+                ) as source:
+                    if not source.response.is_success:
+                        source.response.read()
+                        raise ClientError.of_response(source.response)
+                    for received in source:
+                        if event := position.advance(received):
+                            yield event
+                delay = position.retry_delay
+            except (httpx2.TransportError, ClientError) as error:
+                delay = position.delay_after(error)
+            time.sleep(delay)
+
+
+class AsyncResource(Resource):
+    """Executes exchanges in the event loop."""
+
+    _http: httpx2.AsyncClient
+
+    async def _run(self, exchange: Exchange[ResultT]) -> ResultT:
+        outcome: httpx2.Response | httpx2.TransportError | None = None
+        while True:
+            try:
+                command = exchange.send(outcome)
+            except StopIteration as end:
+                return cast(ResultT, end.value)
+            if isinstance(command, Sleep):
+                await asyncio.sleep(command.seconds)
+                continue
+            try:
+                outcome = await self._http.send(command)
+            except httpx2.TransportError as error:
+                outcome = error
+
+    async def _iterate(
+        self, page_after: Callable[[str | None], Exchange[Page[ResultT]]]
+    ) -> AsyncGenerator[ResultT, None]:
+        cursor: str | None = None
+        while True:
+            page = await self._run(page_after(cursor))
+            for item in page.items:
+                yield item
+            if (cursor := page.cursor) is None:
+                return
+
+    async def _listen(self, position: EventPosition) -> AsyncGenerator[ServerEvent, None]:
+        while True:
+            try:
+                timeout = httpx2.Timeout(self._http.timeout.connect, read=EVENTS_TIMEOUT)
+                async with self._http.sse(
+                    position.path, headers=position.headers, timeout=timeout, max_event_size=MAX_EVENT_SIZE
+                ) as source:
+                    if not source.response.is_success:
+                        await source.response.aread()
+                        raise ClientError.of_response(source.response)
+                    async for received in source:
+                        if event := position.advance(received):
+                            yield event
+                delay = position.retry_delay
+            except (httpx2.TransportError, ClientError) as error:
+                delay = position.delay_after(error)
+            await asyncio.sleep(delay)
+
+
+class operation(Generic[P, ResultT]):
+    """A method that returns the result of an exchange; on an `AsyncResource` it is awaited."""
+
+    def __init__(self, describe: Callable[Concatenate[Any, P], Exchange[ResultT]]) -> None:
+        self._describe = describe
+
+    @overload
+    def __get__(self, instance: SyncResource, owner: object) -> Callable[P, ResultT]: ...
+    @overload
+    def __get__(self, instance: AsyncResource, owner: object) -> Callable[P, Coroutine[Any, Any, ResultT]]: ...
+    def __get__(self, instance: Any, owner: object) -> Any:
+        if instance is None:
+            return self._describe
+        describe = self._describe.__get__(instance)
+        return wraps(describe)(lambda *args, **options: instance._run(describe(*args, **options)))
+
+
+class pages(Generic[P, ResultT]):
+    """A method that iterates over all pages of a list; its description takes the cursor of a page."""
+
+    def __init__(self, describe: Callable[Concatenate[Any, str | None, P], Exchange[Page[ResultT]]]) -> None:
+        self._describe = describe
+
+    @overload
+    def __get__(self, instance: SyncResource, owner: object) -> Callable[P, Generator[ResultT, None, None]]: ...
+    @overload
+    def __get__(self, instance: AsyncResource, owner: object) -> Callable[P, AsyncGenerator[ResultT, None]]: ...
+    def __get__(self, instance: Any, owner: object) -> Any:
+        if instance is None:
+            return self._describe
+        describe = self._describe.__get__(instance)
+        return wraps(describe)(
+            lambda *args, **options: instance._iterate(lambda cursor: describe(cursor, *args, **options))
+        )
+
+
+class event_stream(Generic[P]):
+    """A method that iterates over server-sent events without end, and resumes after a disconnection."""
+
+    def __init__(self, describe: Callable[Concatenate[Any, P], EventPosition]) -> None:
+        self._describe = describe
+
+    @overload
+    def __get__(self, instance: SyncResource, owner: object) -> Callable[P, Generator[ServerEvent, None, None]]: ...
+    @overload
+    def __get__(self, instance: AsyncResource, owner: object) -> Callable[P, AsyncGenerator[ServerEvent, None]]: ...
+    def __get__(self, instance: Any, owner: object) -> Any:
+        if instance is None:
+            return self._describe
+        describe = self._describe.__get__(instance)
+        return wraps(describe)(lambda *args, **options: instance._listen(describe(*args, **options)))

@@ -1,0 +1,23 @@
+"""What a check yields: what is wrong, and what it could not examine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, and what to do."""
+
+    text: str
+    action: str
+
+
+@dataclass(frozen=True)
+class NotChecked:
+    """Why a check, or a part of it, could not be made."""
+
+    reason: str
+
+
+Findings = Finding | NotChecked

@@ -1,0 +1,108 @@
+"""Checks of each Redis beyond those of health: rights, persistence, memory, the server of the message queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import redis
+
+from beat_schedule import systems
+from queue_manager.broker.keys import DEFAULT_QUEUE
+from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.redis_client import REDIS_OUTAGES, connect
+from queue_manager.core.server_check import require_queue_server
+from queue_manager.core.settings import redact_url, settings
+from queue_manager.doctor.findings import Finding, Findings, NotChecked
+from queue_manager.doctor.redis_commands import COMMANDS, PROBE_KEY, refused
+from queue_manager.health_rules import Rule
+from queue_manager.system import SCANS_QUEUE, item_queues
+from services import message_queue
+
+FULL_MEMORY = 0.9  # of maxmemory
+
+
+def urls() -> list[str]:
+    """Return the URL of each Redis: the main one, the broker's and the message queue's."""
+    chosen = settings()
+    found = [chosen.redis_url, chosen.broker_redis_url]
+    if chosen.qm_message_queue:
+        found.append(message_queue.server_url())
+    return list(dict.fromkeys(url for url in found if url is not None))
+
+
+def of_message_queue() -> Iterator[Findings]:
+    """Yield what is wrong with the server of the message queue, if it has one of its own."""
+    url = message_queue.server_url()
+    if not settings().qm_message_queue or url in (settings().redis_url, settings().broker_redis_url):
+        return
+    try:
+        require_queue_server(url)
+    except ConfigurationError as error:
+        yield Finding(str(error), Rule.SERVER_UNSUITABLE.action)
+    except REDIS_OUTAGES as error:
+        text = f"Redis at {redact_url(url)}, which QM_QUEUE_REDIS_URL names, does not answer ({reason(error)})"
+        yield Finding(text, Rule.SERVER_AWAY.action)
+
+
+def permissions() -> Iterator[Findings]:
+    """Yield the commands, keys and channels that the user of each Redis may not use."""
+    for url in urls():
+        try:
+            with connect(url) as client:
+                if missing := refused(client, _probes(url)):
+                    yield Finding(
+                        f"The user of Redis at {redact_url(url)} may not use {', '.join(missing)}",
+                        "Grant it these with ACL SETUSER, and in the file of the ACL users.",
+                    )
+        except redis.RedisError as error:
+            yield _unread(url, error)
+
+
+def _probes(url: str) -> dict[str, tuple[str, ...]]:
+    """Return commands, by their names or the keys and channels that they use, which the user of this Redis needs."""
+    chosen = settings()
+    keys, probe_key = [f"{chosen.queue_name}_metadata"], f"{chosen.queue_name}_doctor"
+    channels: list[str] = []
+    if url in (chosen.redis_url, chosen.broker_redis_url):
+        keys = [SCANS_QUEUE, DEFAULT_QUEUE, *item_queues(systems()), *(keys if chosen.qm_message_queue else [])]
+        channels, probe_key = [chosen.socketio_channel], PROBE_KEY
+    return {
+        **{name: (name, *(probe_key if one == PROBE_KEY else one for one in of)) for name, of in COMMANDS.items()},
+        **{f"the key {key}": ("EXISTS", key) for key in keys},
+        **{f"the channel {channel}": ("PUBLISH", channel, "") for channel in channels},
+    }
+
+
+def persistence() -> Iterator[Findings]:
+    """Yield what each Redis would lose in a crash, and a memory that is nearly full."""
+    for url in urls():
+        try:
+            with connect(url) as client:
+                info: Mapping[str, Any] = client.info()
+        except redis.RedisError as error:
+            yield _unread(url, error)
+        else:
+            yield from _persistence(info, redact_url(url))
+
+
+def _persistence(info: Mapping[str, Any], url: str) -> Iterator[Finding]:
+    if not info["aof_enabled"] and not info["connected_slaves"]:
+        yield Finding(
+            f"Redis at {url} writes no append-only file and has no replica: a crash loses the messages in its queues",
+            "Set appendonly yes with CONFIG SET and in its configuration, or add a replica.",
+        )
+    if info["aof_enabled"] and info["aof_last_write_status"] != "ok":
+        yield Finding(
+            f"Redis at {url} cannot write its append-only file", "See its log; its disk may be full or read-only."
+        )
+    used, limit = info["used_memory"], info["maxmemory"]
+    if limit and used > FULL_MEMORY * limit:
+        yield Finding(
+            f"Redis at {url} uses {100 * used // limit} % of its maxmemory, and will refuse writes when it is full",
+            "Raise maxmemory, or remove what other programs keep there.",
+        )
+
+
+def _unread(url: str, error: redis.RedisError) -> NotChecked:
+    return NotChecked(f"Redis at {redact_url(url)}: {reason(error)}")

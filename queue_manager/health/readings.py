@@ -1,0 +1,293 @@
+"""What health and the overview read of the servers, once.
+
+Guarantee: reading never fails and takes little longer than its limit: the servers are read in parallel, and what one of
+them did not answer is a `Problem`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
+from typing import Any, Generic, Literal, TypeVar
+
+import redis
+from anyio import to_thread
+
+from beat_schedule import systems
+from models import scan_run, schema
+from models.database import require_replica_set, server_now
+from queue_manager import leases
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
+from queue_manager.broker import dead_letters, start_check
+from queue_manager.core.clock import hours, seconds
+from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import connect
+from queue_manager.core.server_check import require_broker
+from queue_manager.core.settings import redact_url, settings
+from queue_manager.health_rules import WORKER_START_TIME, Problem, Rule
+from queue_manager.leases import Leases
+from queue_manager.system import System, SystemStats
+from queue_manager.telemetry import count_history, worker_heartbeats
+from queue_manager.telemetry.count_history import Recent
+from queue_manager.telemetry.counters import Source
+from queue_manager.telemetry.worker_heartbeats import Worker
+from queue_manager.web.server_calls import Unavailable, mongodb, redis_server
+
+AnswerT = TypeVar("AnswerT")
+KeyT = TypeVar("KeyT")
+Idle = Literal["paused", "dry run"]
+
+READ_TIMEOUT = 3.0  # seconds
+REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
+CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
+
+log = get_logger("QM/health")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InRedis:
+    """The leader, the workers online, dead letters, lost items, and numbers of the systems."""
+
+    now: datetime
+    """Time of Redis, which the leader also uses."""
+    clock_ahead: timedelta
+    """How far the server's clock is ahead of this machine's, without the time of the call."""
+    leader: Leadership | None
+    older_leader: str | None
+    """The leading beat of release 0.1, as `host:pid`."""
+    workers: Sequence[Worker]
+    dead_letters: int
+    losses: Mapping[str, Mapping[str, int]]
+    """By system and item id: how many times in a row the item's process died, of items with many such losses."""
+    paused: Set[str]
+    """Names of paused systems."""
+    recent: Mapping[str, Recent]
+    """By system: what was counted, as far as it could be read."""
+    next_runs: Mapping[str, datetime]
+
+    @property
+    def are_workers_starting(self) -> bool:
+        return self.leader is not None and self.now - self.leader.since < WORKER_START_TIME
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMongoDB:
+    """The scans, and the indexes that are missing, by system."""
+
+    now: datetime
+    clock_ahead: timedelta
+    """How far the server's clock is ahead of this machine's, without the time of the call."""
+    missing_shared_indexes: Sequence[str]
+    missing_indexes: Mapping[str, Sequence[str]]
+    last_runs: Mapping[str, dict[str, Any] | None]
+    errors: Mapping[str, int]
+    """By scan: errors of the last 24 hours."""
+    running: Set[str]
+    """The scans that run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readings:
+    """What each server answered, or the problem that it has; `stats` of the systems that are on."""
+
+    redis: InRedis | Problem
+    mongodb: InMongoDB | Problem
+    broker: Problem | None
+    stats: Mapping[str, SystemStats | Problem]
+
+    @property
+    def in_redis(self) -> InRedis | None:
+        return self.redis if isinstance(self.redis, InRedis) else None
+
+    @property
+    def in_mongodb(self) -> InMongoDB | None:
+        return self.mongodb if isinstance(self.mongodb, InMongoDB) else None
+
+    @property
+    def leader(self) -> Leadership | None:
+        return None if self.in_redis is None else self.in_redis.leader
+
+    def idle(self, system: System) -> Idle | None:
+        """Return why the scans of a system dispatch nothing, or `None` if they dispatch."""
+        if self.in_redis is not None and system.name in self.in_redis.paused:
+            return "paused"
+        return "dry run" if system.name in settings().qm_dry_run else None
+
+    def is_starting(self, system: System) -> bool:
+        """Return True if the scan has not run since the leader began and is not late yet.
+
+        Without a leader, which is a problem of its own, a scan that never ran is starting too.
+        """
+        if self.in_mongodb is None:
+            return False
+        run, now = self.in_mongodb.last_runs[system.name], self.in_mongodb.now
+        if self.leader is None:
+            return run is None
+        late_after = system.late_after(settings())
+        ran_in_time = run is None or self.leader.since - late_after <= run["at"] < self.leader.since
+        return ran_in_time and now - self.leader.since <= late_after
+
+
+class CachedAnswer(Generic[AnswerT]):
+    """An answer that is too expensive to compute every second, cached for `CACHE_FACTOR` times its computation time.
+
+    An error is raised once; until the next attempt, after the same time, the answer is `None`.
+    """
+
+    def __init__(self, compute: Callable[[], AnswerT]) -> None:
+        self._compute = compute
+        self._answer: AnswerT | None = None
+        self._due_at = 0.0
+
+    def __call__(self) -> AnswerT | None:
+        began = time.monotonic()
+        if began >= self._due_at:
+            self._answer = None
+            try:
+                self._answer = self._compute()
+            finally:
+                ended = time.monotonic()
+                self._due_at = ended + CACHE_FACTOR * (ended - began)
+        return self._answer
+
+
+async def read(limit: float = READ_TIMEOUT) -> Readings:
+    """Read the servers at the same time, each for at most `limit` seconds."""
+    on = [system for system in systems() if system.is_on(settings())]
+    bounded = partial(_bounded, limit=limit)
+    of_system = partial(bounded, rule=Rule.UNKNOWN_STATE)
+    redis, mongo, broker, stats, slow = await asyncio.gather(
+        bounded(_redis, "redis", "Redis"),
+        bounded(_mongodb, "mongodb", "MongoDB"),
+        bounded(_broker, "broker", "The broker"),
+        _each({one.name: of_system(one.stats, one.name, one.stats_server) for one in on}),
+        _each({one.name: of_system(_slow_numbers(one), one.name, "MongoDB") for one in on if one.slow_numbers}),
+    )
+    for name, numbers in slow.items():
+        if isinstance(numbers, Mapping) and isinstance(known := stats[name], SystemStats):
+            known.numbers.update(numbers)
+    return Readings(redis=redis, mongodb=mongo, broker=broker, stats=stats)
+
+
+async def _each(asked: Mapping[str, Awaitable[AnswerT]]) -> dict[str, AnswerT]:
+    """Await all at once; return the answers by name."""
+    return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
+
+
+async def _bounded(
+    read: Callable[[], AnswerT], system: str, server: str, *, limit: float, rule: Rule = Rule.SERVER_AWAY
+) -> AnswerT | Problem:
+    """Return what `read` returns, or the problem that `server` has with it."""
+
+    def in_time() -> AnswerT:
+        with mongodb(limit - REPORT_MARGIN):
+            return read()
+
+    try:
+        # A thread that hangs is left alone, also when the process ends.
+        return await asyncio.wait_for(to_thread.run_sync(in_time, abandon_on_cancel=True), limit)
+    except TimeoutError:
+        text = f"{server} did not answer within {limit:g} s"
+    except ConfigurationError as error:
+        rule = Rule.SERVER_UNSUITABLE if rule is Rule.SERVER_AWAY else rule
+        text = str(error)
+    except AppError as error:
+        text = str(error)
+    except redis.RedisError as error:
+        text = f"{server}: {reason(error)}"
+    except Exception as error:
+        log.error("A part of the health could not be read", server=server, error=reason(error), exc_info=error)
+        text = f"{server}: {reason(error)}"
+    return Problem(system=system, rule=rule, text=text)
+
+
+def _redis() -> InRedis:
+    with redis_server() as client:
+        require_broker(settings().redis_url)
+        now, ahead = _timed(lambda: _time_of(client))
+        return InRedis(
+            now=now,
+            clock_ahead=ahead,
+            leader=leadership(client, LEADER_LOCK),
+            older_leader=older_leader(client),
+            workers=worker_heartbeats.online(client),
+            dead_letters=_count_dead_letters(client),
+            losses={system.name: Leases(system.name).often_lost() for system in systems() if system.queue is not None},
+            paused=leases.paused(),
+            recent=_recent(client),
+            next_runs=next_runs(client, [system.name for system in systems()]),
+        )
+
+
+def sources() -> dict[str, Source]:
+    """Return, by system, where finished items are counted."""
+    found = {system.name: system.source() for system in systems()}
+    return {name: source for name, source in found.items() if source is not None}
+
+
+def _recent(client: redis.Redis) -> dict[str, Recent]:
+    return count_history.from_each_server(client, sources(), count_history.recent)
+
+
+def _time_of(client: redis.Redis) -> datetime:
+    second, micros = client.time()
+    return datetime.fromtimestamp(second + micros / 1_000_000, UTC)
+
+
+def _count_dead_letters(client: redis.Redis) -> int:
+    url = settings().broker_redis_url
+    if url is None or url == settings().redis_url:
+        return dead_letters.count(client)
+    try:
+        with connect(url) as broker:
+            return dead_letters.count(broker)
+    except redis.RedisError:  # the outage is reported separately
+        return 0
+
+
+def _broker() -> Problem | None:
+    url = settings().broker
+    if url == settings().redis_url:
+        return None
+    from tasks import app  # imported here, because it takes a second
+
+    try:
+        start_check.require_broker(app, url)
+    except start_check.BROKER_OUTAGES as error:
+        raise Unavailable(f"The broker at {redact_url(url)} is unreachable ({reason(error)})") from error
+    return None
+
+
+def _mongodb() -> InMongoDB:
+    require_replica_set()
+    now, ahead = _timed(server_now)
+    missing_shared = schema.missing_shared()
+    return InMongoDB(
+        now=now,
+        clock_ahead=ahead,
+        missing_shared_indexes=missing_shared,
+        missing_indexes={one.name: schema.missing(one) for one in systems() if one.is_on(settings())},
+        last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
+        errors={} if missing_shared else scan_run.errors(now - hours(24)),
+        running=scan_run.running(now=now),
+    )
+
+
+def _timed(read: Callable[[], datetime]) -> tuple[datetime, timedelta]:
+    """Return a server's time, and how far it is outside the time in which this machine asked for it."""
+    before = datetime.now(UTC)
+    found = read()
+    after = datetime.now(UTC)
+    return found, max(found - after, seconds(0)) + min(found - before, seconds(0))
+
+
+@cache
+def _slow_numbers(system: System) -> CachedAnswer[Mapping[str, float]]:
+    assert system.slow_numbers is not None
+    return CachedAnswer(system.slow_numbers)

@@ -1,0 +1,204 @@
+"""The health rules: the table behind `queue-manager health`, the overview, `/readyz?deep` and the metrics.
+
+`docs/reference/health.md` shows this table.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+from pydantic import BaseModel, Field, PlainSerializer, WithJsonSchema, computed_field
+
+from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds
+from queue_manager.leases import OFTEN
+
+MISSED_RUNS = 3
+MIN_LATE_AFTER = seconds(15)  # a short delay on a busy machine is not a problem, even if the period is shorter
+MANY_RESETS = 5
+WORKER_START_TIME = seconds(30)  # after a beat became the leader, workers may still be starting
+
+DOCUMENTS, ANY_SYSTEM = "systems of `DueDocuments`", "every system that is on"
+LATE = f"{MISSED_RUNS} periods of the scan (at least {MIN_LATE_AFTER.total_seconds():.0f} s)"
+
+
+class Rule(Enum):
+    """What is wrong.
+
+    Each has an `id`, the systems or the component that it applies to (`scope`), the `condition`, with its threshold,
+    under which it is a problem, the `action` to take, and the `state` in which the system's page lists the items, if
+    there is one.
+    """
+
+    def __init__(self, id: str, scope: str, condition: str, action: str, state: str | None = None) -> None:
+        self.id = id
+        self.scope = scope
+        self.condition = condition
+        self.action = action
+        self.state = state
+
+    LAG = (
+        "lag",
+        f"{ANY_SYSTEM} except `review-requests`, unless it is paused or in a dry run",
+        f"The oldest due item that is not cooling off has waited longer than {LATE}.",
+        "Check that the workers are running, keep up with the load and log no errors.",
+    )
+    STUCK_ITEMS = (
+        "stuck-items",
+        f"{DOCUMENTS}, `job-queues`",
+        f"An item is still due, and the lease of its worker ended more than {LATE} ago.",
+        "Check the workers and their logs.",
+        "stuck",
+    )
+    FAILED_ITEMS = (
+        "failed-items",
+        f"{DOCUMENTS}, `job-queues`, `stale-thumbnails`",
+        "Every attempt at an item failed, and it is still due.",
+        "See the error on the system's page or in the workers' logs, correct the cause, then retry.",
+        "failed",
+    )
+    LOST_ITEMS = (
+        "lost-items",
+        "every system with item tasks",
+        f"The process of an item died or hung at least {OFTEN} times in a row, the last time within a day.",
+        "See the workers' logs, then repair or remove the item.",
+    )
+    REPEATED_RESETS = (
+        "repeated-resets",
+        "`stale-thumbnails`",
+        f"A site was reset at least {MANY_RESETS} times in a row and hangs again.",
+        "Check the thumbnail builder.",
+        "stuck",
+    )
+    FAILING_JOBS = (
+        "failing-jobs",
+        "`job-queues`",
+        "The last attempt at a job failed.",
+        "See `queue-manager jobs list --state failure`, correct the cause, then retry or cancel the jobs.",
+        "failure",
+    )
+    LOST_JOBS = (
+        "lost-jobs",
+        "`job-queues`",
+        f"The lease of an executing job ended more than {LATE} ago.",
+        "Check that a beat leads and a worker consumes the queue `scans`.",
+        "executing",
+    )
+    DEAD_MESSAGES = (
+        "dead-messages",
+        "`overdue-messages`",
+        "The message queue has dead letters.",
+        "See `queue-manager queue list dead`, then replay or delete them.",
+        "dead",
+    )
+    DEAD_LETTERS = (
+        "dead-letters",
+        "`broker`",
+        "The broker has dead letters.",
+        "See `queue-manager dead-letters`, then replay or delete them.",
+    )
+    UNREADABLE_DOCUMENTS = (
+        "unreadable-documents",
+        "`support-snooze`, `review-requests`",
+        "A document has a date that cannot be read.",
+        "Correct the date, or remove the document.",
+    )
+    LATE_SCAN = (
+        "late-scan",
+        ANY_SYSTEM,
+        f"The scan has not run for {LATE}, and it is not starting.",
+        "Check that a beat leads and a worker consumes the queue `scans`.",
+    )
+    SCAN_ERRORS = (
+        "scan-errors",
+        ANY_SYSTEM,
+        "The last scan had errors.",
+        "See the error in the log of the workers that consume the queue `scans`.",
+    )
+    MISSING_INDEXES = (
+        "missing-indexes",
+        f"{ANY_SYSTEM}, `mongodb`",
+        "An index does not exist.",
+        "Run `queue-manager migrate` with the same settings.",
+    )
+    UNKNOWN_STATE = (
+        "unknown-state",
+        ANY_SYSTEM,
+        "Its statistics could not be read, although MongoDB answers and no index is missing.",
+        "Check the server that the problem names.",
+    )
+    NO_LEADER = (
+        "no-leader",
+        "`beat`",
+        "No beat leads, so nothing is scanned.",
+        "Start `celery -A tasks beat`.",
+    )
+    OLD_LEADER = (
+        "old-leader",
+        "`beat`",
+        "A beat of release 0.1 leads, and newer ones stand by.",
+        "Stop it once no worker of that release is left.",
+    )
+    NO_WORKERS = (
+        "no-workers",
+        "`workers`",
+        f"No worker is online, and no beat began to lead within the last {WORKER_START_TIME.total_seconds():.0f} s.",
+        "Start `celery -A tasks worker`.",
+    )
+    PAUSED_WORKERS = (
+        "paused-workers",
+        "`workers`",
+        "A worker is online and takes no items, because it cannot reach MongoDB.",
+        "Check the network between the worker and MongoDB. The worker resumes by itself.",
+    )
+    QUEUE_WITHOUT_WORKER = (
+        "queue-without-worker",
+        "`workers`, every system with item tasks",
+        "Workers are online, but none consumes the queue `scans`, or the queue of the system.",
+        "Start `celery -A tasks worker --queues QUEUE` with the name of the queue.",
+    )
+    SERVER_AWAY = (
+        "server-away",
+        "`mongodb`, `redis`, `broker`",
+        "The server does not answer in time.",
+        "Check that the server runs and can be reached from here.",
+    )
+    SERVER_UNSUITABLE = (
+        "server-unsuitable",
+        "`mongodb`, `redis`, `broker`",
+        "The server refuses the credentials, is too old, or could lose data.",
+        "Correct its configuration, or the setting that names it.",
+    )
+    CLOCKS_APART = (
+        "clocks-apart",
+        "`clocks`",
+        f"The clocks of MongoDB, Redis and this machine differ by more than {MAX_CLOCK_SKEW.total_seconds():.0f} s.",
+        "Synchronize the clocks of these machines, for example with NTP.",
+    )
+    SETTINGS_WARNING = (
+        "settings-warning",
+        "`settings`, `review-requests`",
+        "A setting has no effect, or leaves a system without work.",
+        "Correct the environment, then restart the processes.",
+    )
+
+
+_Rule = Annotated[
+    Rule,
+    PlainSerializer(lambda rule: rule.id, return_type=str),
+    WithJsonSchema({"type": "string", "enum": [rule.id for rule in Rule]}),
+]
+
+
+class Problem(BaseModel, frozen=True):
+    """A violation of a rule. There is at most one problem for each system and rule."""
+
+    system: str = Field(description="The name of the system, or of the component, such as `mongodb` or `workers`.")
+    rule: _Rule = Field(description="The id of the rule in the health reference.")
+    text: str = Field(description="What is wrong, with numbers and a few ids.")
+    page: str | None = Field(default=None, description="The dashboard page that lists the items, if there is one.")
+
+    @computed_field(description="What to do.")  # type: ignore[prop-decorator]
+    @property
+    def action(self) -> str:
+        return self.rule.action

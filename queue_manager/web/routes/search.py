@@ -1,0 +1,31 @@
+"""The search for any id over HTTP: what it names, and why that is in its state."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from beat_schedule import systems
+from queue_manager.diagnosis import MAX_SEARCH_ID_LENGTH, Diagnosis, diagnose
+from queue_manager.web.http.errors import errors
+from queue_manager.web.routes.systems.queries import find_system
+
+router = APIRouter(responses=errors(404, 503))
+
+
+@router.get("/search")
+def search(
+    id: Annotated[
+        str,
+        Query(min_length=1, max_length=MAX_SEARCH_ID_LENGTH, description="Of an item, a message, a job, or a task."),
+    ],
+    system: Annotated[str | None, Query(description="The only system to be searched.")] = None,
+) -> Diagnosis:
+    """Explain what an id names: one answer in words, and a timeline of what happened.
+
+    The id of an item is the 24 hexadecimal digits of an ObjectId, a text, a number, a UUID, or extended JSON.
+    """
+    if system is not None:
+        find_system(system, systems())
+    return diagnose(id.strip(), system=system)

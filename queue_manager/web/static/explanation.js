@@ -1,0 +1,78 @@
+// One item, message or job: why it is in its state, what happened to it, and its document on demand.
+
+import { answer, unreadable } from "./answer.js";
+import { Events, attempt, get, post, query } from "./api.js";
+import { moment, span } from "./clock.js";
+import { PREFIX, byId, button, complain, element, mayAct, toast } from "./dom.js";
+import { put } from "./systems.js";
+
+const { id = "", system = "", list = "", items = "" } = byId("found").dataset;
+const why = element("div");
+const past = element("div");
+const whole = element("pre", { role: "region", tabindex: 0, "aria-label": "Document" });
+const document_ = element("details", { hidden: true, ontoggle: readDocument }, element("summary", {}, "Show the document"), whole);
+const MESSAGES = "overdue-messages";
+/** @type {Record<string, string>} */
+const VERBS = { due: "Send now", pending: "Run now" };
+/** @type {Found | undefined} */
+let known;
+
+async function read() {
+  /** @type {Diagnosis} */
+  const { found, unread } = await get(`/search${query({ id, system })}`);
+  complain();
+  known = found.find((one) => one.id === id) ?? found[0];
+  put(why, [known, unread], () => (known ? card(known) : nothing(unread)));
+  put(past, known?.timeline, () => known && timeline(known));
+  document_.hidden = !known;
+}
+
+/** @param {Found} found */
+function card(found) {
+  const { title, retry, retry_body: body, label, system: of } = found;
+  return answer(found, title || "Why",
+    element("span", {},
+      mayAct && retry && button(VERBS[label] ?? (of === MESSAGES ? "Replay" : "Retry"), () => again(retry, body), "primary"), " ",
+      element("a", { class: "button", href: PREFIX + list }, `All ${items}`)));
+}
+
+/** @param {Record<string, string>} unread */
+const nothing = (unread) => element("div", { class: "empty" }, element("h2", {}, "It is not there"), element("p", {}, "Nothing has this id, or it was deleted."), unreadable(unread));
+
+/** @param {Found} found */
+const timeline = ({ timeline: all, has_whole_timeline: isWhole }) => element("section", {},
+  element("h2", { class: "unseen" }, "What happened"),
+  all.length ? element("ol", { class: "timeline" }, all.map(entry)) : element("p", { class: "soft" }, "Nothing is recorded yet. Batches are recorded for a day, failed attempts for 30 days."),
+  !isWhole && element("p", { class: "hint" }, "There may be more: reading the batches of a day took too long."));
+
+/** @param {TimelineEvent} event */
+function entry({ at, event, detail, worker, duration_ms: took, error, task_id: task }) {
+  const about = [worker && `on ${worker}`, took !== undefined && `took ${span(took)}`, task && ["task ", element("code", {}, task)]].filter(Boolean);
+  return element("li", { class: error ? "bad" : "" }, moment(at), element("div", {},
+    element("b", {}, event), detail && ` ${detail}`,
+    about.length > 0 && element("div", { class: "hint soft" }, about.flatMap((part, index) => (index ? [" · ", part] : [part]))),
+    error && element("div", { class: "bad" }, error)));
+}
+
+/** @param {string} path @param {object} body */
+const again = (path, body) => attempt(async () => {
+  const { message } = await post(path.replace("/api", ""), body);
+  toast(message ?? `Sent ${id}`);
+  await read();
+});
+
+async function readDocument() {
+  if (!document_.open || !known) return;
+  await attempt(async () => {
+    const answered = await get(known?.document.replace("/api", "") ?? "");
+    whole.textContent = JSON.stringify(answered.document ?? answered.job ?? answered, null, 2);
+  }, ({ message }) => {
+    whole.textContent = message;
+  });
+}
+
+const reload = () => attempt(read, ({ message }) => complain(message));
+
+byId("found").append(why, past, document_);
+await reload();
+new Events("/overview/events", "overview", { event: reload, reload });

@@ -1,0 +1,38 @@
+// How fast items were, in words.
+
+import { number } from "./clock.js";
+import { element, facts } from "./dom.js";
+
+/** @type {[number, string][]} */
+const UNITS = [[3600000, "h"], [60000, "min"], [1000, "s"], [1, "ms"]];
+
+/** Two digits are enough: the buckets are coarser. @param {number | null} ms */
+export function duration(ms) {
+  if (ms === null) return "—";
+  const [size, unit] = UNITS.find(([one]) => ms >= one) ?? [1, "ms"];
+  return `${Number((ms / size).toPrecision(2))} ${unit}`;
+}
+
+/** @param {number} share */
+export const percent = (share) => `${share === 1 ? 100 : Math.min(share * 100, 99.99).toFixed(share > 0.9 ? 2 : 1).replace(/\.0+$/, "")} %`;
+
+/** The durations of a system that lead: all of it, or what is known of it. @param {Latency} latency @returns {Measure} */
+export const leading = (latency) => (latency.due_to_done || !latency.run ? "due_to_done" : latency.wait ? "wait" : "run");
+
+/**
+ * How fast items were: the share that was on time, and percentiles.
+ * @param {Latency | null} latency @param {Record<Measure, string>} names @param {string} when
+ */
+export function speed(latency, names, when) {
+  if (!latency) return null;
+  const measure = leading(latency);
+  const found = latency[measure];
+  const { on_time: onTime } = latency;
+  const text = found ? `${names[measure]}, ${when}, ${number(found.count)} measured` : `${names[measure]}, ${when}: nothing was done`;
+  return element("div", { class: "speed" },
+    facts("facts", [
+      ["On time", element("span", { class: onTime ? (onTime.share < 0.99 ? "warn" : "good") : "soft" }, onTime ? percent(onTime.share) : "—")],
+      ["p50", duration(found ? found.p50_ms : null)], ["p95", duration(found ? found.p95_ms : null)], ["p99", duration(found ? found.p99_ms : null)],
+    ]),
+    element("p", { class: "hint" }, text, onTime && ` · on time: ${names[onTime.of].toLowerCase()} within ${duration(onTime.within_ms)}`));
+}

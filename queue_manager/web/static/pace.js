@@ -1,0 +1,29 @@
+// Drawing what changes all the time, without keeping the browser busy.
+
+const MAX_SHARE = 0.04; // of a core
+const HIDDEN_INTERVAL = 250; // ms between two drawings of a hidden page, which has no frames
+
+/** Draw with the next frame. @param {() => void} draw */
+export function nextFrame(draw) {
+  if (document.hidden) setTimeout(draw, HIDDEN_INTERVAL);
+  else requestAnimationFrame(draw);
+}
+
+export class Pace {
+  constructor() {
+    this.until = 0;
+  }
+
+  /** Draw, and rest the longer the longer it took, layout included. @param {() => void} draw */
+  draw(draw) {
+    const began = performance.now();
+    draw();
+    document.body.getBoundingClientRect(); // lays the page out now instead of with the frame
+    this.until = Math.max(this.until, began) + (performance.now() - began) / MAX_SHARE;
+  }
+
+  /** The ms until it may draw again. */
+  get rest() {
+    return Math.max(0, this.until - performance.now());
+  }
+}

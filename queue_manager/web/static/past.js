@@ -1,0 +1,9 @@
+// The history is at the end of most pages: its scripts are loaded when somebody scrolls there.
+
+import { byId } from "./dom.js";
+
+new IntersectionObserver(([{ isIntersecting }], observer) => {
+  if (!isIntersecting) return;
+  observer.disconnect();
+  import("./history.js");
+}, { rootMargin: "200px" }).observe(byId("past"));

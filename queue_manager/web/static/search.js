@@ -1,0 +1,23 @@
+// What an id names; if that is one thing, its page.
+
+import { answer, go, unreadable } from "./answer.js";
+import { attempt, get, query } from "./api.js";
+import { PREFIX, byId, complain, element } from "./dom.js";
+
+const { id = "" } = byId("found").dataset;
+
+/** @param {Found} found */
+const card = (found) => answer(found, element("a", { href: PREFIX + found.page }, `${found.kind} ${found.id}`));
+
+async function read() {
+  /** @type {Diagnosis} */
+  const { found, unread } = await get(`/search${query({ id })}`);
+  const isOne = found.length === 1 && !Object.keys(unread).length;
+  if (isOne) return go(found[0].page);
+  const none = element("div", { class: "empty" }, element("h2", {}, "Nothing has this id"), element("p", {}, "Searched: the items of every system, messages, jobs, and the tasks of the last day."));
+  byId("found").replaceChildren(...found.map(card), ...unreadable(unread), ...(found.length ? [] : [none]));
+}
+
+byId("find").value = id;
+if (id) await attempt(read, ({ message }) => complain(message));
+else byId("found").append(element("div", { class: "empty" }, element("h2", {}, "Find any id"), element("p", {}, "Type the id of a room, a site, a message, a job or a task above.")));

@@ -1,0 +1,93 @@
+"""Why an agency is, or is not, asked for a review."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from models import account, item_events, pulse, subscription
+from models.database import Document
+from models.subscription import Agency
+from queue_manager.explanation import DispatchState, Explanation, TimelineEntry, Tone, newest_first, sentence, when
+from queue_manager.leases.detail import detail
+from services.item_explanation import standing, timeline
+from services.review_requests import ReviewRequests, due_of, system
+
+
+def explain(requests: ReviewRequests, id: str, dispatch: DispatchState) -> list[Explanation]:
+    """Return what an id names: the parent account of an agency, or its own account if it was asked before."""
+    asked = pulse.of_accounts(account.spellings(id))
+    parents = [one.get("metadata", {}).get("parent_account") for one in asked]
+    accounts = {spelling for one in (id, *parents) for spelling in account.spellings(one)}
+    agencies = list(subscription.agencies(requests.product_types, accounts=list(accounts)))
+    if not agencies and asked:
+        agencies = [Agency(account_id=id, parent_account=id, subscription_ids=[], oldest_subscription=dispatch.now)]
+    return [_explanation(requests, agency, asked, dispatch) for agency in agencies]
+
+
+def _explanation(
+    requests: ReviewRequests, agency: Agency, asked: list[Document], dispatch: DispatchState
+) -> Explanation:
+    id = str(agency.parent_account)
+    history = item_events.of_item(system.name, due_of(agency).id)
+    path = system.path_of_item(id)
+    state, tone, answer = _answer(requests, agency, asked, dispatch, history)
+    return Explanation(
+        system=system.name,
+        kind=system.item_name,
+        id=id,
+        title="" if agency.account_id is None else str(agency.account_id),
+        state=state,
+        tone=tone,
+        answer=answer,
+        due_at=agency.oldest_subscription + requests.after if agency.subscription_ids else None,
+        page=system.page_of_item(id),
+        document=path,
+        retry=f"{path}/retry" if state in ("due", "stuck") and dispatch.is_on else None,
+        timeline=newest_first([*timeline(history), *map(_request, asked)]),
+        has_whole_timeline=history.is_complete,
+    )
+
+
+def _answer(
+    requests: ReviewRequests,
+    agency: Agency,
+    asked: list[Document],
+    dispatch: DispatchState,
+    history: item_events.ItemHistory,
+) -> tuple[str, Tone, str]:
+    now = dispatch.now
+    if not requests.product_types:
+        return "not asked", "warn", "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review."
+    if not agency.subscription_ids:
+        return "not a customer", "neutral", "It has no active managed subscription, so it is not asked for a review."
+    for one in asked:
+        ends_at = max(_moments(one), default=now) + requests.window
+        if one.get("status") in pulse.OPEN:
+            return "asked", "good", sentence(f"a review request is open since {when(one['created_at'], now)}")
+        if ends_at > now:
+            return (
+                "asked",
+                "good",
+                sentence(
+                    f"it was asked at {when(one['created_at'], now)}",
+                    f"the next request may come at {when(ends_at, now)}",
+                ),
+            )
+    due_at = agency.oldest_subscription + requests.after
+    customer = f"its oldest managed subscription began at {when(agency.oldest_subscription, now)}"
+    if agency.account_id is None:
+        return "not asked", "bad", sentence(customer, "that subscription has no usable account, so nobody is asked")
+    if due_at > now:
+        asked_at = f"it is asked {requests.after.days} days later, at {when(due_at, now)}"
+        return "not due", "neutral", sentence(customer, asked_at, dispatch.scan(due_at))
+    state, tone, clause = standing(detail(requests.leases, due_of(agency).lease), dispatch, history, queue=system.queue)
+    return state, tone, sentence(f"to be asked since {when(due_at, now)}", clause)
+
+
+def _moments(request: Document) -> list[datetime]:
+    found = (request.get(name) for name in ("created_at", "completed_at"))
+    return [moment for moment in found if isinstance(moment, datetime)]
+
+
+def _request(request: Document) -> TimelineEntry:
+    return TimelineEntry(at=request["created_at"], event="Asked for a review", detail=f"status {request.get('status')}")

@@ -1,0 +1,76 @@
+"""Why a document of a `DueDocuments` system is in its state."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from models import failed_item, item_events
+from models.database import Document, id_candidates, id_text
+from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first, sentence, when
+from queue_manager.leases.detail import LeaseDetail, detail
+from services.due_documents.work import DocumentWork
+from services.item_explanation import standing, timeline
+
+RETRYABLE_ITEMS = ("due", "stuck", "failed")
+
+
+def explain(work: DocumentWork, id: str, dispatch: DispatchState) -> list[Explanation]:
+    """Return what an id names among the documents of a system: several if it is the text of several ids."""
+    found = work.documents.get_many(id_candidates(id))
+    return [_DocumentExplanation(work, document, dispatch).explanation() for document in found]
+
+
+class _DocumentExplanation:
+    """One document while it is explained."""
+
+    def __init__(self, work: DocumentWork, document: Document, dispatch: DispatchState) -> None:
+        self._work, self._system, self._document, self._dispatch = work, work.system, document, dispatch
+        self._id, self._now = document["_id"], dispatch.now
+        self._due_at = work.documents.due_at(document)
+        self._history = item_events.of_item(self._system.name, id_text(self._id))
+
+    def explanation(self) -> Explanation:
+        state, tone, answer = self._answer()
+        id = id_text(self._id)
+        path = self._system.path_of_item(id)
+        return Explanation(
+            system=self._system.name,
+            kind=self._system.item_name,
+            id=id,
+            title=self._system.title_of(self._document),
+            state=state,
+            tone=tone,
+            answer=answer,
+            due_at=self._due_at if isinstance(self._due_at, datetime) else None,
+            page=self._system.page_of_item(id),
+            document=path,
+            retry=f"{path}/retry" if state in RETRYABLE_ITEMS and self._dispatch.is_on else None,
+            timeline=newest_first([*timeline(self._history), *self._system.past(self._document)]),
+            has_whole_timeline=self._history.is_complete,
+        )
+
+    def _answer(self) -> tuple[str, Tone, str]:
+        if (problem := self._system.malformed(self._document)) is not None:
+            return "malformed", "bad", sentence(problem, "it can never fall due")
+        if not isinstance(self._due_at, datetime):
+            state, answer = self._system.describe_idle(self._document, self._now)
+            return state, "neutral", answer
+        is_later = self._due_at > self._now
+        due = f"{self._system.until if is_later else 'Due since'} {when(self._due_at, self._now)}"
+        if not self._work.documents.fits(self._id):
+            condition = id_text(dict(self._system.where))
+            return "not due", "neutral", sentence(due, f"it does not meet the condition of the system, {condition}")
+        lease = detail(self._work.leases, self._work.due_of(self._document).lease)
+        if is_later and lease.step in ("free", "ahead"):
+            return self._system.later, "neutral", sentence(due, *self._before_it_is_due(lease, self._due_at))
+        if lease.step == "cooling" and (failure := failed_item.get(self._system.name, self._id)) is not None:
+            times = "" if failure.failures == 1 else f", {failure.failures} times in a row"
+            cooling = f"it cools down until {when(lease.at or failure.retry_at, self._now)}"
+            return "failed", "bad", sentence(f"all attempts failed{times}", f"{cooling}. Last error: {failure.error}")
+        state, tone, clause = standing(lease, self._dispatch, self._history, queue=self._system.queue)
+        return state, tone, sentence(due, clause)
+
+    def _before_it_is_due(self, lease: LeaseDetail, due_at: datetime) -> tuple[str, ...]:
+        if lease.step == "ahead":
+            return ("dispatched ahead of time, to be executed then",)
+        return "not dispatched", self._dispatch.scan(due_at - self._work.ahead)

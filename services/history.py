@@ -1,0 +1,156 @@
+"""The history of the systems: what was done, what failed and how long it took, for 90 days.
+
+Guarantee: what was counted in Redis in the last 24 hours is copied to MongoDB, about once a minute while any scan runs,
+and stays there when Redis loses its data. What was counted while no scan ran for longer is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+import redis
+
+from models import history, mark
+from models.history import HOUR, TEN_MINUTES, Bucket
+from models.mark import Mark
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import leadership
+from queue_manager.core.clock import EPOCH, hours, minutes
+from queue_manager.core.histogram import Histogram
+from queue_manager.core.redis_client import PerProcess, connect
+from queue_manager.core.settings import settings
+from queue_manager.health_rules import MISSED_RUNS
+from queue_manager.system import System
+from queue_manager.telemetry import count_history, latency
+from queue_manager.telemetry.counters import Totals
+from queue_manager.telemetry.latency import Measure
+
+COPY_INTERVAL = minutes(1)
+COPY_LOCK = "qm:history:copied"
+MIN_OUTAGE = minutes(3)
+MINUTES_KEPT = 24 * 60  # in Redis
+Range = Literal["1h", "24h", "7d", "30d", "90d"]
+LENGTHS: Mapping[Range, tuple[timedelta, timedelta]] = {
+    "1h": (hours(1), minutes(1)),
+    "24h": (hours(24), TEN_MINUTES),
+    "7d": (hours(7 * 24), HOUR),
+    "30d": (hours(30 * 24), hours(6)),
+    "90d": (hours(90 * 24), hours(24)),
+}
+"""Of each range its length, and the length of its steps."""
+
+_redis = PerProcess(lambda: connect(settings().redis_url))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeHistory:
+    """What a system counted in a range, in steps of equal length, oldest first."""
+
+    begins_at: datetime
+    step: timedelta
+    steps: Sequence[Totals | None]
+    """`None` for a time of which nothing is known."""
+    marks: Sequence[Mark]
+
+    @property
+    def total(self) -> Totals:
+        return count_history.added(one for one in self.steps if one is not None)
+
+    def numbers(self, outcome: str) -> list[int | None]:
+        """Return how often an outcome was counted in each step."""
+        return [None if one is None else one.get(outcome, 0) for one in self.steps]
+
+    def histograms(self, measure: Measure) -> list[Histogram]:
+        """Return the durations of each step."""
+        return [latency.histograms(one or {})[measure] for one in self.steps]
+
+
+def copy(systems: Iterable[System], *, now: datetime) -> None:
+    """Copy what was counted to MongoDB, and mark leaders and outages, unless another process did within the interval.
+
+    Raises the errors of the drivers.
+    """
+    client = _redis()
+    if not client.set(COPY_LOCK, 1, nx=True, px=int(COPY_INTERVAL.total_seconds() * 1000)):
+        return
+    known = [system for system in systems if system.is_on(settings())]
+    if outage := mark.seen(now, gap=_gap(known)):
+        mark.add(outage)
+    if leader := leadership(client, LEADER_LOCK):
+        mark.add(Mark(kind="leader", at=leader.since, text=f"{leader.host}:{leader.pid} leads, epoch {leader.epoch}"))
+    history.store(_counted(client, known))
+
+
+def _counted(client: redis.Redis, systems: Iterable[System]) -> list[Bucket]:
+    """Return what was counted since it was copied last, in buckets of ten minutes."""
+    sources = {system.name: source for system in systems if (source := system.source()) is not None}
+    last = int(client.time()[0]) // 60
+    copied = {name: _minute(at) for name, at in history.newest(_moment(last - MINUTES_KEPT)).items()}
+    first = min((copied.get(name, last - MINUTES_KEPT) for name in sources), default=last)
+    found = count_history.from_each_server(
+        client, sources, lambda server, some: count_history.by_minute(server, some, first=first, last=last)
+    )
+    return [
+        Bucket(system=name, at=_moment(ten * 10), length=TEN_MINUTES, counts=counts)
+        for name, by_minute in found.items()
+        for ten, counts in _tens(by_minute, first=copied.get(name), last=last)
+    ]
+
+
+def _tens(by_minute: Mapping[int, Totals], *, first: int | None, last: int) -> Iterator[tuple[int, Totals]]:
+    """Yield the counts of each ten minutes from the minute `first` on, by default from the first that was counted."""
+    tens: dict[int, list[Totals]] = {}
+    for minute, counts in by_minute.items():
+        tens.setdefault(minute // 10, []).append(counts)
+    begin = min([*tens, last // 10]) if first is None else first // 10
+    for ten in range(begin, last // 10 + 1):
+        yield ten, count_history.added(tens.get(ten, []))
+
+
+def read(system: System, chosen: Range, *, systems: Iterable[System], now: datetime) -> RangeHistory:
+    """Return the history of a system, with the marks of all. Raises the errors of the drivers."""
+    length, step = LENGTHS[chosen]
+    begins_at = EPOCH + (now - length - EPOCH) // step * step + step
+    by_time = _last_minutes(system, begins_at) if chosen == "1h" else _stored(system, begins_at, step)
+    marks = mark.read(begins_at)
+    if outage := mark.current_outage(now, gap=_gap(systems)):
+        marks.append(outage)
+    steps = [by_time.get(begins_at + number * step) for number in range(length // step)]
+    return RangeHistory(begins_at=begins_at, step=step, steps=steps, marks=marks)
+
+
+def _stored(system: System, begins_at: datetime, step: timedelta) -> dict[datetime, Totals]:
+    found: dict[datetime, list[Mapping[str, int]]] = {}
+    for bucket in history.read(min(step, HOUR), since=begins_at, systems=[system.name]):
+        found.setdefault(begins_at + (bucket.at - begins_at) // step * step, []).append(bucket.counts)
+    return {at: count_history.added(counts) for at, counts in found.items()}
+
+
+def _last_minutes(system: System, begins_at: datetime) -> dict[datetime, Totals]:
+    if (source := system.source()) is None:
+        return {}
+    client, first = _redis(), _minute(begins_at)
+    last = int(client.time()[0]) // 60
+    found = count_history.from_each_server(
+        client, {"": source}, lambda server, some: count_history.by_minute(server, some, first=first, last=last)
+    )
+    return {
+        _moment(minute): by_minute.get(minute, {}) for by_minute in found.values() for minute in range(first, last + 1)
+    }
+
+
+def _gap(systems: Iterable[System]) -> timedelta:
+    """Return how long no scan may run before that is an outage."""
+    periods = [system.period(settings()) for system in systems if system.is_on(settings())]
+    return max(MIN_OUTAGE, MISSED_RUNS * min(periods, default=MIN_OUTAGE)) + COPY_INTERVAL
+
+
+def _minute(moment: datetime) -> int:
+    return (moment - EPOCH) // minutes(1)
+
+
+def _moment(minute: int) -> datetime:
+    return EPOCH + minutes(minute)

@@ -1,0 +1,87 @@
+"""The state of an item in words, from its lease, its dispatch and its recorded events. All systems use it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from models.item_events import ItemEvent, ItemHistory
+from queue_manager.explanation import DispatchState, TimelineEntry, Tone, many, when
+from queue_manager.leases.detail import LeaseDetail
+
+StandingText = tuple[str, Tone, str]
+"""A state in words, how good it is, and a clause of the answer."""
+
+
+def standing(lease: LeaseDetail, dispatch: DispatchState, history: ItemHistory, *, queue: str | None) -> StandingText:
+    """Return how an item stands that is due."""
+    now = dispatch.now
+    match lease.step:
+        case "queued":
+            behind = f"behind {many(lease.ahead_of_it, 'other')}" if lease.ahead_of_it else "as the next one"
+            where = f"waiting in the queue {queue} {behind}"
+            if dispatch.has_no_worker:
+                return "queued", "bad", f"{where}; no worker consumes that queue"
+            return "queued", "good", where
+        case "ahead":
+            return "waiting", "warn", _next_attempt(lease.at, history, now)
+        case "received":
+            return "in progress", "good", "received by a worker, and not started yet"
+        case "started":
+            return "in progress", "good", _execution(lease, dispatch)
+        case "ended":
+            return "in progress", "good", "its attempt ended a moment ago"
+        case "stuck":
+            ended = f"the lease of its worker ended without a result{_at(lease.at, now)}"
+            return "stuck", "bad", f"{ended}; {dispatch.scan()}"
+        case "cooling":
+            return "failed", "bad", f"all attempts failed, and it cools down{_until(lease.at, now)}"
+        case "free":
+            return "due", "warn", f"not dispatched yet; {dispatch.scan()}"
+
+
+def _at(moment: datetime | None, now: datetime) -> str:
+    return "" if moment is None else f" at {when(moment, now)}"
+
+
+def _until(moment: datetime | None, now: datetime) -> str:
+    return "" if moment is None else f" until {when(moment, now)}"
+
+
+def _execution(lease: LeaseDetail, dispatch: DispatchState) -> str:
+    by = f" by {dispatch.workers[0]}" if dispatch.workers is not None and len(dispatch.workers) == 1 else ""
+    since = "" if lease.at is None else f" since {when(lease.at, dispatch.now)}"
+    lost = f", after its process was lost {many(lease.losses, 'time')} in a row" if lease.losses else ""
+    return f"being executed{by}{since}{lost}"
+
+
+def _next_attempt(at: datetime | None, history: ItemHistory, now: datetime) -> str:
+    last = next((one for one in history.events if one.event == "retried"), None)
+    if last is None:
+        return f"dispatched, to be executed{_at(at, now)}"
+    return f"attempt {last.attempt} failed, and the next one starts{_at(at, now)}. Last error: {last.error}"
+
+
+def timeline(history: ItemHistory) -> list[TimelineEntry]:
+    """Return the recorded events of an item, oldest first."""
+    return [_entry(one) for one in reversed(history.events)]
+
+
+def _entry(event: ItemEvent) -> TimelineEntry:
+    number = "" if event.attempt is None else f" {event.attempt}"
+    titles = {
+        "dispatched": "Dispatched by an operator" if event.is_manual else "Dispatched",
+        "executed": "Executed" if event.skipped is None else "Nothing to do",
+        "retried": f"Attempt{number} failed",
+        "failed": f"Attempt{number} failed, the last one",
+        "lost": "Process lost",
+    }
+    together = f"in a batch of {event.items:,}" if event.items > 1 else ""
+    return TimelineEntry(
+        at=event.at,
+        event=titles[event.event],
+        detail=event.skipped or together,
+        worker=event.worker,
+        duration=event.took,
+        error=event.error,
+        task_id=event.task,
+    )

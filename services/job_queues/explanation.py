@@ -1,0 +1,146 @@
+"""Why a job is in its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from urllib.parse import quote
+
+from models import job, job_queue
+from models.database import Document, id_candidates, id_text
+from models.job import JobId, JobState
+from queue_manager.explanation import (
+    DispatchState,
+    Explanation,
+    TimelineEntry,
+    Tone,
+    many,
+    newest_first,
+    ordinal,
+    sentence,
+    when,
+)
+from queue_manager.system import System
+
+JOB_TONES: dict[JobState, Tone] = {
+    JobState.PENDING: "neutral",
+    JobState.EXECUTING: "good",
+    JobState.SUCCESS: "good",
+    JobState.FAILURE: "bad",
+    JobState.CANCELED: "neutral",
+}
+MAX_COUNTED_JOBS = 10_000
+
+
+def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanation]:
+    """Return the job that an id names."""
+    ids = [one for one in id_candidates(id) if isinstance(one, JobId)]
+    found = job.get_any(ids) if dispatch.is_on else None
+    return [] if found is None or not job.is_job(found) else [_JobExplanation(system, found, dispatch).explanation()]
+
+
+class _JobExplanation:
+    """One job while it is explained."""
+
+    def __init__(self, system: System, document: Document, dispatch: DispatchState) -> None:
+        self._system, self._job, self._dispatch, self._now = system, document, dispatch, dispatch.now
+        self._state = JobState(document["state"])
+
+    def explanation(self) -> Explanation:
+        id = id_text(self._job["_id"])
+        path = f"/api/jobs/{quote(id, safe='')}"
+        can_retry = self._state in (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
+        return Explanation(
+            system=self._system.name,
+            kind=self._system.item_name,
+            id=id,
+            title=self._job["name"],
+            state=self._state.value,
+            tone=JOB_TONES[self._state],
+            answer=sentence(*self._clauses()),
+            due_at=self._job["due"],
+            page=self._system.page_of_item(id),
+            document=path,
+            retry=f"{path}/retry" if can_retry else None,
+            timeline=newest_first(_entries(self._job)),
+        )
+
+    def _clauses(self) -> Iterator[str]:
+        match self._state:
+            case JobState.PENDING:
+                yield from self._waiting()
+            case JobState.EXECUTING:
+                yield from self._executing()
+            case JobState.FAILURE:
+                yield from self._failed()
+            case JobState.SUCCESS:
+                yield f"succeeded at {self._when(self._job['updated'])}"
+                yield f"it was its {ordinal(self._job['attempts'])} attempt"
+            case JobState.CANCELED:
+                yield f"canceled at {self._when(self._job['updated'])}, so it is not executed until someone retries it"
+
+    def _executing(self) -> Iterator[str]:
+        claim, since = self._job["claim"], self._when(self._job["updated"])
+        by = f" by {claim['worker']}" if "worker" in claim else ""
+        yield f"being executed{by} since {since}, in its {ordinal(self._job['attempts'])} attempt"
+        until = claim["claimed_until"]
+        if until > self._now:
+            yield f"its worker's lease is renewed, and ends at {self._when(until)}"
+        else:
+            yield f"the lease of its worker ended at {self._when(until)}"
+            yield self._dispatch.scan()
+
+    def _failed(self) -> Iterator[str]:
+        number, error = self._job["attempts"], self._job.get("last_error", "unknown")
+        if "waiting" not in self._job:
+            yield f"its {ordinal(number)} attempt failed, and it is not retried by itself. Last error: {error}"
+            return
+        yield f"its {ordinal(number)} attempt failed"
+        *clauses, last = self._waiting("the next one is")
+        yield from clauses
+        yield f"{last}. Last error: {error}"
+
+    def _waiting(self, subject: str = "") -> Iterator[str]:
+        """Yield when it may be started, and why it was not if it is due."""
+        waiting: datetime = self._job["waiting"] if "waiting" in self._job else self._job["due"]
+        is_due = waiting <= self._now
+        yield f"{subject} due {'since' if is_due else 'at'} {self._when(waiting)}".strip()
+        if self._job["name"] in job_queue.paused():
+            yield f"its queue is paused: see `queue-manager jobs resume {self._job['name']}`"
+        elif is_due:
+            yield self._obstacle()
+
+    def _obstacle(self) -> str:
+        name = self._job["name"]
+        running = next((one for one in job.executing() if one.name == name), None)
+        others = job.count_due(name, self._now, limit=MAX_COUNTED_JOBS) - 1
+        behind = f", with {many(others, 'other due job')} of its name" if others > 0 else ""
+        if running is not None:
+            return f"waiting{behind} for the job {id_text(running.id)}, since jobs of one name run one at a time"
+        if self._dispatch.has_no_worker:
+            return f"waiting{behind}; no worker consumes the queue {self._system.queue}"
+        return f"waiting{behind}; {self._dispatch.scan()}"
+
+    def _when(self, moment: datetime) -> str:
+        return when(moment, self._now)
+
+
+def _entries(document: Document) -> Iterator[TimelineEntry]:
+    for number, entry in enumerate(document["history"]):
+        attempt = f"Attempt {entry['attempt']}" if "attempt" in entry else "The attempt"
+        titles = {
+            JobState.PENDING: "Made due" if number else "Stored",
+            JobState.EXECUTING: "Started",
+            JobState.SUCCESS: f"{attempt} succeeded",
+            JobState.FAILURE: f"{attempt} failed",
+            JobState.CANCELED: "Canceled",
+        }
+        took = entry.get("took_ms")
+        yield TimelineEntry(
+            at=entry["at"],
+            event=titles[JobState(entry["state"])],
+            worker=entry.get("worker"),
+            duration=None if took is None else timedelta(milliseconds=took),
+            error=entry.get("error"),
+            task_id=entry.get("run"),
+        )

@@ -1,0 +1,98 @@
+"""The message queue for coroutines.
+
+    queue = async_message_queue()
+    await queue.enqueue([{"type": "send_mail", "payload": {"to": "ada@example.org"}}])
+
+Guarantee: that of `MessageQueue`. The scripts of concurrent calls share a round trip, in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from services.message_queue.errors import SearchIncomplete
+from services.message_queue.messages import Message, NewMessage, QueueOptions
+from services.message_queue.operations import EnqueueResult, Operation, Operations, Result, TouchResult
+from services.message_queue.scripts import ScriptCall, Scripts
+
+MAX_CALLS_PER_ROUND_TRIP = 100
+
+
+class AsyncMessageQueue:
+    """One queue on one server, for one event loop."""
+
+    def __init__(self, scripts: Scripts, options: QueueOptions) -> None:
+        self.options = options
+        self._scripts, self._operations = scripts, Operations(options)
+        self._waiting: list[tuple[ScriptCall, asyncio.Future[Any]]] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "message-queue")  # redis-py's pipeline takes less time than its coroutines
+
+    async def enqueue(self, messages: Sequence[NewMessage | Mapping[str, Any]]) -> list[EnqueueResult]:
+        """Like `MessageQueue.enqueue_batch`."""
+        return await self._run(self._operations.enqueue(messages))
+
+    async def take(
+        self, *, ack_timeout: float | None = None, type: str | None = None, consumer_id: str | None = None
+    ) -> Message | None:
+        """Like `MessageQueue.take`."""
+        with suppress(SearchIncomplete):
+            found = self._operations.search(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
+            for message in await self._run(found):
+                return message
+        return None
+
+    async def ack(self, id: str, lock_token: str | None = None) -> None:
+        """Like `MessageQueue.ack`."""
+        await self._run(self._operations.ack(id, lock_token))
+
+    async def nack(self, id: str, lock_token: str | None = None, reason: str | None = None) -> bool:
+        """Like `MessageQueue.nack`."""
+        return await self._run(self._operations.nack(id, lock_token, reason))
+
+    async def touch(self, id: str, lock_token: str | None = None, extend_seconds: float | None = None) -> TouchResult:
+        """Like `MessageQueue.touch`."""
+        return await self._run(self._operations.touch(id, lock_token, extend_seconds))
+
+    async def _run(self, operation: Operation[Result]) -> Result:
+        reply = None
+        while True:
+            try:
+                call = operation.send(reply)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            reply = await self._send(call)
+
+    async def _send(self, call: ScriptCall) -> Any:
+        reply = asyncio.get_running_loop().create_future()
+        self._waiting.append((call, reply))
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_waiting())
+        return await reply
+
+    async def _send_waiting(self) -> None:
+        try:
+            while self._waiting:
+                calls, self._waiting = (
+                    self._waiting[:MAX_CALLS_PER_ROUND_TRIP],
+                    self._waiting[MAX_CALLS_PER_ROUND_TRIP:],
+                )
+                for (_, future), reply in zip(calls, await self._replies([call for call, _ in calls]), strict=True):
+                    if future.done():  # the caller was cancelled
+                        continue
+                    if isinstance(reply, Exception):
+                        future.set_exception(reply)
+                    else:
+                        future.set_result(reply)
+        finally:
+            self._sender = None
+
+    async def _replies(self, calls: Sequence[ScriptCall]) -> Sequence[Any]:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._scripts.run_all, calls)
+        except Exception as error:  # each caller gets it
+            return [error] * len(calls)

@@ -1,0 +1,175 @@
+"""Why a message is in its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from urllib.parse import quote
+
+from queue_manager.core.clock import EPOCH, seconds
+from queue_manager.explanation import (
+    DispatchState,
+    Explanation,
+    TimelineEntry,
+    Tone,
+    distance,
+    many,
+    newest_first,
+    ordinal,
+    sentence,
+    when,
+)
+from queue_manager.system import System
+from services.message_queue.admin import QueueAdmin
+from services.message_queue.browser import MessageState
+from services.message_queue.history import MessageEvent, parse_events
+from services.message_queue.messages import Message, QueueOptions, is_id
+
+STATE_LABELS: dict[MessageState, tuple[str, Tone]] = {
+    "main": ("waiting", "neutral"),
+    "processing": ("in processing", "good"),
+    "dead": ("failed", "bad"),
+    "acknowledged": ("acknowledged", "good"),
+    "archived": ("archived", "neutral"),
+}
+EVENT_LABELS = {
+    "delivered": "Delivered",
+    "touched": "Deadline extended",
+    "requeued": "Requeued",
+    "dead-lettered": "Failed",
+    "acknowledged": "Acknowledged",
+    "replayed": "Replayed",
+    "archived": "Archived",
+}
+
+
+def explain(
+    system: System, admin: QueueAdmin, options: QueueOptions, id: str, dispatch: DispatchState
+) -> list[Explanation]:
+    """Return the message that an id names."""
+    found = next(admin.locate([id]), None) if dispatch.is_on and is_id(id) else None
+    return [] if found is None else [_MessageExplanation(system, admin, options, *found, dispatch).explanation()]
+
+
+class _MessageExplanation:
+    """One message while it is explained."""
+
+    def __init__(
+        self,
+        system: System,
+        admin: QueueAdmin,
+        options: QueueOptions,
+        state: MessageState,
+        message: Message,
+        dispatch: DispatchState,
+    ) -> None:
+        self._system, self._admin, self._options, self._dispatch = system, admin, options, dispatch
+        self._state, self._message = state, message
+        self._now = _moment(admin.counts().now)
+        self._events = list(parse_events(message.packed_events))
+
+    def explanation(self) -> Explanation:
+        id, (label, tone) = self._message.id, STATE_LABELS[self._state]
+        is_dead = self._state == "dead"
+        return Explanation(
+            system=self._system.name,
+            kind=self._system.item_name,
+            id=id,
+            title=self._message.type,
+            state=label,
+            tone=tone,
+            answer=sentence(*self._clauses()),
+            page=self._system.page_of_item(id),
+            document=f"/api/queue/message/{quote(id, safe='')}",
+            retry="/api/queue/replay" if is_dead else None,
+            retry_body={"messageIds": [id]} if is_dead else {},
+            timeline=newest_first([*self._created(), *_entries(self._events)]),
+        )
+
+    def _clauses(self) -> Iterator[str]:
+        if not self._message.is_decodable:
+            yield "it cannot be decoded"
+        match self._state:
+            case "main":
+                yield f"Waiting since {self._when(self._last_at('requeued', 'replayed') or self._created_at)}"
+                yield self._others()
+                yield from self._last_failure()
+            case "processing":
+                yield from self._processing()
+            case "dead":
+                yield f"failed at {self._field('failed_at')}, after {many(self._message.attempt, 'attempt')}"
+                yield f"no consumer gets it until it is replayed. Reason: {self._message.fields.get('last_error')}"
+            case "acknowledged":
+                yield f"acknowledged at {self._field('acknowledged_at')}"
+                yield f"it had been delivered for the {ordinal(self._message.attempt)} time"
+            case "archived":
+                yield f"archived at {self._field('archived_at')}, so no consumer gets it"
+
+    def _others(self) -> str:
+        others = sum(self._admin.counts().waiting[self._message.priority :]) - 1
+        if others <= 0:
+            return "the next consumer gets it"
+        return f"{many(others, 'other message')} of this or a higher priority {'waits' if others == 1 else 'wait'}, too"
+
+    def _processing(self) -> Iterator[str]:
+        fields = self._message.fields
+        by = f" by consumer {fields['consumer_id']}" if fields.get("consumer_id") else ""
+        limit = fields.get("custom_max_attempts") or self._options.max_attempts
+        delivery = f"delivered for the {ordinal(self._message.attempt)} time of {limit}"
+        deadline = self._message.deadline_at
+        if deadline is None:
+            yield f"in processing{by}"
+        elif _moment(deadline) > self._now:
+            yield f"in processing{by} until {self._when(deadline)}"
+        else:
+            yield f"in processing{by}; its deadline passed {distance(_moment(deadline), self._now)}"
+            yield self._dispatch.scan()
+        yield delivery
+
+    def _last_failure(self) -> Iterator[str]:
+        last = next((one for one in reversed(self._events) if one.reason), None)
+        if last is not None:
+            yield f"its {ordinal(self._message.attempt)} delivery failed. Reason: {last.reason}"
+
+    # Times
+
+    @property
+    def _created_at(self) -> float:
+        return float(self._message.fields["created_at"])
+
+    def _created(self) -> Iterator[TimelineEntry]:
+        yield TimelineEntry(at=_moment(self._created_at), event="Added", detail=f"priority {self._message.priority}")
+
+    def _last_at(self, *kinds: str) -> float | None:
+        return next((one.at for one in reversed(self._events) if one.event in kinds), None)
+
+    def _field(self, name: str) -> str:
+        at = self._message.fields.get(name)
+        return "an unknown time" if at is None else self._when(at)
+
+    def _when(self, at: float) -> str:
+        return when(_moment(at), self._now)
+
+
+def _entries(events: Sequence[MessageEvent]) -> Iterator[TimelineEntry]:
+    delivered_at: float | None = None
+    for event in events:
+        ends_delivery = event.event in ("requeued", "dead-lettered", "acknowledged")
+        took = seconds(event.at - delivered_at) if ends_delivery and delivered_at is not None else None
+        details = (
+            "" if event.attempt is None else f"for the {ordinal(event.attempt)} time",
+            "" if event.consumer_id is None else f"to {event.consumer_id}",
+            "" if event.touches is None else many(event.touches, "time"),
+        )
+        yield TimelineEntry(
+            at=_moment(event.at),
+            event=EVENT_LABELS[event.event],
+            detail=" ".join(filter(None, details)),
+            duration=took,
+            error=event.reason,
+        )
+        delivered_at = event.at if event.event == "delivered" else None if ends_delivery else delivered_at
+
+
+def _moment(at: float) -> datetime:
+    return EPOCH + timedelta(milliseconds=round(at * 1000))

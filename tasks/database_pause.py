@@ -1,0 +1,113 @@
+"""A worker that cannot reach MongoDB takes no items until it can, so that other workers execute them.
+
+A thread pings MongoDB every second. When that fails, the worker cancels its consumers of the queues of items, and
+requeues what it has received and no process executes. It consumes the queue `scans` all the same: the sweep of the
+message queue needs no MongoDB, and any other scan is tried again by its next tick.
+
+This works with every broker. Pools other than prefork execute what they have received before the pause.
+"""
+
+from __future__ import annotations
+
+from threading import Event, Thread
+from typing import Any
+
+from celery import bootsteps
+from celery.worker import state
+from kombu import Queue
+
+from beat_schedule import systems
+from models import database
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.system import item_queues
+from tasks.app import app
+from tasks.item import ItemTask
+
+PING_INTERVAL = 1.0  # seconds
+PING_TIMEOUT = seconds(3)  # less than an election of MongoDB may take: nothing can be written meanwhile
+
+log = get_logger("QM/tasks")
+
+
+class _Pings:
+    """Pings MongoDB from a thread of the worker's main process."""
+
+    problem: str | None = None
+    """Why MongoDB cannot be reached; `None` if it can."""
+
+    def __init__(self) -> None:
+        self._is_over = Event()
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Begin; a second call (a consumer that restarted) changes nothing."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="mongodb-pings", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(PING_INTERVAL):
+            try:
+                with database.within(PING_TIMEOUT):
+                    database.database().command("ping")
+            except database.Error as error:
+                self.problem = f"MongoDB does not answer ({reason(error)})"
+            else:
+                self.problem = None
+
+
+pings = _Pings()
+
+
+class DatabasePause(bootsteps.StartStopStep):
+    """The step of the worker's consumer that pauses and resumes. It runs once per connection to the broker."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        self._is_paused = False
+        self._timer = consumer.timer.call_repeatedly(PING_INTERVAL, consumer.call_soon, (self._check, consumer))
+        pings.start()
+
+    def stop(self, consumer: Any) -> None:
+        self._timer.cancel()
+
+    def _check(self, consumer: Any) -> None:
+        if consumer.task_consumer is None:  # it shuts down
+            return
+        if pings.problem is not None:
+            self._pause(consumer, pings.problem)
+        elif self._is_paused:
+            self._resume(consumer)
+
+    def _pause(self, consumer: Any, problem: str) -> None:
+        if not self._is_paused:
+            log.warning(f"This worker takes no items until MongoDB answers: {problem}")
+            self._is_paused = True
+            for queue in _item_queues():
+                consumer.task_consumer.cancel_by_queue(queue)
+        if consumer.pool.uses_semaphore:
+            for request in [*state.scheduled_requests, *state.reserved_requests - state.active_requests]:
+                if isinstance(request.task, ItemTask):
+                    request.put_back(consumer)
+
+    def _resume(self, consumer: Any) -> None:
+        log.info("MongoDB answers: this worker takes items again")
+        self._is_paused = False
+        for queue in _item_queues():
+            consumer.task_consumer.add_queue(queue)
+        consumer.task_consumer.consume()
+
+
+def _item_queues() -> list[Queue]:
+    """Return the queues of items that this worker is to consume."""
+    names = item_queues(systems())
+    return [queue for name, queue in app.amqp.queues.consume_from.items() if name in names]
+
+
+app.steps["consumer"].add(DatabasePause)

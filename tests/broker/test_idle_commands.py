@@ -1,0 +1,103 @@
+"""What an idle worker and an idle scan cost Redis, in commands; those inside of scripts count, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty
+
+import pytest
+from kombu import Connection
+from redis import Redis
+
+from dev.servers import Valkey
+from queue_manager.core.clock import minutes
+from queue_manager.leases import Leases
+from queue_manager.telemetry import worker_heartbeats
+from tests.broker.taking import Taker, connected, held, send
+from tests.real_servers import Servers
+
+PRIORITIES = range(10)
+
+
+@contextmanager
+def counted(client: Redis) -> Iterator[Counter[str]]:
+    """Count the commands within, without those that count."""
+    counts: Counter[str] = Counter()
+    client.config_resetstat()
+    try:
+        yield counts
+    finally:
+        stats = client.info("commandstats")
+        counts.update({name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats})
+        del counts["config|resetstat"]
+
+
+@pytest.fixture
+def all_priorities(server: Valkey) -> Iterator[Connection]:
+    with connected(server.url, priority_steps=[*PRIORITIES], awaited_priorities=[0]) as connection:
+        yield connection
+
+
+def test_a_poll_of_empty_lists_is_one_command(all_priorities: Connection, client: Redis) -> None:
+    taker = Taker(all_priorities, "q")
+    taker.take(timeout=0.3)
+    with counted(client) as counts, suppress(Empty):
+        all_priorities.transport.cycle.poll_lists()
+        taker.channel._brpop_read()
+    assert counts["exists"] == 1
+    assert not counts.keys() & {"evalsha", "eval", "rpop"}
+
+
+def test_a_poll_finds_a_message_of_any_priority(all_priorities: Connection, client: Redis) -> None:
+    taker = Taker(all_priorities, "q")
+    taker.take(timeout=0.3)
+    some = PRIORITIES[::3]  # each waits for a poll, up to a second
+    for priority in some:
+        send(all_priorities, "q", priority, priority=priority)
+        while priority not in taker.bodies:
+            all_priorities.drain_events(timeout=20)
+    assert held(client) == (len(some), len(some))
+
+
+def test_lists_behind_the_last_message_are_not_read(all_priorities: Connection, client: Redis) -> None:
+    taker = Taker(all_priorities, "q")
+    send(all_priorities, "q", "urgent", priority=9)
+    send(all_priorities, "q", "first", "second", priority=0)
+    with counted(client) as counts:
+        assert sorted(taker.drain()) == ["first", "second", "urgent"]
+    assert counts["rpop"] <= len(PRIORITIES)
+
+
+def test_an_acknowledgement_is_two_commands(connection: Connection, client: Redis) -> None:
+    send(connection, "q", "one")
+    taker = Taker(connection, "q")
+    taker.drain()
+    with counted(client) as counts:
+        taker.taken[0].ack()
+    assert (counts["hdel"], counts["zrem"], counts["multi"]) == (1, 1, 0)
+    assert held(client) == (0, 0)
+
+
+def test_a_worker_that_changes_nothing_records_only_its_time(clean: Servers) -> None:
+    with Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        worker_heartbeats.record("one@here", ["jobs"])
+        with counted(client) as counts:
+            worker_heartbeats.record("one@here", ["jobs"])
+        assert counts == {"evalsha": 1, "time": 1, "zadd": 1}
+
+        worker_heartbeats.record("one@here", ["jobs", "scans"])
+        assert [worker.queues for worker in worker_heartbeats.online(client)] == [("jobs", "scans")]
+
+        client.flushall()
+        worker_heartbeats.record("one@here", ["jobs", "scans"])
+        assert [worker.queues for worker in worker_heartbeats.online(client)] == [("jobs", "scans")]
+        worker_heartbeats.remove("one@here")
+
+
+def test_a_scan_renews_its_lock_not_with_every_batch(clean: Servers) -> None:
+    with Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        with counted(client) as counts, Leases("trial-end", minutes(1)).scan() as goes_on:
+            assert all(goes_on() for _ in range(20))
+        assert counts["get"] == 2  # to take the lock, and to release it

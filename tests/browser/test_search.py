@@ -1,0 +1,125 @@
+"""The search for any id, and the page of one item: why it is in its state, and what happened to it."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from models.database import collection, server_now
+from queue_manager.core.clock import hours, minutes
+from tests.browser import furnished
+from tests.browser.visit import Visit, Visiting
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import execute, make_room, make_work, scan
+from tests.tasks.hand_worker import waiting_messages
+from tests.web.credentials import VIEWER
+from tests.web.queue_client import Queue
+
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
+
+
+@pytest.mark.parametrize("keys", ["Control+k", "Meta+k", "/"])
+def test_any_id_is_found_from_any_page_by_keyboard(visit: Visit, keys: str) -> None:
+    room = make_room(server_now() + hours(3))
+    page = visit.open("/schedule")
+    expect(page.locator("#entries > tr").first).to_be_visible()
+    page.keyboard.press(keys)
+    expect(page.get_by_label("Find any id")).to_be_focused()
+    page.keyboard.type(str(room))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Room {room}")
+    expect(page.get_by_role("region", name=f"room {room}")).to_contain_text("Snoozed until ")
+    assert visit.path == f"/rooms/{room}"
+    page.go_back()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Schedule")
+
+
+def test_slash_stays_with_the_search_of_a_list(visit: Visit) -> None:
+    page = visit.open("/rooms")
+    expect(page.locator("#empty")).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search")).to_be_focused()
+    page.keyboard.press("Control+k")
+    expect(page.get_by_label("Find any id")).to_be_focused()
+
+
+def test_an_id_of_several_things_lists_them(visit: Visit) -> None:
+    for id in (5, "5"):
+        make_room(server_now() + hours(1), _id=id)
+    page = visit.open("/search?id=5")
+    expect(page.locator("#found").get_by_role("link")).to_have_count(2)
+    assert not visit.wrongs("search")
+    page.get_by_role("link", name='room "5"').click()
+    expect(page.get_by_role("heading", level=1)).to_have_text('Room "5"')
+
+
+def test_an_id_that_nothing_has(visit: Visit) -> None:
+    page = visit.open("/search?id=nothing")
+    expect(page.get_by_role("heading", name="Nothing has this id")).to_be_visible()
+    expect(page.get_by_label("Find any id")).to_have_value("nothing")
+    page = visit.open("/rooms/nothing")
+    expect(page.get_by_role("heading", name="It is not there")).to_be_visible()
+    assert not visit.wrongs("nothing")
+
+
+def test_the_page_of_a_room_follows_what_happens(visit: Visit) -> None:
+    work = make_work(server_now)
+    room = make_room(server_now() - minutes(1))
+    page = visit.open(f"/rooms/{room}")
+    answer = page.get_by_role("region", name=f"room {room}")
+    expect(answer).to_contain_text("not dispatched yet")
+    page.evaluate("globalThis.isSamePage = true")
+    (item,) = scan(work)
+    expect(answer).to_contain_text("waiting in the queue")
+    expect(page.get_by_role("listitem").first).to_contain_text("Dispatched")
+    expect(page.get_by_role("listitem").first).to_contain_text(item.token)
+    execute(work, item)
+    expect(answer).to_contain_text("Open since")
+    assert page.evaluate("isSamePage")
+
+
+def test_the_document_is_one_press_away(visit: Visit) -> None:
+    room = make_room(server_now() + hours(1))
+    page = visit.open(f"/rooms/{room}")
+    expect(page.get_by_text("snooze_time")).to_have_count(0)
+    page.get_by_text("Show the document").click()
+    expect(page.get_by_label("Document")).to_contain_text("snooze_time")
+    assert not visit.wrongs("document")
+
+
+def test_a_failed_room_is_opened_from_the_list_and_retried(visit: Visit, clean: Servers) -> None:
+    room = furnished.rooms()["failed"]
+    page = visit.open("/rooms?state=failed")
+    visit.row(room).get_by_role("link", name=room).click()
+    answer = page.get_by_role("region", name=f"room {room}")
+    expect(answer).to_contain_text("Last error: Boom")
+    visit.press("Retry")
+    expect(page.locator("#toasts")).to_contain_text(f"Sent {room}")
+    expect(answer).to_contain_text("queued")
+    assert [message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")] == [room]
+    page.get_by_role("link", name="All rooms").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Rooms")
+
+
+def test_a_viewer_has_the_answer_and_no_button(visiting: Visiting, guarded: Queue) -> None:
+    room = furnished.rooms()["failed"]
+    visit = visiting(guarded.web)
+    visit.log_in(VIEWER)
+    page = visit.open(f"/rooms/{room}")
+    expect(page.get_by_role("region", name=f"room {room}")).to_contain_text("Last error: Boom")
+    expect(page.get_by_role("button", name="Retry")).to_have_count(0)
+
+
+def test_a_long_history_fits_a_phone(visit: Visit) -> None:
+    work = make_work(server_now)
+    room = make_room(server_now() - minutes(1), account_id="an account " * 20)
+    (item,) = scan(work)
+    for attempt in range(1, 6):
+        work.record_attempt(item, "retried", error=furnished.REASON, attempt=attempt)
+    eventually(lambda: collection("qm_item_events").count_documents({}) == 6)
+    page = visit.open(f"/rooms/{room}")
+    expect(page.get_by_role("listitem").filter(has_text="Attempt 5 failed")).to_be_visible()
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert not visit.is_wider_than_screen()
+    assert not visit.wrongs("history")

@@ -1,0 +1,200 @@
+"""What the clients do about errors: repeat what is safe to repeat, name the cause of the rest, resume event streams."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from dev.ports import free_port
+from models import job as model
+from queue_manager.client import Client, ClientError, ServerEvent
+from tests.any_jobs import INVOICE
+from tests.client.clients import LossyProxy, connected, url_of
+from tests.pace import promptly
+from tests.real_servers import Servers
+from tests.web.credentials import OPERATOR, VIEWER
+from tests.web.queue_client import Queue
+from tests.web.web_process import shared_web
+
+
+@pytest.fixture
+def proxy(queue: Queue) -> Iterator[LossyProxy]:
+    with LossyProxy(queue.web.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def lossy(kind: str, proxy: LossyProxy) -> Iterator[Client]:
+    """A client whose responses the proxy may lose."""
+    with connected(kind, url_of(proxy.port)) as client:
+        yield client
+
+
+@contextmanager
+def answering(*answers: tuple[int, dict[str, str], str]) -> Iterator[str]:
+    """Run a server that gives these answers, one a request; yield its address."""
+    remaining = iter(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            status, headers, body = next(remaining)
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield url_of(server.server_port)
+        server.shutdown()
+
+
+# Requests
+
+
+def test_a_message_is_added_once_although_the_response_is_lost(lossy: Client, proxy: LossyProxy) -> None:
+    proxy.losses = 2
+    id = lossy.messages.enqueue("mail")
+    assert lossy.messages.status().main == 1
+    assert lossy.messages.get(id).state == "main"
+
+
+def test_a_message_is_received_again_after_its_deadline_if_the_response_is_lost(
+    lossy: Client, proxy: LossyProxy
+) -> None:
+    id = lossy.messages.enqueue("mail", ack_timeout=1)
+    proxy.losses = 1
+    message = lossy.messages.dequeue(30)
+    assert message is not None
+    assert (message.id, message.attempt) == (id, 2)
+    message.ack()
+
+
+def test_a_worker_goes_on_after_the_connection_was_lost(lossy: Client, proxy: LossyProxy, queue: Queue) -> None:
+    def cut_and_add() -> None:
+        proxy.close_connections()
+        queue.post("/queue/message", {"type": "mail", "payload": "later"}, X_API_KEY=OPERATOR)
+
+    lossy.messages.enqueue("mail", "now")
+    messages = lossy.messages.receive(ack_timeout=2)
+    with next(messages) as message:
+        assert message.payload == "now"
+    timer = threading.Timer(0.3, cut_and_add)
+    timer.start()
+    with next(messages) as message:
+        assert message.payload == "later"
+    timer.join()
+
+
+def test_a_job_whose_response_is_lost_is_not_stored_again(lossy: Client, proxy: LossyProxy) -> None:
+    proxy.losses = 1
+    with pytest.raises(ClientError) as caught:
+        lossy.jobs.run(INVOICE)
+    assert (caught.value.status, caught.value.error) == (None, "no response")
+    assert model.jobs().count_documents({}) == 1
+
+
+def test_a_request_waits_for_a_server_that_starts(kind: str, queue: Queue) -> None:
+    proxy = LossyProxy(free_port())  # nothing listens there
+    with proxy, connected(kind, url_of(proxy.port)) as client:
+        timer = threading.Timer(0.5, setattr, [proxy, "target", queue.web.port])
+        timer.start()
+        assert client.messages.status().main == 0
+        timer.join()
+
+
+def test_a_server_that_is_away_is_an_error(kind: str) -> None:
+    url = url_of(free_port())
+    with connected(kind, url, retry_for=0.5) as client, promptly(5), pytest.raises(ClientError) as caught:
+        client.jobs.run(INVOICE)
+    assert (caught.value.status, caught.value.error) == (None, "unreachable")
+    assert f"{url}/api/jobs" in caught.value.message
+
+
+def test_a_full_queue_is_tried_again_when_it_says(kind: str) -> None:
+    full = (503, {"retry-after": "1"}, json.dumps({"error": "queue full", "message": "Redis is full"}))
+    with answering(full, (201, {}, "{}")) as url, connected(kind, url) as client:
+        client.messages.enqueue("mail")
+    with answering(full) as url, connected(kind, url, retry_for=0.9) as client, pytest.raises(ClientError) as caught:
+        client.messages.enqueue("mail")
+    assert (caught.value.status, caught.value.error) == (503, "queue full")
+
+
+def test_an_answer_of_a_proxy_is_an_error(kind: str) -> None:
+    bad_gateway, page = (502, {}, "<html>Bad Gateway</html>"), (200, {}, "<html>Welcome</html>")
+    with answering(bad_gateway, page) as url, connected(kind, url, retry_for=0) as client:
+        with pytest.raises(ClientError) as caught:
+            client.jobs.run(INVOICE)
+        assert (caught.value.status, caught.value.error) == (502, "bad gateway")
+        with pytest.raises(ClientError) as caught:
+            client.jobs.run(INVOICE)
+        assert (caught.value.status, caught.value.error) == (200, "invalid response")
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "error"),
+    [(None, 401, "unauthorized"), ("a key", 401, "unauthorized"), (VIEWER, 403, "forbidden")],
+)
+def test_a_key_without_the_role_is_an_error(key: str | None, status: int, error: str, kind: str, queue: Queue) -> None:
+    with connected(kind, url_of(queue.web.port), api_key=key) as client, pytest.raises(ClientError) as caught:
+        client.messages.enqueue("mail")
+    assert (caught.value.status, caught.value.error) == (status, error)
+
+
+def test_a_message_queue_that_is_switched_off_is_not_an_empty_one(
+    kind: str, servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    web = shared_web(tmp_path_factory)
+    with connected(kind, url_of(web.port)) as client, pytest.raises(ClientError) as caught:
+        client.messages.dequeue()
+    assert (caught.value.status, caught.value.error) == (404, "not found")
+
+
+# Events
+
+
+def test_events_resume_where_the_connection_was_lost(lossy: Client, proxy: LossyProxy) -> None:
+    with closing(lossy.messages.events("0-0")) as events:
+        ids = [lossy.messages.enqueue("mail")]
+        seen = [next(events)]
+        proxy.close_connections()
+        ids += [lossy.messages.enqueue("mail") for _ in range(3)]
+        seen += islice(events, 3)
+    assert [ids_of(event) for event in seen] == [[id] for id in ids]
+    with closing(lossy.messages.events(seen[1].id)) as events:
+        assert [ids_of(event) for event in islice(events, 2)] == [[id] for id in ids[2:]]
+
+
+def test_events_of_jobs_and_systems(client: Client) -> None:
+    with closing(client.systems.events()) as events:
+        event = next(events)
+    assert event.name == "overview"
+    assert {system["name"] for system in event.data["systems"]} >= {"support-snooze"}
+    job = client.jobs.run(INVOICE)
+    with closing(client.jobs.events("nonsense")) as events:
+        assert next(events).name == "reset"
+        client.jobs.cancel(job.id)
+        assert next(event.data["job"]["state"] for event in events if event.data["id"] == job.id) == "canceled"
+
+
+def test_events_end_with_an_error_that_does_not_pass(kind: str, queue: Queue) -> None:
+    with connected(kind, url_of(queue.web.port), api_key="a key") as client, pytest.raises(ClientError) as caught:
+        next(client.jobs.events())
+    assert caught.value.status == 401
+
+
+def ids_of(event: ServerEvent) -> Any:
+    assert (event.name, event.data["type"]) == ("queue-update", "enqueue")
+    return event.data["payload"]["ids"]

@@ -1,0 +1,55 @@
+"""`queue-manager-client`: its wheel, alone in an empty environment, talks to a real web process."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.client.clients import url_of
+from tests.web.credentials import OPERATOR
+from tests.web.queue_client import Queue
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import importlib.util, sys
+from queue_manager.client import Client
+
+others = ("celery", "redis", "pymongo", "fastapi", "pydantic", "services")
+assert [name for name in others if importlib.util.find_spec(name)] == []
+assert importlib.util.find_spec("queue_manager").origin is None  # a namespace package
+with Client(sys.argv[1], api_key=sys.argv[2]) as client:
+    client.messages.enqueue("mail", {"to": "ada@example.org"})
+    with client.messages.dequeue() as message:
+        print(message.payload["to"])
+"""
+
+
+def project(path: Path) -> dict[str, object]:
+    found: dict[str, object] = tomllib.loads((path / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def test_both_distributions_have_one_version() -> None:
+    assert project(ROOT / "clients" / "python")["version"] == project(ROOT)["version"]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)  # pip downloads what the build and the client need
+def test_the_wheel_works_alone(queue: Queue, tmp_path: Path) -> None:
+    source, environment = tmp_path / "source", tmp_path / "environment"
+    shutil.copytree(ROOT / "clients" / "python", source)  # with what its links point to
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python, constraints = environment / "bin" / "python", ROOT / "constraints.txt"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--constraint", constraints, source)
+    assert run(python, "-c", PROGRAM, url_of(queue.web.port), OPERATOR, cwd=tmp_path) == "ada@example.org\n"
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    return result.stdout

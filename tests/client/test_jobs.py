@@ -1,0 +1,90 @@
+"""Jobs by the clients: stored, changed, waited for, listed."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from models.job import JobState
+from queue_manager.client import Client, ClientError
+from tests.any_jobs import INVOICE, PARCEL
+from tests.job_lab import end_job
+
+HOUR = timedelta(hours=1)
+
+
+def test_a_job_is_stored_and_found(client: Client) -> None:
+    job = client.jobs.run(INVOICE, 42, {"a": [None, 1.5]}, delay=HOUR, priority=3)
+    assert (job.name, job.arguments, job.priority, job.state) == (INVOICE, [42, {"a": [None, 1.5]}], 3, "pending")
+    assert job.due - job.created == HOUR
+    assert client.jobs.get(job.id) == job
+
+
+def test_a_due_time_is_kept(client: Client) -> None:
+    at = datetime(2030, 1, 31, 9, 30, tzinfo=UTC)
+    job = client.jobs.run(INVOICE, at=at)
+    assert job.due == at
+    assert client.jobs.reschedule(job.id, at=at + HOUR).due == at + HOUR
+
+
+def test_an_error_names_the_field(client: Client) -> None:
+    with pytest.raises(ClientError) as caught:
+        client.jobs.run(INVOICE, priority=101)
+    assert (caught.value.status, caught.value.error, caught.value.field) == (422, "invalid", "priority")
+    assert str(caught.value) == f"422 invalid: {caught.value.message}"
+
+
+def test_a_second_unique_job_is_blocked(client: Client) -> None:
+    client.jobs.run(INVOICE, 1, unique=True)
+    with pytest.raises(ClientError) as caught:
+        client.jobs.run(INVOICE, 1, unique=True)
+    assert (caught.value.status, caught.value.error) == (409, "blocked")
+
+
+def test_a_job_is_canceled_retried_and_removed(client: Client) -> None:
+    id = client.jobs.run(INVOICE, delay=HOUR).id
+    assert client.jobs.cancel(id).state == "canceled"
+    assert client.jobs.retry(id).state == "pending"
+    assert client.jobs.remove(id).id == id
+    with pytest.raises(ClientError) as caught:
+        client.jobs.get(id)
+    assert (caught.value.status, caught.value.error) == (404, "not found")
+
+
+def test_a_list_follows_the_cursor(client: Client) -> None:
+    ids = [client.jobs.run(INVOICE, number).id for number in range(5)]
+    client.jobs.run(PARCEL)
+    assert [job.id for job in client.jobs.list(name=INVOICE, page_size=2)] == ids[::-1]
+
+
+def test_queues_are_paused_and_resumed(client: Client) -> None:
+    client.jobs.run(INVOICE)
+    client.jobs.pause([INVOICE])
+    assert {queue.name: queue.is_paused for queue in client.jobs.status()}[INVOICE]
+    client.jobs.resume([INVOICE])
+    (invoices,) = [queue for queue in client.jobs.status() if queue.name == INVOICE]
+    assert (invoices.is_paused, invoices.states["pending"]) == (False, 1)
+
+
+def test_finished_jobs_are_cleared(client: Client) -> None:
+    end_job(client.jobs.run(INVOICE).id, JobState.SUCCESS)
+    assert client.jobs.clear(["success"], INVOICE) == 1
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCESS, JobState.FAILURE])
+def test_a_job_is_waited_for(state: JobState, client: Client) -> None:
+    id = client.jobs.run(INVOICE).id
+    worker = threading.Timer(0.3, end_job, [id, state])
+    worker.start()
+    job = client.jobs.wait(id, timeout=30)
+    worker.join()
+    assert (job.state, job.is_finished, job.attempts) == (state, True, 1)
+    assert [entry.state for entry in job.history][-1] == state
+
+
+def test_waiting_ends(client: Client) -> None:
+    id = client.jobs.run(INVOICE).id
+    with pytest.raises(TimeoutError, match="its state is pending"):
+        client.jobs.wait(id, timeout=0.2)

@@ -1,0 +1,144 @@
+"""Messages by the clients: added once, received, acknowledged or rejected, listed."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+
+import pytest
+
+from queue_manager.client import Client, ClientError, OutgoingMessage
+from tests.eventually import eventually
+from tests.web.credentials import OPERATOR
+from tests.web.queue_client import Queue
+
+ODD_ID = "a:b@c.d_e-f"
+
+
+def test_a_message_is_received_as_it_was_added(client: Client) -> None:
+    payload = {"to": "ada@example.org", "text": "\u2028 é \ud800", "n": [1.5, None, 10**30]}
+    id = client.messages.enqueue("mail", payload, priority=3, ack_timeout=90, max_attempts=4, id=ODD_ID)
+    message = client.messages.dequeue(consumer_id="worker-1")
+    assert message is not None
+    assert (message.id, message.type, message.payload, message.attempt) == (id, "mail", payload, 1)
+    assert (message.fields.priority, message.fields.consumer_id) == (3, "worker-1")
+    assert message.fields.deadline_at is not None
+    assert message.fields.dequeued_at is not None
+    assert (message.fields.deadline_at - message.fields.dequeued_at).total_seconds() == pytest.approx(90, abs=0.01)
+
+
+def test_an_id_is_added_once(client: Client) -> None:
+    assert [client.messages.enqueue("mail", id="mail-1") for _ in range(2)] == ["mail-1"] * 2
+    assert client.messages.status().main == 1
+
+
+def test_a_batch_is_added_whole(client: Client) -> None:
+    ids = client.messages.enqueue_batch([OutgoingMessage(type="mail", payload=number) for number in range(3)])
+    messages = [client.messages.dequeue() for _ in ids]
+    assert [(message.id, message.payload) for message in messages if message] == list(zip(ids, range(3), strict=True))
+
+
+def test_an_invalid_message_of_a_batch_is_named_and_nothing_is_added(client: Client) -> None:
+    with pytest.raises(ClientError) as caught:
+        client.messages.enqueue_batch([OutgoingMessage(type="mail"), OutgoingMessage(type="mail", priority=99)])
+    assert (caught.value.status, caught.value.error, caught.value.field) == (422, "invalid", "[1].priority")
+    assert client.messages.status().main == 0
+
+
+def test_no_message_is_none(client: Client) -> None:
+    assert client.messages.dequeue() is None
+    assert client.messages.dequeue(0.1, type="mail") is None
+
+
+def test_a_waiting_consumer_receives_a_message_that_is_added_later(client: Client, queue: Queue) -> None:
+    timer = threading.Timer(0.3, queue.post, ["/queue/message", {"type": "mail"}], {"X_API_KEY": OPERATOR})
+    timer.start()
+    message = client.messages.dequeue(30)
+    timer.join()
+    assert message is not None
+
+
+def test_the_block_of_a_message_acknowledges_it(client: Client) -> None:
+    ids = [client.messages.enqueue("mail", number) for number in range(3)]
+    received = []
+    for message in islice(client.messages.receive(type="mail"), 3):
+        with message:
+            received.append(message.id)
+            assert client.messages.status().processing == 1
+    assert received == ids
+    assert client.messages.status().acknowledged == 3
+
+
+def test_a_block_that_raises_rejects_the_message(client: Client) -> None:
+    id = client.messages.enqueue("mail", max_attempts=2)
+    for attempt in (1, 2):
+        message = next(client.messages.receive())
+        assert message.attempt == attempt
+        with pytest.raises(ValueError), message:
+            raise ValueError("no such address")
+    found = client.messages.get(id)
+    assert (found.state, found.last_error) == ("dead", "ValueError: no such address")
+    assert [entry.event for entry in found.events] == ["delivered", "requeued", "delivered", "dead-lettered"]
+
+
+def test_a_block_may_settle_the_message_itself(client: Client) -> None:
+    client.messages.enqueue("mail", max_attempts=1)
+    message = client.messages.dequeue()
+    assert message is not None
+    with message:
+        assert message.nack("not now") is False
+    assert client.messages.status().dead == 1
+
+
+def test_the_deadline_is_extended_while_the_block_runs(client: Client) -> None:
+    id = client.messages.enqueue("mail")
+    message = client.messages.dequeue(ack_timeout=2)
+    assert message is not None
+    with message:
+        eventually(lambda: sum(entry.touches or 0 for entry in client.messages.get(id).events) >= 3, within=30)
+    assert client.messages.get(id).state == "acknowledged"
+
+
+def test_a_lost_lock_is_an_error(client: Client) -> None:
+    client.messages.enqueue("mail")
+    message = client.messages.dequeue()
+    assert message is not None
+    assert message.nack() is True
+    for settle in (message.ack, message.nack, message.touch):
+        with pytest.raises(ClientError) as caught:
+            settle()
+        assert (caught.value.status, caught.value.error) == (409, "LOCK_LOST")
+
+
+def test_a_block_whose_lock_is_lost_ends_with_an_error(client: Client, queue: Queue) -> None:
+    id = client.messages.enqueue("mail", ack_timeout=1)
+    message = client.messages.dequeue()
+    assert message is not None
+    with pytest.raises(ClientError, match="LOCK_LOST"), message:
+        queue.post("/queue/move", {"messages": [id], "toQueue": "main"}, X_API_KEY=OPERATOR)
+    assert client.messages.get(id).state == "main"
+
+
+def test_touch_returns_the_new_deadline(client: Client) -> None:
+    client.messages.enqueue("mail")
+    message = client.messages.dequeue(ack_timeout=10)
+    assert message is not None
+    assert message.fields.deadline_at is not None
+    assert (message.touch(100) - message.fields.deadline_at).total_seconds() == pytest.approx(90, abs=5)
+
+
+def test_a_list_follows_the_cursor(client: Client) -> None:
+    ids = client.messages.enqueue_batch([OutgoingMessage(type="mail") for _ in range(7)])
+    assert [message.id for message in client.messages.list("main", page_size=3, order="asc")] == ids
+    assert [message.id for message in client.messages.list("main", page_size=3, type="sms")] == []
+
+
+def test_dead_letters_are_replayed(client: Client, queue: Queue) -> None:
+    client.messages.enqueue("mail", max_attempts=1)
+    message = client.messages.dequeue()
+    assert message is not None
+    message.nack("broken")
+    (dead,) = client.messages.list("dead", search="broken")
+    result = client.messages.replay([dead.id, "unknown"])
+    assert (result.moved, result.failed) == (1, 1)
+    assert client.messages.status().main == 1

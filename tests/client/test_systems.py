@@ -1,0 +1,56 @@
+"""Systems by the clients: shown, paused, triggered, their items listed and retried."""
+
+from __future__ import annotations
+
+import pytest
+
+from models import mark
+from models.database import server_now
+from queue_manager import leases
+from queue_manager.client import Client, ClientError
+from queue_manager.core.clock import seconds
+from tests.rooms import make_room
+
+ROOMS = "support-snooze"
+
+
+def test_systems_are_listed(client: Client) -> None:
+    by_name = {system.name: system for system in client.systems.list()}
+    assert by_name[ROOMS].is_on
+    assert client.systems.get(ROOMS).title == by_name[ROOMS].title
+
+
+def test_items_are_listed_and_retried(client: Client) -> None:
+    rooms = [str(make_room(server_now() - seconds(age))) for age in range(5, 0, -1)]
+    listed = [item.id for item in client.systems.items(ROOMS, order="oldest", page_size=2)]
+    assert listed == rooms
+    assert client.systems.retry(ROOMS, rooms[0])
+    retried = client.systems.retry_all(ROOMS, state="due")
+    assert (retried.sent, retried.of) == (4, 4)
+    with pytest.raises(ClientError) as caught:
+        client.systems.retry(ROOMS, rooms[0])
+    assert (caught.value.status, caught.value.error) == (409, "wrong state")
+
+
+def test_a_system_is_paused_and_resumed(client: Client) -> None:
+    client.systems.pause(ROOMS)
+    client.systems.pause(ROOMS)
+    assert leases.paused() == {ROOMS}
+    with pytest.raises(ClientError) as caught:
+        client.systems.pause("rooms")
+    assert (caught.value.status, caught.value.field) == (404, "name")
+    client.systems.resume(ROOMS)
+    assert leases.paused() == set()
+
+
+def test_a_mark_is_made(client: Client) -> None:
+    client.systems.mark("v1.4")
+    assert [one.text for one in mark.read(server_now() - seconds(60))] == ["v1.4"]
+
+
+def test_a_scan_is_triggered_once(client: Client) -> None:
+    assert client.systems.trigger(ROOMS)
+    with pytest.raises(ClientError) as caught:
+        client.systems.trigger(ROOMS)
+    assert (caught.value.status, caught.value.error) == (409, "already running")
+    assert list(client.systems.scans(ROOMS)) == []

@@ -1,0 +1,91 @@
+"""The TypeScript client: its types are those of the API, it compiles, and its requests to a real web process work."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dev.api_description import EVERYTHING
+from queue_manager.client import Client
+from tests.client.clients import JOBS_AND_SCANS, url_of
+from tests.client.test_distribution import ROOT, project
+from tests.web.credentials import OPERATOR
+from tests.web.queue_client import Queue
+
+pytestmark = pytest.mark.timeout(300)
+
+PACKAGE = ROOT / "clients" / "typescript"
+
+
+def run(*command: str) -> str:
+    # `node` itself may be a wheel, in the directory of this Python.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path}
+    result = subprocess.run(command, cwd=PACKAGE, env=environment, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_it_has_the_version_of_queue_manager() -> None:
+    assert json.loads((PACKAGE / "package.json").read_text())["version"] == project(ROOT)["version"]
+
+
+@pytest.mark.node
+def test_its_types_are_those_of_the_api(queue: Queue, tmp_path: Path) -> None:
+    assert set(EVERYTHING) <= {"QM_MESSAGE_QUEUE", *JOBS_AND_SCANS}
+    description, types = tmp_path / "openapi.json", tmp_path / "schema.ts"
+    description.write_text(queue.web.get("/openapi.json", X_API_KEY=OPERATOR).text)
+    run("npm", "run", "--silent", "generate", "--", str(description), "--output", str(types))
+    assert types.read_text() == (PACKAGE / "src" / "schema.ts").read_text(), "run `make clients`"
+
+
+@pytest.mark.node
+def test_its_package_has_javascript_and_types(tmp_path: Path) -> None:
+    run("npm", "run", "--silent", "check")
+    run("npm", "run", "--silent", "build", "--", "--outDir", str(tmp_path))
+    assert {"index.js", "index.d.ts", "schema.d.ts"} <= {file.name for file in tmp_path.iterdir()}
+    assert 'from "./schema.js"' in (tmp_path / "index.d.ts").read_text()
+
+
+@pytest.mark.node
+def test_the_examples_of_its_pages_have_correct_types(tmp_path: Path) -> None:
+    pages = [PACKAGE / "README.md", ROOT / "docs" / "how-to" / "http-clients.md"]
+    for page in pages:
+        text = "\n".join(re.findall(r"^```ts\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
+        assert "createClient" in text
+        (tmp_path / f"{page.stem}.ts").write_text(text)
+    options = {"paths": {"queue-manager-client": [str(PACKAGE / "src" / "index.ts")]}, "types": []}
+    options["typeRoots"] = [str(PACKAGE / "node_modules" / "@types")]
+    config = {"extends": str(PACKAGE / "tsconfig.json"), "compilerOptions": options, "include": ["*.ts"]}
+    (tmp_path / "tsconfig.json").write_text(json.dumps(config))
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    run("npx", "tsc", "--project", str(tmp_path))
+
+
+@pytest.mark.node
+def test_its_requests_are_answered(queue: Queue) -> None:
+    results = json.loads(run("node", "test/requests.ts", url_of(queue.web.port), OPERATOR))
+    assert results.pop("invalid") == {
+        "error": "invalid",
+        "message": "id: must be 1 to 128 letters, digits or any of _ . : @ -",
+        "field": "id",
+    }
+    assert results == {
+        "added": "mail-1",
+        "payload": {"to": "ada@example.org"},
+        "touched": 60,
+        "acknowledged": 200,
+        "empty": "Message not found",
+        "job": [42],
+        "jobs": ["test.send_invoice"],
+        "system": "Rooms",
+        "stranger": 401,
+    }
+    with Client(url_of(queue.web.port), api_key=OPERATOR) as client:
+        assert client.messages.get("mail-1").state == "acknowledged"

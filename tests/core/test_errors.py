@@ -1,0 +1,75 @@
+"""The texts of errors: readable, and without what drivers append."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import redis
+from kombu.exceptions import OperationalError
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    DuplicateKeyError,
+    NotPrimaryError,
+    OperationFailure,
+    ServerSelectionTimeoutError,
+    WriteConcernError,
+)
+
+from queue_manager.core.errors import ErrorText, Unavailable, reason, server_away, typed_reason
+
+REFUSED = "127.0.0.1:1: [Errno 111] Connection refused"
+SESSION = '{ lsid: { id: UUID("0f"), uid: BinData(0, E3) }, txnNumber: 4 }'
+NOT_CONFIRMED = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting for replication timed out"}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            ServerSelectionTimeoutError(
+                f"{REFUSED} (configured timeouts: socketTimeoutMS: 1ms), Timeout: 5.0s, Topology Description: <T id: 6>"
+            ),
+            REFUSED,
+        ),
+        (BulkWriteError({"writeErrors": [], "writeConcernErrors": [NOT_CONFIRMED]}), NOT_CONFIRMED["errmsg"]),
+        (BulkWriteError({"writeErrors": [{"index": 0, "code": 8, "errmsg": "bad"}]}), "bad"),
+        (WriteConcernError("interrupted", 11602, {"errmsg": "interrupted", "code": 11602}), "interrupted"),
+        (
+            OperationFailure("x", 206, {"errmsg": f"Cannot use {SESSION} now for {{ a: 1 }}"}),
+            "Cannot use now for { a: 1 }",
+        ),
+        (DuplicateKeyError("x", 11000, {"errmsg": "E11000 dup key: { a: 1 }"}), "E11000 dup key: { a: 1 }"),
+        (OperationFailure("failed", 1, {"ok": 0}), "failed"),
+        (NotPrimaryError("not primary", {"errmsg": "not primary", "code": 10107}), "not primary"),
+        (ValueError("boom"), "boom"),
+        (ValueError(), "ValueError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_text_has_no_internals_of_the_driver(error: Exception, text: str) -> None:
+    assert reason(error) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "server"),
+    [
+        (AutoReconnect("x"), "MongoDB"),
+        (redis.ConnectionError("x"), "Redis"),
+        (redis.TimeoutError("x"), "Redis"),
+        (OperationalError("x"), "the broker"),
+        (Unavailable("x"), "a server"),
+        (redis.ResponseError("x"), None),
+        (OperationFailure("x"), None),
+        (KeyError("x"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_text_knows_the_server_that_is_away(error: Exception, server: str | None) -> None:
+    assert server_away(error) == reason(error).server == typed_reason(error).server == server
+
+
+def test_text_keeps_the_server_in_another_process() -> None:
+    text = pickle.loads(pickle.dumps(ErrorText.of("said", AutoReconnect("x"))))
+    assert (text, text.server) == ("said", "MongoDB")

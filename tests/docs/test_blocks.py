@@ -1,0 +1,99 @@
+"""Every code block and command of the documentation is executed, here or by the test that its marker names.
+
+A marker is an HTML comment on the line before a block:
+
+- none: the block is executed with the others of its page, in their order. Python with a path in its first line, such as
+  `# billing/trial_end.py`, is written to that file.
+- `file: PATH`: Python that is written to a file.
+- `run: the output differs`: the commands are executed, and their output is not compared.
+- `run: until it is so`: each command is repeated until its output is the one shown.
+- `tested by: tests/PATH.py::NAME`: this test executes it.
+- `not run: REASON`: it is not executed.
+
+A comment `setup:` with commands on its own lines is executed at its place; readers do not see it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from dev.site.markdown import Block, blocks
+from tests.docs.session import Session
+from tests.real_servers import Servers
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+EXECUTABLE = {"python", "bash", "sh", "console", "js", "ts"}
+SHOWN = {"text", "json", "yaml", "toml", "ini", "mermaid", "nginx", "caddyfile", "dockerfile", "systemd"}
+MARKER = re.compile(r"(file|run|tested by|not run): (.+)")
+RUN = {"the output differs", "until it is so"}
+MAX_NOT_RUN = 12
+SMOKE = "dead-letters.md"  # starts no process that stays
+SETUP = re.compile(r"^<!-- setup:\n(.*?)^-->\n", re.MULTILINE | re.DOTALL)
+
+
+def all_of(page: Path) -> list[Block]:
+    """Return the blocks and the setups of a page, in their order."""
+    text = page.read_text()
+    setups = [
+        Block("bash", "", f"setup:{found[1]}", text.count("\n", 0, found.start()) + 1) for found in SETUP.finditer(text)
+    ]
+    return sorted([*blocks(text), *setups], key=lambda block: block.line)
+
+
+def is_executed(block: Block) -> bool:
+    kind = block.marker.partition(":")[0]
+    return kind == "setup" or (is_executable(block) and kind in ("", "file", "run"))
+
+
+def is_executable(block: Block) -> bool:
+    return block.is_session or block.language in EXECUTABLE
+
+
+CASES = [(page, block) for page in PAGES for block in all_of(page)]
+FOLLOWED = [
+    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.smoke] if page.name == SMOKE else [])
+    for page in PAGES
+    if any(is_executed(block) for block in all_of(page))
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), CASES, ids=[f"{page.relative_to(ROOT)}:{block.line}" for page, block in CASES]
+)
+def test_every_block_says_what_it_is_and_how_it_is_tested(page: Path, block: Block) -> None:
+    assert is_executable(block) or block.language in SHOWN, "name a language in the opening fence; see CONTRIBUTING.md"
+    kind, _, value = block.marker.partition(": ")
+    if kind == "tested by":
+        path, _, name = value.partition("::")
+        tree = ast.parse((ROOT / path).read_text())
+        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert name in functions, value
+    elif block.marker and not kind.startswith("setup:"):
+        assert MARKER.fullmatch(block.marker), block.marker
+        assert kind != "run" or value in RUN, block.marker
+    assert block.language not in ("js", "ts") or kind in ("tested by", "not run"), "it is not executed here"
+
+
+def test_few_blocks_are_not_run() -> None:
+    not_run = [f"{page.name}:{block.line}" for page, block in CASES if block.marker.startswith("not run")]
+    assert len(not_run) <= MAX_NOT_RUN, not_run
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_a_reader_can_follow_the_page(page: Path, clean: Servers, tmp_path: Path) -> None:
+    with Session(tmp_path) as session:
+        for block in all_of(page):
+            if is_executed(block):
+                try:
+                    session.execute(block)
+                except AssertionError as error:
+                    log = tmp_path / "background.log"
+                    shown = log.read_text()[-3000:] if log.exists() else ""
+                    raise AssertionError(f"{page.relative_to(ROOT)}:{block.line}\n{error}\n{shown}") from None

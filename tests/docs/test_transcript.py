@@ -1,0 +1,25 @@
+"""What counts as the output that a page shows."""
+
+from __future__ import annotations
+
+from tests.docs.transcript import Transcript
+
+ID, OTHER = "6b01475714001c3a87bb78b9", "6b01475714001c3a87bb78b8"
+
+
+def test_ellipses_durations_and_spaces_match() -> None:
+    assert Transcript().matches("leader of epoch 3, … 4 s ago", "leader of epoch 12,   last heartbeat 10.5 s ago\n")
+    assert not Transcript().matches("pending 1", "pending 2")
+
+
+def test_an_id_matches_any_at_first_and_then_the_same_only() -> None:
+    transcript = Transcript()
+    assert transcript.matches(f'{{"_id":"{ID}"}}', f'{{"_id":"{OTHER}"}}')
+    assert not transcript.matches(ID, ID)
+    assert transcript.filled_in(f"show {ID}") == f"show {OTHER}"
+
+
+def test_the_beginning_of_a_secret_stands_for_it() -> None:
+    transcript = Transcript()
+    assert transcript.matches('"lock_token":"a486b0d1…", …', '"lock_token":"ffff0000ffff", "x": 1')
+    assert transcript.filled_in("TOKEN=a486b0d1…") == "TOKEN=ffff0000ffff"

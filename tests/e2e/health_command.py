@@ -1,0 +1,111 @@
+"""`queue-manager health`, and a deployment in which nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from beat_schedule import SYSTEMS
+from models import scan_run
+from models.database import server_now
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.core.clock import milliseconds, seconds
+from queue_manager.core.redis_client import connect
+from queue_manager.core.threads import in_thread
+from queue_manager.health_rules import Rule
+from queue_manager.telemetry import worker_heartbeats
+from services.due_documents import work_of
+from services.due_work import Backlog, DueItem
+from services.support_snooze import system as support_snooze
+from tests.e2e.commands import environment
+from tests.real_servers import Servers
+from tests.rooms import make_room
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
+RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
+SLOW = {"QM_SNOOZE_SCAN_SECONDS": "60", "JOBS_TIMER_MS": "60000"}
+"""Late is later than three minutes, so that a busy machine makes nothing late."""
+QUEUES = ["scans", *(system.queue for system in SYSTEMS if system.queue is not None)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    exit_code: int
+    state: dict[str, Any]
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem["text"] for problem in self.state["problems"]]
+
+    @property
+    def ids(self) -> list[tuple[str, str]]:
+        """The system and the rule of each problem."""
+        return [(problem["system"], problem["rule"]) for problem in self.state["problems"]]
+
+    def only_problem(self, system: str, rule: Rule) -> str:
+        assert (self.exit_code, self.ids) == (1, [(system, rule.id)])
+        (problem,) = self.state["problems"]
+        assert problem["action"] == rule.action
+        text: str = problem["text"]
+        return text
+
+
+def health(directory: Path, **env: str) -> Answer:
+    result = subprocess.run(
+        COMMAND, env=environment(**env), cwd=directory, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.stderr == ""
+    return Answer(result.returncode, json.loads(result.stdout))
+
+
+def said(directory: Path, **env: str) -> str:
+    """Return what the command prints for people."""
+    command = COMMAND[:-1]
+    return subprocess.run(
+        command, env=environment(**env), cwd=directory, capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+
+
+def lead(servers: Servers, *, since: timedelta) -> None:
+    """Do what a beat does that has led for so long."""
+    with connect(servers.valkey.url) as client:
+        began = client.time()[0] * 1000 - milliseconds(since)
+        fields = {"token": "t", "host": "h", "pid": "1", "since_ms": str(began), "epoch": "7"}
+        client.hset(LEADER_LOCK, mapping=fields)
+        client.pexpire(LEADER_LOCK, 600_000)
+
+
+@contextmanager
+def repeated(act: Callable[[], object]) -> Iterator[None]:
+    """Do it now and every second: what processes show expires."""
+
+    def run(is_over: Event) -> None:
+        while not is_over.wait(1):
+            act()
+
+    act()
+    with in_thread(run, name="repeated"):
+        yield
+
+
+def run_scans() -> None:
+    for system in SYSTEMS:
+        scan_run.record(system.scan_task, RUN, error=None, now=server_now())
+
+
+def show_worker() -> None:
+    worker_heartbeats.record("worker@here", QUEUES)
+
+
+def taken_room(*, due_ago: float) -> DueItem:
+    make_room(server_now() - seconds(due_ago))
+    (item,) = [item for batch in work_of(support_snooze).take_due(Backlog()) for item in batch.items]
+    return item

@@ -1,0 +1,60 @@
+"""Receivers of what the processes send to other services: HTTP posts, and mails."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import Envelope
+
+from dev.ports import LOOPBACK, free_port
+
+
+@contextmanager
+def receiving_posts(take: Callable[[str, bytes], int | None]) -> Iterator[int]:
+    """Yield the port of a server that hands path and body of each post to `take`, which may return a status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status = take(self.path, gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body)
+            self.send_response(status or 200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def receiving_mails(mails: list[EmailMessage]) -> Iterator[int]:
+    """Yield the port of a server that appends each mail to `mails`."""
+
+    class Handler:
+        async def handle_DATA(self, server: object, session: object, envelope: Envelope) -> str:
+            mails.append(message_from_bytes(envelope.original_content, policy=policy.default))
+            return "250 taken"
+
+    controller = Controller(Handler(), hostname=LOOPBACK, port=free_port())
+    controller.start()
+    try:
+        yield controller.port
+    finally:
+        controller.stop()

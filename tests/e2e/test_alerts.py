@@ -1,0 +1,92 @@
+"""Alerts of real processes: a web process posts and mails a problem; the commands send a test and silence a problem."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.ports import LOOPBACK
+from tests.e2e.celery_processes import ROOT
+from tests.e2e.commands import environment
+from tests.e2e.receivers import receiving_mails, receiving_posts
+from tests.e2e.test_start_checks import COMMAND
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.web.web_process import web
+
+pytestmark = pytest.mark.processes
+
+SECRET_PATH = "/services/T0/s3cret"
+
+
+def alerts(*arguments: str, **env: str) -> tuple[int, str]:
+    """Return the exit code of `queue-manager alerts …` and what it prints."""
+    command = [*COMMAND, "alerts", *arguments]
+    run = subprocess.run(command, env=environment(**env), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_a_problem_is_posted_and_mailed_unless_it_is_silenced(clean: Servers, tmp_path: Path) -> None:
+    posts: list[dict[str, Any]] = []
+    mails: list[EmailMessage] = []
+    with (
+        receiving_posts(lambda path, body: posts.append({"path": path, **json.loads(body)})) as http,
+        receiving_mails(mails) as smtp,
+    ):
+        env = {
+            "APP_ENV": "staging",
+            "QM_CONVERSATIONS": "true",
+            "QM_ALERT_WEBHOOK_URL": f"http://{LOOPBACK}:{http}{SECRET_PATH}",
+            "QM_ALERT_MAIL_TO": "ops@example.com,dev@example.com",
+            "QM_ALERT_SMTP_URL": f"smtp://{LOOPBACK}:{smtp}",
+            "QM_ALERT_AFTER_SECONDS": "0",
+        }
+        assert alerts("silence", "support-snooze", "late-scan", "--reason", "a new deployment", **env)[0] == 0
+        with web(tmp_path, **env) as process:
+            (post,) = eventually(lambda: posts, within=30)
+            (mail,) = eventually(lambda: mails, within=30)
+            listed = alerts("list", **env)[1]
+    sent = {(one["system"], one["rule"]) for one in post["problems"]}
+    assert {("beat", "no-leader"), ("workers", "no-workers")} <= sent
+    assert ("support-snooze", "late-scan") not in sent
+    assert (post["path"], post["status"], post["environment"]) == (SECRET_PATH, "problem", "staging")
+    assert (mail["To"], mail["Subject"]) == ("ops@example.com, dev@example.com", post["title"])
+    assert "Start `celery -A tasks beat`." in mail.get_content()
+    assert "a new deployment" in listed
+    assert "no-leader" in listed
+    assert "s3cret" not in process.log + listed
+
+
+def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path) -> None:
+    posts: list[dict[str, Any]] = []
+
+    def take(path: str, body: bytes) -> int:
+        posts.append(json.loads(body))
+        return 200 if path == "/works" else 500
+
+    with receiving_posts(take) as port:
+        url = f"http://{LOOPBACK}:{port}"
+        slack = {"QM_ALERT_WEBHOOK_URL": f"{url}/works", "QM_ALERT_WEBHOOK_FORM": "slack"}
+        assert alerts("test", **slack)[0] == 0
+        assert posts[-1]["text"].splitlines()[1].startswith("• settings: This is a test of the alerts")
+        code, said = alerts("test", QM_ALERT_WEBHOOK_URL=f"{url}/s3cret")
+        assert (code, "webhook: HTTP Error 500" in said, "s3cret" in said) == (1, True, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("test",), 2, "no channel is configured: set QM_ALERT_WEBHOOK_URL or QM_ALERT_MAIL_TO"),
+        (("silence", "beat", "wrong"), 2, "there is no rule 'wrong'; the rules are: lag,"),
+        (("unsilence", "beat", "no-leader"), 1, "beat no-leader is not silenced"),
+        (("list",), 0, "nothing was sent that still lasts, and nothing is silenced"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], code: int, said: str, clean: Servers) -> None:
+    answered, text = alerts(*arguments)
+    assert (answered, said in text) == (code, True), text

@@ -1,0 +1,110 @@
+"""A worker that is cut off from MongoDB takes no items: the other workers execute them, until it is connected again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bson import ObjectId
+
+from dev.ports import LOOPBACK
+from dev.servers import DATABASE
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.core.redis_client import connect
+from queue_manager.health_rules import Rule
+from queue_manager.telemetry import worker_heartbeats
+from tasks.support_snooze import scan_expired_snoozes
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.health_command import SLOW, health
+from tests.e2e.tcp_proxy import TcpProxy
+from tests.e2e.watching import is_open, times_woken
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import make_room
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+
+ROOMS = 300
+CUT_OFF, OTHER = "cut-off@here", "other@here"
+
+
+def item_worker(directory: Path, name: str, env: dict[str, str]) -> CeleryProcess:
+    """A worker of the Procfile."""
+    arguments = ("--exclude-queues", "scans,jobs", "--prefetch-multiplier", "1500", "--hostname", name)
+    return worker(directory / f"{name}.log", *arguments, env=env)
+
+
+def paused(servers: Servers) -> dict[str, str | None]:
+    """Return, by worker, why it takes no items."""
+    with connect(servers.valkey.url) as client:
+        return {one.name: one.paused for one in worker_heartbeats.online(client)}
+
+
+def dispatch(count: int, *, soon: float = 0) -> list[ObjectId]:
+    """Dispatch rooms that are due now, or soon."""
+    rooms = [make_room(server_now() + seconds(soon)) for _ in range(count)]
+    scan_expired_snoozes()
+    return rooms
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{}, {"QM_BATCHING": "false"}, {"QM_BROKER": "stock"}],
+    ids=["batches", "one by one", "stock transport"],
+)
+def test_items_are_executed_by_the_worker_that_reaches_mongodb(
+    env: dict[str, str], clean: Servers, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    with TcpProxy(clean.mongo.port) as proxy:
+        through_proxy = f"mongodb://{LOOPBACK}:{proxy.port}/{DATABASE}?directConnection=true"
+        cut_off = item_worker(tmp_path, CUT_OFF, {**env, "MONGO_DB_URL": through_proxy})
+        other = item_worker(tmp_path, OTHER, env)
+        with cut_off.start(ready=False), other:
+            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None}, within=60)
+            first = dispatch(20)
+            eventually(lambda: all(map(is_open, first)), within=60)
+
+            with proxy.cut_off():
+                began = time.monotonic()
+                rooms = [*dispatch(ROOMS // 2), *dispatch(ROOMS // 2, soon=4)]
+                eventually(lambda: all(map(is_open, rooms)), within=60)
+                figure(
+                    f"rooms open, {ids(env)}, after one of two workers lost MongoDB: {time.monotonic() - began:.1f} s"
+                )
+                eventually(lambda: paused(clean)[CUT_OFF], within=30)
+                later = dispatch(ROOMS)
+                eventually(lambda: all(map(is_open, later)), within=60)
+
+                found = health(tmp_path, **SLOW, **env)
+                (text,) = [one["text"] for one in found.state["problems"] if one["rule"] == Rule.PAUSED_WORKERS.id]
+                assert text.startswith(
+                    f"1 worker without MongoDB, which take no items: {CUT_OFF}: MongoDB does not answer"
+                )
+                assert paused(clean)[OTHER] is None
+
+            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None}, within=60)
+            other.stop()
+            last = dispatch(20)
+            eventually(lambda: all(map(is_open, last)), within=60)
+            assert cut_off.is_alive()
+    assert [len(times_woken(room)) for room in [*rooms, *later, *last]] == [1] * (2 * ROOMS + 20)
+
+
+def ids(env: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in env.items()) or "in batches"
+
+
+def test_the_only_worker_executes_what_it_had_put_back(clean: Servers, tmp_path: Path) -> None:
+    with TcpProxy(clean.mongo.port) as proxy:
+        through_proxy = f"mongodb://{LOOPBACK}:{proxy.port}/{DATABASE}?directConnection=true"
+        with item_worker(tmp_path, CUT_OFF, {"MONGO_DB_URL": through_proxy}) as process:
+            first = dispatch(5)
+            eventually(lambda: all(map(is_open, first)), within=60)
+            with proxy.cut_off():
+                rooms = dispatch(ROOMS)
+                eventually(lambda: "takes no items until MongoDB answers" in process.log, within=60)
+            eventually(lambda: all(map(is_open, rooms)), within=60)
+            eventually(lambda: "takes items again" in process.log, within=30)

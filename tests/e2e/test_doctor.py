@@ -1,0 +1,314 @@
+"""`queue-manager doctor` against real servers, each with one wrong state: what it finds, and what it cannot check."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from bson import ObjectId
+from pymongo import MongoClient
+
+from dev.ports import LOOPBACK, free_port
+from dev.servers import DATABASE, Valkey
+from models.database import collection
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import worker_heartbeats
+from services.support_snooze import system as support_snooze
+from tests.e2e.commands import environment, said_on_a_terminal
+from tests.e2e.health_command import QUEUES, SLOW, repeated
+from tests.e2e.test_start_checks import MongoWithUsers, refused_user
+from tests.pace import promptly
+from tests.real_servers import Servers
+
+pytestmark = pytest.mark.processes
+
+# -P: like the installed command, it has no package of the working directory on its path.
+DOCTOR = [sys.executable, "-P", "-c", "from queue_manager.cli import main; main()", "doctor"]
+NOWHERE = f"{LOOPBACK}:1"
+
+
+@dataclass(frozen=True)
+class Answer:
+    exit_code: int
+    checks: dict[str, dict[str, Any]]
+
+    def problems(self, check: str) -> list[str]:
+        return [problem["text"] for problem in self.checks[check]["problems"]]
+
+    def only_problem(self, check: str) -> str:
+        """Return the text of the problem of a check, in whose way no other check was."""
+        others = {name: one["problems"] for name, one in self.checks.items() if name != check and one["problems"]}
+        assert (self.exit_code, others) == (1, {})
+        (problem,) = self.checks[check]["problems"]
+        assert problem["action"].endswith(".")
+        return str(problem["text"])
+
+    def with_status(self, status: str) -> list[str]:
+        return [name for name, one in self.checks.items() if one["status"] == status]
+
+
+def doctor(directory: Path, **env: str) -> Answer:
+    result = subprocess.run(
+        [*DOCTOR, "--json"],
+        env=environment(**SLOW, **env),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.stderr == ""
+    checks = json.loads(result.stdout)["checks"]
+    return Answer(result.returncode, {one["check"]: one for one in checks})
+
+
+def said(directory: Path, **env: str) -> str:
+    env = environment(**SLOW, **env)
+    return subprocess.run(
+        DOCTOR, env=env, cwd=directory, capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+
+
+def test_nothing_wrong_is_exit_code_0(well: Servers, tmp_path: Path) -> None:
+    answer = doctor(tmp_path, QM_JOBS="true", QM_MESSAGE_QUEUE="true")
+    assert (answer.exit_code, answer.with_status("ok")) == (0, [*answer.checks])
+
+
+# The form of the output
+
+
+def test_without_a_terminal_there_are_no_colours_and_a_line_for_each_check(well: Servers, tmp_path: Path) -> None:
+    lines = said(tmp_path).splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert "ok           leader               A beat of this release leads." in lines
+    assert lines[-1] == "No problem in 18 checks"
+
+
+def test_on_a_terminal_there_are_colours(well: Servers) -> None:
+    assert "\x1b[32mok " in said_on_a_terminal(DOCTOR)
+
+
+def test_a_problem_is_said_with_what_to_do(clean: Servers, tmp_path: Path) -> None:
+    lines = said(tmp_path).splitlines()
+    first = lines.index("problem      leader")
+    assert lines[first + 1 : first + 3] == [
+        "             beat: No leader: no beat leads, so nothing is scanned",
+        "               Start `celery -A tasks beat`.",
+    ]
+
+
+# Installation and settings
+
+
+def test_a_package_in_the_working_directory_that_hides_ours_is_named(well: Servers, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").touch()
+    problem = doctor(tmp_path).only_problem("packages")
+    assert f"imports {tmp_path}/tasks/__init__.py instead" in problem
+
+
+def test_each_wrong_setting_is_a_line_and_what_needs_no_setting_is_checked(tmp_path: Path) -> None:
+    with promptly(10):
+        answer = doctor(tmp_path, QM_LEASE_SECONDS="soon", QM_BROKER="fast")
+    assert answer.problems("settings") == [
+        "QM_BROKER='fast': must be batched or stock",
+        "QM_LEASE_SECONDS='soon': must be a number from 2 to 3600",
+    ]
+    assert (answer.exit_code, answer.with_status("ok")) == (1, ["packages", "versions"])
+    assert {tuple(one["not_checked"]) for one in answer.checks.values() if one["status"] == "not checked"} == {
+        ("depends on settings",)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("JOBS_IMPORTS", "no_such_jobs", "JOBS_IMPORTS: 'no_such_jobs' cannot be imported"),
+        ("QM_API_KEYS_FILE", "no-such-file", "QM_API_KEYS_FILE='no-such-file': must be a readable file"),
+        ("QM_LEASE_SECOND", "5", "QM_LEASE_SECOND is not a setting; did you mean QM_LEASE_SECONDS?"),
+    ],
+)
+def test_what_a_process_would_refuse_at_its_start_is_found(
+    name: str, value: str, problem: str, well: Servers, tmp_path: Path
+) -> None:
+    (found,) = doctor(tmp_path, QM_JOBS="true", **{name: value}).problems("settings")
+    assert found.startswith(problem)
+
+
+# Servers that are away or hang
+
+
+def test_servers_that_are_away_are_named_and_nothing_hides_the_rest(tmp_path: Path) -> None:
+    away = {"MONGO_DB_URL": f"mongodb://app:s3cret@{NOWHERE}/{DATABASE}", "REDIS_URL": f"redis://:s3cret@{NOWHERE}/0"}
+    with promptly(25):
+        answer = doctor(tmp_path, **away)
+    assert (answer.exit_code, answer.with_status("problem")) == (1, ["mongodb", "redis"])
+    assert answer.with_status("ok") == ["packages", "versions", "settings"]
+    assert answer.checks["clocks"]["not_checked"] == ["depends on mongodb, redis"]
+    assert "s3cret" not in json.dumps(answer.checks)
+
+
+def test_a_redis_that_hangs_leaves_the_checks_of_mongodb(clean: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as valkey:
+        os.kill(valkey.pid, signal.SIGSTOP)
+        try:
+            with promptly(25):
+                answer = doctor(tmp_path, REDIS_URL=valkey.url)
+        finally:
+            os.kill(valkey.pid, signal.SIGCONT)
+    assert answer.with_status("problem")[0] == "redis"
+    assert {"mongodb", "write-concern", "indexes", "mongodb-permissions"} <= {*answer.with_status("ok")}
+    assert answer.checks["persistence"]["not_checked"]
+
+
+def test_the_server_of_the_message_queue_is_checked_too(well: Servers, tmp_path: Path) -> None:
+    url = f"redis://{LOOPBACK}:{free_port()}/0"
+    problem, *_ = doctor(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=url).problems("redis")
+    assert problem.startswith(f"Redis at {url}, which QM_QUEUE_REDIS_URL names, does not answer")
+
+
+# MongoDB
+
+
+def test_rights_that_the_user_of_mongodb_lacks_are_named(clean: Servers, tmp_path: Path) -> None:
+    with MongoWithUsers(tmp_path / "mongo") as mongo:
+        admin = doctor(tmp_path, MONGO_DB_URL=mongo.url_of("admin"))
+        reader = doctor(tmp_path, MONGO_DB_URL=mongo.url_of("reader"))
+        nobody = doctor(tmp_path, MONGO_DB_URL=mongo.url)
+    assert admin.checks["mongodb-permissions"]["status"] == "ok"
+    assert reader.problems("mongodb-permissions") == [
+        *(
+            f"The user of MONGO_DB_URL may not insert, update, remove in the collection {name}"
+            for name in ("qm_failed_items", "qm_item_events", "qm_owed", "qm_readiness", "scan_marks", "scan_runs")
+        ),
+        "The user of MONGO_DB_URL may not update in the collection support_rooms",
+    ]
+    assert "requires authentication" in nobody.checks["mongodb-permissions"]["not_checked"][0]
+
+
+def test_a_write_that_is_not_confirmed_in_time_is_found(well: Servers, tmp_path: Path) -> None:
+    with MongoClient[dict[str, Any]](well.mongo.url) as client:
+        client.admin.command("fsync", lock=True)
+        try:
+            answer = doctor(tmp_path)
+        finally:
+            client.admin.command("fsyncUnlock")
+    assert answer.problems("write-concern") == ["A majority of the members did not confirm a write within 2 s"]
+
+
+def test_confirmed_writes_that_are_not_in_the_journal_are_found(well: Servers, tmp_path: Path) -> None:
+    with MongoClient[dict[str, Any]](well.mongo.url) as client:
+        config = client.admin.command("replSetGetConfig")["config"]
+        for journals in (False, True):
+            config["version"] += 1
+            config["writeConcernMajorityJournalDefault"] = journals
+            client.admin.command("replSetReconfig", config)
+            answer = doctor(tmp_path)
+            if journals:
+                assert answer.checks["write-concern"]["status"] == "ok"
+            else:
+                assert answer.only_problem("write-concern").startswith("writeConcernMajorityJournalDefault is false")
+
+
+def test_documents_in_the_way_of_an_index_are_named_with_the_index(well: Servers, tmp_path: Path) -> None:
+    pulses, account = collection("projects.pulse"), ObjectId()
+    pulses.drop_indexes()
+    pulses.insert_many({"type": "review_request", "status": "pending", "account_id": account} for _ in range(2))
+    answer = doctor(tmp_path, QM_PROJECTS="true")
+    missing, obstacle = answer.problems("indexes")
+    assert missing.startswith("Missing in MongoDB: projects.pulse.")
+    assert obstacle.startswith("review-requests: ")
+    assert str(account) in obstacle
+
+
+# Redis
+
+
+def test_a_redis_that_evicts_and_keeps_nothing_is_found(clean: Servers, tmp_path: Path) -> None:
+    config = {"maxmemory-policy": "allkeys-lru"}
+    with Valkey(tmp_path / "valkey", appendonly=False, config=config) as valkey:
+        answer = doctor(tmp_path, REDIS_URL=valkey.url)
+    (eviction,) = answer.problems("redis")
+    assert "maxmemory-policy 'allkeys-lru'" in eviction
+    (persistence,) = answer.problems("persistence")
+    assert persistence.startswith(f"Redis at {valkey.url} writes no append-only file and has no replica")
+
+
+def test_a_memory_that_is_nearly_full_is_found(clean: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as valkey:
+        with redis.Redis.from_url(valkey.url) as client:
+            for number in range(500):
+                client.set(f"of another program {number}", b"x" * 20_000)
+            client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.05))
+        (problem,) = doctor(tmp_path, REDIS_URL=valkey.url).problems("persistence")
+    assert problem.startswith(f"Redis at {valkey.url} uses 9"), problem
+
+
+def test_rights_that_the_user_of_redis_lacks_are_named_and_nothing_is_written(clean: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as valkey:
+        with refused_user(valkey, "+@all", "-xadd", "-@scripting", "resetkeys", "~qm:*", "~scans*") as url:
+            (problem,) = doctor(tmp_path, REDIS_URL=url).problems("redis-permissions")
+        with refused_user(valkey, "+@all", "allkeys") as url:
+            assert doctor(tmp_path, REDIS_URL=url).checks["redis-permissions"]["status"] == "ok"
+        with connect(valkey.url) as client:
+            assert client.keys("*doctor*") == []
+    assert problem.startswith("The user of Redis at redis://***@")
+    assert problem.endswith(
+        "may not use EVAL, EVALSHA, XADD, the key queue-manager, the key support-snooze, the key review-request-pulse, "
+        "the key stale-thumbnails, the key jobs"
+    ), problem
+
+
+# Processes and queues
+
+
+def test_a_missing_leader_and_missing_workers_are_named(clean: Servers, tmp_path: Path) -> None:
+    answer = doctor(tmp_path)
+    assert answer.with_status("problem") == ["leader", "workers"]
+
+
+def test_a_worker_of_another_release_is_named(well: Servers, tmp_path: Path) -> None:
+    with connect(well.valkey.url) as client:
+
+        def record() -> None:
+            worker_heartbeats.record("older@there", QUEUES)
+            client.hset(worker_heartbeats.RELEASES_KEY, f"older@there {os.getpid()}", "0.0.9")
+
+        with repeated(record):
+            problem = doctor(tmp_path).only_problem("workers")
+    worker_heartbeats.remove("older@there")
+    assert problem.startswith("1 worker of another release than this, ")
+    assert problem.endswith(": older@there (0.0.9)")
+
+
+def test_a_queue_that_is_too_long_or_that_nobody_consumes_is_named(well: Servers, tmp_path: Path) -> None:
+    with connect(well.valkey.url) as client:
+        client.rpush(str(support_snooze.queue), "one", "two")
+        client.rpush("queue-manager", "three")
+        assert doctor(tmp_path, QM_MAX_QUEUE="1").problems("backlog") == [
+            "The queue support-snooze has 2 messages, more than QM_MAX_QUEUE=1, so scans dispatch no more",
+            "No worker consumes the queue queue-manager, which has 1 message",
+        ]
+
+
+def test_messages_and_indexes_of_the_first_release_are_named(well: Servers, tmp_path: Path) -> None:
+    ours = json.dumps({"headers": {"task": support_snooze.item_task}})
+    with connect(well.valkey.url) as client:
+        client.rpush("celery", ours, json.dumps({"headers": {"task": "shop.mail"}}), "nonsense")
+        client.hset("unacked", "tag", f'[{ours}, "", "celery"]')
+        rooms = collection("support_rooms")
+        rooms.create_index("claim.claimed_until", name="claims_by_end")
+        try:
+            messages, indexes = doctor(tmp_path).problems("old-release")
+        finally:
+            rooms.drop_index("claims_by_end")
+    assert messages == "2 messages of ours in the keys of release 0.1 (celery, unacked)"
+    assert indexes == "Indexes that only earlier releases needed: support_rooms.claims_by_end"

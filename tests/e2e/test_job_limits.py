@@ -1,0 +1,97 @@
+"""Jobs that hold the GIL, hang, or whose process is stopped: they run once, and their time limit ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.core.settings import settings
+from services.job_queues.dispatch import LOST_ERROR
+from tests.e2e.job_processes import LEASE, job_beat, job_lab, job_worker, notes
+from tests.eventually import eventually
+
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("clean")]
+
+GRACE = {"JOBS_GRACE_SECONDS": "1"}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("short_jobs_before", [0, 3])
+def test_job_that_holds_the_gil_for_longer_than_its_lease_runs_once(short_jobs_before: int, tmp_path: Path) -> None:
+    lab = job_lab()
+    ids = [lab.run("holds_gil", 0) for _ in range(short_jobs_before)]
+    ids += [lab.run("holds_gil", int(4 * LEASE)), lab.run("holds_gil", 0)]
+    with job_worker(tmp_path) as process, job_beat(tmp_path):
+        eventually(lambda: {lab.state(id) for id in ids} == {"success"}, within=60)
+        assert "claim of an executing job was lost" not in process.log
+    assert [lab.jobs.get(id)["attempts"] for id in ids] == [1] * len(ids)
+    assert len(notes("holds_gil")) == len(ids)
+
+
+@pytest.mark.parametrize("how", ["sleeping", "gil"])
+def test_job_that_hangs_is_ended_after_its_time_limit_and_others_go_on(how: str, tmp_path: Path) -> None:
+    lab, mark, others_mark = job_lab(), tmp_path / "may-end", tmp_path / "others-may-end"
+    with job_worker(tmp_path, env=GRACE) as process, job_beat(tmp_path, env=GRACE):
+        other = lab.run("n0", 0, str(others_mark))
+        eventually(lambda: lab.state(other) == "executing", within=20)
+        id = lab.run("hangs", how, str(mark))
+        eventually(lambda: lab.state(id) == "failure", within=30)
+        found = lab.jobs.get(id)
+        assert found["last_error"] == "The job exceeded its time limit of 1 s"
+        assert "losses" not in found
+        assert lab.state(other) == "executing"
+        mark.touch()
+        others_mark.touch()
+        eventually(lambda: lab.state(id) == lab.state(other) == "success", within=40)
+        assert lab.jobs.get(other)["attempts"] == 1
+        assert process.log.count("exceeded its time limit of 1 s, and did not stop: its process is ended") == 1
+
+
+def test_stopped_process_keeps_its_lease_until_the_time_limit(tmp_path: Path) -> None:
+    lab, mark, env = job_lab(), tmp_path / "may-end", {**GRACE, "JOBS_TIMEOUT_SECONDS": str(4 * LEASE)}
+    with job_worker(tmp_path, env=env), job_beat(tmp_path, env=env):
+        id = lab.run("fragile", str(mark))
+        [first] = eventually(lambda: notes("fragile"), within=20)
+        os.kill(first["pid"], signal.SIGSTOP)
+        stopped_at = server_now()
+        renewed = stopped_at + seconds(2.5 * LEASE)
+        eventually(lambda: lab.jobs.get(id)["claim"]["claimed_until"] > renewed, within=20)
+        eventually(lambda: lab.state(id) == "failure", within=30)
+        assert lab.jobs.get(id)["last_error"] == f"The job exceeded its time limit of {4 * LEASE:g} s"
+        mark.touch()
+        eventually(lambda: lab.state(id) == "success", within=30)
+    assert [entry.get("error") for entry in lab.jobs.get(id)["history"]].count(LOST_ERROR) == 0
+    assert len(notes("fragile")) == 2
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Return a function that shortens the grace time of cancellations by this process."""
+
+    def shorten() -> None:
+        monkeypatch.setenv("JOBS_GRACE_SECONDS", "1")
+        settings.cache_clear()
+
+    yield shorten
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def test_canceled_job_stops_by_itself_or_its_process_is_ended(tmp_path: Path, short_grace: Callable[[], None]) -> None:
+    lab, mark = job_lab(), tmp_path / "never"
+    with job_worker(tmp_path), job_beat(tmp_path):
+        patient, fragile = lab.run("patient"), lab.run("fragile", str(mark))
+        [first] = eventually(lambda: notes("patient"), within=20)
+        eventually(lambda: notes("fragile"), within=20)
+        lab.jobs.cancel(patient)
+        eventually(lambda: lab.state(patient) == "canceled", within=20)
+        os.kill(first["pid"], 0)  # its process lives
+        short_grace()
+        lab.jobs.cancel(fragile)
+        eventually(lambda: lab.state(fragile) == "canceled", within=30)

@@ -1,0 +1,61 @@
+"""`queue-manager why`, run as a user does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.database import collection, server_now
+from queue_manager.core.clock import minutes
+from tests.e2e.commands import environment
+from tests.eventually import eventually
+from tests.rooms import make_room, make_work, scan
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "why"]
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("clean")]
+
+
+def why(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment(**env), cwd=directory, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_an_answer_and_a_timeline(tmp_path: Path) -> None:
+    room = make_room(server_now() - minutes(1))
+    (item,) = scan(make_work(server_now))
+    eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
+    for id in (str(room), item.token):
+        said = why(tmp_path, id)
+        assert said.returncode == 0, said.stderr
+        heading, answer, dispatched, snoozed = said.stdout.splitlines()
+        assert heading.startswith(f"room {room}  ")
+        assert heading.endswith("  queued")
+        assert answer.endswith("; waiting in the queue support-snooze as the next one; no worker consumes that queue.")
+        assert dispatched.endswith(f"  Dispatched  task {item.token}")
+        assert "  Snoozed  by " in snoozed
+
+
+def test_json_is_that_of_the_api(tmp_path: Path) -> None:
+    room = make_room(["soon"], _id="a-room")
+    (one,) = json.loads(why(tmp_path, room, "--json").stdout)["found"]
+    assert (one["id"], one["label"]) == ('"a-room"', "malformed")
+
+
+def test_an_id_that_nothing_has_and_a_system_that_does_not_exist(tmp_path: Path) -> None:
+    said = why(tmp_path, "nothing", "--system", "support-snooze")
+    assert (said.returncode, said.stdout) == (1, "Nothing has the id nothing.\n")
+    said = why(tmp_path, "nothing", "--system", "rooms")
+    assert said.returncode == 2
+    assert "there is no system 'rooms'; the systems are: support-snooze, " in said.stderr
+
+
+def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:
+    said = why(tmp_path, "a", REDIS_URL="redis://127.0.0.1:1/0")
+    assert said.returncode == 1
+    assert said.stderr.startswith("queue-manager: Redis at redis://127.0.0.1:1/0 does not answer (")

@@ -1,0 +1,53 @@
+"""The progress of an index build is reported while the index is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pymongo import IndexModel
+
+from models import index_builds
+from models.database import collection, create_indexes
+from models.index_builds import IndexBuild
+from tests.real_servers import Servers
+
+DOCUMENTS, BUILDS = 100_000, 50
+
+
+@pytest.fixture
+def filled(clean: Servers) -> Iterator[str]:
+    name = "built"
+    seed = collection("seed_of_built")
+    seed.insert_one({})
+    numbers = {"$range": [0, DOCUMENTS]}
+    steps = [{"$set": {"_id": numbers}}, {"$unwind": "$_id"}, {"$set": {"value": "$_id"}}, {"$out": name}]
+    seed.aggregate(steps)
+    yield name
+    collection(name).drop()
+    seed.drop()
+
+
+def test_a_build_reports_its_index_and_how_far_it_is(filled: str) -> None:
+    reports: list[IndexBuild] = []
+
+    with index_builds.reported(reports.append, interval=0.001):
+        for _ in range(BUILDS):  # one may be over before the server was asked
+            created = create_indexes({filled: [IndexModel([("value", 1)], name="by_value")]})
+            if reports:
+                break
+            collection(filled).drop_index("by_value")
+
+    assert created == [f"{filled}.by_value"]
+    assert reports
+    assert {one.index for one in reports} == {f"{filled}.by_value"}
+    assert all(0 <= one.done <= one.total for one in reports)
+
+
+def test_without_a_build_nothing_is_reported(clean: Servers) -> None:
+    reports: list[IndexBuild] = []
+
+    with index_builds.reported(reports.append, interval=0.001):
+        collection("built").find_one()
+
+    assert reports == []

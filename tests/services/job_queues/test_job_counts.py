@@ -1,0 +1,165 @@
+"""Counts of jobs are right at every moment: after each operation, between threads, and when a transaction fails."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event
+
+import pytest
+
+from models import job, job_counts
+from models.database import transact
+from models.job import JobState
+from queue_manager.core.clock import hours, seconds
+from queue_manager.core.errors import Contended
+from services.job_queues import UnknownJob, WrongState
+from tests.foreign_jobs import add_foreign_jobs
+from tests.job_lab import Lab, count_jobs
+from tests.real_servers import Servers
+
+THREADS, OPERATIONS = 6, 120
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab()
+
+
+@pytest.fixture
+def kept(lab: Lab) -> Lab:
+    """Jobs whose counts are kept, as they are once a leader has dispatched."""
+    lab.dispatch(epoch=1)
+    return lab
+
+
+def uncounted() -> int:
+    return job.jobs().count_documents({"uncounted": True})
+
+
+def test_jobs_are_counted_before_the_first_dispatch(lab: Lab) -> None:
+    lab.run("mail")
+    lab.run_through()
+    lab.jobs.cancel(lab.run("report"))
+    assert job_counts.recounted_at() is None
+    assert job_counts.by_name() == {"mail": {"success": 1}, "report": {"canceled": 1}}
+
+
+@pytest.mark.parametrize("is_added", [False, True], ids=["marked", "added"])
+def test_every_operation_is_counted_at_once(kept: Lab, is_added: bool) -> None:
+    ids = [kept.run("mail", number) for number in range(8)]
+    canceled = [kept.run("report", number) for number in range(3)]
+    for act in (
+        kept.run_through,
+        lambda: [kept.jobs.cancel(id) for id in canceled],
+        lambda: kept.jobs.retry(ids[0]),
+        lambda: kept.jobs.reschedule(canceled[0], delay=seconds(60)),
+        lambda: kept.jobs.remove(ids[1]),
+        lambda: kept.jobs.clear(["success", "pending"], "mail", limit=3),
+        lambda: kept.jobs.clear(["canceled"]),
+        lambda: kept.jobs.clear(["success"]),
+    ):
+        act()
+        if is_added:
+            job_counts.add_finished(limit=100)
+            assert uncounted() == 0
+        assert job_counts.by_name() == count_jobs()
+
+
+def test_dispatch_adds_finished_jobs_to_the_counts(kept: Lab) -> None:
+    for number in range(5):
+        kept.run("mail", number)
+    kept.run_through()
+    assert uncounted() == 5
+    kept.dispatch(epoch=1)
+    assert uncounted() == 0
+    assert job_counts.job_counts().find_one({"_id": "mail"}) == {"_id": "mail", "success": 5}
+
+
+def test_what_others_change_is_recounted_within_an_hour(kept: Lab) -> None:
+    for number in range(5):
+        kept.run("mail", number)
+    kept.run_through()
+    kept.dispatch(epoch=1)
+    job.jobs().delete_one({"arguments": 3})
+    kept.hand.now += hours(1)
+    kept.dispatch(epoch=1)
+    assert job_counts.by_name() == count_jobs() == {"mail": {"success": 4}}
+
+
+def test_adopted_and_foreign_documents(kept: Lab) -> None:
+    add_foreign_jobs("mail", kept.clock())
+    kept.dispatch(epoch=1)
+    assert job_counts.by_name() == {}
+
+
+def test_counts_are_right_while_threads_change_jobs_count_and_recount(kept: Lab) -> None:
+    numbers, is_over = iter(range(10_000)), Event()
+
+    def change(seed: int) -> None:
+        chance, ids = random.Random(seed), list[str]()
+        for _ in range(OPERATIONS):
+            act = chance.choice([kept.jobs.cancel, kept.jobs.retry, kept.jobs.remove, None, None])
+            with suppress(WrongState, UnknownJob, Contended):
+                if act is None or not ids:
+                    ids.append(kept.run(chance.choice(["mail", "report"]), next(numbers)))
+                else:
+                    act(chance.choice(ids))
+            if chance.random() < 0.1:
+                kept.run_through(chance.choice(["mail", "report"]))
+
+    def count() -> None:
+        while not is_over.is_set():
+            with suppress(Contended):
+                job_counts.add_finished(limit=10)
+                job_counts.recount(kept.clock())
+
+    with ThreadPoolExecutor(THREADS + 1) as threads:
+        counting = threads.submit(count)
+        try:
+            list(threads.map(change, range(THREADS)))
+        finally:
+            is_over.set()
+        counting.result()
+    assert job_counts.by_name() == count_jobs()
+    while job_counts.add_finished(limit=10):
+        assert job_counts.by_name() == count_jobs()
+
+
+def test_sum_does_not_change_while_jobs_change_their_state(kept: Lab) -> None:
+    ids = [kept.run("mail", number) for number in range(100)]
+
+    def change() -> None:
+        for id in ids:
+            kept.jobs.cancel(id)
+            job_counts.add_finished(limit=3)
+            kept.jobs.retry(id)
+
+    sums = Counter[int]()
+    with ThreadPoolExecutor(1) as threads:
+        changing = threads.submit(change)
+        while not changing.done():
+            sums[sum(job_counts.by_name()["mail"].values())] += 1
+        changing.result()
+    assert [*sums] == [100]
+
+
+def test_transaction_that_fails_changes_neither_the_marks_nor_the_counts(
+    kept: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.jobs.cancel(kept.run("mail"))
+
+    def fail_at_its_end(act: object) -> None:
+        def act_and_fail(session: object) -> None:
+            act(session)  # type: ignore[operator]
+            raise KeyboardInterrupt
+
+        transact(act_and_fail)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_counts, "transact", fail_at_its_end)
+        with pytest.raises(KeyboardInterrupt):
+            job_counts.add_finished(limit=10)
+    assert (uncounted(), job_counts.by_name()) == (1, {"mail": {JobState.CANCELED: 1}})

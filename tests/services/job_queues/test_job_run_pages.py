@@ -1,0 +1,263 @@
+"""Pages of short jobs: one write starts and finishes a page; other runs never see its jobs overlap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from models import database, job, job_attempt
+from models.database import Document
+from models.job import JobState, NameBusy
+from models.job_attempt import EndedAttempt, JobOutcome
+from queue_manager.core.clock import seconds
+from services.job_queues import WrongState, runner
+from services.job_queues.runner import MAX_PAGE_SIZE, PAGE_TIME
+from tests.eventually import eventually
+from tests.job_lab import LEASE, Lab, lost_lease, successes
+from tests.real_servers import Servers
+
+SUCCESS = JobOutcome(state=JobState.SUCCESS)
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab()
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The arguments of the jobs of each page that a runner starts after its first job."""
+    started: list[list[Any]] = []
+    finish_and_start = job_attempt.finish_and_start
+
+    def noting(ended: Sequence[EndedAttempt], page: Sequence[Document], **options: Any) -> Any:
+        started.append([one["arguments"][0] for one in page])
+        return finish_and_start(ended, page, **options)
+
+    monkeypatch.setattr(job_attempt, "finish_and_start", noting)
+    return started
+
+
+@pytest.fixture
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a change of a reserved job be refused at once."""
+    monkeypatch.setattr(import_module("services.job_queues.jobs"), "RESERVATION_TIMEOUT", 0.0)
+
+
+def reserve(lab: Lab, *ids: str, token: str = "elsewhere") -> list[Document]:
+    """Start the first and reserve the other jobs as a run elsewhere would; return those that were."""
+    page, now = [lab.jobs.get(id) for id in ids], lab.clock()
+    return job_attempt.finish_and_start([], page, token=token, now=now, until=now + LEASE)[1]
+
+
+def finish(lab: Lab, found: Document, token: str = "elsewhere") -> bool:
+    return job_attempt.finish(found, SUCCESS, token=token, now=lab.clock())
+
+
+def states(ids: Sequence[str], lab: Lab) -> list[str]:
+    return [lab.state(id) for id in ids]
+
+
+# A run
+
+
+def test_short_jobs_run_in_order_with_one_write_a_page(lab: Lab, pages: list[list[int]]) -> None:
+    ids = [lab.run("mail", number) for number in range(200)]
+    assert lab.run_through().succeeded == 200
+    assert [arguments[0] for arguments in lab.ran] == list(range(200))
+    assert [successes(id) for id in ids] == [1] * 200
+    assert [number for page in pages for number in page] == list(range(1, 200))
+    assert len(pages) <= 12
+    assert max(map(len, pages)) <= MAX_PAGE_SIZE
+    finished = job.jobs().find_one({"name": "mail"}) or {}
+    assert finished.keys().isdisjoint({"claim", "reserved", "page", "waiting", "first", "alone"})
+    assert [(entry["state"], entry.get("attempt")) for entry in finished["history"]] == [
+        ("pending", None),
+        ("success", 1),
+    ]
+
+
+def test_failures_within_a_page_are_retried_and_the_others_succeed(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(40)]
+    lab.works["mail"] = lambda number, run: 1 / 0 if number % 4 == 3 else None
+    report = lab.run_through()
+    assert (report.succeeded, report.failed) == (30, 10)
+    assert states(ids, lab) == ["failure" if number % 4 == 3 else "success" for number in range(40)]
+    failed = lab.jobs.get(ids[3])
+    assert (failed["attempts"], failed["last_error"]) == (1, "ZeroDivisionError: division by zero")
+    assert failed["waiting"] > lab.clock()
+
+
+def test_jobs_that_take_long_are_started_one_by_one(lab: Lab, pages: list[list[int]]) -> None:
+    for number in range(4):
+        lab.run("mail", number)
+    lab.works["mail"] = lambda number, run: time.sleep(PAGE_TIME)
+    lab.run_through()
+    assert pages == [[1], [2], [3], []]
+
+
+def test_repeating_job_has_no_company(lab: Lab, pages: list[list[int]]) -> None:
+    for number in range(3):
+        lab.run("mail", number, every=seconds(60))
+        lab.run("mail", number + 10)
+    assert lab.run_through().succeeded == 6
+    assert pages == [[10], [1], [11], [2], [12], []]
+
+
+def test_long_job_of_a_page_is_executing_while_it_runs_and_never_with_another(lab: Lab) -> None:
+    lab = Lab(database.server_now)
+    ids = [lab.run("mail", number) for number in range(10)]
+    other = lab.run("mail", "other", delay=seconds(0.001), priority=-1)
+    refused = []
+
+    def be_long(number: Any, run: Any) -> None:
+        if number != 5:
+            return
+        assert lab.state(ids[5]) == "pending"
+        until = time.monotonic() + 4 * PAGE_TIME
+        while time.monotonic() < until:
+            with pytest.raises(NameBusy):
+                lab.start(lab.jobs.get(other))
+            refused.append(number)
+        eventually(lambda: lab.state(ids[5]) == "executing")
+        assert states(ids[:5], lab) == ["success"] * 5
+        assert "waiting" not in lab.jobs.get(ids[5])
+
+    lab.works["mail"] = be_long
+    assert lab.run_through().succeeded == 11
+    assert (len(lab.ran), [successes(id) for id in ids]) == (11, [1] * 10)
+    assert refused
+
+
+def test_progress_of_a_job_within_a_page_is_shown(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(5)]
+
+    def report(number: int, run: Any) -> None:
+        if number == 3:
+            run.progress(40, "half")
+            assert lab.jobs.get(ids[3])["progress"] == {"percent": 40.0, "note": "half"}
+            assert states(ids, lab) == ["success"] * 3 + ["executing", "pending"]
+
+    lab.works["mail"] = report
+    assert lab.run_through().succeeded == 5
+
+
+def test_interrupted_run_keeps_the_outcomes_of_its_page(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(5)]
+
+    def interrupt(number: int, run: Any) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    lab.works["mail"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lab.run_through()
+    assert states(ids, lab) == ["success"] * 3 + ["pending"] * 2
+    del lab.works["mail"]
+    assert lab.run_through().succeeded == 2
+
+
+def test_first_job_of_a_page_that_was_canceled_does_not_change_the_order(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(6)]
+    lab.works["mail"] = lambda number, run: number == 0 and lab.jobs.cancel(ids[1])
+    lab.run_through()
+    assert [arguments[0] for arguments in lab.ran] == [0, 2, 3, 4, 5]
+
+
+# Reservations
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_reserved_jobs_cannot_be_changed_by_others_until_the_reservation_ends(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(3)]
+    assert len(reserve(lab, *ids)) == 3
+    for change in (lab.jobs.cancel, lab.jobs.remove, lab.jobs.retry):
+        with pytest.raises(WrongState, match="is pending and cannot"):
+            change(ids[1])
+    assert lab.jobs.clear(["pending"]) == 0
+    lab.hand.now += job_attempt.RESERVATION
+    lab.jobs.cancel(ids[1])
+    assert lab.jobs.clear(["pending"]) == 1
+
+
+def test_change_of_a_reserved_job_waits_for_the_run(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(2)]
+    _, second = reserve(lab, *ids)
+    with ThreadPoolExecutor(1) as thread:
+        canceling = thread.submit(lab.jobs.cancel, ids[1])
+        assert finish(lab, second)
+        with pytest.raises(WrongState, match="is success and cannot"):
+            canceling.result()
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_cancel_racing_with_a_reservation_exactly_one_wins(lab: Lab) -> None:
+    gate = Barrier(2)
+
+    def at_once(act: Callable[[], Any]) -> Any:
+        gate.wait()
+        return act()
+
+    def try_to_cancel(id: str) -> bool:
+        try:
+            return bool(lab.jobs.cancel(id))
+        except WrongState:
+            return False
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(100):
+            ids = [lab.run("mail", number) for number in range(2)]
+            canceling = threads.submit(at_once, lambda ids=ids: try_to_cancel(ids[1]))
+            reserving = threads.submit(at_once, lambda ids=ids: len(reserve(lab, *ids)) == 2)
+            assert canceling.result() != reserving.result()
+            assert lab.state(ids[1]) == ("canceled" if canceling.result() else "pending")
+            job.jobs().delete_many({})
+
+
+def test_late_outcome_of_a_reserved_job_is_refused_once_another_run_has_it(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(3)]
+    late = reserve(lab, *ids, token="late")
+    lost_lease(ids[0])
+    lab.dispatch()
+    assert reserve(lab, *ids[1:], token="next")
+    assert [finish(lab, one, "late") for one in late] == [False] * 3
+    assert states(ids, lab) == ["failure", "executing", "pending"]
+
+
+def test_outcome_of_a_reserved_job_is_written_once(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(2)]
+    first, second = reserve(lab, *ids)
+    assert [finish(lab, one) for one in (second, second, first)] == [True] * 3
+    assert [successes(id) for id in ids] == [1, 1]
+    assert lab.jobs.get(ids[1])["attempts"] == 1
+
+
+def test_reserved_jobs_of_a_lost_worker_run_alone_so_that_the_culprit_is_found(
+    lab: Lab, pages: list[list[int]]
+) -> None:
+    ids = [lab.run("mail", number) for number in range(8)]
+    reserve(lab, *ids[:5])
+    lost_lease(ids[0])
+    lab.dispatch()
+    pages.clear()
+    lab.hand.now += job_attempt.RESERVATION
+    assert lab.run_through().succeeded == 8
+    assert [arguments[0] for arguments in lab.ran] == list(range(8))
+    assert pages == [[1], [2], [3], [4], [5, 6, 7], []]
+    assert lab.jobs.get(ids[0])["attempts"] == 2
+    assert [successes(id) for id in ids] == [1] * 8
+
+
+def test_pages_end_with_their_time(lab: Lab, pages: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PAGE_TIME", 0.03)
+    for number in range(30):
+        lab.run("mail", number)
+    lab.works["mail"] = lambda number, run: time.sleep(0.02) if number == 3 else None
+    assert lab.run_through().succeeded == 30
+    assert [arguments[0] for arguments in lab.ran] == list(range(30))

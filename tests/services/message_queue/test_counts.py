@@ -1,0 +1,95 @@
+"""What happens to messages is counted by the scripts that do it, in the form that counters of other systems have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from queue_manager.core.histogram import BOUNDS_MS, Histogram
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import count_history, counters, latency
+from queue_manager.telemetry.counters import Source, Totals
+from queue_manager.telemetry.latency import Measure
+from services.message_queue.messages import NewMessage
+from services.message_queue.scripts import source
+from tests.services.message_queue.message_lab import Lab
+
+
+def counted(lab: Lab) -> Totals:
+    """Add everything up and return what the minutes have; the totals have the same."""
+    while lab.scripts.run("fold_counts", 2, counters.HISTORY_RETENTION_SECONDS) == 2:
+        pass
+    of_queue = Source(totals=lab.key(":totals"), minutes=lab.key(":minutes:"))
+    with connect(lab.url) as client:
+        (totals,) = counters.totals(client, [of_queue])
+        (recent,) = count_history.recent(client, [of_queue])
+    assert totals == recent.hour
+    return recent.hour
+
+
+def durations(lab: Lab) -> Mapping[Measure, Histogram]:
+    return latency.histograms(counted(lab))
+
+
+def test_the_buckets_are_those_of_other_histograms() -> None:
+    (bounds,) = re.findall(r"DURATION_BOUNDS = \{[^\n]*\n(.*?)\}", source("ack"), flags=re.DOTALL)
+    assert tuple(map(int, re.findall(r"\d+", bounds))) == BOUNDS_MS
+
+
+def test_a_message_is_measured_when_it_is_delivered_and_when_it_is_acknowledged(lab: Lab) -> None:
+    lab.queue.enqueue("mail")
+    message = lab.take()
+    assert {name: one.total for name, one in durations(lab).items()} == {"due_to_done": 0, "wait": 1, "run": 0}
+    lab.queue.ack(message.id, message.lock_token)
+    assert {name: one.total for name, one in durations(lab).items()} == {"due_to_done": 1, "wait": 1, "run": 1}
+    assert counted(lab)["done"] == 1
+
+
+def test_messages_are_counted_together(lab: Lab) -> None:
+    lab.queue.enqueue_batch([NewMessage(type="mail") for _ in range(30)])
+    taken = lab.queue.receive_many(30)
+    lab.queue.ack_many([(one.id, one.lock_token) for one in taken])
+    assert counted(lab)["done"] == 30
+    assert [one.total for one in durations(lab).values()] == [30, 30, 30]
+
+
+def test_a_message_waits_until_its_first_delivery_only(lab: Lab) -> None:
+    lab.queue.enqueue("mail")
+    for _ in range(2):
+        message = lab.take()
+        lab.queue.nack(message.id, message.lock_token)
+    assert (counted(lab)["retried"], durations(lab)["wait"].total) == (2, 1)
+
+
+def test_dead_letters_count_as_failed(lab: Lab) -> None:
+    lab.queue.enqueue_batch([NewMessage(type="mail", max_attempts=1), NewMessage(type="mail", max_attempts=1)])
+    message = lab.take()
+    lab.queue.nack(message.id, message.lock_token)
+    lab.lapse(lab.take().id)
+    lab.sweeper.sweep()
+    assert counted(lab)["failed"] == 2
+
+
+def test_an_acknowledgement_that_is_refused_counts_nothing(lab: Lab) -> None:
+    lab.queue.enqueue("mail")
+    message = lab.take()
+    before = counted(lab)
+    lab.queue.ack_many([(message.id, "another token")])
+    assert counted(lab) == before
+
+
+def test_the_minutes_of_a_day_expire(lab: Lab) -> None:
+    lab.queue.enqueue("mail")
+    lab.take()
+    counted(lab)
+    (key,) = lab.client.scan_iter(lab.key(":minutes:*"))
+    assert 24 * 3600 < lab.client.ttl(key) < 25 * 3600
+
+
+def test_counts_that_nobody_adds_up_are_bounded(lab: Lab) -> None:
+    assert "'MAXLEN', '~', MAX_COUNTS" in source("dequeue")
+    lab.queue.enqueue("mail")
+    lab.take()
+    assert lab.client.xlen(lab.key(":counts")) == 1
+    counted(lab)
+    assert lab.client.xlen(lab.key(":counts")) == 0

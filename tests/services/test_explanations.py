@@ -1,0 +1,389 @@
+"""Why an item is in its state: the answer in each state, and what is recorded of its past."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+
+from models import item_events, site, subscription
+from models.database import collection, id_text, server_now
+from queue_manager import leases
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.diagnosis import diagnose
+from queue_manager.explanation import DispatchState, Explanation, clock, ordinal, span, when
+from services import review_requests, stale_thumbnails
+from services.due_documents.explanation import explain
+from services.due_documents.work import DocumentWork
+from tests.eventually import eventually
+from tests.odd_ids import ODD_IDS
+from tests.rooms import T0, execute, get_room, lose, make_room, make_work, scan
+from tests.services.test_due_documents import declare, make_account, work_on
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+def dispatch(now: datetime, **fields: Any) -> DispatchState:
+    """Return the state of a system whose scans run as usual, with these changes."""
+    usual = DispatchState(
+        name="support-snooze",
+        now=now,
+        is_on=True,
+        flag="QM_CONVERSATIONS",
+        idle=None,
+        has_leader=True,
+        next_scan_at=now + seconds(5),
+        period=seconds(10),
+        workers=["worker@here"],
+    )
+    return replace(usual, **fields)
+
+
+def why(room: ObjectId, work: DocumentWork, now: datetime, **fields: Any) -> Explanation:
+    (found,) = explain(work, str(room), dispatch(now, **fields))
+    return found
+
+
+@pytest.fixture
+def work() -> DocumentWork:
+    return make_work(server_now)
+
+
+class TestNotDue:
+    def test_snooze_and_the_scan_that_can_end_it(self, work: DocumentWork) -> None:
+        room = make_room(T0 + hours(3) + minutes(12))
+        found = why(room, work, T0)
+        assert (found.state, found.tone, found.title) == ("snoozed", "neutral", str(get_room(room)["account_id"]))
+        assert found.answer == (
+            "Snoozed until 12:42 UTC, in 3 h 12 min; not dispatched; the scan that can take it runs at 12:41:55 UTC."
+        )
+        assert (found.page, found.retry) == (f"/rooms/{room}", None)
+        assert found.document == f"/api/systems/support-snooze/items/{room}"
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"is_on": False}, "; the system is off: see QM_CONVERSATIONS."),
+            (
+                {"idle": "paused"},
+                "; the system is paused: see `queue-manager systems resume support-snooze`.",
+            ),
+            ({"idle": "dry run"}, "; the system is in a dry run: see QM_DRY_RUN."),
+            ({"has_leader": False, "next_scan_at": None}, "no scan runs, because no beat leads."),
+            ({"next_scan_at": None}, "the time of the next scan is unknown."),
+        ],
+    )
+    def test_what_keeps_scans_from_dispatching(self, work: DocumentWork, fields: dict[str, Any], said: str) -> None:
+        assert why(make_room(T0 + hours(3)), work, T0, **fields).answer.endswith(said)
+        assert why(make_room(T0 - hours(3)), work, T0, **fields).answer.endswith(said)
+
+    def test_a_room_that_is_dispatched_ahead_of_its_time(self, work: DocumentWork) -> None:
+        now = server_now()
+        room = make_room(now + seconds(8))
+        scan(work)
+        assert why(room, work, now).answer.endswith("; dispatched ahead of time, to be executed then.")
+
+    @pytest.mark.parametrize(
+        ("snooze", "said"),
+        [
+            ({"time": [T0]}, "Its snooze_time.time is malformed: it is a list, and must be a date"),
+            ({"time": "soon"}, "Its snooze_time.time is malformed: it is a text, and must be a date"),
+            ({"time": T0.replace(year=1969)}, "Its snooze_time.time is malformed: it is before 1970"),
+            ({}, "Its snooze_time is malformed: it has no time"),
+            ("tomorrow", "Its snooze_time is malformed: it is a text, and must be a document"),
+        ],
+    )
+    def test_malformed_snoozes(self, work: DocumentWork, snooze: Any, said: str) -> None:
+        found = why(make_room(snooze_time=snooze), work, T0)
+        assert (found.state, found.tone) == ("malformed", "bad")
+        assert found.answer == f"{said}; `queue-manager health` counts such rooms; it can never fall due."
+
+    def test_a_room_that_was_woken(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(1))
+        (item,) = scan(work)
+        execute(work, item)
+        now = get_room(room)["unsnoozed_at"] + minutes(2)
+        found = why(room, work, now)
+        assert found.state == "open"
+        assert found.answer == f"Open since {when(now - minutes(2), now)}; woken by the task {item.token}."
+
+    def test_a_room_that_was_never_snoozed(self, work: DocumentWork) -> None:
+        assert why(make_room(status="open", snooze_time=None), work, T0).answer == "Not snoozed; its status is open."
+
+    def test_a_document_that_does_not_meet_the_condition(self, clock: Any) -> None:
+        work = work_on(declare(), clock)
+        (found,) = explain(work, str(make_account(status="paid")), dispatch(T0))
+        assert found.state == "not due"
+        assert found.answer.endswith('it does not meet the condition of the system, {"status": "trial"}.')
+        (found,) = explain(work, str(make_account(None)), dispatch(T0))
+        assert found.answer == "It has no date at trial_ends_at, so it is not due."
+
+
+class TestDue:
+    def test_a_room_that_no_scan_has_found_yet(self, work: DocumentWork) -> None:
+        room = make_room(T0 - minutes(5))
+        found = why(room, work, T0)
+        assert (found.state, found.tone, found.retry) == ("due", "warn", f"{found.document}/retry")
+        assert found.answer == (
+            "Due since 09:25 UTC, 5 min ago; not dispatched yet; the next scan runs at 09:30:05 UTC."
+        )
+
+    def test_rooms_that_wait_in_the_queue(self, work: DocumentWork) -> None:
+        now = server_now()
+        first = make_room(now - minutes(5))
+        scan(work)
+        second = make_room(now - minutes(4))
+        scan(work)
+        for room, place in ((first, "as the next one"), (second, "behind 1 other")):
+            found = why(room, work, now)
+            assert (found.state, found.tone) == ("queued", "good")
+            assert found.answer.endswith(f"; waiting in the queue support-snooze {place}.")
+        found = why(first, work, now, workers=[])
+        assert found.tone == "bad"
+        assert found.answer.endswith("; no worker consumes that queue.")
+
+    def test_a_room_that_a_worker_has(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        (item,) = scan(work)
+        work.renew([item])
+        assert why(room, work, server_now()).answer.endswith("; received by a worker, and not started yet.")
+        with work.attempt(item) as attempts:
+            found = why(room, work, server_now())
+            assert found.state == "in progress"
+            assert "; being executed by worker@here since " in found.answer
+            assert "; being executed since " in why(room, work, server_now(), workers=["a@b", "c@d"]).answer
+            attempts.done.add(item.lease)
+        assert why(room, work, server_now()).answer.endswith("; its attempt ended a moment ago.")
+
+    def test_a_room_whose_worker_died(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        (item,) = scan(work)
+        lose(work, item, ago=seconds(30))
+        found = why(room, work, server_now())
+        assert (found.state, found.tone, found.retry) == ("stuck", "bad", f"{found.document}/retry")
+        assert "; the lease of its worker ended without a result at " in found.answer
+
+    def test_a_room_that_killed_its_process_before(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        (item,) = scan(work)
+        with pytest.raises(SystemExit), work.attempt(item):
+            raise SystemExit
+        with work.attempt(item):
+            assert "after its process was lost 1 time in a row" in why(room, work, server_now()).answer
+
+    def test_a_room_that_failed(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        for times in ("", ", 2 times in a row"):
+            (item,) = work.take_manually([work.due_of(get_room(room))])
+            work.give_up(item, error="Boom")
+            now = server_now()
+            found = why(room, work, now)
+            assert (found.state, found.tone, found.retry) == ("failed", "bad", f"{found.document}/retry")
+            assert found.answer.startswith(f"All attempts failed{times}; it cools down until ")
+            assert found.answer.endswith(". Last error: Boom.")
+
+    def test_a_room_between_two_attempts(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        (item,) = scan(work)
+        work.renew([item])
+        work.record_attempt(item, "retried", error="Boom", attempt=1)
+        work.postpone(item, wait=minutes(1))
+        eventually(lambda: len(item_events.of_item("support-snooze", str(room)).events) == 2)
+        found = why(room, work, server_now())
+        assert (found.state, found.tone) == ("waiting", "warn")
+        assert "; attempt 1 failed, and the next one starts at " in found.answer
+        assert found.answer.endswith(". Last error: Boom.")
+
+
+class TestTimeline:
+    def test_a_batch_is_one_record_with_a_line_for_each_item(self, work: DocumentWork) -> None:
+        rooms = [make_room(server_now() - minutes(age)) for age in (3, 2, 1)]
+        items = scan(work)
+        work.record_executed(
+            items, [{"success": True}, {"skipped": True, "reason": "Snooze changed"}, None], took=seconds(1)
+        )
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 2)
+
+        first, second, third = (item_events.of_item("support-snooze", str(room)) for room in rooms)
+
+        assert [(one.event, one.items) for one in first.events] == [("executed", 2), ("dispatched", 3)]
+        assert [one.skipped for one in second.events] == ["Snooze changed", None]
+        assert [one.event for one in third.events] == ["dispatched"]
+        assert [one.events[-1].task for one in (first, second, third)] == [item.token for item in items]
+        assert first.events[0].took == seconds(1)
+
+    def test_entries_come_newest_first_and_with_those_of_the_document(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        (item,) = scan(work)
+        work.record_attempt(item, "retried", error="Boom", attempt=1)
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 2)
+        retried, sent, snoozed = why(room, work, server_now()).timeline
+        assert (retried.event, retried.error, retried.task_id) == ("Attempt 1 failed", "Boom", item.token)
+        assert retried.worker is not None
+        assert (sent.event, sent.task_id) == ("Dispatched", item.token)
+        assert (snoozed.event, snoozed.detail) == ("Snoozed", f"by {get_room(room)['snooze_time']['set_by']}")
+
+    def test_what_an_operator_sent_is_said(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        work.sent_manually(work.take_manually([work.due_of(get_room(room))]))
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
+        assert why(room, work, server_now()).timeline[0].event == "Dispatched by an operator"
+
+    def test_an_id_that_another_one_contains_is_not_found(self) -> None:
+        for id in ("a", "ba", "a@b"):
+            item_events.record_dispatched("s", "t", [leases.name(id, T0)], is_manual=False)
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 3)
+        for id in ("a", "ba", "a@b"):
+            assert len(item_events.of_item("s", id).events) == 1
+
+    def test_a_text_that_mongodb_cannot_store_is_no_error(self) -> None:
+        item_events.record_attempt("s", "a@1", "failed", task="t", error="\ud800")
+        assert item_events.of_item("s", "a").events == []
+
+
+class TestFinding:
+    @pytest.mark.parametrize("id", ODD_IDS, ids=str)
+    def test_ids_of_any_type(self, id: Any) -> None:
+        make_room(server_now() + hours(1), _id=id)
+        assert [one.id for one in diagnose(id_text(id)).found] == [id_text(id)]
+        if isinstance(id, str) and id:
+            assert id_text(id) in [one.id for one in diagnose(id).found]
+
+    def test_a_text_of_several_ids_finds_them_all(self) -> None:
+        for id in (5, "5"):
+            make_room(server_now() + hours(1), _id=id)
+        assert sorted(one.id for one in diagnose("5").found) == ['"5"', '{"$numberInt": "5"}']
+
+    def test_the_task_of_an_item(self, work: DocumentWork) -> None:
+        rooms = [make_room(server_now() - minutes(age)) for age in (3, 2)]
+        items = scan(work)
+        work.record_attempt(items[1], "failed", error="Boom")
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 2)
+        for room, item in zip(rooms, items, strict=True):
+            assert [one.id for one in diagnose(item.token).found] == [str(room)]
+        assert diagnose("f" * 32 + "-0").found == []
+
+    def test_one_system_alone(self) -> None:
+        room = str(make_room(server_now() + hours(1)))
+        assert [one.system for one in diagnose(room, system="support-snooze").found] == ["support-snooze"]
+        assert diagnose(room, system="stale-thumbnails").found == []
+
+
+class TestSites:
+    def build(self, started_at: Any, **fields: Any) -> ObjectId:
+        building = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": started_at}
+        return collection("instasites").insert_one({"status": "PUBLISHED", **building, **fields}).inserted_id
+
+    def why(self, id: str, now: datetime) -> Explanation:
+        (found,) = stale_thumbnails.system.explain(id, dispatch(now, name="stale-thumbnails", period=hours(1)))
+        return found
+
+    def test_a_build_that_is_not_hung_yet(self) -> None:
+        now, threshold = server_now(), stale_thumbnails.threshold()
+        site_id = self.build(now - minutes(1))
+        found = self.why(str(site_id), now)
+        assert (found.state, found.id) == ("building", f"instasites:{site_id}")
+        assert f"the build counts as hung at {when(now - minutes(1) + threshold, now)}" in found.answer
+
+    def test_a_build_that_hangs(self) -> None:
+        now = server_now()
+        site_id = self.build(now - hours(5), thumbnail_reset_count=2)
+        for id in (f"instasites:{site_id}", f"instasites {site_id}"):
+            found = self.why(id, now)
+            assert (found.state, found.retry) == ("due", f"{found.document}/retry")
+            assert "not dispatched yet; the next scan runs at " in found.answer
+            assert found.answer.endswith(" It was reset 2 times in a row.")
+
+    def test_other_sites(self) -> None:
+        now = server_now()
+        assert self.why(str(self.build("never")), now).answer.startswith("The build has no valid start time")
+        draft = self.build(now - hours(5), status="DRAFT")
+        assert "only sites with status PUBLISHED are reset" in self.why(str(draft), now).answer
+        done = collection("agency_websites").insert_one({}).inserted_id
+        assert self.why(str(done), now).state == "not building"
+
+    def test_its_resets_are_on_the_timeline(self) -> None:
+        site_id = self.build(server_now())
+        site.record_outcome("r-t-0", "instasites", str(site_id), "failed", now=server_now(), error="Boom")
+        (entry,) = self.why(str(site_id), server_now()).timeline
+        assert (entry.event, entry.error, entry.task_id) == ("Reset failed", "Boom", "r-t-0")
+
+
+class TestAgencies:
+    def subscribe(self, started_at: datetime, **fields: Any) -> ObjectId:
+        parent = ObjectId()
+        plan = {"metadata": {"product_type": "seo"}}
+        subscription.subscriptions().insert_one(
+            {
+                "account": parent,
+                "status": "active",
+                "created_at": started_at,
+                "plan": plan,
+                "metadata": {"account_id": ObjectId()},
+                **fields,
+            }
+        )
+        return parent
+
+    def why(self, parent: Any) -> Explanation:
+        (found,) = review_requests.system.explain(str(parent), dispatch(server_now(), name="review-requests"))
+        return found
+
+    def test_one_that_is_due_and_then_asked(self) -> None:
+        parent = self.subscribe(server_now() - timedelta(days=40))
+        assert self.why(parent).state == "due"
+        requests = review_requests.review_requests()
+        (item,) = requests.take_manually(
+            [review_requests.due_of(one) for one in subscription.agencies(["seo"], accounts=[parent])]
+        )
+        requests.create(*item.args)
+        found = self.why(parent)
+        assert found.state == "asked"
+        assert found.answer.startswith("A review request is open since ")
+        assert self.why(item.args[0]).id == str(parent)
+
+    def test_one_that_is_no_customer_for_long_enough(self) -> None:
+        found = self.why(self.subscribe(server_now() - timedelta(days=4)))
+        assert found.state == "not due"
+        assert "it is asked 30 days later, at " in found.answer
+
+    def test_one_whose_subscription_names_no_account(self) -> None:
+        found = self.why(self.subscribe(server_now() - timedelta(days=40), metadata={}))
+        assert (found.state, found.tone) == ("not asked", "bad")
+
+
+class TestWords:
+    def test_times(self) -> None:
+        assert clock(T0, T0) == "09:30 UTC"
+        assert clock(T0 + seconds(5), T0) == "09:30:05 UTC"
+        assert clock(T0 + timedelta(days=1), T0) == "1 Feb, 09:30 UTC"
+        assert clock(T0 - timedelta(days=60), T0) == "2 Dec 2025, 09:30 UTC"
+        assert when(T0, T0) == "09:30 UTC, now"
+
+    @pytest.mark.parametrize(
+        ("time", "text"),
+        [
+            (0.4, "less than a second"),
+            (59, "59 s"),
+            (60, "1 min"),
+            (3_605, "1 h"),
+            (11_520, "3 h 12 min"),
+            (90_000, "1 d 1 h"),
+        ],
+    )
+    def test_spans_have_two_units(self, time: float, text: str) -> None:
+        assert span(seconds(time)) == text
+
+    def test_ordinals(self) -> None:
+        assert [ordinal(number) for number in (1, 2, 3, 4, 11, 21, 112)] == [
+            "1st",
+            "2nd",
+            "3rd",
+            "4th",
+            "11th",
+            "21st",
+            "112th",
+        ]

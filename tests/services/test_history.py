@@ -1,0 +1,163 @@
+"""The history: copied from Redis to MongoDB, any number of times, and kept when Redis loses its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from beat_schedule import SYSTEMS
+from models import history as stored
+from models import mark
+from models.database import collection, server_now
+from models.history import HOUR, TEN_MINUTES, Bucket
+from models.mark import Mark
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.core.clock import hours, minutes, seconds, truncate
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import counters
+from services import history
+from services.support_snooze import system
+from tests.real_servers import Servers
+
+NAME = system.name
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def minute(clean: Servers) -> Iterator[int]:
+    """The number of the present minute of Redis; the counters' keys are those of the rooms."""
+    with connect(clean.valkey.url) as client:
+        yield client.time()[0] // 60
+
+
+def count(servers: Servers, minute: int, **counts: int) -> None:
+    """Set what was counted of rooms in a minute."""
+    with connect(servers.valkey.url) as client:
+        key = f"{counters.history_key(str(system.counted_as))}{minute // 10}"
+        client.hset(key, mapping={f"{name.replace('__', '.')}:{minute % 10}": n for name, n in counts.items()})
+
+
+def copy(servers: Servers, *, now: datetime | None = None) -> None:
+    """Copy as a scan does that is the first within the interval."""
+    with connect(servers.valkey.url) as client:
+        client.delete(history.COPY_LOCK)
+    history.copy(SYSTEMS, now=now or server_now())
+
+
+def sums(length: timedelta) -> dict[str, int]:
+    found = stored.read(length, since=NOON - hours(1_000_000), systems=[NAME])
+    total: dict[str, int] = {}
+    for bucket in found:
+        for name, n in bucket.counts.items():
+            total[name] = total.get(name, 0) + n
+    return total
+
+
+def test_what_was_counted_is_copied_by_ten_minutes_and_by_the_hour(clean: Servers, minute: int) -> None:
+    for ago in (0, 1, 15, 90, 600):
+        count(clean, minute - ago, done=1, wait__250=2)
+    copy(clean)
+    assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 5, "wait.250": 10}
+    ats = [bucket.at for bucket in stored.read(HOUR, since=NOON - hours(1_000_000), systems=[NAME])]
+    assert all(at.minute == 0 for at in ats)
+    assert ats == sorted(set(ats))
+
+
+def test_copying_again_changes_nothing_and_adds_what_is_new(clean: Servers, minute: int) -> None:
+    count(clean, minute, done=1)
+    for _ in range(3):
+        copy(clean)
+    assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 1}
+    count(clean, minute, done=4)
+    copy(clean)
+    assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 4}
+
+
+def test_one_process_copies_in_an_interval(clean: Servers, minute: int) -> None:
+    copy(clean)
+    count(clean, minute, done=1)
+    history.copy(SYSTEMS, now=server_now())
+    assert sums(TEN_MINUTES) == {}
+
+
+def test_the_history_survives_the_loss_of_redis(clean: Servers, minute: int) -> None:
+    count(clean, minute, done=5)
+    copy(clean)
+    with connect(clean.valkey.url) as client:
+        client.flushall()
+    count(clean, minute, done=2)
+    copy(clean)
+    assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 5}
+
+
+def test_an_hour_that_no_copy_was_made_in_is_caught_up(clean: Servers, minute: int) -> None:
+    count(clean, minute - 200, done=1)
+    copy(clean)
+    collection(stored.HISTORY_COLLECTION).delete_many({"at": {"$gt": server_now() - minutes(180)}})
+    count(clean, minute - 100, done=2)
+    count(clean, minute - 200, done=3)
+    copy(clean)
+    assert sums(TEN_MINUTES)["done"] >= 3
+
+
+@pytest.mark.parametrize("chosen", ["24h", "7d", "30d", "90d"])
+def test_a_range_has_its_steps_and_null_for_what_is_unknown(clean: Servers, chosen: history.Range) -> None:
+    now = server_now()
+    at = datetime.fromtimestamp(now.timestamp() // 600 * 600, UTC)
+    stored.store([Bucket(system=NAME, at=at, length=TEN_MINUTES, counts={"done": 3, "wait.250": 2})])
+    found = history.read(system, chosen, systems=SYSTEMS, now=now)
+    whole, step = history.LENGTHS[chosen]
+    assert len(found.steps) == whole // step
+    assert found.begins_at + whole > now >= found.begins_at + whole - step
+    assert found.numbers("done") == [None] * (len(found.steps) - 1) + [3]
+    assert found.histograms("wait")[-1].total == 2
+
+
+def test_the_last_hour_is_read_by_the_minute(clean: Servers, minute: int) -> None:
+    for ago in (0, 30, 70):
+        count(clean, minute - ago, done=1)
+    found = history.read(system, "1h", systems=SYSTEMS, now=server_now())
+    assert (len(found.steps), sum(one or 0 for one in found.numbers("done"))) == (60, 2)
+
+
+def test_documents_expire_by_their_length(clean: Servers) -> None:
+    stored.store([Bucket(system=NAME, at=NOON, length=TEN_MINUTES, counts={"done": 1})])
+    found = {one["seconds"]: one["expires_at"] - one["at"] for one in collection(stored.HISTORY_COLLECTION).find()}
+    assert found == {600: minutes(10) + hours(72), 3600: hours(1 + 92 * 24)}
+
+
+# Marks
+
+
+def test_a_leader_is_marked_once(clean: Servers) -> None:
+    with connect(clean.valkey.url) as client:
+        since_ms = int(server_now().timestamp() * 1000)
+        client.hset(LEADER_LOCK, mapping={"token": "t", "host": "h", "pid": 1, "since_ms": since_ms, "epoch": 7})
+        client.pexpire(LEADER_LOCK, 60_000)
+    for _ in range(2):
+        copy(clean)
+    assert [(one.kind, one.text) for one in mark.read(server_now() - hours(1))] == [("leader", "h:1 leads, epoch 7")]
+
+
+def test_a_time_without_scans_is_an_outage_once_it_is_over(clean: Servers) -> None:
+    now = truncate(server_now())
+    for at in (now - hours(2), now - hours(2) + seconds(30), now, now):
+        copy(clean, now=at)
+    (outage,) = mark.read(now - minutes(1))
+    assert (outage.kind, outage.at, outage.until) == ("outage", now - hours(2) + seconds(30), now)
+
+
+def test_an_outage_that_lasts_is_shown(clean: Servers) -> None:
+    now = truncate(server_now())
+    copy(clean, now=now - hours(2))
+    assert mark.read(now - hours(3)) == []
+    (outage,) = history.read(system, "24h", systems=SYSTEMS, now=now).marks
+    assert (outage.at, outage.until) == (now - hours(2), now)
+
+
+def test_marks_of_one_moment_are_all_kept(clean: Servers) -> None:
+    for text in ("v1", "v2"):
+        mark.add(Mark(kind="deployment", at=NOON, text=text, by="ada"))
+    assert [(one.text, one.by) for one in mark.read(NOON)] == [("v1", "ada"), ("v2", "ada")]

@@ -1,0 +1,93 @@
+"""Why a message is in its state: the answer in each state, and its timeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models.database import server_now
+from queue_manager.explanation import Explanation
+from services.message_queue import MessageQueue, message_queue, queue_admin, requeue_overdue, system
+from tests.eventually import eventually
+from tests.services.test_explanations import dispatch
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+@pytest.fixture
+def queue() -> MessageQueue:
+    return message_queue()
+
+
+def why(id: str, **fields: Any) -> Explanation:
+    (found,) = system.explain(id, dispatch(server_now(), name="overdue-messages", **fields))
+    return found
+
+
+def test_one_that_waits(queue: MessageQueue) -> None:
+    queue.enqueue("mail", id="low")
+    queue.enqueue("mail", id="high", priority=5)
+    queue.enqueue("mail", id="higher", priority=6)
+    low, high, higher = map(why, ("low", "high", "higher"))
+    assert (low.state, low.title, low.kind) == ("waiting", "mail", "message")
+    assert (low.page, low.document, low.retry) == ("/messages/low", "/api/queue/message/low", None)
+    assert low.answer.endswith("; 2 other messages of this or a higher priority wait, too.")
+    assert high.answer.endswith("; 1 other message of this or a higher priority waits, too.")
+    assert higher.answer.endswith("; the next consumer gets it.")
+    assert [(one.event, one.detail) for one in high.timeline] == [("Added", "priority 5")]
+
+
+def test_one_in_processing(queue: MessageQueue) -> None:
+    queue.enqueue("mail", id="m")
+    first = queue.dequeue(consumer_id="c1")
+    assert first is not None
+    queue.nack(first.id, first.lock_token, reason="the mail server is away")
+    assert "; its 1st delivery failed. Reason: the mail server is away" in why("m").answer
+    queue.dequeue(consumer_id="c2")
+    found = why("m")
+    assert (found.state, found.tone) == ("in processing", "good")
+    assert found.answer.startswith("In processing by consumer c2 until ")
+    assert found.answer.endswith("; delivered for the 2nd time of 3.")
+    assert [one.event for one in found.timeline] == ["Delivered", "Requeued", "Delivered", "Added"]
+    requeued = found.timeline[1]
+    assert (requeued.error, requeued.duration is not None) == ("the mail server is away", True)
+    assert found.timeline[2].detail == "for the 1st time to c1"
+
+
+def test_one_whose_deadline_passed(queue: MessageQueue) -> None:
+    queue.enqueue("mail", id="m", ack_timeout=0.001)
+    queue.dequeue()
+    eventually(lambda: "its deadline passed" in why("m").answer)
+    assert "the next scan runs at " in why("m").answer
+
+
+def test_one_that_failed_and_is_replayed(queue: MessageQueue) -> None:
+    queue.enqueue("mail", id="m", ack_timeout=0.001, max_attempts=1)
+    queue.dequeue()
+    eventually(lambda: requeue_overdue()["dead_lettered"] == 1)
+    found = why("m")
+    assert (found.state, found.tone) == ("failed", "bad")
+    assert ", after 1 attempt; no consumer gets it until it is replayed. Reason: " in found.answer
+    assert (found.retry, found.retry_body) == ("/api/queue/replay", {"messageIds": ["m"]})
+    queue_admin().replay(["m"])
+    assert (why("m").state, why("m").timeline[0].event) == ("waiting", "Replayed")
+
+
+def test_one_that_is_done_or_archived(queue: MessageQueue) -> None:
+    queue.enqueue("mail", id="m")
+    taken = queue.dequeue()
+    assert taken is not None
+    queue.ack(taken.id, taken.lock_token)
+    found = why("m")
+    assert found.answer.startswith("Acknowledged at ")
+    assert found.answer.endswith("; it had been delivered for the 1st time.")
+    queue.enqueue("mail", id="n")
+    queue_admin().move(["n"], to="archived", source="main")
+    assert why("n").answer.endswith(", so no consumer gets it.")
+
+
+def test_what_is_no_message(queue: MessageQueue) -> None:
+    state = dispatch(server_now(), name="overdue-messages")
+    for id in ("nothing", "", "x" * 300, "\n"):
+        assert list(system.explain(id, state)) == []

@@ -1,0 +1,133 @@
+"""Sentry gets one event for each failure that nothing retries, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import Retry
+from pymongo.errors import AutoReconnect
+
+from models.database import server_now
+from models.due_documents import DueCollection
+from queue_manager.core.clock import minutes
+from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.telemetry import error_reports
+from services.job_queues import runner
+from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+from tests.reported_errors import collected, exception
+from tests.rooms import make_room
+from tests.tasks.hand_worker import run, take
+
+QUEUE = "support-snooze"
+
+
+@pytest.fixture
+def events(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    with collected(monkeypatch) as events:
+        yield events
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error.with_traceback(None)
+
+    monkeypatch.setattr(DueCollection, "apply", fail)
+
+
+def test_retries_send_nothing_and_the_last_failure_one_event(
+    clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = make_room(server_now() - minutes(1))
+    broken(monkeypatch, ValueError("wrong"))
+    unsnooze_room.delay(str(room))
+    for _ in range(9):
+        assert isinstance(run(take(clean.valkey.url, QUEUE)), Retry)
+    assert events == []
+    message = take(clean.valkey.url, QUEUE)
+    assert isinstance(run(message), ValueError)
+    (event,) = events
+    assert (exception(event)["type"], exception(event)["value"]) == ("ValueError", "wrong")
+    assert event["tags"] == {"where": unsnooze_room.name, "task_id": message.id, "attempts": "10"}
+    assert (event["transaction"], event["environment"]) == (unsnooze_room.name, "test")
+
+
+def test_an_event_has_no_values_of_variables(
+    clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch, PermanentError("wrong"))
+    unsnooze_room.delay(str(make_room(server_now() - minutes(1))))
+    run(take(clean.valkey.url, QUEUE))
+    assert exception(events[0])["stacktrace"]["frames"][-1]["function"] == "fail"
+    assert "vars" not in json.dumps(events)
+
+
+def test_each_item_that_can_never_succeed_is_one_event(clean: Servers, events: list[dict[str, Any]]) -> None:
+    for _ in range(2):
+        unsnooze_room.delay("nonsense")
+        run(take(clean.valkey.url, QUEUE))
+    assert [exception(event)["type"] for event in events] == ["PermanentError"] * 2
+
+
+def test_an_outage_is_not_reported(
+    clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch, AutoReconnect("connection closed"))
+    unsnooze_room.delay(str(make_room(server_now() - minutes(1))))
+    results = [run(take(clean.valkey.url, QUEUE)) for _ in range(10)]
+    assert isinstance(results[-1], AutoReconnect)
+    assert events == []
+
+
+def test_a_scan_that_keeps_failing_is_reported_once(
+    clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("no such field")
+
+    monkeypatch.setattr("tasks.document_tasks.fan_out", fail)
+    for _ in range(3):
+        with pytest.raises(Exception, match="no such field"):
+            scan_expired_snoozes()
+    assert [exception(event)["type"] for event in events] == ["KeyError"]
+
+
+def test_a_job_is_reported_when_it_is_not_retried(
+    clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(server_now)
+    monkeypatch.setattr(runner, "registry", lab.registry)
+
+    def fail(error: str, *_: Any, run: Any) -> None:
+        raise PermanentError("no such address") if error == "permanent" else ValueError("try again")
+
+    lab.works = {"mail": fail}
+    lab.run("mail", "passing")
+    permanent = lab.run("mail", "permanent")
+    lab.run_through("mail")
+    (event,) = events
+    assert exception(event)["value"] == "no such address"
+    assert event["tags"] == {"where": "job mail", "job": str(permanent), "attempts": "1"}
+
+
+def test_without_the_setting_nothing_is_imported() -> None:
+    program = (
+        "import sys\n"
+        "from queue_manager.telemetry import error_reports\n"
+        "error_reports.require_sdk()\n"
+        "error_reports.report(ValueError(), where='x')\n"
+        "assert 'sentry_sdk' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_missing_package_is_one_sentence(events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentry_sdk", None)
+    with pytest.raises(ConfigurationError, match=r"^SENTRY_DSN: the package sentry-sdk is not installed: pip install"):
+        error_reports.require_sdk()

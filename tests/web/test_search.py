@@ -1,0 +1,113 @@
+"""The search for any id over HTTP: what is found, with its answer and its timeline; and documents of items."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from bson import ObjectId
+
+from models import support_room
+from models.database import collection, id_text, server_now
+from queue_manager.core.clock import hours, minutes
+from services.due_work import DueItem
+from tests.eventually import eventually
+from tests.odd_ids import ODD_IDS
+from tests.real_servers import Servers
+from tests.rooms import make_room, make_work, scan
+from tests.web.web_process import Answer, Web, shared_web
+
+HTML = {"Accept": "text/html"}
+
+
+@pytest.fixture(scope="session")
+def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return shared_web(tmp_path_factory, QM_PROJECTS="true")
+
+
+@pytest.fixture
+def sent(clean: Servers) -> DueItem:
+    """A room that was dispatched a moment ago."""
+    make_room(server_now() - minutes(1))
+    (item,) = scan(make_work(server_now))
+    eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
+    return item
+
+
+def search(process: Web, id: str, query: str = "") -> Answer:
+    return process.get(f"/api/search?id={quote(id, safe='')}{query}")
+
+
+def found(process: Web, id: str) -> list[Any]:
+    answer = search(process, id)
+    assert answer.status == 200, answer.text
+    assert answer.body["unread"] == {}
+    return list(answer.body["found"])
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_room_has_an_answer_and_paths(process: Web) -> None:
+    room = make_room(server_now() + hours(3))
+    (one,) = found(process, f" {room} ")
+    assert (one["system"], one["kind"], one["id"]) == ("support-snooze", "room", str(room))
+    assert (one["label"], one["tone"], one["retry"]) == ("snoozed", "neutral", None)
+    assert one["answer"].startswith("Snoozed until ")
+    assert one["answer"].endswith("; not dispatched; no scan runs, because no beat leads.")
+    assert one["page"] == f"/rooms/{room}"
+    assert process.get(one["page"], **HTML).status == 200
+    document = process.get(one["document"]).body["document"]
+    assert document["_id"] == {"$oid": str(room)}
+
+
+def test_the_timeline_and_the_task_of_an_item(process: Web, sent: DueItem) -> None:
+    (one,) = found(process, sent.token)
+    assert one["id"] == sent.args[0]
+    assert one["label"] == "queued"
+    dispatched, snoozed = one["timeline"]
+    assert (dispatched["event"], dispatched["task_id"]) == ("Dispatched", sent.token)
+    assert "error" not in dispatched
+    assert snoozed["event"] == "Snoozed"
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_failed_room_can_be_retried_at_the_given_path(process: Web) -> None:
+    room = make_room(server_now() - minutes(1))
+    (one,) = found(process, str(room))
+    assert process.post(one["retry"]).status == 202
+    (one,) = found(process, str(room))
+    assert (one["label"], one["retry"]) == ("queued", None)
+    assert process.ask("POST", f"/api/systems/support-snooze/items/{room}/retry").status == 409
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("id", ODD_IDS, ids=str)
+def test_pages_and_documents_of_ids_of_any_type(process: Web, id: Any) -> None:
+    make_room(server_now() + hours(1), _id=id)
+    (one,) = [one for one in found(process, id_text(id)) if one["id"] == id_text(id)]
+    assert process.get(one["page"], **HTML).status == 200
+    assert process.get(one["document"]).status == 200
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_is_not_there(process: Web) -> None:
+    assert found(process, str(ObjectId())) == []
+    answer = process.get(f"/api/systems/support-snooze/items/{ObjectId()}")
+    assert (answer.status, answer.body["field"]) == (404, "id")
+
+
+@pytest.mark.usefixtures("clean")
+def test_wrong_parameters_are_named(process: Web) -> None:
+    for query, field in (("", "id"), ("?id=", "id"), (f"?id={'x' * 1_025}", "id"), ("?id=a&of=b", "of")):
+        answer = process.get(f"/api/search{query}")
+        assert (answer.status, answer.body["field"]) == (422, field)
+    answer = search(process, "a", "&system=nothing")
+    assert (answer.status, answer.body["field"]) == (404, "name")
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_document_that_is_too_large_is_refused(process: Web) -> None:
+    room = make_room(server_now() + hours(1), notes="x" * 1024 * 1024)
+    assert process.get(f"/api/systems/support-snooze/items/{room}").status == 413
+    support_room.rooms().update_one({"_id": room}, {"$set": {"notes": ""}})
+    assert process.get(f"/api/systems/support-snooze/items/{room}").status == 200

@@ -1,0 +1,233 @@
+"""Searches as server-sent events, of messages and of jobs alike: to the end, with progress, within bounds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from benchmarks.rooms.processes import cost, resident
+from models import job as model
+from models.database import server_now
+from services.job_queues.fields import new_job
+from tests.any_jobs import INVOICE, MODULE
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.web.queue_client import NAME, Queue, Stream, empty_queue
+
+MIB = 1024 * 1024
+MILLION = 1_000_000
+MAX_ENTRIES = 900  # that one script reads, see reading.lua
+MAX_GROWTH = 64  # MB of the process during a search
+COPY = """
+local head, tail, record_head, record_tail = unpack(ARGV)
+for first = ARGV[5], ARGV[6], 1000 do
+  local records = {}
+  for number = first, first + 999 do
+    local copy = string.format('%032d', number)
+    local sid = redis.call('XADD', KEYS[1], '*', 'data', head .. copy .. tail)
+    records[#records + 1] = copy
+    records[#records + 1] = record_head .. sid .. record_tail
+  end
+  redis.call('HSET', KEYS[1] .. '_metadata', unpack(records))
+end
+"""
+MAX_MATCHES_SIZE = 19 * MIB  # see live/search.py: 16 MiB, and a slice
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A list of one web process. `add` stores entries that contain these texts, and returns their ids, oldest first."""
+
+    queue: Queue
+    list_path: str
+    id_field: str
+    add: Callable[[Iterable[str]], list[str]]
+
+    def search(self, query: str = "") -> list[tuple[str, Any]]:
+        """Return the events of a search."""
+        with self.stream(query) as stream:
+            assert stream.status == 200
+            return list(stream.events())
+
+    def stream(self, query: str) -> Stream:
+        return Stream(self.queue.web, f"/api{self.list_path}/search", query=f"?{query}")
+
+    def ids(self, events: Sequence[tuple[str, Any]]) -> list[str]:
+        return [one[self.id_field] for name, data in events if name == "matches" for one in data]
+
+
+def add_messages(queue: Queue, texts: Iterable[str]) -> list[str]:
+    return [queue.add(payload=text) for text in texts]
+
+
+def add_jobs(texts: Iterable[str]) -> list[str]:
+    now = server_now()
+    new = [new_job(INVOICE, [text], due=now, priority=0, repetition={}, now=now) for text in texts]
+    return [str(id) for id in model.jobs().insert_many(new).inserted_ids]
+
+
+@pytest.fixture
+def queue(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(clean, tmp_path_factory, QM_JOBS="true", JOBS_IMPORTS=json.dumps([MODULE]))
+
+
+@pytest.fixture(params=["messages", "jobs"])
+def listed(request: pytest.FixtureRequest, queue: Queue) -> Searched:
+    if request.param == "jobs":
+        return Searched(queue, "/jobs", "_id", add_jobs)
+    return Searched(queue, "/queue/main/messages", "id", lambda texts: add_messages(queue, texts))
+
+
+def test_a_search_ends_with_what_it_found_and_how_much_it_read(listed: Searched) -> None:
+    ids = listed.add(["needle", *["hay"] * 30, "Needle"])
+    events = listed.search("search=needle")
+    assert listed.ids(events) == [ids[-1], ids[0]]
+    end = {"searched": 32, "total": 32, "found": 2, "cursor": None}
+    assert events[-1] == ("end", end)
+    assert {name for name, _ in events[:-1]} <= {"matches", "progress"}
+
+
+def test_a_search_without_a_match_says_that_it_read_everything(listed: Searched) -> None:
+    assert listed.search("search=needle") == [("end", {"searched": 0, "total": 0, "found": 0, "cursor": None})]
+    listed.add(["hay"] * 3)
+    assert listed.search("search=needle")[-1] == ("end", {"searched": 3, "total": 3, "found": 0, "cursor": None})
+
+
+def test_a_search_ends_at_its_limit_and_goes_on_at_its_cursor(listed: Searched) -> None:
+    ids = listed.add([f"{'needle' if number % 3 else 'hay'} {number}" for number in range(30)])
+    needles = [id for number, id in enumerate(ids) if number % 3][::-1]
+    found: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        events = listed.search(f"search=needle&limit=7&cursor={quote(cursor)}")
+        name, end = events[-1]
+        some = listed.ids(events)
+        assert (name, end["found"]) == ("end", len(some))
+        assert len(some) == 7 or end["cursor"] is None
+        found += some
+        cursor = end["cursor"]
+    assert found == needles
+
+
+def test_a_search_has_the_order_of_its_list(listed: Searched) -> None:
+    ids = listed.add(["needle"] * 5)
+    ascending = "sortOrder=asc" if listed.id_field == "id" else "order=asc"
+    assert listed.ids(listed.search(f"search=needle&{ascending}")) == ids
+
+
+@pytest.mark.parametrize(("query", "field"), [("limit=0", "limit"), ("limit=x", "limit"), ("cursor=x", "cursor")])
+def test_a_bad_parameter_is_422_with_its_name(listed: Searched, query: str, field: str) -> None:
+    answer = listed.queue.get(f"{listed.list_path}/search?{query}")
+    assert (answer.status, answer.body["field"]) == (422, field)
+
+
+def test_matches_are_bounded_in_bytes_and_the_cursor_goes_on(listed: Searched) -> None:
+    ids = listed.add(["x" * 900_000] * 24)
+    found: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        events = listed.search(f"limit=100&cursor={quote(cursor)}")
+        sizes = [len(json.dumps(data)) for _, data in events]
+        assert sum(sizes) < MAX_MATCHES_SIZE
+        found += listed.ids(events)
+        progress = [data["searched"] for name, data in events if name != "matches"]
+        assert progress == sorted(progress)
+        cursor = events[-1][1]["cursor"]
+    assert sorted(found) == sorted(ids)
+
+
+def test_a_page_of_jobs_is_bounded_in_bytes_in_every_order(queue: Queue) -> None:
+    ids = add_jobs(f"{number:02} {'x' * 900_000}" for number in range(24))
+    for query in ("", "sort=due", "sort=priority&order=asc", f"name={INVOICE}&state=pending", "search=invoice"):
+        found: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            answer = queue.get(f"/jobs?limit=200&{query}&cursor={quote(cursor)}")
+            assert len(answer.text) < (16 + 10) * MIB
+            found += [job["_id"] for job in answer.body["jobs"]]
+            assert answer.body["is_partial"] == (len(found) < 24), query
+            cursor = answer.body["cursor"]
+        assert sorted(found) == sorted(ids), query
+
+
+def test_a_server_that_fails_meanwhile_is_the_last_event(queue: Queue) -> None:
+    """The client reads nothing while the search would go on, so that the search waits for it."""
+    add_jobs(["x" * 900_000] * 24)
+    listed = Searched(queue, "/jobs", "_id", add_jobs)
+    with listed.stream("state=pending&limit=100") as stream:
+        events = stream.events()
+        assert next(events)[0] == "matches"
+        model.jobs().drop_index("jobs_in_a_state")  # `clean` makes it again
+        *_, (name, data) = events
+        assert (name, data["error"]) == ("error", "unavailable")
+
+
+def test_a_search_is_over_when_its_client_is_gone(queue: Queue) -> None:
+    for _ in range(60):
+        assert queue.post("/queue/batch", [{"type": "hay"}] * 500).status == 201
+    with queue.redis() as client:
+        with Stream(queue.web, "/api/queue/main/messages/search", query="?filterType=needle") as stream:
+            assert next(stream.events())[0] == "progress"
+        seen: list[int] = []
+
+        def has_stopped() -> bool:
+            seen.append(scripts_of(client))
+            return len(seen) > 1 and seen[-1] == seen[-2]
+
+        eventually(has_stopped, within=20, every=0.5)
+
+
+@pytest.mark.scale
+@pytest.mark.timeout(600)
+def test_a_million_messages_are_searched_to_the_end_in_small_scripts(
+    queue: Queue, figure: Callable[[str], None]
+) -> None:
+    oldest = queue.add(payload="needle")
+    original = queue.add(payload={"to": "ada@example.org", "template": "welcome"})
+    pid = queue.web.child.pid
+    with queue.redis() as client:
+        ((sid, fields),) = client.xrevrange(NAME, count=1)
+        record: Any = client.hget(f"{NAME}_metadata", original)
+        parts = [*fields[b"data"].split(original.encode()), *record.split(sid)]
+        for begin in range(1, MILLION, 2_000):
+            client.eval(COPY, 1, NAME, *parts, begin, begin + 1_999)
+        client.config_resetstat()
+        size, began, web_began, redis_began = resident(pid), time.monotonic(), cost(pid).seconds, redis_seconds(client)
+
+        with Stream(queue.web, "/api/queue/main/messages/search", query="?search=needle") as stream:
+            events = list(stream.events())
+
+        took, grown = time.monotonic() - began, resident(pid) - size
+        web_spent, redis_spent = cost(pid).seconds - web_began, redis_seconds(client) - redis_began
+        scripts = scripts_of(client)
+
+    progress = [data["searched"] for name, data in events if name != "matches"]
+    assert [one["id"] for name, data in events if name == "matches" for one in data] == [oldest]
+    assert events[-1][1] == {"searched": MILLION + 2, "total": MILLION + 2, "found": 1, "cursor": None}
+    assert progress == sorted(progress)
+    assert len(progress) > 10
+    assert scripts > MILLION / MAX_ENTRIES
+    assert grown < MAX_GROWTH
+    figure(
+        f"search of {MILLION:,} messages: {took:.1f} s; the web process {web_spent:.1f} CPU s, {grown:+.1f} MB; "
+        f"{scripts:,} scripts, each {redis_spent / scripts * 1000:.1f} CPU ms of Redis; {len(progress)} reports"
+    )
+
+
+def scripts_of(client: redis.Redis) -> int:
+    """Return how many scripts the server has run."""
+    stats: Any = client.info("commandstats")
+    return int(stats["cmdstat_evalsha"]["calls"])
+
+
+def redis_seconds(client: redis.Redis) -> float:
+    """Return the processor time of the thread that runs scripts."""
+    stats: Any = client.info("cpu")
+    return float(stats["used_cpu_user_main_thread"] + stats["used_cpu_sys_main_thread"])
