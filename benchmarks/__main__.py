@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,23 +14,20 @@ from pymongo import monitoring
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import eligible_agencies, job_queues, report, snooze_scan, stale_scan
-from benchmarks.dashboard import answers, browser, live
-from benchmarks.harness import Bench, Result, WrongResult
-from benchmarks.message_queue import lateness, operations, pages, queues, requeue
+from benchmarks import eligible_agencies, idle, job_queues, report, snooze_scan, stale_scan
+from benchmarks.dashboard import answers, browser, busy, live, requests
+from benchmarks.harness import EVERYTHING_ON, Bench, Result, WrongResult, set_environment
+from benchmarks.message_queue import lateness, operations, pages, peers, queues, requeue
 from benchmarks.rooms import promptness, waking
 from dev.servers import Mongo, Valkey
 from models import database
-from queue_manager.core.settings import Settings, settings
 
 PAGE = Path(__file__).resolve().with_name("results.md")
 RATIOS = PAGE.with_name("ratios.json")  # what `tests/benchmarks` compares with
 CACHE_GB = 1.0  # as in production the data fit into it, so that reading them all costs no disk
+OPLOG_MB = 2048  # all writes to the rooms of one run, from which the run is checked
 # The append-only file is on, as in `make up`; it is not rewritten while something is measured.
 VALKEY_CONFIG = {"auto-aof-rewrite-percentage": "0"}
-EVERYTHING_ON = dict.fromkeys(
-    ("QM_CONVERSATIONS", "QM_PROJECTS", "QM_SITES_FIX_STALE_THUMBNAILS", "QM_MESSAGE_QUEUE", "QM_JOBS"), "true"
-)
 
 Benchmark = Callable[[Bench], Result]
 Group = tuple[str, Sequence[Benchmark]]
@@ -41,7 +37,12 @@ MONGODB: Sequence[Benchmark] = (
     stale_scan.run,
     snooze_scan.run,
 )
-JOBS: Sequence[Benchmark] = (job_queues.one_name, job_queues.ten_names)
+JOBS: Sequence[Benchmark] = (
+    job_queues.one_name,
+    job_queues.hundred_names,
+    job_queues.storing,
+    job_queues.status,
+)
 MESSAGE_QUEUE: Sequence[Benchmark] = (
     requeue.throughput,
     requeue.tick,
@@ -100,7 +101,7 @@ def _mongodb(benchmarks: Sequence[Benchmark], bench: Bench, directory: Path) -> 
     monitoring.register(bench.recorder)
     with Mongo(directory / f"mongo-{len(benchmarks)}", cache_gb=CACHE_GB) as mongo:
         with Valkey(directory / f"valkey-{len(benchmarks)}", config=VALKEY_CONFIG) as valkey:
-            _set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url)
+            set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_WORKER_CONCURRENCY=str(job_queues.THREADS))
             try:
                 version = database.client().server_info()["version"]
                 yield f"MongoDB {version}, {CACHE_GB:g} GB cache", benchmarks
@@ -111,21 +112,31 @@ def _mongodb(benchmarks: Sequence[Benchmark], bench: Bench, directory: Path) -> 
 @contextmanager
 def _message_queue(bench: Bench, directory: Path) -> Iterator[Group]:
     with Valkey(directory / "valkey", config=VALKEY_CONFIG) as valkey:
-        _set_environment(REDIS_URL=valkey.url)
-        yield queues.server_name(), MESSAGE_QUEUE
+        set_environment(REDIS_URL=valkey.url)
+        beside = [partial(peers.run, operation=operation) for operation in peers.OPERATIONS]
+        if not peers.is_installed():
+            bench.progress.console.print(f"Without {peers.MISSING}", highlight=False)
+        yield queues.server_name(), [*MESSAGE_QUEUE, *(beside if peers.is_installed() else [])]
 
 
 @contextmanager
 def _rooms(bench: Bench, directory: Path) -> Iterator[Group]:
-    with Mongo(directory / "mongo-rooms", cache_gb=CACHE_GB) as mongo:
+    with Mongo(directory / "mongo-rooms", cache_gb=CACHE_GB, oplog_mb=OPLOG_MB) as mongo:
         with Valkey(directory / "valkey-rooms", config=VALKEY_CONFIG) as valkey:
-            _set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_CONVERSATIONS="true")
+            set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_CONVERSATIONS="true")
             servers = {"mongod": mongo.pid, "valkey": valkey.pid}
-            benchmarks = (waking.many, waking.few, promptness.idle, promptness.ahead)
+            benchmarks = (waking.many, waking.few, waking.backlog, promptness.idle, promptness.ahead)
             try:
                 yield queues.server_name(), [partial(benchmark, servers=servers) for benchmark in benchmarks]
             finally:
                 database.close()
+
+
+@contextmanager
+def _idle(bench: Bench, directory: Path) -> Iterator[Group]:
+    with Mongo(directory / "mongo-idle") as mongo, Valkey(directory / "valkey-idle") as valkey:
+        set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, **EVERYTHING_ON)
+        yield queues.server_name(), [partial(idle.run, servers={"mongod": mongo.pid, "valkey": valkey.pid})]
 
 
 @contextmanager
@@ -136,10 +147,11 @@ def _dashboard(bench: Bench, directory: Path) -> Iterator[Group]:
         bench.progress.console.print(f"Without {browser.MISSING}", highlight=False)
     with Mongo(directory / "mongo-dashboard", cache_gb=CACHE_GB) as mongo:
         with Valkey(directory / "valkey-dashboard", config=VALKEY_CONFIG) as valkey:
-            _set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, **EVERYTHING_ON)
+            set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, **EVERYTHING_ON)
             try:
                 name = f"without {browser.MISSING}" if path is None else browser.version(path)
-                yield name, [answers.run] if path is None else [answers.run, partial(live.run, path=path)]
+                in_browser = [] if path is None else [partial(live.run, path=path), partial(busy.run, path=path)]
+                yield name, [requests.run, answers.run, *in_browser]
             finally:
                 database.close()
 
@@ -150,15 +162,8 @@ GROUPS: dict[str, Callable[[Bench, Path], AbstractContextManager[Group]]] = {
     "message_queue": _message_queue,
     "rooms": _rooms,
     "dashboard": _dashboard,
+    "idle": _idle,
 }
-
-
-def _set_environment(**names: str) -> None:
-    """Forget what the shell has set for the settings, and name the server."""
-    for name in Settings.model_fields:
-        os.environ.pop(name.upper(), None)
-    os.environ.update(names, APP_ENV="production")
-    settings.cache_clear()
 
 
 if __name__ == "__main__":

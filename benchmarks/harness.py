@@ -19,10 +19,13 @@ from rich.progress import Progress
 
 from benchmarks.explain import Explained, Recorder, different, explain
 from queue_manager.core.redis_client import connect
-from queue_manager.core.settings import settings
+from queue_manager.core.settings import Settings, settings
 
 Document = dict[str, Any]
 BATCH = 20_000  # documents in one insert: larger ones are no faster
+EVERYTHING_ON = dict.fromkeys(
+    ("QM_CONVERSATIONS", "QM_PROJECTS", "QM_SITES_FIX_STALE_THUMBNAILS", "QM_MESSAGE_QUEUE", "QM_JOBS"), "true"
+)
 
 
 class WrongResult(Exception):
@@ -56,6 +59,14 @@ class Figure:
 
     heading: str
     of: Callable[[Run], float]
+
+
+def set_environment(**names: str) -> None:
+    """Set the settings to `names` and all others to their defaults, ignoring the environment."""
+    for name in Settings.model_fields:
+        os.environ.pop(name.upper(), None)
+    os.environ.update(names, APP_ENV="production")
+    settings.cache_clear()
 
 
 def end_leases() -> None:

@@ -1,30 +1,45 @@
-"""Job queues: jobs per second through one name and through ten, beside two loops that promise less."""
+"""Job queues: jobs per second through one name and through a hundred, storing jobs, and the status of many kept jobs.
+
+The peers are two loops that promise less, and Agenda, from npm, as a real process.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from uuid import uuid4
 
 from bson import ObjectId
 
 from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Figure, Result, Way, expect
-from models import database, job, schema
+from models import database, job, job_counts, schema
 from models.job import JobState
 from queue_manager.core.clock import EPOCH, hours, seconds
-from services.job_queues import Registry
+from queue_manager.core.settings import settings
+from services.job_queues import Jobs, Registry
 from services.job_queues.runner import Runner
 
-JOBS = 2_000
+JOBS, JOBS_OF_MANY_NAMES = 2_000, 20_000
+NEW_JOBS = 2_000
+KEPT_JOBS = 1_000_000
+NAMES = [f"n{number}" for number in range(100)]
+THREADS = 8
 PAGE = 32
 LEASE = seconds(30)
+NODE_DIRECTORY = Path(__file__).parent / "node"
 NOTES = [
     "Every job does nothing. Ours also renews the lease of what runs, keeps the history, refuses a late result, and",
     "looks at priorities, pauses and the leader five times a second; the loops know none of this. The first claims and",
     "ends one job at a time; the second claims a page at once, so that what runs cannot be told from what waits.",
+    "Ours writes the outcomes of a page of short jobs at once; a job that takes longer is written by itself.",
 ]
 
 Ran = dict[str, list[int]]
@@ -32,15 +47,87 @@ Ran = dict[str, list[int]]
 
 
 def one_name(bench: Bench) -> Result:
-    return _compare(bench, "job queues, one name", ["n0"], rounds=5)
+    agenda = Agenda(bench.sized(JOBS))
+    if not agenda.is_installed:
+        bench.progress.console.print(f"Without Agenda: run `npm ci` in {NODE_DIRECTORY}", highlight=False)
+    return _compare(bench, "job queues, one name", ["n0"], JOBS, [agenda.way] if agenda.is_installed else [])
 
 
-def ten_names(bench: Bench) -> Result:
-    return _compare(bench, "job queues, ten names", [f"n{number}" for number in range(10)], rounds=3)
+def hundred_names(bench: Bench) -> Result:
+    return _compare(bench, "job queues, a hundred names", NAMES, JOBS_OF_MANY_NAMES)
 
 
-def _compare(bench: Bench, title: str, names: Sequence[str], *, rounds: int) -> Result:
-    total = bench.sized(JOBS)
+def storing(bench: Bench) -> Result:
+    """Store jobs of one name: many in one call, or each in its own."""
+    total, jobs = bench.sized(NEW_JOBS), _jobs(NAMES[0])
+    schema.migrate(SYSTEMS)
+
+    def run_one_by_one() -> None:
+        for number in range(total):
+            jobs.run(NAMES[0], number)
+
+    def check(_: object) -> None:
+        numbers = [one["arguments"][0] for one in job.jobs().find().sort("_id", 1)]
+        expect("jobs that are stored", numbers, list(range(total)))
+
+    def insert_documents() -> None:
+        job.jobs().insert_many(list(documents(NAMES[:1], total, database.server_now())))
+
+    return bench.compare(
+        "storing jobs",
+        f"{total:,} jobs of one name",
+        [
+            Way(name=name, run=run, check=check, prepare=lambda: job.jobs().delete_many({}))
+            for name, run in (
+                ("run_many", lambda: jobs.run_many(NAMES[0], [[number] for number in range(total)])),
+                ("run, one after another", run_one_by_one),
+                ("insert_many of the driver, of ready documents", insert_documents),
+            )
+        ],
+        figures=_figures(total),
+        server_clock=_server_seconds,
+    )
+
+
+def status(bench: Bench) -> Result:
+    """Count the jobs by name and state while many finished ones are kept."""
+    total, jobs = bench.sized(KEPT_JOBS), _jobs(*NAMES)
+    schema.migrate(SYSTEMS)
+    job.jobs().drop()
+    schema.migrate(SYSTEMS)
+    finished = (_finished(one) for one in documents(NAMES, total // len(NAMES), database.server_now() - hours(1)))
+    bench.fill(job.jobs(), finished, total)
+    job_counts.recount(database.server_now())
+    expected = {name: {JobState.SUCCESS.value: total // len(NAMES)} for name in NAMES}
+
+    def count_all() -> dict[str, dict[str, int]]:
+        group = {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}}
+        match = {"$match": job.COUNTED_ATTEMPTS}
+        rows = job.jobs().aggregate([match, group], hint="jobs_of_a_name_by_attempts")
+        return {row["_id"]["name"]: {row["_id"]["state"]: row["jobs"]} for row in rows}
+
+    def read_status() -> dict[str, dict[str, int]]:
+        queues = jobs.status()["queues"]
+        return {one["name"]: {state: jobs for state, jobs in one["states"].items() if jobs} for one in queues}
+
+    def check(found: object) -> None:
+        expect("jobs by name and state", found, expected)
+
+    ways = (("status, ours", read_status), ("count every job by an index", count_all))
+    result = bench.compare(
+        "status of job queues",
+        f"{total:,} finished jobs of {len(NAMES)} names",
+        [Way(name=name, run=run, check=check) for name, run in ways],
+        figures=[Figure(heading="ms", of=lambda run: run.seconds * 1e3)],
+        server_clock=_server_seconds,
+        rounds=5,
+    )
+    job.jobs().drop()
+    return result
+
+
+def _compare(bench: Bench, title: str, names: Sequence[str], full: int, others: Sequence[Way] = ()) -> Result:
+    total = bench.sized(full)
     schema.migrate(SYSTEMS)
     each = total // len(names)
     filled = list(documents(names, each, database.server_now() - hours(1)))
@@ -56,7 +143,7 @@ def _compare(bench: Bench, title: str, names: Sequence[str], *, rounds: int) -> 
 
     return bench.compare(
         title,
-        f"{total:,} jobs that are due, a thread for each of {len(names)} names",
+        f"{total:,} jobs that are due, of {len(names)} names in {min(len(names), THREADS)} threads",
         [
             Way(name=name, run=_in_threads(names, way), check=check, prepare=fill)
             for name, way in (
@@ -64,14 +151,65 @@ def _compare(bench: Bench, title: str, names: Sequence[str], *, rounds: int) -> 
                 ("find_one_and_update, then update_one", claim_one_by_one),
                 ("a page under one lease", claim_pages),
             )
-        ],
-        figures=[
-            Figure(heading="ms each", of=lambda run: run.seconds / total * 1e3),
-            Figure(heading="jobs/s", of=lambda run: total / run.seconds),
-        ],
-        rounds=rounds,
+        ]
+        + [*others],
+        figures=_figures(total),
+        server_clock=_server_seconds,
         notes=NOTES,
     )
+
+
+def _figures(total: int) -> list[Figure]:
+    return [
+        Figure(heading="ms each", of=lambda run: run.seconds / total * 1e3),
+        Figure(heading="jobs/s", of=lambda run: total / run.seconds),
+        Figure(heading="ms of mongod's CPU each", of=lambda run: run.server_seconds / total * 1e3),
+    ]
+
+
+def _server_seconds() -> float:
+    info = database.client().admin.command("serverStatus")["extra_info"]
+    return (int(info["user_time_us"]) + int(info["system_time_us"])) / 1e6
+
+
+def _jobs(*names: str) -> Jobs:
+    registry = Registry()
+    for name in names:
+        registry.register(name, lambda *_: None)
+    return Jobs(registry, clock=database.server_now)
+
+
+class Agenda:
+    """Agenda runs the jobs of one name, in a process that is ready before the time is taken."""
+
+    is_installed = (NODE_DIRECTORY / "node_modules" / "agenda").exists()
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._process: subprocess.Popen[str] | None = None
+        self.way = Way(name="Agenda", run=self._run, check=self._check, prepare=self._start)
+
+    def _start(self) -> None:
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        self._process = subprocess.Popen(
+            ["node", "agenda_jobs.mjs", settings().mongo_db_url, str(self._total)],
+            cwd=NODE_DIRECTORY,
+            env={**os.environ, "PATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        expect("the first line of Agenda", self._process.stdout.readline(), "ready\n")
+
+    def _run(self) -> list[int]:
+        assert self._process is not None
+        printed, _ = self._process.communicate("go\n", timeout=600)
+        numbers: list[int] = json.loads(printed)
+        return numbers
+
+    def _check(self, ran: object) -> None:
+        expect("jobs of Agenda, each once and in order", ran, list(range(self._total)))
 
 
 def run_queue(name: str, work: Callable[[int], object]) -> None:
@@ -123,11 +261,16 @@ def claim_pages(name: str, work: Callable[[int], object]) -> None:
 def _in_threads(names: Sequence[str], way: Callable[[str, Callable[[int], object]], None]) -> Callable[[], Ran]:
     def run() -> Ran:
         ran: Ran = defaultdict(list)
-        with ThreadPoolExecutor(len(names)) as pool:
+        with ThreadPoolExecutor(min(len(names), THREADS)) as pool:
             list(pool.map(lambda name: way(name, ran[name].append), names))
         return dict(ran)
 
     return run
+
+
+def _finished(document: Document) -> Document:
+    del document["waiting"]
+    return {**document, "state": JobState.SUCCESS, "attempts": 1}
 
 
 def documents(names: Sequence[str], each: int, begin: datetime) -> Iterator[Document]:

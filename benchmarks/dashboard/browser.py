@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from benchmarks.harness import WrongResult
 
@@ -117,6 +117,14 @@ def opened(browser: Browser, url: str, count: int, *, rows: int) -> Iterator[Pag
         for page in pages:
             page.wait_for_function(IS_READY, arg=rows, timeout=PATIENCE)
         yield Pages(browser, pages)
+
+
+def opened_page(context: BrowserContext, url: str, *, rows: int) -> Page:
+    """Open the page once; it is live and shows `rows` rows."""
+    page = context.new_page()
+    page.goto(url, timeout=PATIENCE)
+    page.wait_for_function(IS_READY, arg=rows, timeout=PATIENCE)
+    return page
 
 
 def _read(told: Any) -> dict[str, Shown]:

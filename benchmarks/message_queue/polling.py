@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -34,6 +35,12 @@ class Polling:
         self._client, self._queue, self._streams = client, queue, streams
         self._page, self._ack_timeout, self._max_attempts = page, ack_timeout, max_attempts
         self._group, self._records, self._lock = f"{queue}_group", f"{queue}_metadata", f"{queue}:overdue_requeue_lock"
+
+    def create_groups(self) -> None:
+        """Create what a consumer creates before its first read: the streams, and the group of each."""
+        for stream in self._streams:
+            with suppress(redis.ResponseError):  # it exists
+                self._client.xgroup_create(stream, self._group, id="0", mkstream=True)
 
     def tick(self) -> list[str]:
         """Look at one page of each stream; return the ids of what was requeued."""

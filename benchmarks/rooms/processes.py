@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import WrongResult
-from dev import procfile
 from dev.children import Child, spawn
 
-ROOT = Path(__file__).resolve().parents[2]
 STARTS_WITHIN = 60.0  # seconds
 STOPS_WITHIN = 15.0
-PLAIN = shlex.split("celery -A tasks worker --loglevel INFO --task-events")
 
 
 @dataclass(frozen=True)
@@ -58,29 +51,15 @@ def forget_peak(pid: int) -> None:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def procfile_worker() -> list[str]:
-    """Return the command of the Procfile's `worker`."""
-    [worker] = [process for process in procfile.read(ROOT / "Procfile") if process.name == "worker"]
-    return shlex.split(worker.command)
-
-
 class Worker:
-    """A Celery worker with one process in its pool."""
+    """A Celery worker."""
 
-    def __init__(self, name: str, app: str, command: Sequence[str], env: dict[str, str]) -> None:
-        words = list(command)
-        words[words.index("-A") + 1] = app
+    def __init__(self, name: str, command: Sequence[str], env: dict[str, str]) -> None:
+        self.name = name
         self.log = Path.cwd() / f"{name}.log"
         self._from = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
-            self._child: Child = spawn(
-                [sys.executable, "-m", *words, "--hostname", f"{name}@%h", "--concurrency", "1"],
-                env=env,
-                cwd=Path.cwd(),
-                stdout=log,
-                stderr=log,
-                grace=STOPS_WITHIN,
-            )
+            self._child: Child = spawn(command, env=env, cwd=Path.cwd(), stdout=log, stderr=log, grace=STOPS_WITHIN)
 
     def wait_until_ready(self) -> None:
         ends = time.monotonic() + STARTS_WITHIN
@@ -90,57 +69,57 @@ class Worker:
             time.sleep(0.05)
 
     @property
-    def has_worked(self) -> bool:
-        return " succeeded in " in self._said
-
-    @property
     def _said(self) -> str:
         with self.log.open(errors="replace") as log:
             log.seek(self._from)
             return log.read()
 
-    @cached_property
+    @property
     def pids(self) -> list[int]:
-        """Its main process, and the one in its pool."""
-        main = self._child.pid
-        children = Path(f"/proc/{main}/task/{main}/children")
-        return [main, *map(int, children.read_text().split())] if children.exists() else [main]
+        """Its main process, and those in its pool."""
+        return [self._child.pid, *children(self._child.pid)]
 
     def stop(self) -> None:
         self._child.end()
 
 
-class Sender:
-    """`benchmarks.rooms.sender`, which scans or sends when asked."""
+def children(pid: int) -> list[int]:
+    """Return the processes that a process started; none where nothing tells it."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
-    def __init__(self, app: str, env: dict[str, str]) -> None:
+
+class Sender:
+    """A program that scans or sends a room when asked: `benchmarks.rooms.sender` tells how."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
         self._log = (Path.cwd() / "sender.log").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.rooms.sender", app],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
-        self.pid = self._process.pid
         if self._answer() != "ready":
             raise WrongResult(f"nobody scans: see {self._log.name}")
 
-    def ask(self, line: str) -> dict[str, Any]:
-        """Have it scan, or send a room; return `{began, ended, sent: {room: began}}`, in seconds of the epoch."""
+    def ask(self, line: str) -> float:
+        """Have it scan, or send a room; return when that began, in seconds of the epoch."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
         answered = self._answer()
         if not answered:
             raise WrongResult(f"the scan failed: {Path(self._log.name).read_text()[-1000:]}")
-        answer: dict[str, Any] = json.loads(answered)
-        return answer
+        began: float = json.loads(answered)["began"]
+        return began
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._process.pid, *children(self._process.pid)]
 
     def stop(self) -> None:
         self._log.close()
@@ -152,35 +131,36 @@ class Sender:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """Two workers and a sender of one way."""
+    """The processes of one way."""
 
     workers: list[Worker]
     sender: Sender
 
     @property
-    def pids(self) -> dict[str, int]:
-        named = {
-            name: pid
-            for number, worker in enumerate(self.workers, start=1)
-            for name, pid in zip((f"worker {number}", f"its process {number}"), worker.pids, strict=False)
+    def pids(self) -> dict[str, list[int]]:
+        """By kind."""
+        of_workers = {
+            kind: pids
+            for worker in self.workers
+            for kind, pids in ((worker.name, worker.pids[:1]), (f"pool of {worker.name}", worker.pids[1:]))
         }
-        return {**named, "scan": self.sender.pid}
+        return {**of_workers, "sender": self.sender.pids}
 
 
 @contextmanager
-def running(app: str, command: Sequence[str], **env: str) -> Iterator[Running]:
-    """Start two workers and a sender of `app`, with `env` besides our own environment; return when they are ready."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+def running(workers: Mapping[str, Sequence[str]], sender: Sequence[str], **env: str) -> Iterator[Running]:
+    """Start workers, by name, and a sender, with `env` besides our own environment; return when they are ready."""
+    environment = {**os.environ, **env}
     started: list[Worker] = []
-    sender = None
+    sending = None
     try:
-        started += [Worker(f"w{number}", app, command, environment) for number in (1, 2)]
-        sender = Sender(app, environment)
+        started += [Worker(name, command, environment) for name, command in workers.items()]
+        sending = Sender(sender, environment)
         for worker in started:
             worker.wait_until_ready()
-        yield Running(workers=started, sender=sender)
+        yield Running(workers=started, sender=sending)
     finally:
-        if sender is not None:
-            sender.stop()
+        if sending is not None:
+            sending.stop()
         for worker in started:
             worker.stop()

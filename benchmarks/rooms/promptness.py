@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from itertools import islice
 
 from benchmarks.harness import Bench, Document, Figure, Result, WrongResult
+from benchmarks.rooms.contenders import first, ours
 from benchmarks.rooms.listener import Listener
 from benchmarks.rooms.processes import Running
-from benchmarks.rooms.trial import Drive, Moments, Trial, id_of, scan_once
-from benchmarks.rooms.waking import first, ours, wait
+from benchmarks.rooms.trial import PERIOD, Drive, Moments, Trial, id_of, scan_once
+from benchmarks.rooms.waking import wait
 from benchmarks.snooze_scan import documents
 from models import database, support_room
 from queue_manager.core.clock import seconds
@@ -20,7 +21,6 @@ ONE_BY_ONE = 20
 IDLE = 0.2  # seconds between two of them
 AHEAD = 200
 FIRST_DUE, LAST_DUE = 1.5, 9.5  # seconds from the first scan
-PERIOD = 10.0  # seconds between two scans, as ours has it by default
 PATIENCE = 30.0
 
 
@@ -85,7 +85,8 @@ def _one_by_one(running: Running, listener: Listener) -> tuple[float, Moments]:
     moments: Moments = {}
     for number in range(ONE_BY_ONE):
         time.sleep(IDLE)
-        moments.update(running.sender.ask(str(id_of(number)))["sent"])
+        room = str(id_of(number))
+        moments[room] = running.sender.ask(room)
         if not listener.wait(number + 1, PATIENCE):
             raise WrongResult(f"no event of a room within {PATIENCE:g} s")
     return min(moments.values()), moments

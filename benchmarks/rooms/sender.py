@@ -1,68 +1,27 @@
-"""Scans and sends when it is told to, and tells when: `python -m benchmarks.rooms.sender APP`.
+"""Sends a scan or a room to workers when it is told to: `python sender.py APP SCAN_TASK ITEM_TASK`.
 
-Reads a line for each: `scan`, or the id of a room to be sent by itself. Answers with a line of JSON: when it began and
-ended, and when the sending of each room began.
+Reads a line for each: `scan`, or the id of a room. Answers with a line of JSON: when it began, in seconds of the epoch.
+It is run by its path, so that a program of another release can be sent to.
 """
-
-from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
-
-from queue_manager.core import memory
-from services.due_work import DueItem
 
 
-def main(name: str) -> None:
-    app = import_module(name).app
+def main(module: str, scan: str, item: str) -> None:
+    app = import_module(module).app
+    app.loader.import_default_modules()
     with app.producer_or_acquire() as producer:
-        producer.connection.ensure_connection()  # as a worker's that has scanned before
-    sent: dict[str, float] = {}
-    scan, item = _first_attempt(sent) if "first_attempt" in name else _ours(sent)
+        producer.connection.ensure_connection()  # as one that has sent before
     print("ready", flush=True)
-    for line in sys.stdin:
-        sent.clear()
+    for line in map(str.strip, sys.stdin):
         began = time.time()
-        if line.strip() == "scan":
-            scan()
-        else:
-            sent[line.strip()] = began
-            item.delay(line.strip())
-        print(json.dumps({"began": began, "ended": time.time(), "sent": sent}), flush=True)
-
-
-def _ours(sent: dict[str, float]) -> tuple[Any, Any]:
-    from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
-
-    memory.reduce_garbage_collection()  # as our workers do
-    base: Any = import_module("tasks.scan")
-    publish = base.publish
-
-    def timed(task: Any, items: Sequence[DueItem], producer: Any) -> None:
-        began = time.time()
-        sent.update((item.args[0], began) for item in items)
-        publish(task, items, producer)
-
-    base.publish = timed
-    return scan_expired_snoozes, unsnooze_room
-
-
-def _first_attempt(sent: dict[str, float]) -> tuple[Any, Any]:
-    from benchmarks.rooms.first_attempt import scan, unsnooze_room
-
-    send = unsnooze_room.apply_async
-
-    def timed(args: Any, *rest: Any, **options: Any) -> Any:
-        sent[args[0]] = time.time()
-        return send(args, *rest, **options)
-
-    unsnooze_room.apply_async = timed
-    return scan, unsnooze_room
+        app.tasks[scan].delay() if line == "scan" else app.tasks[item].delay(line)
+        print(json.dumps({"began": began}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.path.pop(0)  # the directory of this file
+    main(*sys.argv[1:])

@@ -1,9 +1,9 @@
-"""One run: rooms that fall due, workers of one way, and what came of it."""
+"""One run: rooms that fall due, the processes of one way, and what came of it."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from bson import ObjectId, Timestamp
 
 from beat_schedule import SYSTEMS
 from benchmarks.harness import Document, Way, WrongResult, expect
+from benchmarks.rooms.contenders import Contender
 from benchmarks.rooms.listener import Listener
 from benchmarks.rooms.processes import Cost, Running, cost, forget_peak, running
 from benchmarks.snooze_scan import documents
@@ -22,7 +23,9 @@ from models import database, schema, support_room
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 
-MOST_TO_WARM_UP, WARM_WITHIN = 200, 20.0  # rooms, seconds for each
+WARM_UPS, WARM_UP, WARM_WITHIN = 4, 250, 60.0  # scans, rooms of each, seconds for each
+PERIOD = 10.0  # seconds between two scans, as ours has it by default
+SETTLE = 1.0  # seconds after rooms were written, which keep the servers busy for a while
 PATIENCE = 400.0  # seconds until it is given up
 UNTOUCHED = {"status": "snoozed", "snooze_time.time": {"$type": "date"}, "unsnoozed_at": None}
 
@@ -31,16 +34,6 @@ Moments = dict[str, float]
 Drive = Callable[[Running, Listener], tuple[float, Moments]]
 """Brings about that every room wakes that is to: returns when it began, and from when on each room was waited for."""
 _channels = count(1)
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A way to wake rooms: its application, how its workers are started, and what makes its indexes."""
-
-    name: str
-    app: str
-    command: Sequence[str]
-    migrate: Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +45,7 @@ class Woken:
     waits: list[float]
     """How long each room was waited for, in seconds."""
     costs: dict[str, Cost]
+    """By kind of process."""
 
     @property
     def processor_seconds(self) -> float:
@@ -69,8 +63,8 @@ class Trial:
         self._make, self._servers = make, servers
         self._running = ExitStack()
 
-    def way(self, contender: Contender, drive: Drive, **env: str) -> Way:
-        """Return the way that `drive` takes with two workers of a contender."""
+    def way(self, contender: Contender, drive: Drive) -> Way:
+        """Return the way that `drive` takes with the processes of a contender."""
         processes: list[Running] = []
         listeners: list[Listener] = []
         since: list[Timestamp] = []
@@ -79,14 +73,15 @@ class Trial:
             self._running.close()
             support_room.rooms().drop_indexes()
             contender.migrate()
-            self.put_back()
+            self._remove()
             with connect(settings().redis_url) as client:
                 client.flushall()
             channel = f"events-{next(_channels)}"
-            processes[:] = [
-                self._running.enter_context(running(contender.app, contender.command, SOCKETIO_CHANNEL=channel, **env))
-            ]
+            env = {**contender.env, "SOCKETIO_CHANNEL": channel}
+            processes[:] = [self._running.enter_context(running(contender.workers, contender.sender, **env))]
             warm_up(processes[0])
+            self.put_back()
+            time.sleep(SETTLE)
             listeners[:] = [Listener(settings().redis_url, channel)]
             self._running.callback(listeners[0].close)
             for pid in self._servers.values():
@@ -94,12 +89,15 @@ class Trial:
             since[:] = [last_write()]
 
         def run() -> Woken:
-            pids = {**processes[0].pids, **self._servers}
-            before = {of: cost(pid) for of, pid in pids.items()}
+            pids = {**processes[0].pids, **{name: [pid] for name, pid in self._servers.items()}}
+            before = {of: _sum_of(pids[of]) for of in pids}
             began, moments = drive(processes[0], listeners[0])
-            if not listeners[0].wait(self.due, PATIENCE):
-                raise WrongResult(f"{contender.name}: only {listeners[0].count:,} events of {self.due:,}")
-            after = {of: cost(pid) for of, pid in pids.items()}
+            gives_up_at = time.monotonic() + PATIENCE
+            while not listeners[0].wait(self.due, PERIOD):
+                if time.monotonic() > gives_up_at:
+                    raise WrongResult(f"{contender.name}: only {listeners[0].count:,} events of {self.due:,}")
+                processes[0].sender.ask("scan")
+            after = {of: _sum_of(pids[of]) for of in pids}
             return Woken(
                 seconds=listeners[0].last_at - began,
                 waits=list(_waits(moments)),
@@ -122,8 +120,11 @@ class Trial:
 
     def put_back(self) -> None:
         """Make the rooms that are to wake as they were, or as they are to be now."""
-        support_room.rooms().delete_many({"_id": {"$lte": id_of(self.due - 1)}})
+        self._remove()
         support_room.rooms().insert_many(self._make(), ordered=False)
+
+    def _remove(self) -> None:
+        support_room.rooms().delete_many({"_id": {"$lte": id_of(self.due - 1)}})
 
     def close(self) -> None:
         """Stop what still runs, and leave an empty collection behind, with our indexes."""
@@ -133,21 +134,19 @@ class Trial:
 
 
 def warm_up(running: Running) -> None:
-    """Have each worker wake a room, which connects it to its servers, as one is that has run for a while."""
-    rooms, sent = support_room.rooms(), list[ObjectId]()
-    while not all(worker.has_worked for worker in running.workers):
-        if len(sent) == MOST_TO_WARM_UP:
-            raise WrongResult(f"after {MOST_TO_WARM_UP} rooms a worker has had none")
-        [room] = documents(1, 1, database.server_now())
-        sent.append(rooms.insert_one({**room, "_id": ObjectId()}).inserted_id)
-        running.sender.ask(str(sent[-1]))
+    """Scan a few times, as programs do that have run for a while: they are connected, and know their queries."""
+    rooms = support_room.rooms()
+    for _ in range(WARM_UPS):
+        some = documents(WARM_UP, WARM_UP, database.server_now())
+        sent = rooms.insert_many({**room, "_id": ObjectId()} for room in some).inserted_ids
+        running.sender.ask("scan")
         ends = time.monotonic() + WARM_WITHIN
-        while rooms.find_one({"_id": sent[-1], "status": "snoozed"}):
+        while rooms.find_one({"_id": {"$in": sent}, "status": "snoozed"}):
             if time.monotonic() > ends:
-                raise WrongResult(f"a room was not woken within {WARM_WITHIN:g} s")
-            time.sleep(0.01)
-        time.sleep(0.05)  # until its worker has written that, and waits again
-    rooms.delete_many({"_id": {"$in": sent}})
+                raise WrongResult(f"rooms were not woken within {WARM_WITHIN:g} s")
+            time.sleep(0.05)
+        time.sleep(0.5)  # until the scan has ended, and what it dispatched
+        rooms.delete_many({"_id": {"$in": sent}})
 
 
 def id_of(number: int) -> ObjectId:
@@ -155,9 +154,9 @@ def id_of(number: int) -> ObjectId:
 
 
 def scan_once(running: Running, listener: Listener) -> tuple[float, Moments]:
-    """Scan; a room is waited for from the moment at which the sending of its message began."""
-    scan = running.sender.ask("scan")
-    return scan["began"], scan["sent"]
+    """Scan; all rooms are waited for from then on."""
+    began = running.sender.ask("scan")
+    return began, defaultdict(lambda: began)
 
 
 def last_write() -> Timestamp:
@@ -186,8 +185,13 @@ def _opened() -> set[Any]:
 
 def _waits(moments: Moments) -> Iterator[float]:
     for room in support_room.rooms().find({"status": "open"}, {"unsnoozed_at": 1}):
-        if str(room["_id"]) in moments:
-            yield room["unsnoozed_at"].timestamp() - moments[str(room["_id"])]
+        yield room["unsnoozed_at"].timestamp() - moments[str(room["_id"])]
+
+
+def _sum_of(pids: Sequence[int]) -> Cost:
+    """Return what processes have cost together."""
+    costs = [cost(pid) for pid in pids]
+    return Cost(sum(of.seconds for of in costs), sum(of.megabytes for of in costs))
 
 
 def _dates(document: Any, key: str) -> Iterator[datetime]:

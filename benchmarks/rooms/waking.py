@@ -3,72 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from statistics import median
 
-from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Figure, Result, Run, Table, Way, percentile
-from benchmarks.rooms import first_attempt
-from benchmarks.rooms.processes import PLAIN, Cost, procfile_worker
-from benchmarks.rooms.trial import Contender, Trial, Woken, scan_once
+from benchmarks.release import RELEASE, TAG
+from benchmarks.rooms.contenders import (
+    Contender,
+    find_and_update,
+    first,
+    hand_tuned,
+    has_node_packages,
+    node,
+    ours,
+    release,
+)
+from benchmarks.rooms.processes import Cost
+from benchmarks.rooms.trial import Trial, Woken, scan_once
 from benchmarks.snooze_scan import documents
-from models import database, schema, support_room
+from models import database, support_room
 
 ROOMS, DUE = 100_000, 10_000
 FEW, FEW_DUE = 5_000, 1_000
-FIRST = "Celery as first written"
+BACKLOG = 200_000
 FEW_TITLE = "few rooms woken"
-SERVERS = ("mongod", "valkey")
-_PROCESSES = [("worker 1", "worker 2"), ("its process 1", "its process 2"), ("scan",), *((name,) for name in SERVERS)]
+CONVERSATION = "x" * 500  # a room has about 700 bytes
 NOTES = [
-    "Two workers of one process each, started for every run and warm from a room each, ours by the Procfile's command;",
-    "all log at INFO and send events for Flower. Each way has its own indexes and no others. Checked: every due room",
-    "is open and had one event, none was woken twice, no other was touched. A wait is from the moment at which the",
-    "sending of a room's message began to its `unsnoozed_at`.",
+    "Ours and 0.1 use the commands of their Procfiles. Every run starts all processes, which have scanned once before;",
+    "those of Celery log at INFO, and send events for Flower, but the tuned one. Each way has its own indexes.",
+    "Checked: every due room is open and had one event, none was woken twice, no other was touched. A wait is from the",
+    "dispatch of the scan to `unsnoozed_at`.",
 ]
 
 
-def ours(name: str = "ours", app: str = "tasks") -> Contender:
-    return Contender(name, app, procfile_worker(), partial(schema.migrate, SYSTEMS))
-
-
-def first(name: str = FIRST, app: str = "benchmarks.rooms.first_attempt") -> Contender:
-    return Contender(name, app, PLAIN, lambda: support_room.rooms().create_index(first_attempt.INDEX))
-
-
 def many(bench: Bench, *, servers: dict[str, int]) -> Result:
-    """Measure ours, the first attempt, and what lies between them."""
-    between = [
-        ours("ours on the stock transport", "benchmarks.rooms.stock_transport"),
-        ours("ours without groups", "benchmarks.rooms.without_batches"),
-        first("first written, on our transport", "benchmarks.rooms.first_attempt_batched"),
-    ]
-    return _compare(bench, "rooms woken", bench.sized(ROOMS), bench.sized(DUE), servers, between)
+    """Measure ours, its earlier release, what others do, and what lies between."""
+    with ExitStack() as stack:
+        others = [first(), hand_tuned(), find_and_update()]
+        if (earlier := stack.enter_context(release())) is not None:
+            others.insert(0, earlier)
+        else:
+            bench.progress.console.print(f"Without {RELEASE}: no tag {TAG} here")
+        if has_node_packages():
+            others += [node("bull", 50), node("bullmq", 50)]
+        else:
+            bench.progress.console.print("Without Bull and BullMQ, which `make bench` installs")
+        between = [
+            ours("ours on the stock transport", "benchmarks.rooms.stock_transport"),
+            ours("ours without batches", "benchmarks.rooms.without_batches"),
+            first("first written, on our transport", "benchmarks.rooms.first_attempt_batched"),
+        ]
+        return compare(bench, "rooms woken", bench.sized(ROOMS), bench.sized(DUE), servers, [*others, *between])
 
 
 def few(bench: Bench, *, servers: dict[str, int], rounds: int = 3) -> Result:
     """Measure ours and the first attempt in short: what `tests/benchmarks/test_ratios.py` repeats."""
-    return _compare(bench, FEW_TITLE, FEW, FEW_DUE, servers, [], rounds=rounds)
+    return compare(bench, FEW_TITLE, FEW, FEW_DUE, servers, [first()], rounds=rounds)
 
 
-def _compare(
+def backlog(bench: Bench, *, servers: dict[str, int]) -> Result:
+    """Measure a backlog that is larger than the queue may be (`QM_MAX_QUEUE`), with a scan every ten seconds."""
+    rooms = bench.sized(BACKLOG)
+    with release() as earlier:
+        others = [] if earlier is None else [earlier]
+        return compare(bench, "backlog of rooms woken", rooms, rooms, servers, others, rounds=1)
+
+
+def compare(
     bench: Bench,
     title: str,
     rooms: int,
     due: int,
     servers: dict[str, int],
-    between: Sequence[Contender],
+    others: Sequence[Contender],
     *,
     rounds: int = 3,
 ) -> Result:
+    """Measure ours and others."""
+
     def all_rooms() -> Iterator[Document]:
-        return documents(rooms, due, database.server_now())
+        return ({**room, "conversation": CONVERSATION} for room in documents(rooms, due, database.server_now()))
 
     trial = Trial(rooms=rooms, due=due, make=lambda: islice(all_rooms(), due), servers=servers)
     bench.fill(support_room.rooms(), all_rooms(), rooms)
-    ways = [trial.way(contender, scan_once) for contender in (ours(), first(), *between)]
+    ways = [trial.way(contender, scan_once) for contender in (ours(), *others)]
     runs: dict[str, list[Woken]] = {way.name: [] for way in ways}
     try:
         result = bench.compare(
@@ -107,17 +127,15 @@ def _kept(way: Way, runs: list[Woken]) -> Way:
 
 
 def _costs(runs: dict[str, list[Woken]]) -> Table:
+    kinds = list(dict.fromkeys(kind for of_way in runs.values() for woken in of_way for kind in woken.costs))
     return Table(
-        caption="Processor time and most memory of each process, medians; worker 1 + worker 2:",
-        headings=["way", "workers", "their processes", "scan", *SERVERS],
-        rows=[[way, *(_cost(of_way, *names) for names in _PROCESSES)] for way, of_way in runs.items()],
+        caption="Processor time and most memory of each kind of process, medians:",
+        headings=["way", *kinds],
+        rows=[[way, *(_cost(of_way, kind) for kind in kinds)] for way, of_way in runs.items()],
     )
 
 
-def _cost(runs: list[Woken], *names: str) -> str:
-    spent, most = [], 0.0
-    for name in names:
-        costs = [woken.costs.get(name, Cost()) for woken in runs]
-        spent.append(median(cost.seconds for cost in costs))
-        most = max(most, median(cost.megabytes for cost in costs))
-    return f"{' + '.join(f'{of:.2f}' for of in spent)} s, {most:.0f} MB"
+def _cost(runs: list[Woken], kind: str) -> str:
+    costs = [woken.costs.get(kind, Cost()) for woken in runs]
+    spent, most = median(cost.seconds for cost in costs), median(cost.megabytes for cost in costs)
+    return f"{spent:.2f} s, {most:.0f} MB" if most else "-"
