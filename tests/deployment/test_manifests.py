@@ -1,0 +1,188 @@
+"""The Kubernetes manifests and the Compose file: valid, hardened, and with the commands of the Procfile."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from redis import Redis
+
+from dev import procfile
+from dev.binaries import VALKEY
+from dev.ports import free_port, is_answering
+from queue_manager.core.settings import Settings
+from tests.deployment.installation import ROOT, run
+from tests.deployment.programs import program
+from tests.eventually import eventually
+
+pytestmark = pytest.mark.deploy
+
+BASE, KEDA = ROOT / "deploy" / "kubernetes" / "base", ROOT / "deploy" / "kubernetes" / "keda"
+COMPOSE = ROOT / "deploy" / "compose.yaml"
+KUBERNETES_VERSION = "1.31"
+WORKERS = ("worker", "jobs", "scans")
+COMMANDS = {one.name: shlex.split(one.command) for one in procfile.read(ROOT / "Procfile")}
+MIGRATION = {"migrate": COMMANDS["release"]}
+WEB = {"web": [*COMMANDS["web"], "--host", "0.0.0.0"]}
+GRACE = Settings.model_fields["qm_shutdown_seconds"].default + 10
+
+Manifest = dict[str, Any]
+
+
+def manifests(directory: Path) -> Iterator[Manifest]:
+    kustomization = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    for resource in kustomization["resources"]:
+        if (directory / resource).is_file():
+            yield from yaml.safe_load_all((directory / resource).read_text())
+
+
+def of_kind(*kinds: str) -> dict[str, Manifest]:
+    found = [one for one in manifests(BASE) if one["kind"] in kinds]
+    return {one["metadata"]["name"].removeprefix("queue-manager-"): one for one in found}
+
+
+def test_the_manifests_are_valid() -> None:
+    kinds = set()
+    for manifest in manifests(BASE):
+        kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+        kinds.add(manifest["kind"])
+    assert kinds == {"ConfigMap", "Job", "Deployment", "PodDisruptionBudget", "Service", "Ingress"}
+
+
+def test_every_manifest_is_applied() -> None:
+    for directory in (BASE, KEDA):
+        resources = yaml.safe_load((directory / "kustomization.yaml").read_text())["resources"]
+        files = {path.name for path in directory.glob("*.yaml")} - {"kustomization.yaml"}
+        assert files == {resource for resource in resources if resource != "../base"}
+
+
+def test_pods_run_the_commands_of_the_procfile() -> None:
+    commands = {
+        name: one["spec"]["template"]["spec"]["containers"][0]["command"]
+        for name, one in of_kind("Deployment", "Job").items()
+    }
+    others = {name: COMMANDS[name] for name in (*WORKERS, "beat")}
+    assert commands == {**MIGRATION, **WEB, **others}
+
+
+def test_pods_have_no_privileges_and_a_read_only_root() -> None:
+    for name, one in of_kind("Deployment", "Job").items():
+        pod = one["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "runAsGroup": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }, name
+        assert pod["containers"][0]["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, name
+
+
+def test_every_deployment_has_two_pods_that_are_never_all_evicted() -> None:
+    deployments, budgets = of_kind("Deployment"), of_kind("PodDisruptionBudget")
+    assert {name: one["spec"]["replicas"] for name, one in deployments.items()} == dict.fromkeys(deployments, 2)
+    for name, one in deployments.items():
+        labels = one["spec"]["template"]["metadata"]["labels"]
+        assert budgets[name]["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
+        assert one["spec"]["selector"] == {"matchLabels": labels}
+
+
+def test_pods_have_time_to_end_their_tasks() -> None:
+    config = of_kind("ConfigMap")["queue-manager"]["data"]
+    grace = {
+        name: one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        for name, one in of_kind("Deployment").items()
+    }
+    assert {name: grace[name] for name in WORKERS} == dict.fromkeys(WORKERS, float(config["QM_SHUTDOWN_SECONDS"]) + 10)
+
+
+def test_settings_of_the_manifests_exist() -> None:
+    names = {name.upper() for name in Settings.model_fields}
+    assert of_kind("ConfigMap")["queue-manager"]["data"].keys() <= names
+
+
+def test_autoscaling_uses_metrics_and_deployments_that_exist() -> None:
+    metrics = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    scaled = list(manifests(KEDA))
+    assert [one["kind"] for one in scaled] == ["ScaledObject", "ScaledObject"]
+    for one in scaled:
+        assert one["spec"]["scaleTargetRef"]["name"].removeprefix("queue-manager-") in of_kind("Deployment")
+        for trigger in one["spec"]["triggers"]:
+            used = set(re.findall(r"queue_manager_\w+", trigger["metadata"]["query"]))
+            assert used
+            assert all(f"`{name}`" in metrics for name in used)
+
+
+def test_the_compose_file_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_API_KEYS", "[]")
+    run(program("docker-compose", package="docker-compose"), "--file", COMPOSE, "config", "--quiet")
+
+
+def test_compose_runs_two_of_each_process_with_the_commands_of_the_procfile() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    ours = {name: one for name, one in services.items() if one["image"] == "queue-manager"}
+    default = {"web": WEB["web"]}  # the command of the image
+    commands = {name: one.get("command", default.get(name)) for name, one in ours.items()}
+    assert commands == {**MIGRATION, **WEB, **{name: COMMANDS[name] for name in (*WORKERS, "beat")}}
+    assert {name: one["deploy"]["replicas"] for name, one in ours.items() if name != "migrate"} == dict.fromkeys(
+        {*ours} - {"migrate"}, 2
+    )
+    for name, one in ours.items():
+        assert (one["read_only"], one["cap_drop"]) == (True, ["ALL"]), name
+        assert name not in WORKERS or one["stop_grace_period"] == f"{GRACE:g}s"
+    assert len([one for one in services.values() if "--replSet" in one.get("command", ())]) == 3
+
+
+def test_sentinels_of_compose_replace_the_primary_and_take_it_back(tmp_path: Path) -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    ports = {name: free_port() for name in ("redis1", "redis2", "sentinel1", "sentinel2", "sentinel3")}
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        """Run the command of a service, with ports of this machine instead of host names."""
+        directory = tmp_path / name
+        directory.mkdir(exist_ok=True)
+        command = "\0".join(services[name]["command"]).replace("valkey-server", str(VALKEY.find()))
+        command = command.replace("/tmp/sentinel.conf", f"{directory}/sentinel.conf").replace(
+            "port 26379", f"port {ports[name]}"
+        )
+        command = re.sub(r"redis1([\0 ])6379", rf"localhost\g<1>{ports['redis1']}", command)
+        arguments = re.sub(r"redis[12]", "localhost", command).split("\0")
+        if name.startswith("redis"):
+            arguments += ["--port", str(ports[name]), "--dir", str(directory)]
+        process = subprocess.Popen(arguments, cwd=directory, stdout=subprocess.DEVNULL)
+        running.callback(process.wait)
+        running.callback(process.kill)
+        eventually(lambda: is_answering(ports[name]))
+        return process
+
+    def known(to: Redis) -> tuple[object, ...]:
+        """Return the host and port of the primary, and the numbers of its replicas and of other Sentinels."""
+        primary: Any = to.sentinel_master("queue-manager")
+        return primary["ip"], primary["port"], primary["num-slaves"], primary["num-other-sentinels"]
+
+    with ExitStack() as running:
+        clients = {name: running.enter_context(Redis(port=port)) for name, port in ports.items()}
+        sentinels = [clients[f"sentinel{number}"] for number in (1, 2, 3)]
+        processes = {name: start(name) for name in ports}
+        for sentinel in sentinels:
+            eventually(lambda to=sentinel: known(to) == ("localhost", ports["redis1"], 1, 2), within=60)
+        processes["redis1"].kill()
+        for sentinel in sentinels:
+            eventually(lambda to=sentinel: known(to)[:2] == ("localhost", ports["redis2"]), within=60)
+        eventually(lambda: clients["redis2"].info("replication")["role"] == "master")
+        clients["redis2"].set("key", "value")
+        processes["redis1"].wait()
+        start("redis1")
+        eventually(lambda: clients["redis1"].get("key") == b"value", within=90)

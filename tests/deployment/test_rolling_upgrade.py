@@ -1,0 +1,108 @@
+"""Processes of the previous release and of this one together, on the same data: all work is done once."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from bson import ObjectId
+
+from benchmarks.release import TAG, checked_out
+from models.database import collection, server_now
+from queue_manager.core.clock import seconds
+from tests.deployment.installation import Installation, build, install
+from tests.e2e.job_processes import success_counts
+from tests.e2e.watching import is_open, listening, times_woken
+from tests.eventually import eventually
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+from tests.rooms import make_room
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
+
+JOB_NAMES = [f"rolling-{number}" for number in range(3)]
+# Modules that users wrote for the previous release import `job` from there.
+JOBS = textwrap.dedent("""
+    from models.database import collection
+    from services.job_queues import job
+
+    def note(number):
+        collection("rolling_notes").insert_one({"number": number})
+
+    for name in NAMES:
+        job(name)(note)
+""")
+ENV = {
+    "QM_SNOOZE_SCAN_SECONDS": "1",
+    "QM_JOBS": "true",
+    "JOBS_TIMER_MS": "500",
+    "JOBS_IMPORTS": '["rolling_jobs"]',
+}
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with checked_out() as source:
+        if source is None:
+            pytest.skip(f"this clone lacks the tag {TAG}: git fetch origin tag {TAG}")
+        wheel = build(source, tmp_path_factory.mktemp("previous-dist"), "--wheel")
+        yield install(wheel, tmp_path_factory.mktemp("previous") / "old", source=source)
+
+
+@pytest.mark.parametrize(
+    ("beat", "workers"),
+    [
+        ("old", ("old", "new")),
+        ("old", ("new",)),
+        ("new", ("old", "new")),
+        ("new", ("old",)),
+    ],
+    ids=["old-beat-and-both-workers", "old-beat-new-worker", "new-beat-and-both-workers", "new-beat-old-worker"],
+)
+def test_all_work_is_done_once(
+    beat: str,
+    workers: Sequence[str],
+    previous: Installation,
+    installation: Installation,
+    clean: Servers,
+    tmp_path: Path,
+) -> None:
+    releases = {"old": previous, "new": installation}
+    (tmp_path / "rolling_jobs.py").write_text(f"NAMES = {JOB_NAMES}\n{JOBS}")
+    env = {**ENV, "PYTHONPATH": str(tmp_path)}
+    for release in (previous, installation):
+        migrated = release.run("queue-manager", "migrate", cwd=tmp_path, **env)
+        assert migrated.returncode == 0, migrated.stderr
+
+    with ExitStack() as stack:
+        heard = stack.enter_context(listening(clean.valkey.url))
+        for name in workers:
+            command = f"exec celery -A tasks worker --hostname {name}@%h --concurrency 2"
+            stack.enter_context(releases[name].process("worker", tmp_path, command=command, **env))
+        stack.enter_context(releases[beat].process("beat", tmp_path, **env))
+        rooms = [*make_rooms(40, due_in=seconds(-1)), *make_rooms(20, due_in=seconds(3))]
+        numbers = store_jobs(30)
+        eventually(lambda: all(map(is_open, rooms)), within=60)
+        eventually(lambda: collection("rolling_notes").count_documents({}) >= len(numbers), within=60)
+        eventually(lambda: success_counts(*JOB_NAMES) == {1}, within=10)
+        eventually(lambda: all(map(heard.of, rooms)), within=10)
+    assert Counter(len(times_woken(room)) for room in rooms) == {1: len(rooms)}
+    assert sorted(note["number"] for note in collection("rolling_notes").find()) == numbers
+
+
+def make_rooms(number: int, *, due_in: timedelta) -> list[ObjectId]:
+    due_at = server_now() + due_in
+    return [make_room(due_at) for _ in range(number)]
+
+
+def store_jobs(number: int) -> list[int]:
+    """Store a job for each of the numbers that are returned, spread over the queues."""
+    lab = Lab(server_now, *JOB_NAMES)
+    for one in range(number):
+        lab.run(JOB_NAMES[one % len(JOB_NAMES)], one)
+    return list(range(number))

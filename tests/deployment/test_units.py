@@ -1,0 +1,162 @@
+"""The systemd units: valid, hardened, and their commands do the work of those of the Procfile."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dev import procfile
+from dev.ports import free_port
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.core.settings import Settings
+from tests.deployment.installation import READY, ROOT, Installation, run, status
+from tests.deployment.programs import program
+from tests.e2e.watching import is_open, times_woken
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import make_room
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(400)]
+
+UNITS = ROOT / "deploy" / "systemd"
+BIN = "/opt/queue-manager/bin/"
+SERVICES = sorted(UNITS.glob("*.service"))
+MIGRATION = "migrate"
+MAX_EXPOSURE = 20  # tenths, by the scale of `systemd-analyze security`
+
+
+def name_of(service: Path) -> str:
+    return service.stem.removeprefix("queue-manager-").removesuffix("@")
+
+
+def values(service: Path) -> dict[str, str]:
+    """Return the directives of a unit; of a repeated one the last."""
+    lines = [line.partition("=") for line in service.read_text().splitlines() if "=" in line and line[0] != "#"]
+    return {name: value for name, _, value in lines}
+
+
+def command(service: Path) -> list[str]:
+    """Return the command of a unit as systemd starts instance 1."""
+    return shlex.split(values(service)["ExecStart"].replace("%i", "1").replace("%H", socket.gethostname()))
+
+
+@pytest.fixture
+def unit_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory with the units, whose programs exist everywhere."""
+    for file in UNITS.rglob("*"):
+        if file.is_file():
+            copy = tmp_path / file.relative_to(UNITS)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(
+                file.read_text().replace(BIN + "celery", "/bin/true").replace(BIN + "queue-manager", "/bin/true")
+            )
+    return tmp_path
+
+
+def test_the_units_are_valid(unit_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYSTEMD_UNIT_PATH", f"{unit_path}:")
+    units = [unit_path / one.name.replace("@.", "@1.") for one in (*SERVICES, UNITS / "queue-manager.target")]
+    analyze = program("systemd-analyze", package="systemd")
+    assert run(analyze, "verify", "--man=no", "--recursive-errors=yes", *units) == ""
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=name_of)
+def test_the_units_are_hardened(service: Path, unit_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYSTEMD_UNIT_PATH", f"{unit_path}:")
+    analyze = program("systemd-analyze", package="systemd")
+    unit = unit_path / service.name.replace("@.", "@1.")
+    run(analyze, "security", "--no-pager", "--offline=yes", f"--threshold={MAX_EXPOSURE}", unit)
+
+
+def allowed_system_calls() -> set[str]:
+    """Return what `SystemCallFilter` of the units allows."""
+    filters = (UNITS / "queue-manager-.service.d" / "common.conf").read_text()
+    assert "SystemCallFilter=@system-service\nSystemCallFilter=~@privileged @resources\n" in filters
+    return system_calls("@system-service") - system_calls("@privileged") - system_calls("@resources")
+
+
+def system_calls(name: str) -> set[str]:
+    """Return the system calls of a set of systemd's, and of the sets in it."""
+    analyze = program("systemd-analyze", package="systemd")
+    lines = [line.strip() for line in run(analyze, "--no-pager", "syscall-filter", name).splitlines()[1:]]
+    return {
+        call for one in lines if not one.startswith("#") for call in (system_calls(one) if one[:1] == "@" else [one])
+    }
+
+
+def test_the_processes_make_no_system_call_that_the_units_forbid(
+    installation: Installation, clean: Servers, tmp_path: Path
+) -> None:
+    """The units themselves cannot run where systemd is not the first process."""
+    port = free_port()
+    env = {"QM_WEB_PORT": str(port), "QM_SNOOZE_SCAN_SECONDS": "1"}
+    strace = program("strace", package="strace")
+    commands = {name_of(one): shlex.join(command(one)).replace(BIN, "") for one in SERVICES}
+    commands["worker"] = commands["worker"].replace("--exclude-queues scans,jobs", "--concurrency 2")
+    traces = {name: tmp_path / f"{name}.trace" for name in ("worker", "beat", "web")}
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                installation.process(name, tmp_path, command=f"exec {strace} -f -qq -o {trace} {commands[name]}", **env)
+            )
+            for name, trace in traces.items()
+        ]
+        room = make_room(server_now() - seconds(1))
+        eventually(lambda: is_open(room), within=60)
+        eventually(lambda: status(port, "/readyz") == 200, within=60)
+        for process in processes:
+            process.end()
+    for name, trace in traces.items():
+        made = set(re.findall(r"^\d+ +(\w+)\(", trace.read_text(errors="replace"), re.MULTILINE))
+        assert len(made) > 30, name
+        assert made - allowed_system_calls() == set(), name
+
+
+def test_the_units_run_the_commands_of_the_procfile() -> None:
+    expected = {one.name: one.command.replace("@%h", "-%i@%H") for one in procfile.read(ROOT / "Procfile")}
+    expected[MIGRATION] = expected.pop(procfile.RELEASE)
+    assert {name_of(one): values(one)["ExecStart"].removeprefix(BIN) for one in SERVICES} == expected
+
+
+def test_systemd_waits_longer_for_workers_than_they_wait_for_their_tasks() -> None:
+    shutdown = Settings.model_fields["qm_shutdown_seconds"].default
+    workers = [values(one) for one in SERVICES if name_of(one) in ("worker", "jobs", "scans")]
+    assert [(one["KillMode"], float(one["TimeoutStopSec"])) for one in workers] == [("mixed", shutdown + 10)] * 3
+
+
+def test_the_commands_of_the_units_wake_rooms_and_stop_in_order(
+    installation: Installation, clean: Servers, tmp_path: Path
+) -> None:
+    port = free_port()
+    env = {
+        "QM_WEB_PORT": str(port),
+        "FLOWER_PORT": str(free_port()),
+        "FLOWER_UNAUTHENTICATED_API": "1",
+        "QM_SNOOZE_SCAN_SECONDS": "1",
+    }
+    commands = {name_of(one): shlex.join(command(one)).replace(BIN, "") for one in SERVICES}
+    migrated = installation.run("sh", "-c", commands.pop(MIGRATION), cwd=tmp_path, **env)
+    assert migrated.returncode == 0, migrated.stderr
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(installation.process(name, tmp_path, command=f"exec {one}", **env))
+            for name, one in commands.items()
+        }
+        assert {*READY} <= {*processes}
+        rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
+        eventually(lambda: all(map(is_open, rooms)), within=60)
+        assert [len(times_woken(room)) for room in rooms] == [1, 1, 1]
+        eventually(lambda: status(port, "/readyz") == 200, within=60)
+        for process in processes.values():  # as with KillMode=mixed: the main processes only
+            os.kill(process.pid, signal.SIGTERM)
+        assert {name: process.wait(30) for name, process in processes.items()} == dict.fromkeys(processes, 0)
+        assert [name for name, process in processes.items() if process.exists()] == []
