@@ -1,0 +1,120 @@
+"""All processes work with the documented roles of MongoDB, with TLS and by `mongodb+srv`, and may do nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import pytest
+from pymongo import MongoClient
+from pymongo.database import Database
+from pymongo.errors import OperationFailure
+
+from dev.servers import DATABASE, REPLICA_SET, Valkey
+from models import database
+from queue_manager.core.settings import settings
+from tests.e2e.celery_processes import ROOT, CeleryProcess
+from tests.e2e.job_processes import job_lab
+from tests.e2e.test_start_checks import ended
+from tests.servers.certificates import Certificates
+from tests.servers.dns_server import NAME, dns_server
+from tests.servers.everything import command, do_everything, processes, shown
+from tests.servers.mongo_server import PASSWORDS, MongoWithRoles, login
+from tests.web.credentials import OPERATOR
+from tests.web.queue_client import Stream
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+EVERY_SYSTEM = {"QM_PROJECTS": "true", "QM_SITES_FIX_STALE_THUMBNAILS": "true"}
+SECRETS = [*PASSWORDS.values(), *(quote(password, safe="") for password in PASSWORDS.values())]
+OWN_DNS = f"{Path(__file__).parent / 'own_dns'}:{ROOT}"
+PAGES = [
+    *("/api/jobs", "/api/jobs/status", "/api/overview/history", "/api/schedule"),
+    *(f"/api/systems/{name}/items" for name in ("support-snooze", "review-requests", "stale-thumbnails", "second-try")),
+    *(f"/api/systems/{name}" for name in ("support-snooze", "review-requests", "stale-thumbnails", "second-try")),
+]
+REFUSED: list[Callable[[Database[dict[str, object]]], object]] = [
+    lambda db: db.orders.find_one(),
+    lambda db: db.orders.insert_one({}),
+    lambda db: db.support_rooms.insert_one({}),
+    lambda db: db.support_rooms.delete_one({}),
+    lambda db: db.support_rooms.create_index("x"),
+    lambda db: db.jobs_data.drop(),
+    lambda db: db.create_collection("orders"),
+    lambda db: db.client.other.orders.find_one(),
+    lambda db: db.client.admin.command("serverStatus"),
+]
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[Valkey]:
+    with Valkey(tmp_path / "valkey") as valkey:
+        yield valkey
+
+
+@pytest.fixture
+def mongo(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MongoWithRoles]:
+    """A MongoDB of the test's own, also for this process, which is its administrator."""
+    certificates = Certificates.made_in(tmp_path / "certificates") if getattr(request, "param", False) else None
+    database.close()
+    with MongoWithRoles(tmp_path / "mongo", certificates) as mongo:
+        monkeypatch.setenv("MONGO_DB_URL", mongo.url_of("admin"))
+        settings.cache_clear()
+        yield mongo
+        database.close()
+    settings.cache_clear()
+
+
+def migrate(mongo_url: str, valkey: Valkey, *options: str) -> str:
+    return command("migrate", *options, **EVERY_SYSTEM, MONGO_DB_URL=mongo_url, REDIS_URL=valkey.url)
+
+
+def test_everything_works_under_the_roles(mongo: MongoWithRoles, valkey: Valkey, tmp_path: Path) -> None:
+    url = mongo.url_of("qm-migrate")
+    text = migrate(url, valkey) + migrate(url, valkey, "--finish")
+    env = {**EVERY_SYSTEM, "MONGO_DB_URL": mongo.url_of("qm"), "REDIS_URL": valkey.url}
+    with processes(tmp_path, migrate_as=url, **env) as running:
+        do_everything(running)
+        with Stream(running.web, "/api/jobs/events", X_API_KEY=OPERATOR) as stream:  # a change stream of MongoDB
+            next(stream.blocks())
+            id = job_lab().run("soon")
+            assert any(job["id"] == id for _, job in stream.events())
+        answers = [running.ask("GET", path) for path in PAGES]
+        assert [answer.status for answer in answers] == [200] * len(PAGES)
+        text += shown(running)
+        for arguments in ("scan review-requests", "scan stale-thumbnails", "jobs list", "systems check second-try"):
+            text += command(*arguments.split(), **running.env)
+    assert "not authorized" not in text
+    assert "Traceback" not in running.logs
+    for secret in SECRETS:
+        assert secret not in text
+
+
+def test_nothing_else_is_allowed(mongo: MongoWithRoles) -> None:
+    with MongoClient(mongo.url_of("qm")) as client:
+        for act in REFUSED:
+            with pytest.raises(OperationFailure, match="not authorized"):
+                act(client[DATABASE])
+
+
+def test_migrate_says_what_the_runtime_user_lacks(mongo: MongoWithRoles, valkey: Valkey) -> None:
+    with pytest.raises(AssertionError, match="does not let this user create indexes") as error:
+        migrate(mongo.url_of("qm"), valkey)
+    assert PASSWORDS["qm"] not in str(error.value)
+
+
+@pytest.mark.parametrize("mongo", [True], indirect=True)
+def test_everything_works_by_srv_with_tls(mongo: MongoWithRoles, valkey: Valkey, tmp_path: Path) -> None:
+    tls = urlencode({name: value for name, value in mongo.tls.items() if name != "tls"}, safe="/")
+    with dns_server(mongo.port, txt=f"replicaSet={REPLICA_SET}&authSource={DATABASE}") as port:
+        env = {"PYTHONPATH": OWN_DNS, "OWN_DNS_PORT": str(port), "REDIS_URL": valkey.url}
+        urls = [f"mongodb+srv://{login(user)}@{NAME}/{DATABASE}?{tls}" for user in ("qm", "qm-migrate")]
+        with processes(tmp_path, migrate_as=urls[1], **env, MONGO_DB_URL=urls[0]) as running:
+            do_everything(running)
+            text = shown(running)
+        unknown = {**env, "MONGO_DB_URL": urls[0].replace(NAME, "no.such.name")}
+        said = ended(CeleryProcess(tmp_path / "unknown", "worker", env=unknown).start(ready=False))
+    assert "MongoDB at mongodb+srv://***@no.such.name/" in said
+    for secret in SECRETS:
+        assert secret not in text + said

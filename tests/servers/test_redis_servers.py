@@ -1,0 +1,77 @@
+"""All processes work with Redis behind Sentinel, with TLS and on a socket, and none shows a password."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.celery_processes import CeleryProcess
+from tests.e2e.test_start_checks import ended
+from tests.real_servers import Servers
+from tests.servers.certificates import Certificates
+from tests.servers.everything import do_everything, processes, shown
+from tests.servers.redis_servers import PASSWORD, SENTINEL_PASSWORD, RedisServer, SentinelServer, sentinel_group
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+Environment = Callable[[Path], AbstractContextManager[dict[str, str]]]
+SECRETS = (PASSWORD, SENTINEL_PASSWORD, "s3c%2Fr%40t", "s3nt%2Fin%40l")
+
+
+@contextmanager
+def tls(directory: Path) -> Iterator[dict[str, str]]:
+    with RedisServer(directory / "redis", certificates=Certificates.made_in(directory / "certificates")) as server:
+        yield {"REDIS_URL": server.url}
+
+
+@contextmanager
+def tls_with_kombus_transport(directory: Path) -> Iterator[dict[str, str]]:
+    with tls(directory) as env:
+        yield {**env, "QM_BROKER": "stock"}
+
+
+@contextmanager
+def socket(directory: Path) -> Iterator[dict[str, str]]:
+    with RedisServer(directory / "redis", unixsocket=str(directory / "redis.sock")) as server:
+        yield {"REDIS_URL": server.socket_url}
+
+
+@contextmanager
+def sentinel(directory: Path) -> Iterator[dict[str, str]]:
+    with sentinel_group(directory) as group:
+        yield {"REDIS_URL": group.url}
+
+
+@contextmanager
+def sentinel_with_tls(directory: Path) -> Iterator[dict[str, str]]:
+    with sentinel_group(directory, Certificates.made_in(directory / "certificates")) as group:
+        yield {"REDIS_URL": group.url}
+
+
+@contextmanager
+def queue_and_broker_behind_sentinel(directory: Path) -> Iterator[dict[str, str]]:
+    with sentinel_group(directory) as group, RedisServer(directory / "main") as main:
+        yield {"REDIS_URL": main.url, "QM_QUEUE_REDIS_URL": group.url, "BROKER_URL": group.url}
+
+
+@pytest.mark.parametrize(
+    "server", [tls, tls_with_kombus_transport, socket, sentinel, sentinel_with_tls, queue_and_broker_behind_sentinel]
+)
+def test_everything_works_and_no_password_is_shown(server: Environment, clean: Servers, tmp_path: Path) -> None:
+    with server(tmp_path) as env, processes(tmp_path, **env) as running:
+        do_everything(running)
+        text = shown(running)
+    assert "Traceback" not in running.logs
+    for secret in SECRETS:
+        assert secret not in text
+
+
+def test_wrong_password_of_sentinel_ends_the_process_with_one_sentence(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server, SentinelServer(tmp_path / "sentinel", server.port) as sentinel:
+        env = {"REDIS_URL": f"sentinel://{sentinel.url}/0?sentinel_password=s3cret"}
+        said = ended(CeleryProcess(tmp_path / "worker", "worker", env=env).start(ready=False))
+    assert f"Redis at sentinel://{sentinel.url}/0?sentinel_password=*** refuses our credentials" in said
+    assert f"no Sentinel gives the address of the master 'mymaster': {sentinel.url}: " in said
