@@ -1,0 +1,173 @@
+"""Broken variants of the specifications: each lacks one rule, and violates the invariant that the rule protects."""
+
+from __future__ import annotations
+
+from tests.protocol.checker import Steps
+from tests.protocol.dispatch import Dispatch
+from tests.protocol.item_state import Attempt, Item, Sent
+from tests.protocol.lease import ItemLease
+from tests.protocol.messages import Delivery, MessageQueueProtocol, Record, Stored, Stream
+
+# Dispatch
+
+
+class NoCompareAndSet(Dispatch):
+    """A write succeeds although the document was changed since it was read."""
+
+    def written(self, item: Item, *, due: int) -> Item:
+        return item._replace(due=due)
+
+
+class DueByTheWorkersClock(Dispatch):
+    """The write does not compare the due time with the database server's clock; a worker's clock is ahead."""
+
+    def is_due(self, item: Item) -> bool:
+        return True
+
+
+class LeaseWithoutDueTime(Dispatch):
+    """A lease is named by the item's id alone."""
+
+    def lease_of(self, due: int) -> int:
+        return 1
+
+
+class FailureNotedBlindly(Dispatch):
+    """The failure is written into the document without the condition on its due time."""
+
+    def may_note(self, item: Item, attempt: Attempt) -> bool:
+        return True
+
+
+class RecordWrittenLater(Dispatch):
+    """The record of the pending call is not in the transaction of the write."""
+
+    def effect(self, item: Item, attempt: Attempt) -> Item:
+        return super().effect(item, attempt)._replace(owed=item.owed)
+
+
+class RecordDeletedFirst(Dispatch):
+    """The record is deleted before `after` is called."""
+
+    def may_clear(self, item: Item, due: int) -> bool:
+        return True
+
+
+class SuspectInBatch(Dispatch):
+    """An item whose process died is executed with others again."""
+
+    def must_run_alone(self, lease: ItemLease) -> bool:
+        return False
+
+
+class RetryWithoutLimit(Dispatch):
+    """A failed attempt is always followed by another one."""
+
+    def may_retry(self, message: Sent) -> bool:
+        return True
+
+
+class LeaseWithoutEnd(Dispatch):
+    """A lease lasts until its holder releases it."""
+
+    def lease_ends(self, item: Item) -> Steps[Item]:
+        return iter(())
+
+    def canonical(self, item: Item) -> Item:
+        return item
+
+
+class LostMessageKeepsLease(Dispatch):
+    """No scan compares the leases that wait with the messages."""
+
+    def free_lost(self, item: Item) -> Steps[Item]:
+        return iter(())
+
+
+class NoLease(Dispatch):
+    """Scans dispatch everything that is due. Not broken: a lease protects no data."""
+
+    def take_lease(self, item: Item) -> Steps[Item]:
+        if item.scan is not None and item.scan.phase == "found":
+            taken = self.with_lease(item, item.scan.due, self.lease(item, item.scan.due).taken())
+            yield "the scan sends what it found", taken._replace(scan=item.scan._replace(phase="taken"))
+
+
+# Message queue
+
+
+class AckWithoutFencing(MessageQueueProtocol):
+    """Knowing the id is enough to acknowledge, as with QUEUE_REQUIRE_LOCK_TOKEN=false."""
+
+    def may_end(self, message: Stored, delivery: Delivery) -> bool:
+        return message.is_processing
+
+
+class TouchWithoutFencing(MessageQueueProtocol):
+    """Knowing the id is enough to extend the deadline."""
+
+    def may_extend(self, message: Stored, delivery: Delivery) -> bool:
+        return message.is_processing
+
+
+class RequeueKeepsToken(MessageQueueProtocol):
+    """A requeue leaves the token in the record."""
+
+    def unlocked(self, delivery: Delivery) -> Delivery:
+        return delivery
+
+
+class RequeueIgnoresTouch(MessageQueueProtocol):
+    """The sweep goes by the time since the delivery, as XAUTOCLAIM does, and not by the deadline."""
+
+    def is_overdue(self, message: Stored) -> bool:
+        return message.is_processing
+
+
+class RequeueOfAnAcknowledged(MessageQueueProtocol):
+    """The sweep does not ask if the message is still pending since it found it overdue."""
+
+    def is_overdue(self, message: Stored) -> bool:
+        return message.deadline == "passed" or message.stream == "acknowledged"
+
+
+class NoSweep(MessageQueueProtocol):
+    """Nobody requeues overdue messages."""
+
+    def is_overdue(self, message: Stored) -> bool:
+        return False
+
+
+class EnqueueWithoutId(MessageQueueProtocol):
+    """A repeated enqueue is not recognized."""
+
+    def is_known(self, message: Stored) -> bool:
+        return False
+
+
+class RequeueAddsFirst(MessageQueueProtocol):
+    """A requeue is two scripts: the first one adds the new entry."""
+
+    def returned(self, message: Stored) -> Stored:
+        return super().returned(message)._replace(entries=(*super().returned(message).entries, *message.entries))
+
+
+class RequeueRemovesFirst(MessageQueueProtocol):
+    """A requeue is two scripts: the first one removes the old entry."""
+
+    def returned(self, message: Stored) -> Stored:
+        return super().returned(message)._replace(entries=())
+
+
+class UncountedDelivery(MessageQueueProtocol):
+    """A delivery does not count as an attempt."""
+
+    def counted(self, record: Record) -> Record:
+        return record
+
+
+class DeliveryWithoutDeadline(MessageQueueProtocol):
+    """The deadline is set by another script after the delivery."""
+
+    def delivered(self, message: Stored, at: int, stream: Stream) -> Stored:
+        return super().delivered(message, at, stream)._replace(deadline="none")

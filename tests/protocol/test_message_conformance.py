@@ -1,0 +1,197 @@
+"""`messages.py` and the message queue agree: every step from every reachable state is executed on a real queue.
+
+A consumer whose lock is lost is refused in every state, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+
+from services.message_queue import LockLost, NewMessage, UnknownMessage
+from tests.protocol.messages import Delivery, Entry, MessageQueueProtocol, Record, Stored, Stream
+from tests.real_servers import Servers
+from tests.services.message_queue.message_lab import Lab
+
+ID, TYPE = "one", "mail"
+STREAMS: dict[str, Stream] = {
+    "q": "main",
+    "q_typed": "typed",
+    "q_dlq": "dead",
+    "q_acknowledged": "acknowledged",
+    "q_archived": "archived",
+}
+Snapshot = tuple[dict[bytes, bytes], tuple[str, ...]]
+
+
+@dataclass
+class RealMessage:
+    """One message in a real queue, and the lock tokens that consumers have."""
+
+    lab: Lab
+    tokens: list[str] = field(default_factory=list)
+
+    # Steps, by the words of the specification
+
+    def perform(self, words: str) -> None:
+        steps: dict[str, Callable[[], object]] = {
+            "the producer enqueues it": self.enqueue,
+            "the producer enqueues it again; its id exists": self.enqueue,
+            "a consumer receives it": self.receive,
+            "a consumer receives it by its type": lambda: self.receive(type=TYPE),
+            "the consumer that holds it extends the deadline": lambda: self.lab.queue.touch(ID, self.holder()),
+            "the consumer that holds it acknowledges it": lambda: self.lab.queue.ack(ID, self.dropped(self.holder())),
+            "the consumer that holds it acknowledges it, and hears no answer": lambda: self.lab.queue.ack(
+                ID, self.holder()
+            ),
+            "the consumer that holds it rejects it": lambda: self.lab.queue.nack(ID, self.dropped(self.holder())),
+            "the consumer that holds it dies, or gives up": lambda: self.dropped(self.holder()),
+            "a consumer that lost its lock dies, or gives up": lambda: self.dropped(self.others()[0]),
+            "its deadline passes": lambda: self.lab.lapse(ID),
+            "a sweep finds it overdue": self.lab.sweeper.sweep,
+            "an operator takes it from its consumer": lambda: self.lab.contents.move([ID], to="main"),
+            "an operator replays it": lambda: self.lab.contents.move([ID], to="main"),
+            "an operator moves it to dead": lambda: self.lab.contents.move([ID], to="dead"),
+            "an operator moves it to acknowledged": lambda: self.lab.contents.move([ID], to="acknowledged"),
+            "an operator moves it to archived": lambda: self.lab.contents.move([ID], to="archived"),
+            "an operator deletes it": lambda: self.lab.contents.delete([ID]),
+            "100 others are acknowledged, it is forgotten": self.acknowledge_others,
+        }
+        steps[words]()
+
+    def enqueue(self) -> None:
+        self.lab.queue.enqueue(TYPE, {"to": "ada"}, id=ID)
+
+    def receive(self, **wanted: str) -> None:
+        self.tokens.append(str(self.lab.take(**wanted).lock_token))
+
+    def acknowledge_others(self) -> None:
+        self.lab.queue.enqueue_batch([NewMessage(type="another", id=f"other-{number}") for number in range(100)])
+        received = self.lab.queue.receive_many(100)
+        assert all(self.lab.queue.ack_many([(message.id, message.lock_token) for message in received]))
+
+    # Consumers
+
+    def holder(self) -> str:
+        (current,) = [token for token in self.tokens if token == self.record().get("lock_token")]
+        return current
+
+    def others(self) -> list[str]:
+        return [token for token in self.tokens if token != self.record().get("lock_token")]
+
+    def dropped(self, token: str) -> str:
+        self.tokens.remove(token)
+        return token
+
+    # State
+
+    def record(self) -> dict[str, Any]:
+        text = self.lab.client.hget("q_metadata", ID)
+        return {} if text is None else json.loads(text)
+
+    def stored(self) -> Stored:
+        """Return the keys of the message, and what consumers know, as the specification has them."""
+        with self.lab.client.pipeline() as pipe:
+            pipe.zscore("q:deadlines", ID)
+            pipe.sismember("q:pending_ids", ID)
+            for key in STREAMS:
+                pipe.xrange(key)
+                pipe.xpending_range(key, "q_group", "-", "+", 1_000)
+            score, is_pending_id, *found = pipe.execute(raise_on_error=False)  # a stream may have no group
+        places: dict[tuple[str, str], Entry] = {}
+        for (key, stream), entries, pending in zip(STREAMS.items(), found[::2], found[1::2], strict=True):
+            delivered = [] if isinstance(pending, redis.ResponseError) else [one["message_id"] for one in pending]
+            for sid, fields in entries:
+                if json.loads(fields[b"data"])["id"] == ID:
+                    places[key, sid.decode()] = Entry(stream, sid in delivered)
+        record = self.record()
+        is_locked = "lock_token" in record
+        if record:
+            at = record.get("at", "").partition(":")[2]  # of a message that was never delivered
+            assert (record.get("stream", "q"), record.get("sid", at)) in places
+        assert is_locked == ("deadline_at" in record) == bool(is_pending_id)
+        return Stored(
+            entries=tuple(places.values()),
+            record=Record(record.get("attempt_count", 0), is_locked) if record else None,
+            deadline="none" if score is None else "passed" if score <= self.lab.now_ms() else "coming",
+            deliveries=tuple(sorted(Delivery(token == record.get("lock_token")) for token in self.tokens)),
+        )
+
+    def save(self) -> Snapshot:
+        keys = [key for key in self.lab.client.scan_iter() if key != b"q:events"]
+        with self.lab.client.pipeline() as pipe:
+            for key in keys:
+                pipe.dump(key)
+            return dict(zip(keys, pipe.execute(), strict=True)), tuple(self.tokens)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        keys, tokens = snapshot
+        with self.lab.client.pipeline() as pipe:
+            pipe.flushdb()
+            for key, value in keys.items():
+                pipe.restore(key, 0, value)
+            pipe.execute()
+        self.tokens = list(tokens)
+
+
+def visible(state: Stored) -> Stored:
+    """Return what is stored, without what the specification remembers to judge it."""
+    return Stored(entries=state.entries, record=state.record, deadline=state.deadline, deliveries=state.deliveries)
+
+
+@pytest.fixture
+def real(clean: Servers) -> Iterator[RealMessage]:
+    with Lab(clean.valkey.url, max_attempts=2, levels=1) as lab:
+        yield RealMessage(lab)
+
+
+def conform(real: RealMessage, protocol: MessageQueueProtocol) -> int:
+    """Execute every step from every reachable state; return how many."""
+    first, executed = protocol.initial(), 0
+    snapshots = {first: real.save()}
+    waiting = deque([first])
+    while waiting:
+        state = waiting.popleft()
+        for words, following in protocol.next_states(state):
+            real.restore(snapshots[state])
+            real.perform(words)
+            executed += 1
+            assert real.stored() == visible(following), (words, state)
+            if following not in snapshots:
+                snapshots[following] = real.save()
+                waiting.append(following)
+        real.restore(snapshots[state])
+        refuse_what_is_not_allowed(real, state)
+    return executed
+
+
+def refuse_what_is_not_allowed(real: RealMessage, state: Stored) -> None:
+    for token in real.others():
+        for refused in (real.lab.queue.ack, real.lab.queue.nack, real.lab.queue.touch):
+            with pytest.raises((LockLost, UnknownMessage)):
+                refused(ID, token)
+    if state.entries != (Entry("main"),):
+        assert real.lab.queue.dequeue() is None
+        assert real.lab.queue.dequeue(type=TYPE) is None
+    if state.deadline != "passed":
+        assert real.lab.sweeper.sweep().as_dict() == {"requeued": 0, "dead_lettered": 0, "ids": [], "dlq_ids": []}
+    assert real.stored() == visible(state)
+
+
+def test_queue_takes_the_steps_of_the_specification_and_no_others(
+    real: RealMessage, figure: Callable[[str], None]
+) -> None:
+    steps = conform(real, MessageQueueProtocol(operations=1))
+    figure(f"message queue and its specification: {steps:,} steps, no difference")
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+def test_queue_takes_the_steps_of_a_larger_specification(real: RealMessage) -> None:
+    assert conform(real, MessageQueueProtocol(operations=2, enqueues=3, consumers=3)) > 4_000
