@@ -1,0 +1,46 @@
+"""The product's own application, in which rooms with certain ids are poison; `celery -A tests.faults.app …`."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from bson import ObjectId
+
+from models.due_documents import DueCollection
+from tasks import app
+from tests.e2e.poison import poison
+
+__all__ = ["app"]
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""Writes what every thread of the process does to its log."""
+faulthandler.register(STACKS_SIGNAL, all_threads=True)
+
+POISONS = ("exit", "raise-exit", "hang", "hold-gil", "memory", "raise")
+PREFIX = "badbad"
+
+
+def poison_id(does: str, number: int) -> ObjectId:
+    return ObjectId(f"{PREFIX}{POISONS.index(does):02x}{number:016x}")
+
+
+def poison_of(id: Any) -> str | None:
+    """Return what waking the room does, if it is poison."""
+    text = str(id)
+    return POISONS[int(text[len(PREFIX) : len(PREFIX) + 2], 16)] if text.startswith(PREFIX) else None
+
+
+apply = DueCollection.apply
+
+
+def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: Any, **options: Any) -> Any:
+    for id in due_at:
+        if (does := poison_of(id)) and documents.get(id) is not None:  # its schedule is not over
+            poison(does)
+    return apply(documents, due_at, *arguments, **options)
+
+
+DueCollection.apply = poisoned  # type: ignore[method-assign]

@@ -1,0 +1,94 @@
+"""One schedule: its faults among its work, the recovery, and the verdict."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tests.faults import process_faults, server_faults
+from tests.faults.faults import Fault, draw
+from tests.faults.history import RECOVERY_LIMIT, FaultSpan, History, violations
+from tests.faults.work import POLL_INTERVAL, SPAN, Work
+from tests.faults.world import World
+
+FAULTS = (*process_faults.KINDS, *server_faults.KINDS)
+KINDS_OF_WORK = ("rooms", "events", "messages", "jobs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    seed: int
+    faults: list[Fault]
+    history: History
+    violations: list[str]
+    took: float
+
+    @property
+    def slowest(self) -> float:
+        """The longest recovery in seconds."""
+        return max(RECOVERY_LIMIT if took is None else took for took in self.history.recovery.values())
+
+    @property
+    def line(self) -> str:
+        verdict = "ok" if not self.violations else f"{len(self.violations)} VIOLATIONS"
+        recovery = ", ".join(
+            f"{kind} {'-' if took is None else f'{took:.1f}'}" for kind, took in self.history.recovery.items()
+        )
+        return f"{self.seed}: {'; '.join(map(str, self.faults))} | recovered after: {recovery} s | {verdict}"
+
+
+def run(world: World, seed: int) -> Result:
+    """Run the schedule of this seed. What it leaves is cleared, and every process runs when it returns."""
+    began, faults = time.monotonic(), draw(seed, FAULTS)
+    world.forget()
+    harms, poison_jobs = process_faults.poisons(faults)
+    work = Work(world, seed, harms, poison_jobs)
+    with work.consumers():
+        with work.production(), ThreadPoolExecutor(len(faults)) as threads:
+            spans = list(threads.map(lambda fault: _happen(world, fault, began), faults))
+        # The last work falls due at the end of the span.
+        healed_at = max(began + SPAN, *(span.ended for span in spans))
+        work.history.recovery = _recover(work, healed_at)
+    work.history.faults = spans
+    work.remove_poison()
+    work.history.deaths = world.revive()
+    try:
+        world.wait_until_ready()
+    except AssertionError as error:
+        work.history.deaths.append(f"not ready again: {error}")
+        world.write_stacks()
+    history = work.collect()
+    found = violations(history)
+    work.clear()
+    return Result(seed=seed, faults=faults, history=history, violations=found, took=time.monotonic() - began)
+
+
+def _happen(world: World, fault: Fault, schedule_began: float) -> FaultSpan:
+    time.sleep(max(0.0, schedule_began + fault.begins - time.monotonic()))
+    began = time.monotonic()
+    with fault.happen(world):
+        time.sleep(fault.lasts)
+        lasted = time.monotonic()
+    ended = time.monotonic()
+    return FaultSpan(
+        kind=fault.kind.name,
+        target=fault.target,
+        began=began,
+        ended=ended if fault.kind.may_outlast_leases else lasted,
+        names=fault.kind.names,
+        may_outlast_leases=fault.kind.may_outlast_leases,
+    )
+
+
+def _recover(work: Work, healed_at: float) -> dict[str, float | None]:
+    """Wait until all work is done; return after how many seconds that of each kind was."""
+    recovery: dict[str, float | None] = dict.fromkeys(KINDS_OF_WORK)
+    while (passed := time.monotonic() - healed_at) < RECOVERY_LIMIT:
+        for kind in KINDS_OF_WORK:
+            if recovery[kind] is None and work.is_done(kind):
+                recovery[kind] = max(0.0, passed)
+        if None not in recovery.values():
+            break
+        time.sleep(POLL_INTERVAL)
+    return recovery

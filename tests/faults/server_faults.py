@@ -1,0 +1,236 @@
+"""Faults of Redis and MongoDB, and of the deliveries of messages to workers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Event
+
+import redis
+from pymongo.errors import PyMongoError
+
+from queue_manager.broker.keys import UNACKED
+from queue_manager.core.threads import in_thread
+from tests.e2e.replica_set import Member
+from tests.eventually import eventually
+from tests.faults.faults import Fault, kind
+from tests.faults.process_faults import PROCESSES, frozen
+from tests.faults.world import World
+
+DELAYS = (0.02, 0.1, 0.3)  # seconds for what one side sends at once
+QUEUES = ("support-snooze", "jobs", "scans")
+REDIS, MONGODB, DELIVERIES = ("redis",), ("mongodb",), ("deliveries",)
+
+
+# Redis
+
+
+@kind(REDIS, (0.3, 4), names="Redis", weight=3)
+def kill_redis(world: World, _: Fault) -> Iterator[None]:
+    """SIGKILL to Redis; it has its data when it is back."""
+    world.redis.kill()
+    try:
+        yield
+    finally:
+        world.redis.start()
+
+
+@kind(REDIS, (0.3, 3), names="Redis", weight=2)
+def restart_redis_empty(world: World, _: Fault) -> Iterator[None]:
+    world.lose_data(restart=True)
+    try:
+        yield
+    finally:
+        world.redis.start()
+
+
+@kind(REDIS, (0.1, 0.2), weight=2)
+def flush_redis(world: World, _: Fault) -> Iterator[None]:
+    world.lose_data(restart=False)
+    yield
+
+
+@kind(REDIS, (0.5, 4), names="Redis", weight=2)
+def fill_redis(world: World, _: Fault) -> Iterator[None]:
+    """Redis refuses every command that needs memory."""
+    with world.connect() as client:
+        client.config_set("maxmemory", "1mb")
+        try:
+            yield
+        finally:
+            client.config_set("maxmemory", "0")
+
+
+@kind(REDIS, (1, 6), weight=2)
+def slow_redis(world: World, fault: Fault) -> Iterator[None]:
+    for proxy in world.proxies:
+        proxy.delay = float(fault.one_of(*DELAYS))
+    try:
+        yield
+    finally:
+        for proxy in world.proxies:
+            proxy.delay = 0.0
+
+
+@kind(REDIS, (0.5, 5), names="Redis", weight=2)
+def cut_off_redis_one_way(world: World, fault: Fault) -> Iterator[None]:
+    """Nothing that one side sends arrives, until the network is well again."""
+    with ExitStack() as stack:
+        for proxy in world.proxies:
+            stack.enter_context((proxy.to_server if fault.chance < 0.5 else proxy.to_client).held_back())
+        yield
+
+
+@kind(PROCESSES, (1, 7), weight=3)
+def cut_off_process_from_redis(world: World, fault: Fault) -> Iterator[None]:
+    """Nothing passes between one process and Redis, until the network is well again."""
+    proxy = world.processes[fault.target].proxy
+    with proxy.to_server.held_back(), proxy.to_client.held_back():
+        yield
+
+
+@kind(REDIS, (0.1, 0.2), weight=1)
+def close_connections_to_redis(world: World, _: Fault) -> Iterator[None]:
+    for proxy in world.proxies:
+        proxy.close_connections()
+    yield
+
+
+@kind(REDIS, (0.5, 5), names="Redis", weight=2)
+def freeze_redis(world: World, _: Fault) -> Iterator[None]:
+    yield from frozen([world.redis.pid])
+
+
+@kind(REDIS, (3, 8), weight=2)
+def fail_over_redis(world: World, _: Fault) -> Iterator[None]:
+    """A replica becomes the primary; the old primary becomes its replica, and keeps its connections for a while."""
+    old = world.fail_over()
+    try:
+        yield
+    finally:
+        old.kill()
+        shutil.rmtree(old.directory)
+
+
+# MongoDB
+
+
+@kind(MONGODB, (0.5, 4), weight=3, may_outlast_leases=True)
+def kill_primary(world: World, _: Fault) -> Iterator[None]:
+    yield from _killed(world, [eventually(world.mongo.primary)])
+
+
+@kind(MONGODB, (0.5, 4), weight=1)
+def kill_secondary(world: World, _: Fault) -> Iterator[None]:
+    yield from _killed(world, _secondaries(world)[:1])
+
+
+@kind(MONGODB, (2, 5), weight=2, names="MongoDB", may_outlast_leases=True)
+def kill_majority(world: World, fault: Fault) -> Iterator[None]:
+    """Two of three members are killed, the primary among them or not."""
+    secondaries = _secondaries(world)
+    others = [eventually(world.mongo.primary), secondaries[0]]
+    yield from _killed(world, secondaries if fault.chance < 0.5 else others)
+
+
+@kind(MONGODB, (0.5, 1), weight=3, may_outlast_leases=True)
+def step_down_primary(world: World, _: Fault) -> Iterator[None]:
+    world.mongo.step_down()
+    yield
+    eventually(world.mongo.primary)
+
+
+@kind(MONGODB, (1, 7), weight=2, may_outlast_leases=True)
+def freeze_primary(world: World, _: Fault) -> Iterator[None]:
+    primary = eventually(world.mongo.primary)
+    yield from frozen([primary.pid])
+    eventually(world.mongo.primary)
+
+
+def _secondaries(world: World) -> list[Member]:
+    primary = eventually(world.mongo.primary)
+    return [member for member in world.mongo.members if member is not primary]
+
+
+def _killed(world: World, members: list[Member]) -> Iterator[None]:
+    for member in members:
+        member.kill()
+    try:
+        yield
+    finally:
+        for member in members:
+            member.start()
+        with suppress(PyMongoError):
+            eventually(world.mongo.primary)
+
+
+# Deliveries
+
+
+@kind(DELIVERIES, (2, 6), weight=2)
+def duplicate_deliveries(world: World, _: Fault) -> Iterator[None]:
+    """Each message that a worker holds is delivered once more."""
+    seen = set[str]()
+
+    def duplicate(client: redis.Redis) -> None:
+        for tag, text in client.hgetall(UNACKED).items():
+            message, _, queue = json.loads(text)
+            if queue in QUEUES and tag not in seen:
+                seen.add(tag)
+                client.lpush(queue, json.dumps(message))
+
+    with _repeatedly(world, duplicate):
+        yield
+
+
+@kind(DELIVERIES, (2, 6), weight=2)
+def late_deliveries(world: World, _: Fault) -> Iterator[None]:
+    """Messages that no worker has taken yet are delivered later, in the reverse order."""
+    held: dict[str, list[str]] = {queue: [] for queue in QUEUES}
+
+    def hold(client: redis.Redis) -> None:
+        for queue, messages in held.items():
+            while message := client.rpop(queue):
+                messages.append(str(message))
+
+    with _repeatedly(world, hold):
+        yield
+    for queue, messages in held.items():
+        while messages:
+            with suppress(redis.RedisError), world.connect() as client:
+                client.lpush(queue, messages[-1])
+                messages.pop()
+
+
+@contextmanager
+def _repeatedly(world: World, act: Callable[[redis.Redis], None]) -> Iterator[None]:
+    def work(is_over: Event) -> None:
+        while not is_over.wait(0.02):
+            with suppress(redis.RedisError, OSError), world.connect() as client:
+                act(client)
+
+    with in_thread(work, name="deliveries"):
+        yield
+
+
+KINDS = (
+    kill_redis,
+    restart_redis_empty,
+    flush_redis,
+    fill_redis,
+    slow_redis,
+    cut_off_redis_one_way,
+    cut_off_process_from_redis,
+    close_connections_to_redis,
+    freeze_redis,
+    fail_over_redis,
+    kill_primary,
+    kill_secondary,
+    kill_majority,
+    step_down_primary,
+    freeze_primary,
+    duplicate_deliveries,
+    late_deliveries,
+)

@@ -1,0 +1,274 @@
+"""The system under test: three MongoDB members, a Redis, and two of each process of the Procfile.
+
+Each process reaches Redis through a proxy of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+
+from beat_schedule import SYSTEMS
+from benchmarks.harness import set_environment
+from benchmarks.rooms.processes import children
+from dev.binaries import VALKEY
+from dev.ports import LOOPBACK, free_port
+from dev.procfile import RELEASE, Process, read
+from dev.servers import Valkey
+from models import database, schema
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.beat.status import leadership
+from queue_manager.telemetry import worker_heartbeats
+from tests.e2e.celery_processes import ROOT, TESTS, LoggedProcess
+from tests.e2e.replica_set import ReplicaSet, replica_set
+from tests.e2e.tcp_proxy import TcpProxy
+from tests.eventually import eventually
+from tests.faults.app import STACKS_SIGNAL
+from tests.faults.history import JOB_LEASE, RoomEvent
+from tests.faults.job_works import LOG_VARIABLE
+
+COPIES = 2
+READY_WITHIN = 60.0  # seconds
+HTTP_TIMEOUT = 5.0  # seconds
+LEFT_OUT = (RELEASE, "flower")  # it only watches
+EVENTS = "socket.io"
+# A process that is killed then loses nothing that it has written, and no write waits for a disk.
+REDIS_CONFIG = {"appendfsync": "no", "repl-diskless-sync-delay": "0"}
+SETTINGS = {
+    "QM_CONVERSATIONS": "true",
+    "QM_MESSAGE_QUEUE": "true",
+    "QM_JOBS": "true",
+    "QM_SNOOZE_SCAN_SECONDS": "1",
+    "QM_LEASE_SECONDS": "5",
+    "QM_ITEM_TIMEOUT_SECONDS": "12",  # longer than an outage of MongoDB blocks an item, also on a busy machine
+    "QM_SHUTDOWN_SECONDS": "3",
+    "QM_WORKER_CONCURRENCY": "2",
+    "JOBS_IMPORTS": '["tests.faults.job_works"]',
+    "JOBS_LEASE_SECONDS": str(JOB_LEASE),
+    "JOBS_TIMER_MS": "1000",
+    "OVERDUE_CHECK_INTERVAL_MS": "1000",
+    "SOCKETIO_ADAPTER": "python,redis-streams",  # a stream can be read when a schedule is over
+}
+
+
+class SystemProcess(LoggedProcess):
+    """A process of the system, whose clock can be set, with its way to Redis."""
+
+    def __init__(self, directory: Path, name: str, *command: str, proxy: TcpProxy) -> None:
+        self.name, self.proxy = name, proxy
+        self._clock = directory / f"{name}.clock"
+        self._clock.write_bytes(struct.pack("d", 0))
+        path = f"{TESTS / 'shifted_clock'}:{ROOT}"
+        env = {"PYTHONPATH": path, "SHIFTED_CLOCK_FILE": str(self._clock), "REDIS_URL": proxy.redis_url}
+        self.started_at = 0.0
+        super().__init__(directory / f"{name}.log", *command, env=env)
+
+    def start(self, *, ready: bool = True) -> Self:
+        self.started_at = time.monotonic()
+        return super().start(ready=ready)
+
+    def set_clock(self, seconds: float) -> None:
+        """Let the clock be off by so many seconds, from now on."""
+        with self._clock.open("r+b") as file:
+            file.write(struct.pack("d", seconds))
+
+    def children(self) -> list[int]:
+        return sorted(children(self.pid))
+
+    def restart(self) -> None:
+        self.kill()  # and what it left behind
+        self.start(ready=False)
+
+    def last_words(self) -> str:
+        lines = [line for line in self.log.splitlines()[-400:] if "Error" in line or "error" in line]
+        return " | ".join(lines[-3:])[-500:]
+
+
+class World:
+    """The servers and processes, and what only they know of the past."""
+
+    def __init__(self, directory: Path, mongo: ReplicaSet, first_redis: Valkey) -> None:
+        self.directory, self.mongo, self.redis = directory, mongo, first_redis
+        self.processes: dict[str, SystemProcess] = {}
+        self.web_ports: dict[str, int] = {}
+        self.losses: list[float] = []
+        """When Redis lost its data."""
+        self.complaints: list[str] = []
+        """Processes that did not end when they should."""
+        self._lost_events: list[RoomEvent] = []
+        self._next_redis = 1
+
+    @property
+    def job_log(self) -> Path:
+        return self.directory / "jobs.log"
+
+    # Processes
+
+    def add(self, process: Process, number: int, proxy: TcpProxy) -> None:
+        name = f"{process.name}{number}"
+        program, *arguments = shlex.split(process.command)
+        if program == "celery":
+            changed = {"tasks": "tests.faults.app", f"{process.name}@%h": f"{name}@%h"}
+            command = ["-m", "celery", *(changed.get(word, word) for word in arguments)]
+        else:
+            self.web_ports[name] = free_port()
+            command = ["-c", "from queue_manager.cli import main; main()", *arguments]
+            command += ["--port", str(self.web_ports[name])]
+        self.processes[name] = SystemProcess(self.directory, name, *command, proxy=proxy)
+
+    def wait_until_ready(self) -> None:
+        """Wait until every worker is online, a beat leads and the web processes are ready."""
+        workers = {name for name in self.processes if name.rstrip("0123456789") not in ("beat", "web")}
+        with self.connect() as client:
+            eventually(lambda: self._online(client) >= workers, within=READY_WITHIN, every=0.1)
+            eventually(lambda: leadership(client, LEADER_LOCK), within=READY_WITHIN, every=0.1)
+        for port in self.web_ports.values():
+            eventually(lambda port=port: self._is_ready(port), within=READY_WITHIN, every=0.1)
+        eventually(self.mongo.is_complete, within=READY_WITHIN, every=0.1)
+
+    def _online(self, client: redis.Redis) -> set[str]:
+        pids = {worker.pid for worker in worker_heartbeats.online(client)}
+        return {name for name, process in self.processes.items() if process.pid in pids}
+
+    @staticmethod
+    def _is_ready(port: int) -> bool:
+        try:
+            return call(port, "GET", "/readyz")[0] == 200
+        except (OSError, HTTPException):
+            return False
+
+    def revive(self) -> list[str]:
+        """Start the processes that ended by themselves; return what can be said of each."""
+        ended = [process for process in self.processes.values() if not process.is_alive()]
+        deaths = [f"{one.name} ended with {one.exit_code()}: {one.last_words()}" for one in ended]
+        for process in ended:
+            process.restart()
+        deaths, self.complaints = deaths + self.complaints, []
+        return deaths
+
+    def write_stacks(self) -> None:
+        """Let the Celery processes write to their logs what they do."""
+        send_signal([one.pid for one in self.processes.values() if one.name not in self.web_ports], STACKS_SIGNAL)
+
+    # Redis
+
+    @property
+    def proxies(self) -> list[TcpProxy]:
+        return [process.proxy for process in self.processes.values()]
+
+    def connect(self) -> redis.Redis:
+        """Return a client of the Redis that is the primary now, not through the proxy."""
+        return redis.Redis.from_url(self.redis.url, decode_responses=True, socket_timeout=10)
+
+    def add_redis(self) -> Valkey:
+        server = Valkey(self.directory / f"redis{self._next_redis}", config=REDIS_CONFIG)
+        self._next_redis += 1
+        server.start()
+        return server
+
+    def fail_over(self) -> Valkey:
+        """Make a new server the primary, which has all data. Return the old one: a replica with open connections."""
+        old, new = self.redis, self.add_redis()
+        with redis.Redis.from_url(new.url, decode_responses=True) as on_new, self.connect() as on_old:
+            on_new.replicaof(LOOPBACK, str(old.port))
+            eventually(lambda: on_new.info("replication")["master_link_status"] == "up")
+            on_old.execute_command("FAILOVER", "TO", LOOPBACK, str(new.port))
+            eventually(lambda: on_new.info("replication")["role"] == "master")
+        self.redis = new
+        for proxy in self.proxies:
+            proxy.target = new.port
+        return old
+
+    def lose_data(self, *, restart: bool) -> None:
+        """Let Redis lose everything, at once or by a restart. What was told until then is known."""
+        with self.connect() as client:
+            if not restart:
+                with client.pipeline(transaction=True) as pipe:
+                    pipe.xrange(EVENTS)
+                    pipe.flushall()
+                    entries, _ = pipe.execute()
+            else:
+                client.client_pause(10_000, all=False)  # no write between the reading and the end
+                entries = client.xrange(EVENTS)
+                self.redis.kill()
+                shutil.rmtree(self.redis.directory / "appendonlydir")
+        self.losses.append(time.monotonic())
+        self._lost_events += map(_event, entries)
+
+    def events(self) -> list[RoomEvent]:
+        """Return all events of rooms, also those that Redis has lost."""
+        with self.connect() as client:
+            return self._lost_events + [_event(entry) for entry in client.xrange(EVENTS)]
+
+    def forget(self) -> None:
+        """Forget the events, losses and job runs of a schedule that is over."""
+        with self.connect() as client:
+            client.delete(EVENTS)
+        self._lost_events.clear()
+        self.losses.clear()
+        self.job_log.write_text("")
+
+
+def _event(entry: Any) -> RoomEvent:
+    _, data = json.loads(entry[1]["data"])["packet"]["data"]
+    return RoomEvent(room=data["room_id"], woken=data["timestamp"])
+
+
+def call(port: int, method: str, path: str, body: Any = None, *, timeout: float = HTTP_TIMEOUT) -> tuple[int, str]:
+    """Return status and text of an answer. Raises OSError or HTTPException if there is none."""
+    connection = HTTPConnection(LOOPBACK, port, timeout=timeout)
+    try:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def running_world(directory: Path) -> Iterator[World]:
+    """Start everything in an empty directory, and wait until it is ready."""
+    if wheel := VALKEY.in_wheel():  # the same server on every machine
+        os.environ.setdefault(VALKEY.variable, str(wheel))
+    first_redis = Valkey(directory / "redis0", config=REDIS_CONFIG)
+    with ExitStack() as stack:
+        mongo = stack.enter_context(replica_set(directory / "mongo"))
+        first_redis.start()
+        world = World(directory, mongo, first_redis)
+        stack.callback(lambda: world.redis.kill())
+        set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=first_redis.url, **SETTINGS)
+        os.environ[LOG_VARIABLE] = str(world.job_log)
+        world.job_log.touch()
+        database.close()
+        stack.callback(database.close)
+        schema.migrate(SYSTEMS)
+        for process in read(ROOT / "Procfile"):
+            for number in range(1, COPIES + 1) if process.name not in LEFT_OUT else ():
+                world.add(process, number, stack.enter_context(TcpProxy(first_redis.port)))
+        for one in world.processes.values():
+            stack.callback(one.kill)
+            one.start(ready=False)
+        world.wait_until_ready()
+        yield world
+
+
+def send_signal(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to processes, of which some may have ended."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
