@@ -1,0 +1,76 @@
+"""Compares the outcomes of the same tests on kombu's own Redis transport and on ours.
+
+A test that fails on both fails because of the environment: a package, a server or a version that is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+Outcomes = Mapping[str, str]
+"""Test → `passed`, `failed` or `skipped`."""
+
+
+@dataclass
+class Comparison:
+    """Names of tests, by what they show."""
+
+    passed: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    environment: list[str] = field(default_factory=list)
+    """Fail on both."""
+    only_ours: list[str] = field(default_factory=list)
+    """Fail on kombu's own transport, and pass on ours."""
+    differences: list[str] = field(default_factory=list)
+    """Pass on kombu's own transport, and fail on ours, as listed."""
+    not_listed: list[str] = field(default_factory=list)
+    """Pass on kombu's own transport, fail on ours, and are not listed."""
+    not_different: list[str] = field(default_factory=list)
+    """Are listed, but pass on ours, fail on both, or do not exist."""
+
+    @property
+    def is_as_listed(self) -> bool:
+        return not self.not_listed and not self.not_different
+
+
+def compare(stock: Outcomes, ours: Outcomes, listed: Mapping[str, str]) -> Comparison:
+    """Sort all tests; `listed` are the deliberate differences and the reason of each.
+
+    A test without an outcome did not end in time, and counts as failed.
+    """
+    result = Comparison()
+    for test in sorted({*stock, *ours, *listed}):
+        kinds = stock.get(test, "failed"), ours.get(test, "failed")
+        is_listed = test in listed
+        if kinds == ("passed", "failed"):
+            (result.differences if is_listed else result.not_listed).append(test)
+        elif is_listed:
+            result.not_different.append(test)
+        elif kinds == ("passed", "passed"):
+            result.passed.append(test)
+        elif kinds == ("failed", "failed"):
+            result.environment.append(test)
+        elif kinds == ("failed", "passed"):
+            result.only_ours.append(test)
+        else:
+            result.skipped.append(test)
+    return result
+
+
+def report(result: Comparison, listed: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of a report."""
+    yield f"{len(result.passed)} pass on both"
+    yield f"{len(result.skipped)} are skipped"
+    yield from _section("fail on both (environment)", result.environment)
+    yield from _section("fail on kombu's own transport only", result.only_ours)
+    yield f"{len(result.differences)} are deliberate differences:"
+    for reason in dict.fromkeys(listed.values()):
+        yield f"    {sum(listed[test] == reason for test in result.differences)}: {reason}"
+    yield from _section("fail on our transport only, and are not listed", result.not_listed)
+    yield from _section("are listed, but are no difference", result.not_different)
+
+
+def _section(title: str, tests: list[str]) -> Iterator[str]:
+    yield f"{len(tests)} {title}" + (":" if tests else "")
+    yield from (f"    {test}" for test in tests)
