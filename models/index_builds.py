@@ -13,7 +13,7 @@ from models.database import client, database
 from queue_manager.core.log import get_logger
 from queue_manager.core.threads import in_thread
 
-INTERVAL = 2.0  # seconds between two reports
+REPORT_INTERVAL = 2.0  # seconds between two reports
 
 log = get_logger("QM/migrate")
 
@@ -32,7 +32,7 @@ class IndexBuild:
 
 
 @contextmanager
-def reported(report: Callable[[IndexBuild], None], *, interval: float = INTERVAL) -> Iterator[None]:
+def reported(report: Callable[[IndexBuild], None], *, interval: float = REPORT_INTERVAL) -> Iterator[None]:
     """Report the index builds of this database while the block runs, from a thread.
 
     Nothing is reported if the user may not see the operations of the server.

@@ -22,10 +22,9 @@ from models import account, pulse
 from models.database import Document, collection
 from models.due_documents import A_DATE
 from models.listing import NoPosition
-from queue_manager.core.clock import truncate
+from queue_manager.core.clock import MIN_MILLISECONDS, truncate
 from queue_manager.core.settings import settings
 
-MIN_MILLISECONDS = 1e11  # as seconds that would be the year 5138
 _IS_A_DATE: Document = {"$eq": [{"$type": "$created_at"}, "date"]}
 _WITHIN_REASON: Document = {"$and": [{"$gte": ["$created_at", 0]}, {"$lte": ["$created_at", MIN_MILLISECONDS]}]}
 _READABLE: Document = {

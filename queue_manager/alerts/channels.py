@@ -1,6 +1,6 @@
-"""Sending a message to the channels that the settings name: a webhook, and mail.
+"""Sending a notification to the channels that the settings name: a webhook, and mail.
 
-Guarantee: each channel is waited for at most `CHANNEL_TIMEOUT`, and one that fails does not keep the message from the
+Guarantee: each channel is waited for at most `CHANNEL_TIMEOUT`, and one that fails does not keep it from the
 other. No log line has the URL's path, its query or a password.
 """
 
@@ -14,7 +14,7 @@ from http.client import HTTPException
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from queue_manager.alerts.message import Message
+from queue_manager.alerts.notification import Notification
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings, settings
@@ -29,36 +29,36 @@ def are_configured(chosen: Settings) -> bool:
     return chosen.qm_alert_webhook_url is not None or bool(chosen.qm_alert_mail_to)
 
 
-def send(message: Message) -> dict[str, str | None]:
-    """Send to every channel; return the errors by channel, `None` for one that took the message."""
-    errors = {channel: _error_of(act, message) for channel, act in _channels(settings())}
+def send(notification: Notification) -> dict[str, str | None]:
+    """Send to every channel; return the errors by channel, `None` for one that took the notification."""
+    errors = {channel: _error_of(act, notification) for channel, act in _channels(settings())}
     for channel, error in errors.items():
         if error is None:
-            log.info("An alert was sent", channel=channel, title=message.title)
+            log.info("An alert was sent", channel=channel, title=notification.title)
         else:
-            log.error("An alert could not be sent", channel=channel, title=message.title, error=error)
+            log.error("An alert could not be sent", channel=channel, title=notification.title, error=error)
     return errors
 
 
-def _channels(chosen: Settings) -> Iterator[tuple[str, Callable[[Message], None]]]:
+def _channels(chosen: Settings) -> Iterator[tuple[str, Callable[[Notification], None]]]:
     if chosen.qm_alert_webhook_url is not None:
         yield "webhook", _post
     if chosen.qm_alert_mail_to:
         yield "mail", _mail
 
 
-def _error_of(act: Callable[[Message], None], message: Message) -> str | None:
+def _error_of(act: Callable[[Notification], None], notification: Notification) -> str | None:
     try:
-        act(message)
+        act(notification)
     except (OSError, HTTPException, smtplib.SMTPException) as error:
         return reason(error)
     return None
 
 
-def _post(message: Message) -> None:
+def _post(notification: Notification) -> None:
     chosen = settings()
     assert chosen.qm_alert_webhook_url is not None
-    body = message.as_slack() if chosen.qm_alert_webhook_form == "slack" else message.as_json()
+    body = notification.as_slack() if chosen.qm_alert_webhook_form == "slack" else notification.as_json()
     request = Request(
         chosen.qm_alert_webhook_url.get_secret_value(),
         data=json.dumps(body).encode(),
@@ -68,14 +68,14 @@ def _post(message: Message) -> None:
         pass
 
 
-def _mail(message: Message) -> None:
+def _mail(notification: Notification) -> None:
     chosen = settings()
     server_url = chosen.qm_alert_smtp_url
     url = urlsplit(OWN_MAIL_SERVER if server_url is None else server_url.get_secret_value())
     with _connected(url.scheme, url.hostname or "localhost", url.port) as server:
         if url.username:
             server.login(unquote(url.username), unquote(url.password or ""))
-        server.send_message(message.as_mail(chosen.qm_alert_mail_from, chosen.qm_alert_mail_to))
+        server.send_message(notification.as_mail(chosen.qm_alert_mail_from, chosen.qm_alert_mail_to))
 
 
 def _connected(scheme: str, host: str, port: int | None) -> smtplib.SMTP:

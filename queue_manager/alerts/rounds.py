@@ -18,13 +18,13 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
 from queue_manager.health import all_problems, read
 
-INTERVAL = seconds(15)
+ROUND_INTERVAL = seconds(15)
 
 log = get_logger("QM/alerts")
 
 
 @asynccontextmanager
-async def alerting(chosen: Settings, interval: timedelta = INTERVAL) -> AsyncIterator[None]:
+async def alerting(chosen: Settings, interval: timedelta = ROUND_INTERVAL) -> AsyncIterator[None]:
     """Look for problems within the block, if a channel is configured."""
     if not channels.are_configured(chosen):
         yield
@@ -32,7 +32,7 @@ async def alerting(chosen: Settings, interval: timedelta = INTERVAL) -> AsyncIte
     watch = Watch(
         after=seconds(chosen.qm_alert_after_seconds),
         repeat=seconds(60 * chosen.qm_alert_repeat_minutes),
-        send=lambda message: None in channels.send(message).values(),
+        send=lambda notification: None in channels.send(notification).values(),
     )
     async with in_background(_go_on(watch, interval)):
         yield

@@ -14,7 +14,7 @@ from datetime import timedelta
 from models import alert
 from models.alert import Key
 from models.database import server_now
-from queue_manager.alerts.message import Alert, Message
+from queue_manager.alerts.notification import Alert, Notification
 from queue_manager.core.errors import Unavailable
 from queue_manager.health_rules import Problem
 from queue_manager.web.server_calls import mongodb
@@ -43,8 +43,8 @@ class Watch:
     """How long a problem must last before it is sent."""
     repeat: timedelta
     """How long after that it is sent again."""
-    send: Callable[[Message], bool]
-    """Returns whether a channel took the message."""
+    send: Callable[[Notification], bool]
+    """Returns whether a channel took the notification."""
     _known: dict[Key, _Known] = field(default_factory=dict)
     _silenced: set[Key] = field(default_factory=set)
 
@@ -59,10 +59,10 @@ class Watch:
         self._read_silences()
         self._remember({key: one.text for key, one in current.items()}, at, is_complete=is_complete)
         started = [key for key in current if self._is_to_be_sent(key, at)]
-        if started and not self.send(Message("problem", [Alert.of(current[key]) for key in started])):
+        if started and not self.send(Notification("problem", [Alert.of(current[key]) for key in started])):
             self._take_back(started)
         if ended := self._ended():
-            self.send(Message("recovered", [Alert(*key, text) for key, text in ended.items()]))
+            self.send(Notification("recovered", [Alert(*key, text) for key, text in ended.items()]))
 
     def _read_silences(self) -> None:
         with suppress(Unavailable), mongodb():  # then those of the round before still hold

@@ -12,7 +12,7 @@ from models import alert
 from models.alert import Key
 from models.database import server_now
 from queue_manager.alerts import channels
-from queue_manager.alerts.message import Alert, Message
+from queue_manager.alerts.notification import Alert, Notification
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import minutes, to_iso
@@ -26,7 +26,7 @@ alerts_cli = typer.Typer(
     no_args_is_help=True,
 )
 
-System = Annotated[str, typer.Argument(help="The system or component, as health names it.", metavar="SYSTEM")]
+SystemArgument = Annotated[str, typer.Argument(help="The system or component, as health names it.", metavar="SYSTEM")]
 RuleId = Annotated[str, typer.Argument(help="The rule, as health names it, such as `lag`.", metavar="RULE")]
 
 
@@ -54,7 +54,7 @@ def test() -> None:
     if not channels.are_configured(settings()):
         fail("no channel is configured: set QM_ALERT_WEBHOOK_URL or QM_ALERT_MAIL_TO", code=2)
     example = Alert("settings", "test", "This is a test of the alerts", "Nothing needs to be done.")
-    errors = channels.send(Message("problem", [example]))
+    errors = channels.send(Notification("problem", [example]))
     if failed := [f"{channel}: {error}" for channel, error in errors.items() if error is not None]:
         fail("\n".join(failed), code=1)
     typer.echo("sent")
@@ -62,7 +62,7 @@ def test() -> None:
 
 @alerts_cli.command()
 def silence(
-    system: System,
+    system: SystemArgument,
     rule: RuleId,
     for_minutes: Annotated[float, typer.Option("--minutes", min=1, max=43_200, help="How long.")] = 60,
     reason: Annotated[str, typer.Option(help="Why, for others who look.")] = "",
@@ -79,7 +79,7 @@ def silence(
 
 
 @alerts_cli.command()
-def unsilence(system: System, rule: RuleId) -> None:
+def unsilence(system: SystemArgument, rule: RuleId) -> None:
     """End a silence. Exit code 1 if there is none."""
     with report_errors():
         was_silenced = alert.unsilence(_key(system, rule))

@@ -28,7 +28,7 @@ from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
 
 SAMPLE = 10  # documents
-COUNT_TIMEOUT = seconds(10)  # without the index, MongoDB scans the whole collection
+DOCUMENTS_TIMEOUT = seconds(10)  # without the index, MongoDB scans the whole collection
 JSON_OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED)
 
 systems_cli = typer.Typer(
@@ -134,19 +134,19 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
 
 def _count(documents: DueCollection, now: datetime, *, has_index: bool) -> str:
     try:
-        with database.within(COUNT_TIMEOUT):
+        with database.within(DOCUMENTS_TIMEOUT):
             count = documents.count(now) if has_index else documents.count_unindexed(now)
     except database.Error as error:
         if not error.timeout:
             raise
-        return f"not counted within {COUNT_TIMEOUT.total_seconds():g} s"
+        return f"not counted within {DOCUMENTS_TIMEOUT.total_seconds():g} s"
     return f"{count:,} document{'' if count == 1 else 's'}" + (" or more" if count == COUNTED else "")
 
 
 def _has_dates(documents: DueCollection) -> bool:
     """Return False if no document has a date in the declared field; True if the check times out."""
     try:
-        with database.within(COUNT_TIMEOUT):
+        with database.within(DOCUMENTS_TIMEOUT):
             return documents.has_dates()
     except database.Error as error:
         if not error.timeout:

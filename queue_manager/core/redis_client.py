@@ -21,7 +21,7 @@ from redis.retry import Retry
 from queue_manager.core.redis_url import is_encrypted, parse_redis_url
 from queue_manager.core.settings import settings
 
-Client = TypeVar("Client")
+T = TypeVar("T")
 
 RedisError = redis.RedisError
 """Base of every error of redis-py."""
@@ -220,23 +220,23 @@ def connect(url: str) -> redis.Redis:
     return make_client(url, decode_responses=True)
 
 
-class PerProcess(Generic[Client]):
+class PerProcess(Generic[T]):
     """Creates one client per process, on first use, and never shares it with a forked child. Thread-safe."""
 
-    def __init__(self, make: Callable[[], Client]) -> None:
+    def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._made: list[Client] = []
+        self._made: list[T] = []
         self._lock = Lock()
         # A child forked while another thread holds the lock would wait for it forever.
         os.register_at_fork(after_in_child=self._forget)
 
-    def __call__(self) -> Client:
+    def __call__(self) -> T:
         with self._lock:
             if not self._made:
                 self._made.append(self._make())
             return self._made[0]
 
-    def take(self) -> Client | None:
+    def take(self) -> T | None:
         """Return the client, if there is one, and remove it; the next use creates another."""
         with self._lock:
             return self._made.pop() if self._made else None

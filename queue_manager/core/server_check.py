@@ -14,7 +14,7 @@ from queue_manager.core.redis_client import connect
 from queue_manager.core.redis_url import CLUSTER_SCHEME
 from queue_manager.core.settings import redact_url
 
-CheckResult = TypeVar("CheckResult")
+T = TypeVar("T")
 
 CHECK_INTERVAL = 2.0  # seconds
 UNREACHABLE_LOG_INTERVAL = 30.0  # seconds
@@ -22,13 +22,13 @@ MIN_REDIS_VERSION = (7, 0)  # the first version with script flags such as allow-
 
 
 def until_reachable(
-    check: Callable[[], CheckResult],
+    check: Callable[[], T],
     *,
     server: str,
     url: str,
     errors: tuple[type[Exception], ...],
     log: structlog.stdlib.BoundLogger,
-) -> CheckResult:
+) -> T:
     """Call `check` until it raises none of `errors`; return its result. Logs the first error, then one every 30 s."""
     logged_at: float | None = None
     while True:

@@ -10,7 +10,7 @@ from pymongo.errors import AutoReconnect
 from models import alert
 from models.alert import Key
 from models.database import server_now
-from queue_manager.alerts.message import Alert, Message
+from queue_manager.alerts.notification import Alert, Notification
 from queue_manager.alerts.watch import Watch
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.health_rules import Problem, Rule
@@ -29,8 +29,8 @@ class Process:
         self.takes = True
         self.watch = Watch(after=seconds(60), repeat=minutes(240), send=self._send)
 
-    def _send(self, message: Message) -> bool:
-        self.sent.append((message.status, [one.system for one in message.alerts]))
+    def _send(self, notification: Notification) -> bool:
+        self.sent.append((notification.status, [one.system for one in notification.alerts]))
         return self.takes
 
     def look(self, at: float, *problems: Problem, is_complete: bool = True) -> Sequence[tuple[str, list[str]]]:
@@ -163,15 +163,15 @@ def test_without_mongodb_each_process_sends_once(first: Process, second: Process
 
 
 def test_a_message_has_a_title_and_no_markup_of_others() -> None:
-    message = Message("problem", [Alert.of(LAG), Alert("jobs", "failing-jobs", "<!channel> & more", "Look.")])
-    assert message.title == "[test] 2 problems: support-snooze (lag), jobs (failing-jobs)"
-    assert message.as_slack()["text"].splitlines()[2] == "• jobs: &lt;!channel&gt; &amp; more. Look."
-    assert message.as_json()["problems"][0] == {
+    notification = Notification("problem", [Alert.of(LAG), Alert("jobs", "failing-jobs", "<!channel> & more", "Look.")])
+    assert notification.title == "[test] 2 problems: support-snooze (lag), jobs (failing-jobs)"
+    assert notification.as_slack()["text"].splitlines()[2] == "• jobs: &lt;!channel&gt; &amp; more. Look."
+    assert notification.as_json()["problems"][0] == {
         "system": "support-snooze",
         "rule": "lag",
         "text": LAG.text,
         "action": Rule.LAG.action,
     }
-    recovered = Message("recovered", [Alert("beat", "no-leader", "No leader")])
+    recovered = Notification("recovered", [Alert("beat", "no-leader", "No leader")])
     assert recovered.title == "[test] Recovered: beat (no-leader)"
     assert recovered.as_mail("from@x", ["to@x"]).get_content() == "beat: No leader\n"

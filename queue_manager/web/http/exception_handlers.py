@@ -14,11 +14,10 @@ from starlette.routing import Match
 from queue_manager.core.errors import server_away
 from queue_manager.telemetry import error_reports
 from queue_manager.web.http.errors import ApiError, invalid_because
-from queue_manager.web.http.requests import is_page_view
+from queue_manager.web.http.requests import SAFE_METHODS, is_page_view
 from queue_manager.web.rendering import rendered_page
 from queue_manager.web.server_calls import Unavailable
 
-SAFE_METHODS = ("GET", "HEAD")
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 PROGRAM_PATHS = ("/api/", "/static/", "/socket.io", "/metrics", "/healthz", "/readyz", "/openapi.json")
 

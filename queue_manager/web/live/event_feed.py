@@ -33,7 +33,7 @@ MAX_CHUNK_SIZE = 64 * 1024  # bytes after which no more events are sent in the s
 PING_INTERVAL = 15  # seconds
 CLIENT_RETRY_DELAY_MS = 1_000  # before a browser reconnects
 SEND_TIMEOUT = 20.0  # seconds for one write to a client that does not read
-SHUTDOWN_TIMEOUT = 1.0  # seconds in which streams end by themselves when the process ends
+STREAM_END_TIMEOUT = 1.0  # seconds in which streams end by themselves when the process ends
 READER_TIMEOUT = 2.0  # seconds that a client waits for the reader
 RECONNECT_DELAY = 0.5  # seconds before a source is read again after an error
 
@@ -328,7 +328,9 @@ class EventStream(EventSourceResponse):
     media_type = "text/event-stream"
 
     def __init__(self, content: AsyncIterator[bytes]) -> None:
-        super().__init__(content, ping=PING_INTERVAL, send_timeout=SEND_TIMEOUT, shutdown_grace_period=SHUTDOWN_TIMEOUT)
+        super().__init__(
+            content, ping=PING_INTERVAL, send_timeout=SEND_TIMEOUT, shutdown_grace_period=STREAM_END_TIMEOUT
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -25,11 +25,11 @@ from queue_manager.core.settings import Settings
 from queue_manager.web.auth import tokens
 from queue_manager.web.auth.authentication import LOGIN_HINT, Authenticator, unauthorized
 from queue_manager.web.auth.authorization import is_from_own_page
+from queue_manager.web.auth.disconnection import ACCESS_CHECK_INTERVAL
 from queue_manager.web.auth.tokens import ANY, Access, TokenRefused, is_account
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.live.redis_channel import RedisChannel
 
-ACCESS_CHECK_INTERVAL = 0.5  # seconds
 MAX_PACKET_SIZE = 64_000  # bytes; the largest packet that clients send is their token
 NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
 

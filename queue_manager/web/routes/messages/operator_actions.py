@@ -18,7 +18,6 @@ from queue_manager.web.routes.messages.requests import (
     MessageBody,
     NamedQueue,
     RequiredMoment,
-    Source,
     decode_message,
     parse_object,
 )
@@ -51,7 +50,9 @@ CLEAR_LOG_INTERVAL = 5.0
 log = get_logger("QM/queue")
 router = APIRouter(responses=errors(503))
 
-InQueue = Annotated[Source, Query(alias="queueType", description="Only a message that is in this queue.")]
+InQueue = Annotated[
+    MessageState | None, EmptyIsNone, Query(alias="queueType", description="Only a message that is in this queue.")
+]
 
 
 @router.put("/queue/message/{id:path}", response_model=UpdatedMessage, responses=errors(404, 409))

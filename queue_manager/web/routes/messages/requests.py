@@ -18,17 +18,17 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from queue_manager.core.clock import MIN_MILLISECONDS
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import ApiError
-from queue_manager.web.http.requests import Body, EmptyIsNone, malformed, read_body
+from queue_manager.web.http.requests import Body, malformed, read_body
 from services.message_queue import InvalidMessage, Json, MessageState
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import MAX_PAYLOAD_DEPTH, MAX_TYPE_BYTES, checked_text, elements, members
 from services.message_queue.operations import MAX_ENQUEUED_MESSAGES
 
-MAX_SEARCH_BYTES = 1_024
+MAX_FILTER_BYTES = 1_024
 MAX_WHOLE = 10**9  # a page number, a priority, a number of attempts
-MIN_MILLISECONDS = 1e11  # as a number of seconds it would be in the year 5138
 MAX_TIMESTAMP = 1e15
 MAX_OTHER_BYTES = 64 * 1024
 """Bytes of a body besides its payload."""
@@ -111,8 +111,8 @@ FilterType = Annotated[
 ]
 FilterText = Annotated[
     str,
-    Field(max_length=MAX_SEARCH_BYTES, description="A text in the payload, the id, the type or the last error."),
-    AfterValidator(_checked_by(partial(checked_text, max_bytes=MAX_SEARCH_BYTES))),
+    Field(max_length=MAX_FILTER_BYTES, description="A text in the payload, the id, the type or the last error."),
+    AfterValidator(_checked_by(partial(checked_text, max_bytes=MAX_FILTER_BYTES))),
 ]
 MomentOf = Annotated[
     float | None,
@@ -125,8 +125,6 @@ RequiredMoment = Annotated[
     BeforeValidator(_checked_by(parse_time)),
     WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}),
 ]
-Source = Annotated[MessageState | None, EmptyIsNone]
-"""The queue of a message; any without it."""
 
 
 # Bodies

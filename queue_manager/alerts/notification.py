@@ -34,7 +34,7 @@ class Alert:
 
 
 @dataclass(frozen=True)
-class Message:
+class Notification:
     """Problems that have started or still last, or problems that have ended."""
 
     status: Status
