@@ -1,7 +1,8 @@
 """The history of the systems: what was done, what failed and how long it took, for 90 days.
 
 Guarantee: what was counted in Redis in the last 24 hours is copied to MongoDB, about once a minute while any scan runs,
-and stays there when Redis loses its data. What was counted while no scan ran for longer is missing.
+and stays there when Redis loses its data. What was counted while no scan ran for longer is missing. What was counted
+since the last copy is read from Redis, if it answers.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def read(system: System, chosen: Range, *, systems: Iterable[System], now: datet
     """Return the history of a system, with the marks of all. Raises the errors of the drivers."""
     length, step = LENGTHS[chosen]
     begins_at = EPOCH + (now - length - EPOCH) // step * step + step
-    by_time = _last_minutes(system, begins_at) if chosen == "1h" else _stored(system, begins_at, step)
+    by_time = _last_minutes(system, begins_at) if chosen == "1h" else _stored(system, begins_at, step, now=now)
     marks = mark.read(begins_at)
     if outage := mark.current_outage(now, gap=_gap(systems)):
         marks.append(outage)
@@ -122,11 +123,28 @@ def read(system: System, chosen: Range, *, systems: Iterable[System], now: datet
     return RangeHistory(begins_at=begins_at, step=step, steps=steps, marks=marks)
 
 
-def _stored(system: System, begins_at: datetime, step: timedelta) -> dict[datetime, Totals]:
+def _stored(system: System, begins_at: datetime, step: timedelta, *, now: datetime) -> dict[datetime, Totals]:
     found: dict[datetime, list[Mapping[str, int]]] = {}
-    for bucket in history.read(min(step, HOUR), since=begins_at, systems=[system.name]):
+    for bucket in [*history.read(min(step, HOUR), since=begins_at, systems=[system.name]), *_not_copied(system, now)]:
         found.setdefault(begins_at + (bucket.at - begins_at) // step * step, []).append(bucket.counts)
     return {at: count_history.added(counts) for at, counts in found.items()}
+
+
+def _not_copied(system: System, now: datetime) -> Iterator[Bucket]:
+    """Yield what was counted in this and the last ten minutes, and is not in MongoDB yet."""
+    since = EPOCH + (now - EPOCH) // TEN_MINUTES * TEN_MINUTES - TEN_MINUTES
+    copied = {bucket.at: bucket.counts for bucket in history.read(TEN_MINUTES, since=since, systems=[system.name])}
+    try:
+        by_minute = _last_minutes(system, since)
+    except redis.RedisError:  # the history outlives Redis
+        return
+    for ten in (since, since + TEN_MINUTES):
+        counted = count_history.added(
+            counts for minute, counts in by_minute.items() if ten <= minute < ten + TEN_MINUTES
+        )
+        new = {name: more for name, count in counted.items() if (more := count - copied.get(ten, {}).get(name, 0)) > 0}
+        if new:
+            yield Bucket(system=system.name, at=ten, length=TEN_MINUTES, counts=new)
 
 
 def _last_minutes(system: System, begins_at: datetime) -> dict[datetime, Totals]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import redis
 
 from beat_schedule import SYSTEMS
 from models import history as stored
@@ -15,7 +16,7 @@ from models.history import HOUR, TEN_MINUTES, Bucket
 from models.mark import Mark
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.core.clock import hours, minutes, seconds, truncate
-from queue_manager.core.redis_client import connect
+from queue_manager.core.redis_client import NO_RETRY, connect
 from queue_manager.telemetry import counters
 from services import history
 from services.support_snooze import system
@@ -120,6 +121,27 @@ def test_the_last_hour_is_read_by_the_minute(clean: Servers, minute: int) -> Non
         count(clean, minute - ago, done=1)
     found = history.read(system, "1h", systems=SYSTEMS, now=server_now())
     assert (len(found.steps), sum(one or 0 for one in found.numbers("done"))) == (60, 2)
+
+
+@pytest.mark.parametrize("chosen", ["24h", "7d", "30d", "90d"])
+def test_what_was_not_copied_yet_is_shown(clean: Servers, minute: int, chosen: history.Range) -> None:
+    def shown() -> list[int]:
+        return [one for one in history.read(system, chosen, systems=SYSTEMS, now=server_now()).numbers("done") if one]
+
+    count(clean, minute, done=3)
+    assert sum(shown()) == 3
+    copy(clean)
+    assert sum(shown()) == 3
+    count(clean, minute, done=5)
+    assert sum(shown()) == 5
+
+
+def test_the_history_is_shown_while_redis_is_away(clean: Servers, minute: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    count(clean, minute, done=3)
+    copy(clean)
+    monkeypatch.setattr(history, "_redis", lambda: redis.Redis(port=1, retry=NO_RETRY))
+    found = history.read(system, "24h", systems=SYSTEMS, now=server_now())
+    assert sum(one or 0 for one in found.numbers("done")) == 3
 
 
 def test_documents_expire_by_their_length(clean: Servers) -> None:
