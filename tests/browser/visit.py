@@ -133,6 +133,7 @@ class Visit:
 
     def wrongs(self, what: str) -> list[str]:
         """Return what axe finds, and what is wider than the screen: in both schemes, at both widths."""
+        self.page.wait_for_load_state()  # with its styles
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE_SCRIPT)
         wrongs = []
