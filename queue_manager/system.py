@@ -100,6 +100,9 @@ class System:
     state_pages: Mapping[str, str] = field(default_factory=dict)
     """By state: the page that lists the items in it, where that is not `<page>?state=<state>`."""
 
+    item_url: Callable[[Settings], str | None] = lambda _: None
+    """Returns the URL of an item in the product, with `{id}` for its id; `None` if there is none."""
+
     stats: Callable[[], SystemStats] = SystemStats
     """Reads its statistics."""
     stats_server: str = "MongoDB"

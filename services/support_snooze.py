@@ -100,6 +100,7 @@ system = SupportSnooze(
     scan_task="tasks.support_snooze.scan_expired_snoozes",
     trigger="conversations/support-snooze",
     page="/rooms",
+    item_url=lambda chosen: chosen.qm_room_url,
     initiator=INITIATOR,
     collection=support_room.ROOMS_COLLECTION,
     due=support_room.DUE,

@@ -7,6 +7,7 @@ interface ElementsById {
   clear: HTMLButtonElement | null;
   create: HTMLButtonElement | null;
   delete: HTMLButtonElement | null;
+  display: HTMLButtonElement;
   empty: HTMLElement;
   entries: HTMLElement;
   filter: Form;
@@ -102,6 +103,9 @@ interface EventHandlers {
 }
 
 type Values = Record<string, string>;
+
+/** What somebody may choose for this browser. */
+type Choice = "times" | "theme";
 
 interface Page<Row> {
   rows: Row[];

@@ -86,6 +86,6 @@ class AsyncClient:
 
 
 def _options(base_url: str, api_key: str | None, timeout: float, ssl_context: ssl.SSLContext | None) -> dict[str, Any]:
-    headers = {"user-agent": "queue-manager-client"} | ({} if api_key is None else {"x-api-key": api_key})
+    headers = {"user-agent": "queue-manager-client"} | ({} if api_key is None else {"x-api-key": api_key.encode()})
     verify = True if ssl_context is None else ssl_context
     return {"base_url": base_url, "headers": headers, "timeout": timeout, "verify": verify}

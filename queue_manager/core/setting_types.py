@@ -186,6 +186,12 @@ def _sentry_dsn(url: str) -> str:
     return url
 
 
+def _item_url(value: str) -> str:
+    if not re.match(r"https?://[^/\s]", value) or "{id}" not in value:
+        raise ValueError("a URL with {id}, such as https://example.com/rooms/{id}")
+    return value
+
+
 def _webhook_url(url: SecretStr) -> SecretStr:
     if not _is_url(url, ("http", "https")):
         raise ValueError("an http:// or https:// URL")
@@ -229,6 +235,7 @@ RedisUrl = Annotated[str, AfterValidator(_text), AfterValidator(_redis_url)]
 QueueRedisUrl = Annotated[str, AfterValidator(_text), AfterValidator(_queue_redis_url)]
 BrokerUrl = Annotated[str, AfterValidator(_text), AfterValidator(_broker_url)]
 SentryDsn = Annotated[str, AfterValidator(_text), AfterValidator(_sentry_dsn)]
+ItemUrl = Annotated[str, AfterValidator(_text), AfterValidator(_item_url)]
 WebhookUrl = Annotated[SecretStr, AfterValidator(_webhook_url)]
 SmtpUrl = Annotated[SecretStr, AfterValidator(_smtp_url)]
 Days = Annotated[float, Field(ge=0, le=36_500)]

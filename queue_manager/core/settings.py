@@ -26,6 +26,7 @@ from queue_manager.core.setting_types import (
     CollectionName,
     Days,
     FilePath,
+    ItemUrl,
     ModuleNames,
     MongoUrl,
     PathPrefix,
@@ -189,6 +190,8 @@ class Settings(BaseSettings):
     """Enables the manual triggers of the web process."""
     qm_web_prefix: PathPrefix | None = None
     """Path below which a proxy publishes the web process."""
+    qm_room_url: ItemUrl | None = None
+    """URL of a room in the product, with `{id}`."""
 
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"

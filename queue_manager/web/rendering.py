@@ -33,7 +33,9 @@ class Link(NamedTuple):
 
 def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
     """Return a page."""
-    html = _templates.get_template(template).render(values, prefix=settings().web_prefix)
+    chosen = settings()
+    environment = chosen.app_env if "app_env" in chosen.model_fields_set else None
+    html = _templates.get_template(template).render(values, prefix=chosen.web_prefix, environment=environment)
     return HTMLResponse(html, status_code=status)
 
 

@@ -375,6 +375,15 @@ def wrong_values(name: str) -> list[str]:
         return ["$where", "a..$b", ".a", "a.", "system.users", "a b", "x" * 200, not_utf8]
     if name == "QUEUE_NAME":
         return ["a b", "{a", "a}", "{a}b", "a:b", "x" * 65, "a\n", not_utf8]
+    if name == "QM_ROOM_URL":
+        return [
+            "rooms/{id}",
+            "javascript:{id}",
+            "https://example.com/rooms",
+            "https:///{id}",
+            "https:// a/{id}",
+            not_utf8,
+        ]
     if name == "QM_WEB_PREFIX":
         return ["queue-manager", "/", "//a", "/a//b", "/a b", "/a?b", "/..", "/a/../b", "https://a", "/a\n", not_utf8]
     return [not_utf8]

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from os import PathLike, stat_result
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
@@ -88,7 +89,8 @@ def _page_of_item(system: System) -> Callable[[Request, CurrentPrincipal, str], 
 
 
 def _item_page(system: System, request: Request, principal: Principal, id: str) -> HTMLResponse:
-    return rendered_page("explanation.html", request, principal, system=system, id=id)
+    product = (system.item_url(settings()) or "").replace("{id}", quote(id, safe=""))
+    return rendered_page("explanation.html", request, principal, system=system, id=id, product=product)
 
 
 @router.get("/search")

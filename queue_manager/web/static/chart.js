@@ -1,6 +1,6 @@
 // Charts over time: axes, a legend, marks of what happened, and the values by pointer, by arrow keys or as a table.
 
-import { at, number } from "./clock.js";
+import { ZONE, at, number, zoned } from "./clock.js";
 import { element, filled } from "./dom.js";
 
 const HEIGHT = 100; // of the drawing, whose units are percent and steps
@@ -74,7 +74,7 @@ function marked({ begins, seconds, marks }, count) {
 
 /** @param {number} ms @param {number} seconds */
 function timeOf(ms, seconds) {
-  const text = new Date(ms).toUTCString(); // "Sun, 22 Nov 2026 18:00:00 GMT"
+  const text = zoned(ms).toUTCString(); // "Sun, 22 Nov 2026 18:00:00 GMT"
   const day = `${Number(text.slice(5, 7))} ${text.slice(8, 11)}`;
   return seconds < 3600 ? text.slice(17, 22) : seconds * 1000 < DAY ? `${day} ${text.slice(17, 22)}` : day;
 }
@@ -144,7 +144,7 @@ function table({ title, seconds }, heads, cells, begin, count) {
     if (details.querySelector("table")) return;
     const rows = Array.from({ length: count }, (_, index) => element("tr", {}, element("th", { scope: "row" }, timeOf(begin(index), seconds)), cells(index).map((text) => element("td", {}, text))));
     details.append(element("div", { class: "values", role: "region", tabindex: 0, "aria-label": title },
-      element("table", { "aria-label": title }, element("thead", {}, element("tr", {}, ["Time (UTC)", ...heads].map((head) => element("th", { scope: "col" }, head)))), element("tbody", {}, rows))));
+      element("table", { "aria-label": title }, element("thead", {}, element("tr", {}, [`Time (${ZONE})`, ...heads].map((head) => element("th", { scope: "col" }, head)))), element("tbody", {}, rows))));
   }, { once: true });
   return details;
 }

@@ -1,6 +1,17 @@
 // The server's clock, as far as this page knows it, and times in words: a browser's own clock may be an hour wrong.
 
+import { chosen } from "./choices.js";
 import { element } from "./dom.js";
+
+const times = chosen("times");
+const local = new Intl.DateTimeFormat("en", { timeZoneName: "short" }).formatToParts().find(({ type }) => type === "timeZoneName");
+
+/** The zone of the times that the page shows; relative ones have none. */
+export const ZONE = times === "local" ? local?.value ?? "local time" : "UTC";
+export const ARE_RELATIVE = times === "relative";
+
+/** A moment whose UTC fields are those of the zone. @param {number} ms */
+export const zoned = (ms) => new Date(times === "local" ? ms - new Date(ms).getTimezoneOffset() * 60000 : ms);
 
 /** @type {number | undefined} */
 let base; // the server's time, in ms, at this page's own `performance.now()` of 0
@@ -23,16 +34,19 @@ export const at = (moment) => (typeof moment === "number" ? moment * 1000 : Date
 
 const numbers = new Intl.NumberFormat("en");
 
-/** A time in UTC, with the day if it is not today's. @param {Moment | null | undefined} value */
+/** A time as somebody chose to see times: with the day if it is not today's, or how long ago. @param {Moment | null | undefined} value */
 export function moment(value) {
   if (value == null) return element("time", {}, "—");
-  const date = new Date(at(value));
+  const utc = new Date(at(value)).toISOString();
+  const about = { datetime: utc, title: `${utc.replace("T", " ").slice(0, 23)} UTC` };
+  if (ARE_RELATIVE) return countdown(at(value), until, element("time", { ...about, class: "countdown nowrap" }));
+  const date = zoned(at(value));
   const full = date.toISOString();
-  const today = new Date(now()).toISOString();
+  const today = zoned(now()).toISOString();
   const [, day, month, year] = date.toUTCString().split(" "); // "Sun, 22 Nov 2026 18:00:00 GMT"
   const yearShown = today.startsWith(year) ? "" : `${year} `;
   const dayShown = today.slice(0, 10) === full.slice(0, 10) ? "" : `${Number(day)} ${month} ${yearShown}`;
-  return element("time", { datetime: full, title: `${full.replace("T", " ").slice(0, 23)} UTC` }, dayShown + full.slice(11, 19));
+  return element("time", about, dayShown + full.slice(11, 19));
 }
 
 /** A short text for a duration. @param {number} ms */
@@ -50,9 +64,9 @@ export const number = (value) => (value == null ? "—" : numbers.format(value))
 
 // The time that is left, counted down once a second. Visual only: nothing here acts.
 
-/** @param {Countdown["deadline"]} deadline @param {Countdown["format"]} format */
-export function countdown(deadline, format = seconds) {
-  const shown = Object.assign(element("span", { class: "countdown nowrap" }), { deadline, format });
+/** @param {Countdown["deadline"]} deadline @param {Countdown["format"]} format @param {HTMLElement} place */
+export function countdown(deadline, format = seconds, place = element("span", { class: "countdown nowrap" })) {
+  const shown = Object.assign(place, { deadline, format });
   update(shown);
   return shown;
 }

@@ -50,6 +50,13 @@ export function showState(text, kind) {
   byId("state").className = `state ${kind}`;
 }
 
+const TITLE = document.title;
+
+/** How much needs attention, seen in the browser's tab. @param {number} count */
+export function countInTitle(count) {
+  document.title = count ? `(${count}) ${TITLE}` : TITLE;
+}
+
 // Say what went wrong for the whole page; an empty text takes it back.
 export function complain(text = "") {
   if (byId("problem").textContent !== text) byId("problem").textContent = text;

@@ -6,7 +6,7 @@ import { moment, span } from "./clock.js";
 import { PREFIX, byId, button, complain, element, mayAct, toast } from "./dom.js";
 import { put } from "./systems.js";
 
-const { id = "", system = "", list = "", items = "" } = byId("found").dataset;
+const { id = "", system = "", list = "", item = "", items = "", product = "" } = byId("found").dataset;
 const why = element("div");
 const past = element("div");
 const whole = element("pre", { role: "region", tabindex: 0, "aria-label": "Document" });
@@ -33,6 +33,7 @@ function card(found) {
   return answer(found, title || "Why",
     element("span", {},
       mayAct && retry && button(VERBS[label] ?? (of === MESSAGES ? "Replay" : "Retry"), () => again(retry, body), "primary"), " ",
+      product && [element("a", { class: "button", href: product, rel: "noopener noreferrer" }, `Open the ${item}`), " "],
       element("a", { class: "button", href: PREFIX + list }, `All ${items}`)));
 }
 

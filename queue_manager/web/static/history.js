@@ -2,7 +2,7 @@
 
 import { attempt, get } from "./api.js";
 import { chart, markText } from "./chart.js";
-import { moment, number } from "./clock.js";
+import { ZONE, moment, number } from "./clock.js";
 import { byId, button, element, mayAct, nodes } from "./dom.js";
 import { duration, leading, percent, speed } from "./latency.js";
 
@@ -41,9 +41,9 @@ function drawn({ begins_at: begins, step_seconds: seconds, outcomes, percentiles
   return [
     !byId("health") && speed(latency, names, RANGES.find(([one]) => one === range)?.[2] ?? ""),
     element("div", { class: "plots" },
-      chart({ ...shared, title: "Throughput", unit: `per ${STEPS[seconds]}, UTC`, summary: `${total(done)} done, ${total(failed)} failed, ${total(retried)} retried.`,
+      chart({ ...shared, title: "Throughput", unit: `per ${STEPS[seconds]}, ${ZONE}`, summary: `${total(done)} done, ${total(failed)} failed, ${total(retried)} retried.`,
         series: [{ name: "done", kind: "done", values: done }, { name: "retried", kind: "retried", values: retried }, { name: "failed", kind: "failed", values: failed }] }),
-      chart({ ...shared, title: names[measure], unit: "log scale, UTC", isLog: true, format: duration, summary: found ? `p50 ${duration(found.p50_ms)}, p95 ${duration(found.p95_ms)}, p99 ${duration(found.p99_ms)}${onTime ? `; ${percent(onTime.share)} on time` : ""}.` : "",
+      chart({ ...shared, title: names[measure], unit: `log scale, ${ZONE}`, isLog: true, format: duration, summary: found ? `p50 ${duration(found.p50_ms)}, p95 ${duration(found.p95_ms)}, p99 ${duration(found.p99_ms)}${onTime ? `; ${percent(onTime.share)} on time` : ""}.` : "",
         series: [{ name: "p50", kind: "p50", values: p50 }, { name: "p95", kind: "p95", values: p95 }, { name: "p99", kind: "p99", values: p99 }] })),
     events(marks),
   ];

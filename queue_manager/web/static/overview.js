@@ -2,8 +2,8 @@
 
 import { Events, attempt, get } from "./api.js";
 import { chart } from "./chart.js";
-import { countdown, moment, now, number, span } from "./clock.js";
-import { PREFIX, byId, complain, element, facts, pill } from "./dom.js";
+import { ZONE, countdown, moment, now, number, span } from "./clock.js";
+import { PREFIX, byId, complain, countInTitle, element, facts, pill } from "./dom.js";
 import { speed } from "./latency.js";
 import { bad, figures, howToTurnOn, needs, put, said, scans, standing } from "./systems.js";
 
@@ -108,7 +108,7 @@ async function days() {
 function day(title, { done, failed }, begins, seconds) {
   /** @param {number[]} values */
   const total = (values) => number(values.reduce((sum, value) => sum + value, 0));
-  return chart({ title: "Last 24 hours", unit: "per 10 min, UTC", begins, seconds, summary: `${title}: ${total(done)} done, ${total(failed)} failed.`,
+  return chart({ title: "Last 24 hours", unit: `per 10 min, ${ZONE}`, begins, seconds, summary: `${title}: ${total(done)} done, ${total(failed)} failed.`,
     series: [{ name: "done", kind: "done", values: done }, { name: "failed", kind: "failed", values: failed }] });
 }
 
@@ -116,7 +116,9 @@ function day(title, { done, failed }, begins, seconds) {
 function show(overview) {
   complain();
   put(byId("strip"), [overview.leader, overview.workers, overview.servers], () => strip(overview));
-  put(byId("attention"), urgent(overview), attention);
+  const found = urgent(overview);
+  put(byId("attention"), found, attention);
+  countInTitle(found.length);
   overview.systems.forEach(showSystem);
 }
 

@@ -52,20 +52,22 @@ export function howToTurnOn({ flag }) {
   return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and start the processes again."] : ["Off in this environment."];
 }
 
-/** @param {System} system */
+/** The three that matter, and those that are not zero. @param {System} system */
 export function figures(system) {
   /** @param {number | null} value */
   const figure = (value, kind = "", text = number(value)) => element("span", { class: value ? kind : "soft" }, text);
-  const { lag_seconds: lag, errors } = system;
+  /** @param {number | null} value */
+  const unlessZero = (value, kind = "", text = number(value)) => (value ? figure(value, kind, text) : null);
+  const { lag_seconds: lag } = system;
   return facts("facts figures", [
     ["Due now", figure(system.due)],
     ["In progress", figure(system.in_progress)],
-    ["Stuck", figure(system.stuck, "bad")],
-    ["Failed", figure(system.failed, "warn")],
-    ["Oldest waits", figure(lag, "", lag ? span(lag * 1000) : "—")],
     ["Done / min", figure(system.done_per_minute)],
-    ["Failed / min", figure(system.failed_per_minute, "warn")],
-    ["Errors, 24 h", figure(errors, "warn")],
+    ["Oldest waits", unlessZero(lag, "", span((lag ?? 0) * 1000))],
+    ["Stuck", unlessZero(system.stuck, "bad")],
+    ["Failed", unlessZero(system.failed, "warn")],
+    ["Failed / min", unlessZero(system.failed_per_minute, "warn")],
+    ["Errors, 24 h", unlessZero(system.errors, "warn")],
   ]);
 }
 

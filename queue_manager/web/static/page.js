@@ -1,11 +1,23 @@
-// The field of every page that finds any id: its keys.
+// What every page has: the field that finds any id, and the display of times and colours. With their keys.
 
+import { ARE_RELATIVE, ZONE } from "./clock.js";
 import { byId } from "./dom.js";
+
+const display = byId("display");
+
+async function showDisplay() {
+  (await import("./display.js")).showDisplay();
+}
+
+display.textContent = ARE_RELATIVE ? "Relative times" : `Times in ${ZONE}`;
+display.hidden = false;
+display.addEventListener("click", showDisplay);
 
 addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   const hasCommand = event.ctrlKey || event.metaKey;
   const isTyping = /** @type {Element} */ (event.target).matches("input, textarea, select");
+  if (event.key === "?" && !hasCommand && !isTyping) return showDisplay();
   const isFree = !hasCommand && !isTyping && !document.getElementById("filter"); // "/" is the list's own search
   if (hasCommand ? event.key.toLowerCase() !== "k" : !isFree || event.key !== "/") return;
   event.preventDefault();

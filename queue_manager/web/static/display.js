@@ -1,0 +1,35 @@
+// How this browser shows times and colours, and the keys of a page. Loaded when somebody opens it.
+
+import { CHOICES, choose, chosen } from "./choices.js";
+import { show } from "./dialog.js";
+import { element, facts } from "./dom.js";
+
+/** @type {Record<string, string>} */
+const LABELS = { times: "Times", theme: "Colours" };
+
+/** @param {Choice} name */
+function select(name) {
+  /** @param {Event} event */
+  const onchange = ({ target }) => {
+    const { value } = /** @type {HTMLSelectElement} */ (target);
+    choose(name, value);
+    if (name === "times") location.reload();
+    else document.documentElement.dataset.theme = value;
+  };
+  const options = Object.entries(CHOICES[name]).map(([value, text]) => element("option", { value, selected: value === chosen(name) }, text));
+  return element("div", { class: "field" }, element("label", { for: `choice-${name}` }, LABELS[name]), element("select", { id: `choice-${name}`, onchange }, options));
+}
+
+/** @param {...string} names */
+const keys = (...names) => names.flatMap((name, index) => [index > 0 && " or ", element("kbd", {}, name)]);
+
+export function showDisplay() {
+  const hasFilter = document.getElementById("filter") !== null;
+  show("Display and keys", [select("times"), select("theme"), facts("pairs", [
+    ["Find any id", keys("Ctrl K", "⌘ K", ...(hasFilter ? [] : ["/"]))],
+    ["Search this list", hasFilter && keys("/")],
+    ["Values of a chart", keys("←", "→")],
+    ["Close a dialog", keys("Esc")],
+    ["Show this", keys("?")],
+  ])]);
+}

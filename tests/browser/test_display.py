@@ -1,0 +1,94 @@
+"""What somebody chooses for a browser of their own, and what each page shows besides its content."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser import furnished
+from tests.browser.visit import Visit, Visiting
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.web.queue_client import Queue
+from tests.web.web_process import web
+
+pytestmark = pytest.mark.browser
+
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+DUE = datetime(2026, 1, 2, 17, 34, 5, tzinfo=UTC)
+
+
+def open_display(page: Page) -> None:
+    page.get_by_role("button", name=re.compile("times", re.IGNORECASE)).click()
+    expect(page.get_by_role("dialog")).to_contain_text("Display and keys")
+
+
+def test_colours_are_kept_for_all_pages(visit: Visit) -> None:
+    page = visit.open("/")
+    light = page.evaluate(BACKGROUND)
+    open_display(page)
+    visit.dialog.get_by_label("Colours").select_option("Dark")
+    dark = page.evaluate(BACKGROUND)
+    assert dark != light
+    visit.open("/messages")
+    assert page.evaluate(BACKGROUND) == dark
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown", "button"),
+    [
+        ("UTC", "2 Jan 17:34:05", "Times in UTC"),
+        ("Local time", "2 Jan 23:04:05", "Times in GMT+5:30"),
+        ("Relative, such as 5 min ago", r"\d+ d ago", "Relative times"),
+    ],
+)
+def test_times_are_shown_as_chosen(
+    visiting: Visiting, queue: Queue, clean: Servers, choice: str, shown: str, button: str
+) -> None:
+    room = make_room(DUE)
+    visit = visiting(queue.web, timezone_id="Asia/Kolkata")
+    page = visit.open("/rooms?state=due")
+    open_display(page)
+    if choice != "UTC":  # which it is already
+        with page.expect_event("load"):
+            visit.dialog.get_by_label("Times").select_option(choice)
+    expect(page.get_by_role("button", name=button, exact=True, include_hidden=True)).to_have_count(1)
+    time = visit.row(str(room)).locator(f"time[datetime='{DUE:%Y-%m-%dT%H:%M:%S}.000Z']").first
+    expect(time).to_have_text(re.compile(f"^{shown}$"))
+    assert (time.get_attribute("title") or "").endswith("17:34:05.000 UTC")
+
+
+def test_a_question_mark_shows_the_keys(visit: Visit) -> None:
+    page = visit.open("/messages")
+    page.keyboard.press("?")
+    expect(visit.dialog).to_contain_text("Search this list")
+    assert visit.wrongs("the display") == []
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("?")
+    expect(page.get_by_label("Search payload, id, error")).to_have_value("?")
+    expect(visit.dialog).to_have_count(0)
+
+
+def test_the_tab_of_the_browser_counts_what_needs_attention(visit: Visit, clean: Servers) -> None:
+    furnished.rooms()
+    page = visit.open("/")
+    count = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
+    expect(count).not_to_have_count(0)
+    eventually(lambda: page.title() == f"({count.count()}) Overview · Queue Manager")
+
+
+def test_what_settings_say_is_shown(visiting: Visiting, clean: Servers, tmp_path: Path) -> None:
+    room = make_room(DUE)
+    with web(tmp_path, APP_ENV="staging", QM_ROOM_URL="https://example.com/rooms/{id}?from=queues") as process:
+        visit = visiting(process)
+        link = visit.open(f"/rooms/{room}").get_by_role("link", name="Open the room")
+        expect(link).to_have_attribute("href", f"https://example.com/rooms/{room}?from=queues")
+        for path in ("/", "/messages"):
+            expect(visit.open(path).get_by_role("banner").first).to_contain_text("staging")
+        assert visit.wrongs("a page with its environment") == []
