@@ -27,7 +27,7 @@ export function showDisplay() {
   const hasFilter = document.getElementById("filter") !== null;
   show("Display and keys", [select("times"), select("theme"), facts("pairs", [
     ["Find any id", keys("Ctrl K", "⌘ K", ...(hasFilter ? [] : ["/"]))],
-    ["Search this list", hasFilter && keys("/")],
+    ["Search this list", hasFilter ? keys("/") : null],
     ["Values of a chart", keys("←", "→")],
     ["Close a dialog", keys("Esc")],
     ["Show this", keys("?")],

@@ -1,4 +1,4 @@
-// Every system in one look: what needs somebody first, then each with its figures and its day.
+// Every system in one look: what needs attention first, then each with its figures and its day.
 
 import { Events, attempt, get } from "./api.js";
 import { chart } from "./chart.js";
@@ -16,7 +16,7 @@ const code = (text) => element("code", {}, text);
 /** @param {...Child} text */
 const note = (...text) => element("small", { class: "soft" }, ...text);
 
-// What needs somebody
+// What needs attention
 
 /** @type {Record<string, string>} */
 const COMPONENTS = { mongodb: "MongoDB", redis: "Redis", broker: "Broker", beat: "Beat", workers: "Workers", clocks: "Clocks", settings: "Settings" };
