@@ -13,6 +13,7 @@ interface ElementsById {
   filter: Form;
   find: HTMLInputElement;
   found: HTMLElement;
+  export: HTMLButtonElement;
   "filter-name": HTMLSelectElement;
   health: HTMLElement;
   leader: HTMLElement;

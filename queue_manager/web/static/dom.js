@@ -44,6 +44,12 @@ export function toast(text) {
   setTimeout(() => note.remove(), 6000);
 }
 
+/** Copies a text; null where the browser does not allow it. @param {string} what @param {string} text */
+export const copier = (what, text) => navigator.clipboard && button(`Copy ${what}`, async () => {
+  await navigator.clipboard.writeText(text);
+  toast(`Copied the ${what}`);
+}, "quiet");
+
 /** Say whether the page is live. @param {string} text @param {string} kind */
 export function showState(text, kind) {
   byId("state").textContent = text;

@@ -3,7 +3,7 @@
 import { answer, unreadable } from "./answer.js";
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, span } from "./clock.js";
-import { PREFIX, byId, button, complain, element, mayAct, toast } from "./dom.js";
+import { PREFIX, byId, button, complain, copier, element, mayAct, toast } from "./dom.js";
 import { put } from "./systems.js";
 
 const { id = "", system = "", list = "", item = "", items = "", product = "" } = byId("found").dataset;
@@ -33,6 +33,7 @@ function card(found) {
   return answer(found, title || "Why",
     element("span", {},
       mayAct && retry && button(VERBS[label] ?? (of === MESSAGES ? "Replay" : "Retry"), () => again(retry, body), "primary"), " ",
+      copier("id", found.id), " ",
       product && [element("a", { class: "button", href: product, rel: "noopener noreferrer" }, `Open the ${item}`), " "],
       element("a", { class: "button", href: PREFIX + list }, `All ${items}`)));
 }

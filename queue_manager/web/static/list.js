@@ -43,6 +43,7 @@ export class List {
     }
     byId("next").addEventListener("click", () => this.turn([...this.trail, this.values.cursor ?? ""], this.cursor));
     byId("previous").addEventListener("click", () => this.turn(this.trail.slice(0, -1), this.trail.at(-1)));
+    byId("export").addEventListener("click", () => this.export());
     byId("stop").addEventListener("click", () => this.stop());
     addEventListener("popstate", () => this.restore());
     addEventListener("keydown", (event) => this.shortcut(event));
@@ -185,6 +186,11 @@ export class List {
       if (name === "end") return undefined;
     }
     throw new Problem(0, AWAY);
+  }
+
+  async export() {
+    const name = location.pathname.split("/").filter(Boolean).slice(-1)[0] ?? "list";
+    (await import("./export.js")).askExport(this, name);
   }
 
   // End a search where it is.

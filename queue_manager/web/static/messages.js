@@ -3,7 +3,7 @@
 import { Events, Problem, ask, attempt, get, post, query, stream } from "./api.js";
 import { at, countdown, moment, number } from "./clock.js";
 import { askFor, details, show } from "./dialog.js";
-import { byId, button, element, mayAct, pill, toast } from "./dom.js";
+import { byId, button, copier, element, mayAct, pill, toast } from "./dom.js";
 import { cell } from "./list.js";
 import { MessageList } from "./message_list.js";
 import { nextFrame } from "./pace.js";
@@ -117,7 +117,9 @@ function look(message) {
     place !== "processing" && !message.undecodable && ["Edit …", () => edit(message)],
     place === "dead" && ["Replay", () => replay([id]), "primary"],
   ];
-  show(id, [element("pre", { tabindex: 0, "aria-label": "Payload" }, JSON.stringify(payload, null, 2)), details(rest)], actions, `/messages/${encodeURIComponent(id)}`);
+  const text = JSON.stringify(payload, null, 2);
+  const copies = element("div", {}, copier("id", id), copier("payload", text));
+  show(id, [copies, element("pre", { tabindex: 0, "aria-label": "Payload" }, text), details(rest)], actions, `/messages/${encodeURIComponent(id)}`);
 }
 
 // Acting
@@ -163,10 +165,13 @@ function create() {
 
 /** @param {Message} message */
 function edit(message) {
+  /** @type {Field[]} */
+  const more = place === "dead" ? [{ name: "isReplayed", label: "Replay it", kind: "check", value: true }] : [];
   askFor({
-    title: `Edit ${message.id}`, verb: "Save", fields: fieldsOf(message),
-    async act(given) {
+    title: `Edit ${message.id}`, verb: "Save", fields: [...fieldsOf(message), ...more],
+    async act({ isReplayed, ...given }) {
       await ask("PUT", `/queue/message/${encodeURIComponent(message.id)}?queueType=${place}`, bodyOf(given, false));
+      if (isReplayed) return done(await post("/queue/replay", { messageIds: [message.id] }));
       list.refresh();
       return `Changed ${message.id}`;
     },

@@ -1,0 +1,69 @@
+// The export of a list with its filter, to a file that the browser writes. Loaded when somebody asks for it.
+
+import { number } from "./clock.js";
+import { askFor } from "./dialog.js";
+import { element, toast } from "./dom.js";
+
+const MAX_ROWS = 10000; // that a page reads; the API and the commands export all
+const TOLD_ROWS = 2000; // between two notes of progress
+/** @type {Record<string, { text: string, type: string, write: (rows: object[]) => string }>} */
+const FORMATS = {
+  csv: { text: "CSV, for spreadsheets", type: "text/csv", write: csv },
+  jsonl: { text: "JSON lines, for programs", type: "application/jsonl", write: (rows) => rows.map((row) => `${JSON.stringify(row)}\n`).join("") },
+};
+
+/** @param {{ values: Values, on: { load: (values: Values, options: Options) => Promise<Page<any>> } }} list @param {string} name */
+export function askExport({ values, on: { load } }, name) {
+  askFor({
+    title: "Export", verb: "Export", text: `All that match the filter, in the order of the list: ${number(MAX_ROWS)} at most.`,
+    fields: [{ name: "format", label: "Format", kind: "select", value: "csv", options: Object.entries(FORMATS).map(([key, { text }]) => [key, text]) }],
+    async act({ format }) {
+      const { rows, isAll } = await read(values, load);
+      const { type, write } = FORMATS[format];
+      save(`${name}.${format}`, new Blob([write(rows)], { type }));
+      return `Exported ${number(rows.length)}${isAll ? "" : ", the first of more"}`;
+    },
+  });
+}
+
+/** @param {Values} values @param {(values: Values, options: Options) => Promise<Page<object>>} load */
+async function read({ cursor: _, ...values }, load) {
+  /** @type {object[]} */
+  const rows = [];
+  /** @type {string | null} */
+  let cursor = "";
+  do {
+    const before = rows.length;
+    /** @type {Page<object>} */
+    const page = await load(cursor ? { ...values, cursor } : values, {});
+    rows.push(...page.rows);
+    cursor = page.cursor;
+    if (Math.floor(rows.length / TOLD_ROWS) > Math.floor(before / TOLD_ROWS)) toast(`${number(rows.length)} read`);
+  } while (cursor && rows.length < MAX_ROWS);
+  return { rows: rows.slice(0, MAX_ROWS), isAll: !cursor && rows.length <= MAX_ROWS };
+}
+
+/** @param {object[]} rows */
+function csv(rows) {
+  const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
+  const lines = rows.map((row) => columns.map((name) => csvCell(/** @type {Record<string, unknown>} */ (row)[name])));
+  return [columns.map(csvCell), ...lines].map((line) => `${line.join(",")}\r\n`).join("");
+}
+
+// A spreadsheet would execute a text that begins like a formula.
+/** @param {unknown} value */
+function csvCell(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "string") return quoted(JSON.stringify(value));
+  return quoted(/^[=+\-@\t\r]/.test(value) ? `'${value}` : value);
+}
+
+/** @param {string} text */
+const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+
+/** @param {string} name @param {Blob} content */
+function save(name, content) {
+  const url = URL.createObjectURL(content);
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60000);
+}

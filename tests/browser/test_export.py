@@ -1,0 +1,84 @@
+"""What people take out of a page: a list as a file, an id on the clipboard, a corrected message."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.any_jobs import INVOICE, PARCEL
+from tests.browser import furnished
+from tests.browser.visit import Visit
+from tests.web.queue_client import Queue
+
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
+PAGE = 50  # rows
+
+
+def exported(visit: Visit, chosen: str) -> tuple[str, str]:
+    """Return the name and the content of the file."""
+    visit.press("Export …")
+    visit.dialog.get_by_label("Format").select_option(chosen)
+    with visit.page.expect_download() as download:
+        visit.press("Export", visit.dialog)
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes().decode()
+
+
+def test_messages_that_match_are_exported_as_json_lines(visit: Visit, queue: Queue) -> None:
+    payload = {"n": 12345678901234567890, "text": "a\nb"}
+    wanted = [queue.add(type="letter", payload=payload) for _ in range(PAGE + 2)]
+    queue.add(type="other")
+    visit.open("/messages?filterType=letter")
+    expect(visit.page.locator("#rows > tr")).to_have_count(PAGE)
+    name, text = exported(visit, "JSON lines, for programs")
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert name == "messages.jsonl"
+    assert sorted(row["id"] for row in rows) == sorted(wanted)
+    assert rows[0]["payload"] == payload
+
+
+def test_jobs_that_match_are_exported_for_a_spreadsheet(visit: Visit, queue: Queue) -> None:
+    wanted = furnished.make_job(queue, arguments=['=HYPERLINK("x")', 1])
+    furnished.make_job(queue, PARCEL)
+    visit.open(f"/jobs?name={INVOICE}")
+    visit.wait_for([wanted])
+    name, text = exported(visit, "CSV, for spreadsheets")
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert name == "jobs.csv"
+    assert (row["_id"], row["name"], json.loads(row["arguments"])) == (wanted, INVOICE, ['=HYPERLINK("x")', 1])
+
+
+def test_a_text_that_begins_like_a_formula_is_none_in_a_spreadsheet(visit: Visit, queue: Queue) -> None:
+    visit.open("/messages")
+    visit.wait_for([queue.add(type="=1+1")])
+    _, text = exported(visit, "CSV, for spreadsheets")
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert row["type"] == "'=1+1"
+
+
+def test_a_failed_message_is_corrected_and_replayed_at_once(visit: Visit, queue: Queue) -> None:
+    id = queue.dead(payload={"card": "expired"})
+    visit.open("/messages/failed")
+    visit.press(id)
+    visit.press("Edit …")
+    visit.dialog.get_by_label("Payload, as JSON").fill('{"card": "new"}')
+    expect(visit.dialog.get_by_label("Replay it")).to_be_checked()
+    visit.press("Save")
+    visit.wait_for([])
+    taken = queue.take()
+    assert (taken["id"], taken["payload"]) == (id, {"card": "new"})
+
+
+def test_an_id_and_a_payload_are_copied(visit: Visit, queue: Queue) -> None:
+    visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    id = queue.add(payload={"a": 1})
+    page = visit.open("/messages")
+    visit.press(id)
+    for button, text in (("Copy id", id), ("Copy payload", '{\n  "a": 1\n}')):
+        visit.press(button)
+        expect(page.get_by_text(f"Copied the {button.removeprefix('Copy ')}")).to_be_attached()
+        assert page.evaluate("navigator.clipboard.readText()") == text
