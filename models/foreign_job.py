@@ -6,8 +6,9 @@ adopted job is a job like any other, so an interrupted adoption continues with t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bson import MinKey
 from pymongo import UpdateOne
@@ -16,6 +17,8 @@ from models.database import Document
 from models.job import COUNTED_ATTEMPTS, jobs
 
 MAX_FOREIGN_COUNT = 10_000
+SHOWN_IDS = 5
+FINISHED_STATES = ("success", "canceled", "cancelled")
 READ_FIELDS = ("name", "state", "due", "created", "priority", "arguments", "history")
 OPTIONAL_FIELDS = (
     "waiting",
@@ -42,6 +45,14 @@ _INDEX = "jobs_in_a_state_by_attempts"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """Documents whose work may have to be done."""
+
+    count: int
+    ids: Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdoptedJob:
     """A document as it was read, and its fields as a job."""
 
@@ -57,6 +68,14 @@ def count() -> int:
 def count_unindexed() -> int:
     """Count them before `migrate` has created the index, by reading the whole collection."""
     return jobs().count_documents(_IS_FOREIGN, limit=MAX_FOREIGN_COUNT)
+
+
+def unfinished() -> Unfinished:
+    """Return those whose work nobody reported as done or canceled: the number, up to `MAX_FOREIGN_COUNT`, and some."""
+    condition = {"attempts": _IS_FOREIGN["attempts"], "state": {"$nin": FINISHED_STATES}}
+    count = jobs().count_documents(condition, hint=_INDEX, limit=MAX_FOREIGN_COUNT)
+    some = jobs().find(condition, {"_id": 1}, hint=_INDEX, limit=SHOWN_IDS) if count else ()
+    return Unfinished(count=count, ids=[one["_id"] for one in some])
 
 
 def walk(*, batch: int) -> Iterator[Document]:

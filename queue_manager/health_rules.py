@@ -84,6 +84,12 @@ class Rule(Enum):
         "Check that a beat leads and a worker consumes the queue `scans`.",
         "executing",
     )
+    UNADOPTED_JOBS = (
+        "unadopted-jobs",
+        "`job-queues`",
+        "Another program stored a document in `jobs_data` that is neither `success` nor `canceled`.",
+        "Run `queue-manager adopt jobs`, and remove the documents that it cannot adopt.",
+    )
     DEAD_MESSAGES = (
         "dead-messages",
         "`overdue-messages`",

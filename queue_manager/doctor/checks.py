@@ -147,7 +147,8 @@ CHECKS = (
         statement="Scans run on time, and every due item is handled.",
         rules=(
             *(Rule.LAG, Rule.LATE_SCAN, Rule.SCAN_ERRORS, Rule.STUCK_ITEMS, Rule.FAILED_ITEMS, Rule.LOST_ITEMS),
-            *(Rule.REPEATED_RESETS, Rule.FAILING_JOBS, Rule.LOST_JOBS, Rule.UNREADABLE_DOCUMENTS, Rule.UNKNOWN_STATE),
+            *(Rule.REPEATED_RESETS, Rule.FAILING_JOBS, Rule.LOST_JOBS, Rule.UNADOPTED_JOBS, Rule.UNREADABLE_DOCUMENTS),
+            Rule.UNKNOWN_STATE,
         ),
         needs=(SETTINGS, "mongodb", "redis"),
     ),

@@ -53,6 +53,7 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
             f"{job.JOBS_COLLECTION} has {others} documents that are not jobs, which are ignored; "
             "`queue-manager adopt jobs` shows which of them can be adopted"
         )
+        _add_unadopted(stats)
     stats.details.extend(_long_running(executing, now))
     _add_job_problems(stats, executing, failing, now=now, late=late)
     _add_queue_problems(stats, stuck, cooling, late=late)
@@ -85,6 +86,16 @@ def _add_job_problems(
         stats.problems[Rule.LOST_JOBS] = (
             f"{counted(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
             f"and no dispatch has requeued it ({shown})"
+        )
+
+
+def _add_unadopted(stats: SystemStats) -> None:
+    found = foreign_job.unfinished()
+    if found.count:
+        at_least = "at least " if found.count == foreign_job.MAX_FOREIGN_COUNT else ""
+        stats.problems[Rule.UNADOPTED_JOBS] = (
+            f"{at_least}{counted(found.count, 'unfinished document')} of another program in {job.JOBS_COLLECTION}, "
+            f"which nobody executes here ({ids(map(database.shown_id, found.ids), found.count)})"
         )
 
 

@@ -2908,7 +2908,7 @@ export interface components {
              * @description The id of the rule in the health reference.
              * @enum {string}
              */
-            rule: "lag" | "stuck-items" | "failed-items" | "lost-items" | "repeated-resets" | "failing-jobs" | "lost-jobs" | "dead-messages" | "dead-letters" | "unreadable-documents" | "late-scan" | "scan-errors" | "missing-indexes" | "unknown-state" | "no-leader" | "old-leader" | "no-workers" | "paused-workers" | "queue-without-worker" | "server-away" | "server-unsuitable" | "clocks-apart" | "settings-warning";
+            rule: "lag" | "stuck-items" | "failed-items" | "lost-items" | "repeated-resets" | "failing-jobs" | "lost-jobs" | "unadopted-jobs" | "dead-messages" | "dead-letters" | "unreadable-documents" | "late-scan" | "scan-errors" | "missing-indexes" | "unknown-state" | "no-leader" | "old-leader" | "no-workers" | "paused-workers" | "queue-without-worker" | "server-away" | "server-unsuitable" | "clocks-apart" | "settings-warning";
             /**
              * Text
              * @description What is wrong, with numbers and a few ids.
@@ -3185,6 +3185,11 @@ export interface components {
             "The lease of an executing job ended more than 3 periods of the scan (at least 15 s) ago.",
             "Check that a beat leads and a worker consumes the queue `scans`.",
             "executing"
+        ] | [
+            "unadopted-jobs",
+            "`job-queues`",
+            "Another program stored a document in `jobs_data` that is neither `success` nor `canceled`.",
+            "Run `queue-manager adopt jobs`, and remove the documents that it cannot adopt."
         ] | [
             "dead-messages",
             "`overdue-messages`",

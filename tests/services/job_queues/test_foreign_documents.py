@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from models import job
+from models import foreign_job, job
+from models.database import shown_id
+from queue_manager.health_rules import Rule
 from services import job_queues
 from services.job_queues import WrongState
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
 from tests.job_lab import Lab
+from tests.models.test_due_at_scale import profile
 from tests.real_servers import Servers
 
 NAME = "mail"
@@ -82,6 +85,27 @@ def test_they_are_counted_and_not_among_the_queues(lab: Lab) -> None:
         f"jobs_data has {len(others)} documents that are not jobs, which are ignored; `queue-manager adopt jobs` shows "
         "which of them can be adopted"
     ]
+
+
+def test_unfinished_ones_are_a_problem_that_names_five(lab: Lab) -> None:
+    others = add_foreign_jobs(NAME, lab.clock())
+    finished = [one for one in others if one.get("state") in ("success", "cancelled")]
+    problem = job_queues.stats().problems[Rule.UNADOPTED_JOBS]
+    assert problem.startswith(f"{len(others) - len(finished)} unfinished documents of another program in jobs_data")
+    shown = problem.partition("(")[2].removesuffix(" and 4 more)").split(", ")
+    assert len(shown) == 5
+    assert {*shown} <= {shown_id(one["_id"]) for one in others if one not in finished}
+    job.jobs().delete_many({"_id": {"$nin": [one["_id"] for one in finished]}})
+    stats = job_queues.stats()
+    assert (stats.numbers["other_documents"], stats.problems) == (len(finished), {})
+
+
+def test_unfinished_ones_are_counted_without_reading_the_jobs(lab: Lab) -> None:
+    add_foreign_jobs(NAME, lab.clock())
+    lab.jobs.run_many(NAME, [[number] for number in range(500)])
+    with profile() as found:
+        assert foreign_job.unfinished().count == 9
+    assert sum(one["keysExamined"] for one in found) < 60
 
 
 def test_each_can_be_looked_at_whatever_its_id_is(lab: Lab) -> None:
