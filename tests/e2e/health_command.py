@@ -1,4 +1,4 @@
-"""`queue-manager health`, and a deployment in which nothing is wrong."""
+"""`queue-manager health`, the places where a web process shows the same, and a deployment in which nothing is wrong."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from beat_schedule import SYSTEMS
 from models import scan_run
@@ -28,6 +30,7 @@ from services.support_snooze import system as support_snooze
 from tests.e2e.commands import environment
 from tests.real_servers import Servers
 from tests.rooms import make_room
+from tests.web.web_process import Web
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
 RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
@@ -109,3 +112,27 @@ def taken_room(*, due_ago: float) -> DueItem:
     make_room(server_now() - seconds(due_ago))
     (item,) = [item for batch in work_of(support_snooze).take_due(Backlog()) for item in batch.items]
     return item
+
+
+def in_overview(process: Web) -> list[tuple[str, str]]:
+    body = process.get("/api/overview").body
+    problems = body["problems"] + [problem for system in body["systems"] for problem in system["problems"]]
+    return [(problem["system"], problem["rule"]) for problem in problems]
+
+
+def in_metrics(process: Web) -> list[tuple[str, str]]:
+    families = text_string_to_metric_families(process.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples if sample.name == "queue_manager_problem"]
+    assert {sample.value for sample in samples} <= {1}
+    return [(sample.labels["system"], sample.labels["rule"]) for sample in samples]
+
+
+def in_probe(process: Web) -> list[tuple[str, ...]]:
+    answer = process.get("/readyz?deep")
+    reasons = [] if answer.status == 200 else answer.body["reasons"]
+    assert answer.status == (503 if reasons else 200)
+    return [tuple(reason.split(": ")) for reason in reasons]
+
+
+LOOKS = (in_overview, in_metrics, in_probe)
+"""The places where the web process shows problems; each returns their systems and rules."""

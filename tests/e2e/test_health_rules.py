@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from prometheus_client.parser import text_string_to_metric_families
 
 from beat_schedule import SYSTEMS
 from dev.ports import free_port
@@ -18,12 +17,12 @@ from queue_manager.core.clock import seconds
 from queue_manager.health_rules import Rule
 from services.support_snooze import system as support_snooze
 from tests.e2e.celery_processes import ROOT, TESTS
-from tests.e2e.health_command import SLOW, health, said, taken_room
+from tests.e2e.health_command import LOOKS, SLOW, health, said, taken_room
 from tests.eventually import eventually
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import make_room
-from tests.web.web_process import Web, web
+from tests.web.web_process import web
 
 pytestmark = pytest.mark.processes
 
@@ -33,26 +32,6 @@ LAG, FAILING = ("support-snooze", "lag"), ("job-queues", "failing-jobs")
 
 def fail() -> None:
     raise ValueError("no such address")
-
-
-def in_overview(process: Web) -> list[tuple[str, str]]:
-    body = process.get("/api/overview").body
-    problems = body["problems"] + [problem for system in body["systems"] for problem in system["problems"]]
-    return [(problem["system"], problem["rule"]) for problem in problems]
-
-
-def in_metrics(process: Web) -> list[tuple[str, str]]:
-    families = text_string_to_metric_families(process.get("/metrics").text)
-    samples = [sample for family in families for sample in family.samples if sample.name == "queue_manager_problem"]
-    assert {sample.value for sample in samples} <= {1}
-    return [(sample.labels["system"], sample.labels["rule"]) for sample in samples]
-
-
-def in_probe(process: Web) -> list[tuple[str, ...]]:
-    answer = process.get("/readyz?deep")
-    reasons = [] if answer.status == 200 else answer.body["reasons"]
-    assert answer.status == (503 if reasons else 200)
-    return [tuple(reason.split(": ")) for reason in reasons]
 
 
 def test_an_overdue_room_and_failing_jobs_are_never_well(well: Servers, tmp_path: Path) -> None:
@@ -73,12 +52,12 @@ def test_an_overdue_room_and_failing_jobs_are_never_well(well: Servers, tmp_path
     assert "support-snooze, lag: The oldest due item" in shown
     assert Rule.FAILING_JOBS.action in shown
     with web(tmp_path, **JOBS) as process:
-        for look in (in_overview, in_metrics, in_probe):
+        for look in LOOKS:
             assert look(process) == [LAG, FAILING]
         assert process.get("/readyz").status == 200
         lab.jobs.clear(["failure"])
         database.collection("support_rooms").delete_many({})
-        for look in (in_overview, in_metrics, in_probe):
+        for look in LOOKS:
             assert eventually(lambda look=look: look(process) == [], within=10)
     assert (health(tmp_path, **JOBS).problems, said(tmp_path, **JOBS)[-12:]) == ([], "all is well\n")
 
