@@ -22,7 +22,9 @@ MESSAGE_QUEUE_INITIATOR = "QM/message-queue"
 log = get_logger(MESSAGE_QUEUE_INITIATOR)
 
 
-@scan_task(initiator=MESSAGE_QUEUE_INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue failed")
+@scan_task(
+    initiator=MESSAGE_QUEUE_INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue worker failed"
+)
 def requeue_overdue_messages() -> ScanReport:
     swept = sweep()
     other_programs().heal()

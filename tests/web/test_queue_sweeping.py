@@ -122,6 +122,11 @@ def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path
                 eventually(lambda: queue.ids("main") == [id], within=30)
             assert [event["type"] for event in stream.until(lambda event: event["type"] == "requeue")] == ["requeue"]
             stream.close()
-            for said in ("No sweep", "Overdue messages are taken", "No queue events", "Queue events flow again"):
+            for said in (
+                "Overdue requeue worker failed",
+                "Overdue messages are taken",
+                "No queue events",
+                "Queue events flow again",
+            ):
                 assert process.log.count(said) == 1
             assert "Traceback" not in process.log

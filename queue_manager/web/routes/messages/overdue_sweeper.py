@@ -35,13 +35,15 @@ class OverdueSweeper:
 
     def __init__(self, feed: QueueFeed) -> None:
         self._feed, self._sweeper, self._other_programs = feed, sweeper(), other_programs()
-        self._period = settings().overdue_check_interval_ms / 1000
+        self._period_ms = settings().overdue_check_interval_ms
+        self._period = self._period_ms / 1000
         self._due_at = 0.0
         self._is_earlier = asyncio.Event()
         self._is_away = False
 
     async def __aenter__(self) -> OverdueSweeper:
         self._tasks = [asyncio.create_task(run()) for run in (self._sweep, self._follow_events, self._heal)]
+        log.info(f"Overdue requeue worker started (interval={self._period_ms}ms)")
         return self
 
     async def __aexit__(
@@ -102,7 +104,7 @@ class OverdueSweeper:
             done = await asyncio.to_thread(step)
         except Exception as error:
             if not self._is_away:
-                log.warning("No sweep: tried again until the queue's server is back", error=reason(error))
+                log.error("Overdue requeue worker failed", error=reason(error))
             self._is_away = True
             return None
         if self._is_away:
