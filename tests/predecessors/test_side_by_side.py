@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from models.database import server_now
 from queue_manager.core.clock import seconds
 from services import adoption, support_snooze
 from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.test_command_line import queue_manager
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.predecessors.node_process import node
@@ -39,3 +41,34 @@ def test_every_room_wakes_although_the_other_program_is_killed_at_work(clean: Se
             rooms.append(make_room(snooze_queue_in_progress=True))  # as it leaves a room when it is killed
         eventually(lambda: all(map(is_open, rooms)), within=120, every=0.5)
     assert len(theirs) == 20
+
+
+@pytest.mark.node
+@pytest.mark.timeout(240)
+def test_application_takes_over_again_and_every_room_wakes_once(clean: Servers, tmp_path: Path) -> None:
+    """The steps of `docs/migrating.md`, "Back to the Node services"."""
+    now = server_now()
+    rooms = [make_room(now + seconds(number * 0.05)) for number in range(ROOMS)]
+    with worker(tmp_path / "worker.log", env=ENV), CeleryProcess(tmp_path / "beat.log", "beat", env=ENV):
+        eventually(lambda: support_room.rooms().count_documents(OURS) >= 20, within=60)
+        assert queue_manager("systems", "pause", "support-snooze", cwd=tmp_path).returncode == 0
+        eventually(lambda: in_progress(tmp_path) == 0, within=60)
+        rooms += [make_room(server_now()) for _ in range(20)]
+        assert in_progress(tmp_path) == 0
+    ours = {str(room["_id"]) for room in support_room.rooms().find(OURS)}
+    assert support_room.rooms().count_documents({support_room.FLAG: True}) == 0
+
+    with node("snooze_service.mjs", REDIS_URL=clean.valkey.url, MONGO_DB_URL=clean.mongo.url) as application:
+        theirs = [application.next() for _ in range(len(rooms) - len(ours))]
+
+    assert len(theirs) >= 20
+    assert sorted([*ours, *theirs]) == sorted(map(str, rooms))
+    assert all(map(is_open, rooms))
+    assert support_room.rooms().count_documents(OURS) == len(ours)
+
+
+def in_progress(directory: Path) -> int:
+    """Return the rooms in progress, as `queue-manager health` shows them."""
+    state = json.loads(queue_manager("health", "--json", cwd=directory).stdout)
+    number: int = state["systems"]["support-snooze"]["in_progress"]
+    return number
