@@ -23,11 +23,21 @@ class NodeProcess:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def next(self, *, within: float = 30.0) -> Any:
         """Return the next document that it prints. Raises `queue.Empty` if there is none in time."""
         return json.loads(self._lines.get(timeout=within))
+
+    def join(self) -> None:
+        """Wait until all that it printed has been read from the pipe."""
+        self._reader.join(timeout=30)
+
+    def rest(self) -> list[Any]:
+        """Return what it printed and nobody has read, once it has ended."""
+        self.join()
+        return [json.loads(self._lines.get_nowait()) for _ in range(self._lines.qsize())]
 
     def send(self, line: str) -> None:
         """Write a line to its standard input."""
@@ -55,11 +65,13 @@ def node(script: str, *arguments: str, **env: str) -> Iterator[NodeProcess]:
         text=True,
         start_new_session=True,  # the wheel's `node` is a script that starts the real one: both are ended
     )
+    running = NodeProcess(process)
     try:
-        yield NodeProcess(process)
+        yield running
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        running.join()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
