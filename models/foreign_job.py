@@ -17,8 +17,8 @@ from models.database import Document
 from models.job import COUNTED_ATTEMPTS, jobs
 
 MAX_FOREIGN_COUNT = 10_000
-SHOWN_IDS = 5
-FINISHED_STATES = ("success", "canceled", "cancelled")
+MAX_UNFINISHED_IDS = 5
+FOREIGN_FINISHED_STATES = ("success", "canceled", "cancelled")
 READ_FIELDS = ("name", "state", "due", "created", "priority", "arguments", "history")
 OPTIONAL_FIELDS = (
     "waiting",
@@ -72,15 +72,16 @@ def count_unindexed() -> int:
 
 def unfinished() -> Unfinished:
     """Return those whose work nobody reported as done or canceled: the number, up to `MAX_FOREIGN_COUNT`, and some."""
-    condition = {"attempts": _IS_FOREIGN["attempts"], "state": {"$nin": FINISHED_STATES}}
+    condition = {"attempts": _IS_FOREIGN["attempts"], "state": {"$nin": FOREIGN_FINISHED_STATES}}
     count = jobs().count_documents(condition, hint=_INDEX, limit=MAX_FOREIGN_COUNT)
-    some = jobs().find(condition, {"_id": 1}, hint=_INDEX, limit=SHOWN_IDS) if count else ()
+    some = jobs().find(condition, {"_id": 1}, hint=_INDEX, limit=MAX_UNFINISHED_IDS) if count else ()
     return Unfinished(count=count, ids=[one["_id"] for one in some])
 
 
-def walk(*, batch: int) -> Iterator[Document]:
-    """Yield the documents that are not jobs, also while they are adopted."""
-    yield from jobs().find(_IS_FOREIGN, dict.fromkeys(READ_FIELDS, 1), hint=_INDEX).batch_size(batch)
+def walk(names: Sequence[str] = (), *, batch: int) -> Iterator[Document]:
+    """Yield the documents that are not jobs, of these names or of all, also while they are adopted."""
+    of_names: Document = {"name": {"$in": [*names]}} if names else {}
+    yield from jobs().find({**_IS_FOREIGN, **of_names}, dict.fromkeys(READ_FIELDS, 1), hint=_INDEX).batch_size(batch)
 
 
 def adopt(found: Iterable[AdoptedJob]) -> int:

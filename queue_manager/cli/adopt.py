@@ -85,15 +85,17 @@ def _print_lines(screen: Console, title: str, lines: Sequence[str]) -> None:
 
 @adopt_cli.command()
 def jobs(
+    names: Annotated[list[str] | None, typer.Argument(help="Only jobs of these names; by default of all.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Adopt the jobs; else only show them.")] = False,
 ) -> None:
     """Adopt jobs that the JavaScript package stored in `jobs_data`: ids, names, arguments and due times stay.
 
-    Stop the application that stored them first, or both run its jobs. Workers may run. An interrupted adoption is
-    continued by the same command. Exit code 1 if documents were left as they are.
+    Stop the application that stored them first, or have it no longer register these names; otherwise both run its jobs.
+    Workers may run. An interrupted adoption is continued by the same command. Exit code 1 if documents of these names
+    were left as they are.
     """
     with report_errors():
-        result = job_queues.adopt(is_dry_run=not yes)
+        result = job_queues.adopt(names or (), is_dry_run=not yes)
         registered = job_queues.registry.names()
     _print_adoption(console(), result, registered)
     found = result.jobs.total()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -69,10 +69,14 @@ def adoption_notes() -> list[str]:
     return [f"{what} in {JOBS_COLLECTION} of another program; `queue-manager adopt jobs` makes jobs of them"]
 
 
-def adopt(*, is_dry_run: bool) -> Adoption:
-    """Make the documents of the JavaScript package jobs, or only report what would be done."""
+def adopt(names: Sequence[str] = (), *, is_dry_run: bool) -> Adoption:
+    """Make the documents of the JavaScript package jobs, or only report what would be done.
+
+    Args:
+        names: those of the jobs; none means all.
+    """
     result, now = Adoption(), server_now()
-    documents = foreign_job.walk(batch=ADOPTION_BATCH_SIZE)
+    documents = foreign_job.walk(names, batch=ADOPTION_BATCH_SIZE)
     while batch := list(islice(documents, ADOPTION_BATCH_SIZE)):
         found = list(_adoptable(batch, now, result))
         if not is_dry_run:

@@ -29,7 +29,7 @@ def lab(clean: Servers) -> Lab:
     return Lab()
 
 
-def store(name: str, state: str, now: datetime, *, id: Any = TEXT_ID, **fields: Any) -> str:
+def store(name: Any, state: str, now: datetime, *, id: Any = TEXT_ID, **fields: Any) -> str:
     job.jobs().insert_one({**foreign_job(name, state, now, id=id), **fields})
     return str(id)
 
@@ -111,6 +111,20 @@ def test_pending_jobs_run_in_order_and_failed_ones_after_a_take_over(lab: Lab) -
 
 def successes_of(id: str) -> int:
     return sum(entry["state"] == "success" for entry in (job.jobs().find_one({"_id": id}) or {})["history"])
+
+
+def test_only_the_jobs_of_some_names_are_adopted(lab: Lab) -> None:
+    mail = store(NAME, "pending", lab.clock(), id="mail")
+    others = [
+        store("report", "pending", lab.clock(), id="report"),
+        store("import", "pending", lab.clock(), id="import"),
+    ]
+    store(5, "pending", lab.clock(), id="odd")
+    assert job_queues.adopt([NAME], is_dry_run=True).jobs == {(NAME, "pending", JobState.PENDING): 1}
+    assert job_queues.adopt([NAME], is_dry_run=False).adopted == 1
+    assert lab.state(mail) == "pending"
+    assert [one["_id"] for one in foreign_jobs()] == [*others, "odd"]
+    assert job_queues.adopt([NAME, "report"], is_dry_run=False).adopted == 1
 
 
 def test_failure_keeps_its_reason(lab: Lab) -> None:
