@@ -88,6 +88,11 @@ def test_a_wrong_missing_or_expired_token_is_refused(secured: Web, auth: Any, sa
         Listener(secured.port, auth)
 
 
+def test_a_client_of_the_protocol_of_version_2_is_refused(unsecured: Web) -> None:
+    assert unsecured.get("/socket.io/?EIO=3&transport=polling").status == 400
+    assert unsecured.get("/socket.io/?EIO=4&transport=polling").status == 200
+
+
 @pytest.mark.parametrize("form", [int, str])
 def test_a_client_whose_token_ends_is_disconnected_within_two_seconds(secured: Web, form: type) -> None:
     ends_at = int(time.time()) + 2

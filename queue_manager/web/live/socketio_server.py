@@ -89,23 +89,23 @@ class Live:
         token = auth.get("token") if isinstance(auth, dict) else None
         if self._secret is None and not self._authenticator.is_required:
             return ANY
-        message = ""
+        reasons = []
         if self._authenticator.is_required:
             try:
                 return await self._of_key(token, connection)
             except ApiError as error:
-                message = error.message
+                reasons.append(error.message)
         if self._secret is not None:
             try:
                 return tokens.read(token, secret=self._secret)
             except TokenRefused as error:
-                message = str(error)
+                reasons.append(str(error))
         if self._authenticator.is_required and isinstance(token, str):
             try:
                 await self._authenticator.count_wrong_key(token, connection)
             except ApiError as error:
-                message = error.message
-        raise socketio.exceptions.ConnectionRefusedError(message)
+                reasons = [error.message]
+        raise socketio.exceptions.ConnectionRefusedError("; ".join(reasons))
 
     async def _of_key(self, token: Any, connection: HTTPConnection) -> Access:
         """Return what a key or a session gives. Raises `ApiError`; a wrong `token` is not counted, it may be a JWT."""
