@@ -88,6 +88,34 @@ def is_job(document: Document) -> bool:
     return isinstance(document["_id"], ObjectId | str) and isinstance(attempts, int | float) and attempts >= 0
 
 
+def malformed_field(document: Document) -> str | None:
+    """Return a field of a job that has another type than each job that was stored here; `None` if there is none."""
+    expected: dict[str, type | tuple[type, ...]] = {
+        "name": str,
+        "arguments": list,
+        "history": list,
+        "priority": (int, float),
+        **dict.fromkeys(("due", "updated", "created"), datetime),
+    }
+    if document.get("state") not in [*JobState]:
+        return "state"
+    if document["state"] == JobState.EXECUTING and not _is_claim(document.get("claim")):
+        return "claim"
+    if not isinstance(document.get("waiting", EPOCH), datetime):
+        return "waiting"
+    return next((name for name, kind in expected.items() if not isinstance(document.get(name), kind)), None) or (
+        None if all(map(_is_history_entry, document["history"])) else "history"
+    )
+
+
+def _is_claim(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("claimed_until"), datetime)
+
+
+def _is_history_entry(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("at"), datetime) and value.get("state") in [*JobState]
+
+
 def indexes() -> list[IndexModel]:
     waiting = {"partialFilterExpression": STARTABLE}
     executing = {"partialFilterExpression": {"state": JobState.EXECUTING}}
@@ -187,13 +215,14 @@ def _first_of_each_name(waiting: Document) -> dict[str, datetime]:
         {"$sort": {"name": ASCENDING, "waiting": ASCENDING}},
         {"$group": {"_id": "$name", "waiting": {"$first": "$waiting"}}},
     ]
-    return {row["_id"]: row["waiting"] for row in jobs().aggregate(first_of_each, hint="due_names")}
+    rows = jobs().aggregate(first_of_each, hint="due_names")
+    return {row["_id"]: row["waiting"] for row in rows if isinstance(row["_id"], str)}
 
 
 def next_due(name: str) -> datetime | None:
     """Return the earliest start of the jobs of `name`; `None` if there is none."""
     found = jobs().find_one(
-        {"name": name, **STARTABLE, **COUNTED_ATTEMPTS},
+        {"name": _only(name), **STARTABLE, **COUNTED_ATTEMPTS},
         {"_id": 0, "waiting": 1},
         sort=[("waiting", ASCENDING)],
         hint="due_names",
@@ -202,16 +231,34 @@ def next_due(name: str) -> datetime | None:
 
 
 def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId] = ()) -> list[Document]:
-    """Return the due jobs of `name` in execution order, without those whose ids are `excluded`."""
-    query = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
+    """Return the due jobs of `name` in execution order, without those whose ids are `excluded`.
+
+    A malformed history, to which nothing could be added, is removed.
+    """
+    query = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
     if excluded:
         query["_id"] = {"$nin": [*excluded]}
-    return list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
+    found = list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
+    if malformed := [one for one in found if not isinstance(one.get("history", []), list)]:
+        remove_malformed_history([one["_id"] for one in malformed])
+        for one in malformed:
+            del one["history"]
+    return found
+
+
+def _only(name: str) -> Document:
+    """Return the condition that the name is this text, and not a list that contains it."""
+    return {"$eq": name, "$not": {"$type": "array"}}
+
+
+def remove_malformed_history(ids: Sequence[JobId]) -> None:
+    malformed = {"$exists": True, "$not": {"$type": "array"}}
+    jobs().update_many({"_id": {"$in": [*ids]}, "history": malformed}, {"$unset": {"history": ""}}, hint="_id_")
 
 
 def count_due(name: str, now: datetime, *, limit: int) -> int:
     """Count the due jobs of a name, up to `limit`."""
-    due = {"name": name, "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
+    due = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
     return jobs().count_documents(due, hint="due_names", limit=limit)
 
 
@@ -251,7 +298,7 @@ def executing(where: Document | None = None) -> list[ExecutingJob]:
             id=job["_id"],
             name=job["name"],
             claimed_until=job["claim"]["claimed_until"],
-            since=job["updated"],
+            since=job["updated"] if isinstance(job.get("updated"), datetime) else job["claim"]["claimed_until"],
             worker=job["claim"].get("worker"),
             losses=job.get("losses", 0),
             attempt=int(job["attempts"] - job.get("settled", 0)),
@@ -262,6 +309,7 @@ def executing(where: Document | None = None) -> list[ExecutingJob]:
             page=job.get("page", []),
         )
         for job in found
+        if isinstance(job.get("name"), str)
     ]
 
 
@@ -305,7 +353,8 @@ def count_failing(limit: int) -> dict[str, int]:
         {"$group": {"_id": "$name", "jobs": {"$sum": 1}}},
         {"$sort": {"jobs": -1, "_id": 1}},
     ]
-    return {row["_id"]: row["jobs"] for row in jobs().aggregate(pipeline, hint="jobs_of_a_name_by_attempts")}
+    rows = jobs().aggregate(pipeline, hint="jobs_of_a_name_by_attempts")
+    return {row["_id"]: row["jobs"] for row in rows if isinstance(row["_id"], str)}
 
 
 def count_by_state(limit: int) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pymongo import ReturnDocument, UpdateMany, UpdateOne
 from pymongo.client_session import ClientSession
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
 
 from models.database import Document, transact
 from models.job import (
@@ -28,6 +28,7 @@ from models.job import (
     executing,
     jobs,
     push_to_history,
+    remove_malformed_history,
 )
 from queue_manager.core.clock import EPOCH, seconds, truncate
 from queue_manager.core.errors import Contended
@@ -307,7 +308,12 @@ def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: boo
         change["$inc"] = {"losses": 1}
     not_renewed = {"claim.claimed_until": {"$lte": max(now, lost.claimed_until)}}
     is_lost: Document = {"_id": lost.id, "state": JobState.EXECUTING, **not_renewed}
-    if jobs().update_one(is_lost, change, hint="_id_").modified_count != 1:
+    try:
+        is_recorded = jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
+    except WriteError:
+        remove_malformed_history([lost.id])
+        is_recorded = jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
+    if not is_recorded:
         return False
     if lost.page:
         suspects = {"_id": {"$in": lost.page}, "reserved.token": lost.token}

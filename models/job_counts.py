@@ -63,7 +63,7 @@ def add_finished(*, limit: int) -> int:
     def add(session: ClientSession) -> int:
         projection = {"name": 1, "state": 1}
         found = list(jobs().find(UNCOUNTED, projection, hint=UNCOUNTED_INDEX, limit=limit, session=session))
-        finished = [one for one in found if one["state"] in FINISHED_STATES]
+        finished = [one for one in found if one.get("state") in FINISHED_STATES and isinstance(one.get("name"), str)]
         _increase(Counter((one["name"], one["state"]) for one in finished), 1, session)
         if found:
             ids = {"_id": {"$in": [one["_id"] for one in found]}}
@@ -75,7 +75,11 @@ def add_finished(*, limit: int) -> int:
 
 def subtract(gone: Iterable[Document], session: ClientSession) -> None:
     """Take finished jobs, as they were before, out of the counts, in the transaction that takes them away."""
-    _increase(Counter((one["name"], one["state"]) for one in gone if "uncounted" not in one), -1, session)
+    _increase(Counter((one["name"], one["state"]) for one in gone if _is_counted(one)), -1, session)
+
+
+def _is_counted(one: Document) -> bool:
+    return "uncounted" not in one and isinstance(one.get("name"), str)
 
 
 def recount(now: datetime) -> None:
@@ -114,7 +118,8 @@ def _group(condition: Document, index: str, session: ClientSession) -> CountsByN
     ]
     found: CountsByName = {}
     for row in jobs().aggregate(pipeline, hint=index, session=session):
-        _add(found, row["_id"]["name"], {row["_id"]["state"]: row["jobs"]})
+        if isinstance(name := row["_id"].get("name"), str):
+            _add(found, name, {row["_id"]["state"]: row["jobs"]})
     return found
 
 

@@ -243,10 +243,12 @@ def _table_of_jobs(jobs: Sequence[Document], now: datetime) -> Table:
     table = _table("id", "name", "state", *(numbers := ("priority", "attempts", "due")), "last error", numbers=numbers)
     table.add_column("arguments", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
     for job in jobs:
-        known = [str(job["_id"]), job["name"], job["state"], str(job["priority"]), str(job["attempts"])]
-        due = _from(job["due"], now) if job["state"] in WAITING_STATES else ""
-        error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if job["state"] == JobState.FAILURE else ""
-        _add(table, *known, due, error, _json_text(as_json(job)["arguments"])[:MAX_PAYLOAD_LENGTH])
+        # Any field may be missing, or have any type: another program may have written it.
+        known = [job.get(name, "") for name in ("_id", "name", "state", "priority", "attempts")]
+        state, due_at = job.get("state"), job.get("due")
+        due = _from(due_at, now) if state in WAITING_STATES and isinstance(due_at, datetime) else ""
+        error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if state == JobState.FAILURE else ""
+        _add(table, *known, due, error, _json_text(as_json(job).get("arguments"))[:MAX_PAYLOAD_LENGTH])
     return table
 
 
@@ -309,8 +311,8 @@ def _table(*titles: str, numbers: Sequence[str]) -> Table:
     return table
 
 
-def _add(table: Table, *cells: str) -> None:
-    table.add_row(*(Text(printable(cell)) for cell in cells))
+def _add(table: Table, *cells: object) -> None:
+    table.add_row(*(Text(printable(str(cell))) for cell in cells))
 
 
 def _from(moment: datetime, now: datetime) -> str:

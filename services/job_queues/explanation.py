@@ -36,7 +36,29 @@ def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanatio
     """Return the job that an id names."""
     ids = [one for one in id_candidates(id) if isinstance(one, JobId)]
     found = job.get_any(ids) if dispatch.is_on else None
-    return [] if found is None or not job.is_job(found) else [_JobExplanation(system, found, dispatch).explanation()]
+    if found is None or not job.is_job(found):
+        return []
+    if (field := job.malformed_field(found)) is not None:
+        return [_malformed(system, found, field)]
+    return [_JobExplanation(system, found, dispatch).explanation()]
+
+
+def _malformed(system: System, document: Document, field: str) -> Explanation:
+    id = id_text(document["_id"])
+    return Explanation(
+        system=system.name,
+        kind=system.item_name,
+        id=id,
+        title=str(document.get("name")),
+        state=str(document.get("state")),
+        tone="bad",
+        answer=sentence(f"malformed: its field {field} is missing, or has another type than that of a job"),
+        due_at=None,
+        page=system.page_of_item(id),
+        document=f"/api/jobs/{quote(id, safe='')}",
+        retry=None,
+        timeline=[],
+    )
 
 
 class _JobExplanation:

@@ -1,0 +1,130 @@
+"""No document in `jobs_data` makes a list, a page, a command or a worker fail, even if it looks like a job."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import Int64, ObjectId
+from pymongo.errors import DuplicateKeyError
+
+from models import job, job_counts
+from models.database import Document, server_now
+from models.job import JobState
+from queue_manager.core.clock import seconds
+from queue_manager.explanation import DispatchState
+from services import job_queues
+from services.job_queues import as_json
+from services.job_queues.dispatch import system
+from services.job_queues.explanation import explain
+from tests.e2e.test_command_line import queue_manager
+from tests.job_lab import Lab
+from tests.real_servers import Servers
+from tests.web.web_process import web
+
+STATES = ("pending", "failure", "executing", "success")
+MISSING = object()
+ODD_VALUES: list[Any] = [
+    *(None, "", "text", 5, -1, 2.5, float("nan"), Int64(2**62), True, ObjectId(), datetime(1, 1, 1, tzinfo=UTC)),
+    *([], ["mail"], [None, {"state": 5}], {}, {"a": 1}, MISSING),
+]
+
+
+@pytest.fixture
+def lab(clean: Servers) -> Lab:
+    return Lab(server_now)
+
+
+def stored_job(lab: Lab, state: str) -> Document:
+    """Return a due job in a state, as it was stored; it is not there any more."""
+    id = lab.run("mail", "a")
+    if state == "executing":
+        lab.executing(id)
+    if state == "success":
+        lab.run_through("mail")
+    if state == "failure":
+        lab.works = {"mail": lambda *_, run: 1 / 0}
+        lab.run_through("mail")
+        lab.works = {}
+        job.jobs().update_one({}, {"$set": {"waiting": server_now() - seconds(1)}})
+    stored = job.jobs().find_one_and_delete({"state": state})
+    assert stored is not None
+    return stored
+
+
+def store_odd_jobs(lab: Lab, state: str) -> list[str]:
+    """Store a job for each field and each odd value of it; return their ids."""
+    base, ids = stored_job(lab, state), []
+    for field in [one for one in base if one != "_id"]:
+        for number, value in enumerate(ODD_VALUES):
+            # One job of a name is executing at most.
+            own = {"name": f"name-{field}-{number}"} if state == "executing" and field != "name" else {}
+            odd = {**base, **own, "_id": f"{field}-{number}", field: value}
+            if value is MISSING:
+                del odd[field]
+            if (state, field, value) == ("executing", "name", ["mail"]):
+                continue  # the unique index of executing jobs has an entry for each element
+            with suppress(DuplicateKeyError):
+                job.jobs().insert_one(odd)
+                ids.append(odd["_id"])
+    return ids
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_jobs_with_odd_fields_stop_no_queue_and_no_list(lab: Lab, state: str) -> None:
+    ids = store_odd_jobs(lab, state)
+    dispatch = DispatchState(
+        now=server_now(),
+        is_on=True,
+        flag="QM_JOBS",
+        idle=None,
+        has_leader=True,
+        next_scan_at=None,
+        period=seconds(5),
+        workers=None,
+        name="job-queues",
+    )
+    for _ in range(2):  # as they are, and after they were executed
+        good = lab.run("mail", "good")
+        lab.jobs.status()
+        job_queues.stats()
+        job_counts.recount(server_now())
+        for id in ids:
+            as_json(lab.jobs.get(id))
+            explain(system, id, dispatch)
+        for sort in ("created", "due", "updated", "priority", "attempts"):
+            for is_descending in (True, False):
+                assert len(paged(lab, sort, is_descending)) <= len(ids) + 2
+        for _ in range(3):
+            lab.serve()
+        assert lab.state(good) == "success"
+
+
+def paged(lab: Lab, sort: str, is_descending: bool) -> list[Any]:
+    """Return the ids on all pages."""
+    ids: list[Any] = []
+    after = None
+    while True:
+        page = lab.jobs.page(sort=sort, is_descending=is_descending, after=after, limit=40)
+        ids += [as_json(one)["_id"] for one in page.jobs]
+        assert len(ids) < 1_000
+        if (after := page.end) is None:
+            return ids
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("state", STATES)
+def test_jobs_with_odd_fields_are_shown(lab: Lab, state: str, tmp_path: Path) -> None:
+    ids = store_odd_jobs(lab, state)
+    lists = ["/api/jobs/status", "/api/overview", "/metrics", "/jobs", *(f"/api/jobs?state={one}" for one in JobState)]
+    lists += [f"/api/jobs?limit=200&sort={sort}" for sort in ("created", "due", "updated", "priority", "attempts")]
+    with web(tmp_path, QM_JOBS="true") as process:
+        for path in [*lists, *(f"/api/jobs/{id}" for id in ids), *(f"/api/search?id={id}" for id in ids)]:
+            assert process.get(path).status == 200, path
+        assert "Traceback" not in process.log
+    for command in (["jobs", "list", "--limit", "200"], ["jobs", "status"], ["jobs", "show", ids[0]], ["health"]):
+        result = queue_manager(*command, cwd=tmp_path, QM_JOBS="true")
+        assert result.stderr == "", command
