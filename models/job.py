@@ -88,34 +88,6 @@ def is_job(document: Document) -> bool:
     return isinstance(document["_id"], ObjectId | str) and isinstance(attempts, int | float) and attempts >= 0
 
 
-def malformed_field(document: Document) -> str | None:
-    """Return a field of a job that has another type than each job that was stored here; `None` if there is none."""
-    expected: dict[str, type | tuple[type, ...]] = {
-        "name": str,
-        "arguments": list,
-        "history": list,
-        "priority": (int, float),
-        **dict.fromkeys(("due", "updated", "created"), datetime),
-    }
-    if document.get("state") not in [*JobState]:
-        return "state"
-    if document["state"] == JobState.EXECUTING and not _is_claim(document.get("claim")):
-        return "claim"
-    if not isinstance(document.get("waiting", EPOCH), datetime):
-        return "waiting"
-    return next((name for name, kind in expected.items() if not isinstance(document.get(name), kind)), None) or (
-        None if all(map(_is_history_entry, document["history"])) else "history"
-    )
-
-
-def _is_claim(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("claimed_until"), datetime)
-
-
-def _is_history_entry(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("at"), datetime) and value.get("state") in [*JobState]
-
-
 def indexes() -> list[IndexModel]:
     waiting = {"partialFilterExpression": STARTABLE}
     executing = {"partialFilterExpression": {"state": JobState.EXECUTING}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import quote
 
 from models import job, job_queue
@@ -38,7 +39,7 @@ def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanatio
     found = job.get_any(ids) if dispatch.is_on else None
     if found is None or not job.is_job(found):
         return []
-    if (field := job.malformed_field(found)) is not None:
+    if (field := _malformed_field(found)) is not None:
         return [_malformed(system, found, field)]
     return [_JobExplanation(system, found, dispatch).explanation()]
 
@@ -59,6 +60,34 @@ def _malformed(system: System, document: Document, field: str) -> Explanation:
         retry=None,
         timeline=[],
     )
+
+
+def _malformed_field(document: Document) -> str | None:
+    """Return a field of a job that has another type than each job that was stored here; `None` if there is none."""
+    expected: dict[str, type | tuple[type, ...]] = {
+        "name": str,
+        "arguments": list,
+        "history": list,
+        "priority": (int, float),
+        **dict.fromkeys(("due", "updated", "created"), datetime),
+    }
+    if document.get("state") not in [*JobState]:
+        return "state"
+    if document["state"] == JobState.EXECUTING and not _is_claim(document.get("claim")):
+        return "claim"
+    if not isinstance(document.get("waiting", datetime.min), datetime):
+        return "waiting"
+    return next((name for name, kind in expected.items() if not isinstance(document.get(name), kind)), None) or (
+        None if all(map(_is_history_entry, document["history"])) else "history"
+    )
+
+
+def _is_claim(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("claimed_until"), datetime)
+
+
+def _is_history_entry(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("at"), datetime) and value.get("state") in [*JobState]
 
 
 class _JobExplanation:
