@@ -97,7 +97,7 @@ async function consume() {
   for (const name of [manual, ...levels.map(stream)]) {
     await redis.xgroup("CREATE", name, group, "0", "MKSTREAM").catch(() => {}); // it exists
   }
-  setInterval(requeueOverdue, 500);
+  setInterval(requeueOverdue, 2000);
   for (let count = 0; ; count += 1) {
     const found = count % 3 ? await receive() : await receiveType(types[count % 2]);
     await (found ? work(found) : sleep(20));
