@@ -73,8 +73,8 @@ def test_no_message_is_lost_side_by_side_and_back_again(clean: Servers, tmp_path
             for number in range(20):
                 ours |= consume(process, "type=mail" if number % 2 else "")
             theirs |= {consumer.next() for _ in range(5)}
-        # The consumer was killed while it held a message, and maybe the lock of the sweepers, which expires after 30 s. It
-        # may have acknowledged one message that it did not print.
+        # The consumer was killed while it held a message, and maybe the lock of the sweepers, which expires after 30 s.
+        # It may have acknowledged one message that it did not print.
         theirs |= {*consumer.rest()}
         while not is_empty():
             ours |= consume(process, "timeout=1")
