@@ -16,7 +16,7 @@ def beat_entries(systems: Iterable[System], settings: Settings) -> dict[str, dic
     """Return the entries of the systems that are switched on.
 
     No message expires: expiry would compare the beat's clock with a worker's. A backlog is skipped by number instead,
-    see `transport/scan_ticks.py`.
+    see `queue_manager/beat/scan_ticks.py`.
     """
     return {
         system.name: {

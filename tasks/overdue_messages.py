@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
+from models.database import estimated_now
 from queue_manager.core.log import get_logger
 from services.message_queue import SweepResult, fold_counts, other_programs, sweeper
 from tasks.app import app
@@ -39,7 +40,7 @@ def requeue_overdue_messages() -> ScanReport:
     )
 
 
-@app.task(queue_name="scans", acks_late=False)
+@app.task(queue_name="scans", acks_late=False, Strategy="queue_manager.batching.strategy:by_server_clock")
 def requeue_at_deadline() -> None:
     """Sweep between two periods; the periodic scan compensates for a lost one."""
     swept = sweep()
@@ -57,4 +58,5 @@ def sweep() -> SweepResult:
 
 def schedule_sweep(wait: timedelta) -> None:
     """Let a worker sweep after `wait`; an argument of `message_queue(schedule_sweep=…)`."""
-    requeue_at_deadline.apply_async(countdown=wait.total_seconds(), retry=False)
+    # Not `countdown`, which Celery adds to this machine's time.
+    requeue_at_deadline.apply_async(eta=estimated_now() + wait, retry=False)

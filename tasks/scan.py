@@ -87,6 +87,7 @@ class ScanTask(Task):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):
             log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
+            self._unmark(current_token())
             return {"skipped": True}
         started = time.monotonic()
         with self._marked(), self._span():
@@ -121,7 +122,10 @@ class ScanTask(Task):
         try:
             yield
         finally:
-            self._try_to_mark(lambda: scan_run.end(self.name, token))
+            self._unmark(token)
+
+    def _unmark(self, token: str) -> None:
+        self._try_to_mark(lambda: scan_run.end(self.name, token))
 
     def _try_to_mark(self, mark: Callable[[], None]) -> None:
         try:

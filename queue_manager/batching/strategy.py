@@ -44,10 +44,14 @@ log = get_logger("QM/groups")
 
 
 def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
-    """Return the message handler for `task`: Celery's, with ETAs by the database server's clock, and with batches."""
-    handler = default(
-        task, app, _BatchingConsumer(task, consumer) if _can_batch(task, consumer) else consumer, **options
-    )
+    """Return the message handler for `task`: that of `by_server_clock`, and with batches."""
+    consumer = _BatchingConsumer(task, consumer) if _can_batch(task, consumer) else consumer
+    return by_server_clock(task, app, consumer, **options)
+
+
+def by_server_clock(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
+    """Return the message handler for `task`: Celery's, with ETAs by the database server's clock."""
+    handler = default(task, app, consumer, **options)
     # Celery converts by this machine's clock, and ignores an ETA from before the machine's start.
     return partial(handler, to_timestamp=_timer_time)
 

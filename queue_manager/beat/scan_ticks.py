@@ -1,4 +1,4 @@
-"""Numbered ticks of the beat, so that a backlog of ticks results in one run of the scan.
+"""Numbered ticks of the beat and of triggers, so that a backlog of ticks results in one run of the scan.
 
 Guarantee: a tick is skipped only if a run of the same entry began after the tick was sent. No clock is involved: Redis
 numbers the ticks, and each run records the number of the last tick sent before it began.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +16,17 @@ from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership
 from queue_manager.core.clock import seconds
+from services.message_queue import message_queue, queue_admin
+from tasks.job_queues import dispatch_due_jobs
+from tasks.overdue_messages import schedule_sweep
 from tasks.support_snooze import scan_expired_snoozes
 from tests.e2e.celery_processes import QUICK_START, ROOT, TESTS, CeleryProcess, worker
+from tests.e2e.job_processes import count, job_lab, job_worker, notes
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import get_room, make_room
+from tests.web.web_process import SNOOZE, web
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]  # several processes are started one after another
 
@@ -94,6 +100,52 @@ def test_retries_wait_for_their_backoff_whatever_the_clocks_of_the_workers(clean
     waits = [times_woken(room)[0] - sent_at for room in rooms]
     assert min(waits) >= seconds(1 + 2 + 4)
     assert max(waits) < seconds(1 + 2 + 4 + 8)
+
+
+@pytest.mark.parametrize("shift", [-HOUR, HOUR])
+def test_scan_that_is_triggered_runs_though_the_workers_clock_is_off(
+    shift: int, clean: Servers, tmp_path: Path
+) -> None:
+    with worker(tmp_path / "worker.log", env=off_by(shift)), web(tmp_path, QM_HOOKS="true") as the_web:
+        room = make_room(server_now() - seconds(1))
+        assert the_web.post(SNOOZE).status == 202
+        eventually(lambda: is_open(room), within=30)
+
+
+@pytest.mark.parametrize("shift", [-HOUR, HOUR])
+def test_messages_are_requeued_at_their_deadlines_though_the_workers_clock_is_off(
+    shift: int, clean: Servers, tmp_path: Path
+) -> None:
+    queue = message_queue(schedule_sweep=schedule_sweep)
+    env = {**off_by(shift), "QM_MESSAGE_QUEUE": "true"}
+    with worker(tmp_path / "worker.log", env=env):
+        deadlines = {}
+        for timeout in (2, 3, 3, 4):  # before the next periodic sweep, which no beat sends
+            queue.enqueue("job")
+            held = queue.dequeue(ack_timeout=timeout)
+            assert held is not None
+            assert held.deadline_at is not None
+            deadlines[held.id] = held.deadline_at
+        eventually(lambda: queue_admin().counts().main == len(deadlines), within=30)
+    with redis.Redis.from_url(clean.valkey.url) as client:
+        events = [json.loads(fields[b"event"]) for _, fields in client.xrange("queue:events")]
+    requeued_at = {id: one["timestamp"] for one in events if one["type"] == "requeue" for id in one["payload"]["ids"]}
+    late = [requeued_at[id] - deadline * 1000 for id, deadline in deadlines.items()]
+    assert min(late) >= 0
+    assert max(late) < 3000
+
+
+@pytest.mark.parametrize("shift", [-HOUR, HOUR])
+def test_jobs_start_at_their_time_though_the_workers_clock_is_off(shift: int, clean: Servers, tmp_path: Path) -> None:
+    with job_worker(tmp_path, env={**off_by(shift), "JOBS_TIMER_MS": "5000"}):
+        due_at = [server_now() + seconds(due) for due in (0, 2, 4)]
+        for at in due_at:
+            job_lab().run("now", at=at)
+        assert dispatch_due_jobs()["enqueued"] == 1  # no other dispatch follows
+        eventually(lambda: count("success", "now") == len(due_at), within=30)
+    late = [noted["began"] - at for noted, at in zip(notes("now"), due_at, strict=True)]
+    assert min(late) >= seconds(0)
+    assert max(late) < seconds(3)
 
 
 @pytest.mark.parametrize(("first", "second"), [(HOUR, 0), (0, HOUR), (-HOUR, 0)])

@@ -15,12 +15,13 @@ from pydantic import BaseModel
 from beat_schedule import systems
 from models import scan_run
 from models.database import server_now
+from queue_manager.beat import scan_ticks
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.server_calls import Unavailable, broker, mongodb
+from queue_manager.web.server_calls import Unavailable, broker, mongodb, redis_server
 from tasks import app
 
 log = get_logger("QM/triggers")
@@ -65,7 +66,7 @@ def trigger(path: str) -> TriggeredScan:
 
 def _mark(system: System, token: str) -> None:
     """Mark the scan as running. The scan renews the mark of its task id, and removes it at its end."""
-    # A message that no worker takes expires after one period, and must not block the next trigger for longer.
+    # A message that no worker takes must not block the next trigger for longer than one period.
     lease = min(scan_run.MARK_LEASE, system.period(settings()))
     with mongodb():
         if not scan_run.try_begin(system.scan_task, token, now=server_now(), lease=lease):
@@ -82,13 +83,16 @@ def _unmark(system: System, token: str) -> None:
 
 
 def _send(system: System, token: str) -> None:
-    """Send the scan's task. Raises `Unavailable`."""
-    with broker() as connection:
+    """Send the scan's task, as a tick: a worker skips it if a run began after it was sent. Raises `Unavailable`.
+
+    It does not expire, because a worker would judge that by its own clock.
+    """
+    with broker() as connection, redis_server() as client:
         app.send_task(
             system.scan_task,
             queue=SCANS_QUEUE,
             task_id=token,
-            expires=system.period(settings()).total_seconds(),
+            headers={scan_ticks.TICK_HEADER: scan_ticks.issue(client, system.name)},
             connection=connection,
             retry=False,
         )
