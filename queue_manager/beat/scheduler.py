@@ -4,14 +4,15 @@ Guarantee:
 - One beat leads. A dead leader is replaced after at most the lock timeout plus one loop, a leader that shut down after
   one loop.
 - The beat never exits on errors: without Redis or without the lock it stands by and recovers. An entry that has ended
-  stays in the schedule and does not run; an entry that cannot be loaded or evaluated is skipped and logged once.
+  stays in the schedule and does not run; an entry that cannot be loaded or evaluated, or takes too long to evaluate, is
+  skipped and logged once.
 - A tick is published at least once. An entry is recorded as run only after its message was sent, so a failed publish is
   repeated in the next loop.
 - A leader that was suspended past its lock timeout notices it before it publishes.
 - Entries fall due by the clock of Redis, regardless of the clock of this machine.
 
-A tick is sent twice if the leader crashes between sending and recording it, if a reply of the broker is lost, or if the
-leader is suspended between the last check of the lock and sending. Scans must therefore be idempotent.
+A tick is sent twice if the leader crashes before recording it, if a reply of the broker is lost, or if the leader is
+suspended between the last check of the lock and sending. Scans must therefore be idempotent.
 
 Options: `beat_max_loop_interval` (seconds, 1), `redbeat_lock_timeout` (seconds, 6), `redbeat_redis_url` and
 `redbeat_redis_options` with a `socket_timeout` below the lock timeout and a `retry` without retries.
@@ -21,7 +22,9 @@ The schedule is RedBeat's. RedBeat's lock is not used, because the beat exits wh
 
 from __future__ import annotations
 
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
@@ -32,6 +35,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.objects import cached_property
 from kombu.utils.url import maybe_sanitize_url
 from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
+from redbeat.schedules import rrule
 from redis.client import NEVER_DECODE
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -39,12 +43,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from queue_manager.beat import old_schedule, scan_ticks, status
 from queue_manager.beat.leader_lock import LeaderLock
+from queue_manager.beat.recurrence import NearRule
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import ServerClock, seconds
 from queue_manager.telemetry import tracing
 
 logger = get_logger(__name__)
 CLOCK_TOLERANCE = seconds(1)  # two samples of one clock may differ by a round trip
+MAX_EVALUATION = 1.0  # seconds of processor time for the schedule of an entry; the lock must be extended meanwhile
 
 
 class LeadershipLost(Exception):
@@ -79,6 +85,8 @@ class StoredEntry(RedBeatSchedulerEntry):
             raise EntryMissing(key)
         fields = {**cls.decode_definition(definition), **cls.decode_meta(meta)}
         entry = cls(app=app, **fields)
+        if isinstance(entry.schedule, rrule):
+            entry.schedule.rrule = NearRule(entry.schedule)
         entry.last_run_at = fields["last_run_at"]  # Celery replaces `None` by the current time
         if entry.last_run_at is not None:
             now = entry.default_now()
@@ -106,6 +114,7 @@ class LeaderScheduler(RedBeatScheduler):
         self._redis = f"Redis at {maybe_sanitize_url(app.redbeat_conf.redis_url)}"
         self._state = ""
         self._skipped: dict[str, str] = {}  # reason by entry key
+        self._slow: dict[str, Any] = {}  # definition by the key of an entry that exceeded `MAX_EVALUATION`
         # RedBeat's lock blocks in the signal `beat_init` until it is free; without a key it is disabled.
         self.lock_key: str | None = None
 
@@ -185,21 +194,19 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _log_state(self, state: str, error: Exception | None = None) -> None:
         """Log a change of state with its error; log nothing while the state is unchanged."""
-        if state == self._state:
-            return
-        self._state = state
-        if error is None:
-            logger.info("%s", state)
-        else:
-            logger.error("%s (%s)", state, error)
-
-    # Loading
+        if state != self._state:
+            self._state = state
+            if error is None:
+                logger.info("%s", state)
+            else:
+                logger.error("%s (%s)", state, error)
 
     def _due_entries(self) -> tuple[list[StoredEntry], float]:
         """Return the entries that are due, and the seconds until the next one. One that cannot be loaded is skipped."""
         now = self.app.now().timestamp()
         next_runs = self._next_runs(before=now + self.max_interval)
         loaded = {key: self._load(key) for key, next_run in next_runs.items() if next_run <= now}
+        self._slow = {key: definition for key, definition in self._slow.items() if key in loaded}
         for key in self._skipped.keys() - loaded.keys():
             del self._skipped[key]
         wait = min((next_run - now for next_run in next_runs.values() if next_run > now), default=self.max_interval)
@@ -216,7 +223,10 @@ class LeaderScheduler(RedBeatScheduler):
     def _load(self, key: str) -> StoredEntry | None:
         client = get_redis(self.app)
         try:
-            entry = self.Entry.from_key(key, app=self.app)
+            if key in self._slow and self._slow[key] == client.hget(key, "definition"):
+                return None
+            with self._evaluating(key):
+                entry = self.Entry.from_key(key, app=self.app)
             if entry.key != key:
                 # Its runs would be recorded under the other key, so it would be due in every loop.
                 raise ValueError(f"its name {entry.name!r} belongs to the key {entry.key}")
@@ -233,6 +243,15 @@ class LeaderScheduler(RedBeatScheduler):
         except Exception as error:
             self._skip(key, error)
         return None
+
+    @contextmanager
+    def _evaluating(self, key: str) -> Iterator[None]:
+        """Measure the evaluation of an entry; one that takes too long is skipped until its definition changes."""
+        began = time.thread_time()
+        yield
+        if (took := time.thread_time() - began) > MAX_EVALUATION:
+            self._slow[key] = get_redis(self.app).hget(key, "definition")
+            self._skip(key, TimeoutError(f"its schedule takes {took:.0f} s to evaluate"))
 
     def _skip(self, key: str, error: Exception) -> None:
         """Log that an entry is skipped, once per reason."""
@@ -258,15 +277,14 @@ class LeaderScheduler(RedBeatScheduler):
                 client.delete(key)
         super().update_from_dict(dict_)
 
-    # Publishing
-
     def maybe_due(self, entry: StoredEntry, **_: Any) -> float | None:
         """Publish `entry` if it is due, then record its run.
 
         Returns the seconds until its next run; `None` if there is none or the entry cannot be evaluated.
         """
         try:
-            is_due, wait = entry.is_due()
+            with self._evaluating(entry.key):
+                is_due, wait = entry.is_due()
             if is_due:
                 self._publish(entry)
                 self.reserve(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -133,6 +134,9 @@ BROKEN: dict[str, dict[str, str | bytes]] = {
     "definition-is-a-list": {"definition": "[]"},
     "definition-of-unknown-type": {"definition": json.dumps(stored("a", schedule={"__type__": "lunar", "day": 1}))},
     "schedule-is-a-text": {"definition": json.dumps(stored("a", schedule="daily"))},
+    "interval-is-zero": {
+        "definition": json.dumps(stored("a", schedule={"__type__": "rrule", "freq": "DAILY", "interval": 0}))
+    },
     "schedule-is-incomplete": {"definition": json.dumps(stored("a", schedule={"__type__": "interval", "every": 1}))},
     "member-is-unknown": {"definition": json.dumps(stored("a", colour="red"))},
     "kwargs-is-a-number": {"definition": json.dumps(stored("a", kwargs=5))},
@@ -200,6 +204,44 @@ def test_entry_that_ends_runs_no_more_and_the_others_go_on(ends: dict[str, Any],
         client.zadd("redbeat::schedule", {"redbeat:ending": 0})
         eventually(lambda: scheduler.tick() and client.llen("items") >= 6, within=20)
         assert client.llen("ending") == before
+
+
+def test_old_entry_of_every_second_goes_on(server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        schedule = rrule("SECONDLY", app=scheduler.app)
+        entry = StoredEntry("old", "guard_app.tick", schedule, options={"queue": "old"}, app=scheduler.app).save()
+        definition = json.loads(client.hget(entry.key, "definition"))
+        definition["schedule"]["dtstart"] -= 365 * 24 * 3600
+        client.hset(entry.key, "definition", json.dumps(definition))
+
+        eventually(lambda: scheduler.tick() and client.llen("old") >= 3, within=20)
+
+        assert scheduler.epoch == 1  # the lock was extended in time
+        assert client.llen("items") >= 2
+
+
+def test_entry_whose_schedule_takes_too_long_is_skipped_until_it_changes(
+    server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("queue_manager.beat.scheduler.MAX_EVALUATION", 0.1)
+    with scheduling(server, {"items": every(1, "items")}) as scheduler:
+        options: dict[str, Any] = {"options": {"queue": "slow"}, "app": scheduler.app}
+        begins = datetime.now(UTC) - timedelta(days=2)
+        # With a count and a filter, it can only be iterated from its start.
+        counted = rrule("SECONDLY", dtstart=begins, count=10**6, bysecond=[*range(60)], app=scheduler.app)
+        StoredEntry("slow", "guard_app.tick", counted, **options).save()
+        scheduler.tick()
+        client.zadd("redbeat::schedule", {"redbeat:slow": 0})
+        eventually(lambda: scheduler.tick() and "to evaluate" in caplog.text, within=20)
+
+        began, sent = time.thread_time(), client.llen("slow")
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 3, within=20)
+        assert time.thread_time() - began < 1  # a single evaluation takes as long
+        assert client.llen("slow") == sent
+        assert caplog.text.count("to evaluate") == 1
+
+        StoredEntry("slow", "guard_app.tick", rrule("SECONDLY", app=scheduler.app), **options).save()
+        eventually(lambda: scheduler.tick() and client.llen("slow") > sent, within=20)
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=3), timedelta(days=400)])
