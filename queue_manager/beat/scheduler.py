@@ -206,7 +206,6 @@ class LeaderScheduler(RedBeatScheduler):
         now = self.app.now().timestamp()
         next_runs = self._next_runs(before=now + self.max_interval)
         loaded = {key: self._load(key) for key, next_run in next_runs.items() if next_run <= now}
-        self._slow = {key: definition for key, definition in self._slow.items() if key in loaded}
         for key in self._skipped.keys() - loaded.keys():
             del self._skipped[key]
         wait = min((next_run - now for next_run in next_runs.values() if next_run > now), default=self.max_interval)
