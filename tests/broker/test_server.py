@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socketserver
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
 import pytest
+import redis
 from redis.exceptions import ReadOnlyError
 
 from dev.ports import free_port
@@ -78,6 +80,31 @@ def test_connections_are_made_anew_after_a_server_that_became_a_replica_refused(
         after = {client.client_id(), other.client_id()}
         assert not before & after
         assert {client.client_id(), other.client_id()} == after
+
+
+def cannot_save(client: redis.Redis, directory: Path) -> None:
+    """Have the server refuse writes, because it could not save its data."""
+    client.config_set("save", "3600 1")
+    shutil.rmtree(directory)
+    client.bgsave()
+    eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+
+def has_no_replicas(client: redis.Redis, _: Path) -> None:
+    client.config_set("min-replicas-to-write", 1)
+
+
+@pytest.mark.parametrize(("misconfigure", "said"), [(cannot_save, "MISCONF"), (has_no_replicas, "NOREPLICAS")])
+def test_connections_are_made_anew_after_a_misconfigured_server_refused(
+    misconfigure: Callable[[redis.Redis, Path], None], said: str, tmp_path: Path
+) -> None:
+    with Valkey(tmp_path / "redis") as server, make_client(server.url) as client, make_client(server.url) as other:
+        before = {client.client_id(), other.client_id()}
+        with redis.Redis.from_url(server.url) as admin:
+            misconfigure(admin, tmp_path / "redis")
+        with pytest.raises(redis.ResponseError, match=said):
+            client.set("key", 1)
+        assert not before & {client.client_id(), other.client_id()}
 
 
 @pytest.mark.parametrize("role", ["worker", "beat"])
