@@ -53,7 +53,8 @@ def test_triggers_that_no_worker_took_are_one_run(clean: Servers, hooked: Web, t
             eventually(lambda: client.llen("scans") == 0 and client.hlen("qm:unacked") == 0, within=20)
             marks = collection(scan_run.MARKS_COLLECTION)
             eventually(lambda: marks.find_one({"runs.token": skipped}) is None, within=20)
-            assert hooked.post(SNOOZE).status == 202
+            eventually(lambda: len(scan_run.latest(TASK, limit=10)) == 1, within=20)
+            eventually(lambda: hooked.post(SNOOZE).status == 202, within=20)
             eventually(lambda: len(scan_run.latest(TASK, limit=10)) == 2, within=20)
 
 
