@@ -2,7 +2,8 @@
 
 A thread pings MongoDB every second. When that fails, the worker cancels its consumers of the queues of items, and
 requeues what it has received and no process executes. It consumes the queue `scans` all the same: the sweep of the
-message queue needs no MongoDB, and any other scan is tried again by its next tick.
+message queue needs no MongoDB, and any other scan is tried again by its next tick. A worker that consumes no queue of
+items neither pings nor pauses.
 
 This works with every broker. Pools other than prefork execute what they have received before the pause.
 """
@@ -52,6 +53,9 @@ class _Pings:
 
     def _run(self) -> None:
         while not self._is_over.wait(PING_INTERVAL):
+            if not _item_queues():
+                self.problem = None
+                continue
             try:
                 with database.within(PING_TIMEOUT):
                     database.database().command("ping")

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import Event, Thread
 
@@ -81,7 +81,7 @@ class Heartbeat:
         A process cannot do either itself while its task holds the GIL, or while it is stopped.
         """
         running: dict[ItemTask, dict[str, int]] = defaultdict(dict)
-        for request in _reserved():
+        for request in snapshot(state.reserved_requests):
             if isinstance(request.task, ItemTask) and request.task.is_long and request.worker_pid:
                 running[request.task][request.id] = request.worker_pid
         is_renewal = time.monotonic() - self._claims_renewed_at > settings().jobs_lease_seconds / 3
@@ -108,7 +108,8 @@ class Heartbeat:
 
         Most items complete before their second beat: their own start renews them.
         """
-        held = {request.id: request for request in _reserved() if isinstance(request.task, ItemTask)}
+        received = snapshot(state.reserved_requests)
+        held = {request.id: request for request in received if isinstance(request.task, ItemTask)}
         shortest = min(settings().qm_lease_seconds, settings().jobs_lease_seconds)
         everything = time.monotonic() - self._renewed_at > shortest / 3
         items: dict[ItemTask, list[DueItem]] = defaultdict(list)
@@ -138,10 +139,10 @@ def _try(act: Callable[[], object]) -> bool:
     return True
 
 
-def _reserved() -> list[Request]:
-    """Return the requests received and not finished. The main thread may change the set while it is read."""
+def snapshot(requests: Iterable[Request]) -> list[Request]:
+    """Return the requests of one of Celery's sets. The main thread may change it while it is read."""
     while True:
         try:
-            return list(state.reserved_requests)
+            return list(requests)
         except RuntimeError:
             continue

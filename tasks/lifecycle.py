@@ -26,9 +26,11 @@ from tasks.app import app
 from tasks.database_pause import pings
 from tasks.heartbeat import Heartbeat
 from tasks.registration import require_tasks
+from tasks.worker_activity import Sampler
 
 log = logging.get_logger("QM/start")
 _heartbeat = Heartbeat()
+_sampler = Sampler()
 
 
 @signals.setup_logging.connect
@@ -93,14 +95,19 @@ def flush_telemetry(**_: Any) -> None:
 def start_heartbeat(sender: Any, **_: Any) -> None:
     memory.reduce_garbage_collection()
     _heartbeat.start()
-    worker_heartbeats.record(sender.hostname, sender.app.amqp.queues.consume_from)
+    _sampler.watch(sender.pool)
+    _record_heartbeat(sender.hostname)
 
 
 @signals.heartbeat_sent.connect
 def show_presence(sender: Any, **_: Any) -> None:
     """Show that this worker is there: from its main loop, so that one that hangs is not. It comes also without -E."""
-    queues = sender.eventer.app.amqp.queues.consume_from
-    worker_heartbeats.record(sender.eventer.hostname, queues, paused=pings.problem)
+    _record_heartbeat(sender.eventer.hostname)
+
+
+def _record_heartbeat(name: str) -> None:
+    queues = app.amqp.queues.consume_from
+    worker_heartbeats.record(name, queues, paused=pings.problem, activity=_sampler.sample())
 
 
 @signals.worker_shutdown.connect

@@ -22,6 +22,7 @@ LAYERS = [
         "queue_manager.testing",
         "queue_manager.health",
         "queue_manager.diagnosis",
+        "queue_manager.workers",
         "queue_manager.doctor",
         "queue_manager.web",
     ],

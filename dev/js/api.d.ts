@@ -153,6 +153,43 @@ interface ScheduleEntry {
   last_runs: ScanResult[];
 }
 
+interface WorkerTask {
+  task: string;
+  task_id: string;
+  tasks: number;
+  since: Moment;
+  item: string | null;
+  job_name: string | null;
+  page: string | null;
+}
+
+interface WorkerProcess {
+  pid: number;
+  memory_bytes: number | null;
+  running: WorkerTask[];
+}
+
+interface OneWorker {
+  name: string;
+  pid: number;
+  seen_at: Moment;
+  queues: string[] | null;
+  release: string | null;
+  paused: string | null;
+  pool: string | null;
+  size: number | null;
+  busy: number | null;
+  done_per_minute: number | null;
+  memory_bytes: number | null;
+  processes: WorkerProcess[];
+}
+
+interface Workers {
+  workers: OneWorker[];
+  count: number;
+  queues_without_worker: { queue: string; title: string }[];
+}
+
 interface Schedule {
   entries: ScheduleEntry[];
   leader: Leader | null;

@@ -53,7 +53,9 @@ interface ElementsById {
   tabs: HTMLElement;
   toasts: HTMLElement;
   types: HTMLElement;
+  unconsumed: HTMLElement;
   where: HTMLElement;
+  workers: HTMLElement;
 }
 
 type Control = HTMLInputElement;

@@ -26,6 +26,7 @@ from queue_manager.cli.jobs import jobs
 from queue_manager.cli.messages import queue
 from queue_manager.cli.systems import systems_cli
 from queue_manager.cli.why import why
+from queue_manager.cli.workers import workers
 from queue_manager.core import log as logging
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.redis_client import connect
@@ -48,6 +49,7 @@ cli.add_typer(adopt_cli, name="adopt")
 cli.add_typer(alerts_cli, name="alerts")
 cli.command()(doctor)
 cli.command()(why)
+cli.command()(workers)
 log = logging.get_logger("QM/cli")
 NAMES = ", ".join(system.name for system in SYSTEMS)
 

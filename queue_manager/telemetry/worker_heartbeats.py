@@ -1,45 +1,45 @@
-"""Heartbeats of workers: name, release, consumed queues, and why they take no items, every two seconds until shutdown.
+"""Heartbeats of workers every two seconds until shutdown: name, release, consumed queues, activity, and why they pause.
 
 Guarantee: a worker that was killed or lost its connection is offline after `OFFLINE_AFTER`, by the clock of Redis.
-Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`.
+Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`. A heartbeat that changes nothing records only
+its time, in one command.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+import msgspec
 import redis
 
 from queue_manager.core.clock import hours, milliseconds, seconds
 from queue_manager.core.redis_client import PerProcess, Script, make_client
 from queue_manager.core.settings import settings
+from queue_manager.telemetry import worker_activity
+from queue_manager.telemetry.worker_activity import Activity
 
 WORKERS_KEY = "qm:workers"
-QUEUES_KEY = "qm:workers:queues"
-RELEASES_KEY = "qm:workers:releases"
-PAUSED_KEY = "qm:workers:paused"
+DETAILS_KEY = "qm:workers:details"
+ACTIVITY_KEY = "qm:workers:activity"
 OWN_RELEASE = version("queue-manager")
 OFFLINE_AFTER = seconds(10)
-FULL_INTERVAL = 60.0  # seconds between two full heartbeats of a worker whose queues do not change
+FULL_INTERVAL = 60.0  # seconds between two full heartbeats of a worker of which nothing changes
 RETENTION = hours(1)  # of the keys after the last full heartbeat
 HEARTBEAT_TIMEOUT = 0.5  # seconds that a worker waits for Redis
 
-# Records the heartbeat of a worker. The first one, and each one that is asked to be full, also records its queues, its
-# release and its pause, deletes workers that are offline, and extends the keys.
+# Records the heartbeat of a worker. The first one, and each one that is asked to be full, also records its details and
+# its activity, deletes workers that are offline, and extends the keys.
 #
 # KEYS[1]  workers: sorted set of names by the time of their last heartbeat in ms
-# KEYS[2]  hash of the queues as JSON, by name; without workers that do not report their queues
-# KEYS[3]  hash of the release, by name
-# KEYS[4]  hash of the reason why a worker takes no items, by name; without workers that take some
-# ARGV     name, ms after which a worker is offline, its queues or '', its release, ms until the keys expire, 1 if full,
-#          why it takes no items or ''
+# KEYS[2]  hash of the details as JSON, by name
+# KEYS[3]  hash of the activity, by name: when it was recorded in ms, a space, JSON; without workers that report none
+# ARGV     name, ms after which a worker is offline, ms until the keys expire, details, activity or '', 1 if full
 # Returns  nothing
 #
 # A script, because it needs the clock of Redis. Atomic, so that the keys agree. Idempotent.
@@ -52,20 +52,22 @@ end
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])) do
     redis.call('HDEL', KEYS[2], gone)
     redis.call('HDEL', KEYS[3], gone)
-    redis.call('HDEL', KEYS[4], gone)
     redis.call('ZREM', KEYS[1], gone)
 end
-if ARGV[3] ~= '' then
-    redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
+if ARGV[5] ~= '' then
+    redis.call('HSET', KEYS[3], ARGV[1], ms .. ' ' .. ARGV[5])
 end
-redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
-if ARGV[7] ~= '' then
-    redis.call('HSET', KEYS[4], ARGV[1], ARGV[7])
-else
-    redis.call('HDEL', KEYS[4], ARGV[1])
-end
-for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[5]) end
+for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[3]) end
 """)
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """What rarely changes about a worker."""
+
+    queues: list[str] | None = None
+    release: str | None = None
+    paused: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,42 +84,66 @@ class Worker:
     """Why it takes no items; `None` if it does."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ActiveWorker:
+    """A worker and what it did at its last heartbeat that changed something, or that was full."""
+
+    worker: Worker
+    activity: Activity | None
+    """`None` if it reports none."""
+    activity_at: datetime | None
+
+
 class _Recorder:
     """Records the heartbeats of this process."""
 
     def __init__(self) -> None:
         url = settings().redis_url
         self._client = make_client(url, socket_timeout=HEARTBEAT_TIMEOUT, socket_connect_timeout=HEARTBEAT_TIMEOUT)
-        self._full_at: dict[tuple[str, str, str], float] = {}
+        self._recorded: dict[str, tuple[float, Details, Activity | None]] = {}
 
-    def record(self, member: str, queues: str, paused: str) -> None:
-        now, recorded = time.monotonic(), (member, queues, paused)
-        is_full = now >= self._full_at.get(recorded, 0) + FULL_INTERVAL
-        arguments = [milliseconds(OFFLINE_AFTER), queues, OWN_RELEASE, milliseconds(RETENTION), int(is_full), paused]
-        RECORD(self._client, [WORKERS_KEY, QUEUES_KEY, RELEASES_KEY, PAUSED_KEY], [member, *arguments])
+    def record(self, member: str, details: Details, activity: Activity | None) -> None:
+        is_full = self._is_full(member, details, activity)
+        report = b"" if activity is None else worker_activity.encode(activity)
+        times = [milliseconds(OFFLINE_AFTER), milliseconds(RETENTION)]
+        RECORD(self._client, KEYS, [member, *times, msgspec.json.encode(details), report, int(is_full)])
         if is_full:
-            self._full_at = {recorded: now}
+            self._recorded[member] = time.monotonic(), details, activity
+
+    def _is_full(self, member: str, details: Details, activity: Activity | None) -> bool:
+        if member not in self._recorded:
+            return True
+        at, known_details, known_activity = self._recorded[member]
+        if time.monotonic() >= at + FULL_INTERVAL or details != known_details:
+            return True
+        if activity is None or known_activity is None:
+            return activity is not known_activity
+        return activity.differs(known_activity)
 
     def remove(self, member: str) -> None:
+        self._recorded.pop(member, None)
         with self._client.pipeline() as pipe:
             pipe.zrem(WORKERS_KEY, member)
-            pipe.hdel(QUEUES_KEY, member)
-            pipe.hdel(RELEASES_KEY, member)
-            pipe.hdel(PAUSED_KEY, member)
+            pipe.hdel(DETAILS_KEY, member)
+            pipe.hdel(ACTIVITY_KEY, member)
             pipe.execute()
 
 
+KEYS = [WORKERS_KEY, DETAILS_KEY, ACTIVITY_KEY]
 _recorder = PerProcess(_Recorder)
 
 
-def record(name: str, queues: Iterable[str] | None = None, *, paused: str | None = None) -> None:
+def record(
+    name: str, queues: Iterable[str] | None = None, *, paused: str | None = None, activity: Activity | None = None
+) -> None:
     """Record a heartbeat of the worker `name` of this process, which consumes `queues`. Best effort.
 
     Args:
         paused: why it takes no items.
     """
+    details = Details(queues=None if queues is None else sorted(queues), release=OWN_RELEASE, paused=paused)
     with suppress(redis.RedisError):
-        _recorder().record(_member(name), "" if queues is None else json.dumps(sorted(queues)), paused or "")
+        _recorder().record(_member(name), details, activity)
 
 
 def remove(name: str) -> None:
@@ -129,19 +155,17 @@ def remove(name: str) -> None:
 def online(client: redis.Redis) -> list[Worker]:
     """Return the online workers by name; `client` must decode its replies. Raises the errors of redis-py."""
     with client.pipeline(transaction=False) as pipe:
-        pipe.time()
-        pipe.zrange(WORKERS_KEY, 0, -1, withscores=True)
-        pipe.hgetall(QUEUES_KEY)
-        pipe.hgetall(RELEASES_KEY)
-        pipe.hgetall(PAUSED_KEY)
-        (now, micros), found, queues, releases, paused = pipe.execute()
-    since = now * 1000 + micros // 1000 - milliseconds(OFFLINE_AFTER)
-    workers = (
-        _worker(member, ms, queues.get(member), releases.get(member), paused.get(member))
-        for member, ms in found
-        if ms > since
-    )
-    return sorted(workers, key=lambda worker: worker.name)
+        _read_workers(pipe)
+        return list(_online(*pipe.execute()).values())
+
+
+def active(client: redis.Redis) -> list[ActiveWorker]:
+    """Return the online workers with what they do, by name. Like `online`."""
+    with client.pipeline(transaction=False) as pipe:
+        _read_workers(pipe)
+        pipe.hgetall(ACTIVITY_KEY)
+        *replies, activity = pipe.execute()
+    return [_active(worker, activity.get(member)) for member, worker in _online(*replies).items()]
 
 
 def unconsumed(workers: Iterable[Worker], queues: Iterable[str]) -> list[str]:
@@ -158,8 +182,45 @@ def _member(name: str) -> str:
     return f"{name} {os.getpid()}"  # Celery allows two workers with the same name
 
 
-def _worker(member: str, ms: float, queues: str | None, release: str | None, paused: str | None) -> Worker:
+def _read_workers(pipe: redis.client.Pipeline) -> None:
+    pipe.time()
+    pipe.zrange(WORKERS_KEY, 0, -1, withscores=True)
+    pipe.hgetall(DETAILS_KEY)
+
+
+def _online(
+    time_: tuple[int, int], found: Iterable[tuple[str, float]], details: Mapping[str, str]
+) -> dict[str, Worker]:
+    """Return the online workers by member, in the order of their names."""
+    since = time_[0] * 1000 + time_[1] // 1000 - milliseconds(OFFLINE_AFTER)
+    workers = {member: _worker(member, ms, details.get(member)) for member, ms in found if ms > since}
+    return dict(sorted(workers.items(), key=lambda one: (one[1].name, one[1].pid)))
+
+
+def _worker(member: str, ms: float, details: str | None) -> Worker:
     name, _, pid = member.rpartition(" ")
-    seen_at = datetime.fromtimestamp(ms / 1000, UTC)
-    consumed = None if queues is None else tuple(json.loads(queues))
-    return Worker(name=name, pid=int(pid), seen_at=seen_at, queues=consumed, release=release, paused=paused)
+    found = Details() if details is None else _decode_details(details)
+    return Worker(
+        name=name,
+        pid=int(pid),
+        seen_at=_moment(ms),
+        queues=None if found.queues is None else tuple(found.queues),
+        release=found.release,
+        paused=found.paused,
+    )
+
+
+def _active(worker: Worker, recorded: str | None) -> ActiveWorker:
+    """Return a worker with its activity; without it, if a worker of another release reports it in another form."""
+    ms, _, report = (recorded or "").partition(" ")
+    try:
+        return ActiveWorker(worker=worker, activity=worker_activity.decode(report), activity_at=_moment(int(ms)))
+    except (ValueError, msgspec.DecodeError):
+        return ActiveWorker(worker=worker, activity=None, activity_at=None)
+
+
+def _moment(ms: float) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+_decode_details = msgspec.json.Decoder(Details).decode

@@ -20,7 +20,7 @@ from queue_manager.web.http.direct import DirectRoutes
 from queue_manager.web.http.middleware import HeadMiddleware, PrefixMiddleware, SecurityMiddleware
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.live.socketio_server import Live
-from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, search, systems, triggers
+from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, search, systems, triggers, workers
 from tasks.registration import require_tasks
 
 
@@ -87,6 +87,7 @@ def _install(
     docs.install(api)
     api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
     api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
+    api.include_router(workers.router, prefix="/api", dependencies=[auth.viewer], tags=["systems"])
     api.include_router(search.router, prefix="/api", dependencies=[auth.viewer], tags=["search"])
     if chosen.qm_hooks:
         api.include_router(triggers.router, dependencies=[auth.operator], tags=["systems"])

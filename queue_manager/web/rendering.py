@@ -17,6 +17,7 @@ from queue_manager.system import SCHEDULE_PAGE
 if TYPE_CHECKING:  # the log-in page renders, too
     from queue_manager.web.auth.authentication import Principal
 
+WORKERS_PAGE = "/workers"
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -44,7 +45,7 @@ def rendered_page(
 ) -> HTMLResponse:
     """Return a page with the navigation and the principal, `None` if nobody is authenticated."""
     of_systems = [Link(system.page, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
-    pages = [Link("/", "Overview"), *of_systems, Link(SCHEDULE_PAGE, "Schedule")]
+    pages = [Link("/", "Overview"), *of_systems, Link(SCHEDULE_PAGE, "Schedule"), Link(WORKERS_PAGE, "Workers")]
     path = request.url.path
     here = next((page.path for page in pages[1:] if f"{path}/".startswith(f"{page.path}/")), path)
     return rendered(template, status=status, nav=pages, here=here, principal=principal, **values)

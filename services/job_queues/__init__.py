@@ -33,7 +33,7 @@ from services.job_queues.jobs import Jobs, StoredJobs, WrongState, jobs
 from services.job_queues.latency import counts_by_name
 from services.job_queues.registry import Registry, UnknownJob, job, registry
 from services.job_queues.runner import RunReport, run_queue
-from services.job_queues.stats import jobs_by_state
+from services.job_queues.stats import executing_by_task, jobs_by_state
 
 __all__ = [
     "JOBS_INITIATOR",
@@ -52,6 +52,7 @@ __all__ = [
     "as_json",
     "counts_by_name",
     "dispatch",
+    "executing_by_task",
     "job",
     "jobs",
     "jobs_by_state",

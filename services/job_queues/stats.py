@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from models import database, foreign_job, job, job_queue
@@ -16,6 +17,11 @@ from services.problems import counted, ids, span
 
 LONG_RUNNING_THRESHOLD = minutes(10)
 MAX_ENDED_LEASES = 1_000  # expired leases that are compared with due queues
+
+
+def executing_by_task(ids: Collection[str]) -> dict[str, ExecutingJob]:
+    """Return the jobs that tasks execute, by the ids of the tasks."""
+    return {one.token: one for one in job.executing({"claim.token": {"$in": [*ids]}})} if ids else {}
 
 
 def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:

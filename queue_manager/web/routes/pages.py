@@ -22,7 +22,7 @@ from beat_schedule import systems
 from queue_manager.core.settings import settings
 from queue_manager.system import System
 from queue_manager.web.auth import CurrentPrincipal, Principal, viewer
-from queue_manager.web.rendering import rendered_page
+from queue_manager.web.rendering import WORKERS_PAGE, rendered_page
 from services import job_queues, message_queue
 
 STATIC = Path(__file__).parents[1] / "static"
@@ -125,6 +125,11 @@ async def jobs(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
 @router.get("/jobs/{id:path}")
 async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLResponse:
     return _item_page(job_queues.system, request, principal, id)
+
+
+@router.get(WORKERS_PAGE)
+async def workers(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
+    return rendered_page("workers.html", request, principal)
 
 
 @router.get("/schedule")

@@ -1,0 +1,81 @@
+"""`queue-manager workers`: the workers that are online, and what each of their processes does."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from queue_manager.cli.errors import report_errors
+from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.workers import OneWorker, Workers, WorkerTask, read_workers
+
+MEGABYTE = 1_000_000
+
+
+def workers(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
+) -> None:
+    """Show the workers that are online: queues, pool, what each process does and for how long, rate, memory, version.
+
+    Names the queues that no worker consumes.
+    """
+    with report_errors():
+        found = read_workers()
+    if as_json:
+        print_json(found.model_dump_json(indent=2))
+    else:
+        _print(found)
+
+
+def _print(found: Workers) -> None:
+    screen = console()
+    for worker in found.workers:
+        _print_worker(screen, worker, found.server_time)
+    if found.count > len(found.workers):
+        screen.print(f"{len(found.workers)} of {found.count} workers", soft_wrap=True)
+    if not found.workers:
+        screen.print("No workers are online.", soft_wrap=True)
+    for one in found.queues_without_worker:
+        line = f"No worker consumes the queue {printable(one.queue)} ({printable(one.title)})."
+        screen.print(Text(line, "red"), soft_wrap=True)
+
+
+def _print_worker(screen: Console, worker: OneWorker, now: datetime) -> None:
+    screen.print(Text.assemble((printable(worker.name), "bold"), f"  {_state(worker, now)}"), soft_wrap=True)
+    if worker.paused is not None:
+        screen.print(Text(f"  takes no items: {printable(worker.paused)}", "red"), soft_wrap=True)
+    queues = "unknown" if worker.queues is None else ", ".join(map(printable, worker.queues))
+    screen.print(f"  queues: {queues}", soft_wrap=True)
+    for process in worker.processes:
+        memory = _memory(process.memory_bytes)
+        for task in process.running:
+            screen.print(f"  {process.pid}  {memory}  {printable(_doing(task, now))}", soft_wrap=True)
+        if not process.running:
+            screen.print(Text(f"  {process.pid}  {memory}  waits", "dim"), soft_wrap=True)
+
+
+def _state(worker: OneWorker, now: datetime) -> str:
+    release = f"version {worker.release or 'before 0.2'}"
+    seen = f"seen {_seconds(worker.seen_at, now)} ago"
+    if worker.pool is None:
+        return f"pid {worker.pid}, {release}, {seen}"
+    pool = f"{worker.pool}, {worker.busy} of {worker.size} busy"
+    rate = f"{worker.done_per_minute} done/min"
+    return ", ".join((f"pid {worker.pid}", pool, rate, _memory(worker.memory_bytes), release, seen))
+
+
+def _doing(task: WorkerTask, now: datetime) -> str:
+    parts = (f"{task.tasks} items" if task.tasks > 1 else "", task.job_name or "", task.item or "", task.task)
+    return f"{' '.join(filter(None, parts))}  for {_seconds(task.since, now)}"
+
+
+def _seconds(since: datetime, now: datetime) -> str:
+    return f"{max((now - since).total_seconds(), 0):.1f} s"
+
+
+def _memory(value: int | None) -> str:
+    return "- MB" if value is None else f"{value / MEGABYTE:.0f} MB"

@@ -1,0 +1,85 @@
+// The workers that are online, and what each of their processes does.
+
+import { Events, attempt, get } from "./api.js";
+import { at, countdown, number, span } from "./clock.js";
+import { PREFIX, byId, complain, element, facts, pill } from "./dom.js";
+import { cell, fill } from "./list.js";
+
+const MEGABYTE = 1e6; // bytes
+let isReading = false;
+
+async function read() {
+  if (isReading) return; // the next event reads
+  isReading = true;
+  await attempt(async () => {
+    /** @type {Workers} */
+    const { workers, count, queues_without_worker: queues } = await get("/workers");
+    complain();
+    show(workers, count, queues);
+  }, ({ message }) => complain(message));
+  isReading = false;
+}
+
+/** @param {OneWorker[]} workers @param {number} count @param {Workers["queues_without_worker"]} queues */
+function show(workers, count, queues) {
+  byId("unconsumed").replaceChildren(...(queues.length ? unconsumed(queues) : []));
+  byId("empty").hidden = count > 0;
+  byId("where").textContent = count > workers.length ? `${number(workers.length)} of ${number(count)} workers` : "";
+  // A card is drawn anew when its worker does something else, not at each heartbeat.
+  fill(byId("workers"), workers.map(({ seen_at: _, ...worker }) => worker), card);
+  const seen = byId("workers").querySelectorAll(".seen > .countdown");
+  workers.forEach((worker, index) => Object.assign(seen[index], { deadline: at(worker.seen_at) }));
+}
+
+/** @param {Workers["queues_without_worker"]} queues */
+const unconsumed = (queues) => [
+  element("p", {}, `No worker consumes ${queues.length === 1 ? "this queue" : "these queues"}: `, queues.map(({ queue, title }, index) => [index > 0 && ", ", element("code", {}, queue), ` (${title})`])),
+  element("p", { class: "hint" }, "Start one: ", element("code", {}, `celery -A tasks worker --queues ${queues.map(({ queue }) => queue).join(",")}`)),
+];
+
+/** @param {Omit<OneWorker, "seen_at">} worker */
+function card({ name, pid, queues, release, paused, pool, size, busy, done_per_minute: rate, memory_bytes: memory, processes }) {
+  return element("article", { class: "card stack", "aria-label": name },
+    element("header", { class: "head" }, element("h2", {}, name), paused ? pill("Takes no items", "bad") : busy ? pill("Working", "good") : pill("Waiting")),
+    paused && element("p", { class: "bad" }, paused),
+    facts("facts", [
+      ["Queues", element("span", { class: "queues" }, queues?.join(", ") ?? "unknown")],
+      ["Pool", pool && `${pool}, ${number(size)}`],
+      ["Busy", pool && `${number(busy)} of ${number(size)}`],
+      ["Done / min", pool && number(rate)],
+      ["Memory", pool && bytes(memory)],
+      ["Version", release ?? "before 0.2"],
+      ["Process", pid],
+      ["Last seen", element("span", { class: "seen" }, countdown(undefined, ago))],
+    ]),
+    processes.length > 0 && table(name, processes));
+}
+
+/** @param {string} name @param {WorkerProcess[]} processes */
+const table = (name, processes) => element("div", { class: "sheet" }, element("table", { "aria-label": `Processes of ${name}` },
+  element("thead", {}, element("tr", {}, ["Process", "Does", "For", "Memory"].map((title) => element("th", { scope: "col", class: title === "Memory" && "number" }, title)))),
+  element("tbody", {}, processes.flatMap(rows))));
+
+// A thread pool has one process, with a row for each task.
+/** @param {WorkerProcess} process */
+const rows = ({ pid, memory_bytes: memory, running }) => (running.length ? running : [undefined]).map((task, index) => element("tr", {},
+  element("th", { scope: "row", class: "nowrap" }, index === 0 && pid),
+  element("td", { class: "does" }, task ? does(task) : element("span", { class: "soft" }, "waits")),
+  cell("For", task ? countdown(at(task.since), length) : "", "nowrap"),
+  cell("Memory", index === 0 ? bytes(memory) : "", "number nowrap")));
+
+/** @param {WorkerTask} task @returns {Child} */
+function does({ task, task_id: id, tasks, item, job_name: job, page }) {
+  const what = tasks > 1 ? `${number(tasks)} items` : item ?? job;
+  const to = page && what ? element("a", { href: PREFIX + page }, what) : page ? element("a", { href: PREFIX + page }, task) : element("code", { title: id }, task);
+  return what && page ? [job && item && `${job} `, to, " ", element("code", { class: "soft", title: id }, task)] : to;
+}
+
+/** @param {number | null} value */
+const bytes = (value) => (value === null ? "—" : `${number(Math.round(value / MEGABYTE))} MB`);
+/** @param {number} left */
+const ago = (left) => (left > -1000 ? "now" : `${span(left)} ago`);
+/** @param {number} left */
+const length = (left) => span(Math.min(left, 0));
+
+new Events("/overview/events", "overview", { event: read, reload: read });

@@ -1,0 +1,171 @@
+"""The workers that are online, and what each of their processes does: for the API, the page and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from pydantic import BaseModel, Field
+
+from beat_schedule import systems
+from models.job import ExecutingJob
+from queue_manager.core.errors import Unavailable
+from queue_manager.core.settings import settings
+from queue_manager.system import SCANS_QUEUE, SCHEDULE_PAGE, System, item_queues
+from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry.worker_activity import PoolProcess, RunningTask
+from queue_manager.telemetry.worker_heartbeats import ActiveWorker
+from queue_manager.web.http.responses import Moment
+from queue_manager.web.server_calls import mongodb, redis_server
+from services import job_queues
+
+MAX_WORKERS_SHOWN = 200
+
+
+class WorkerTask(BaseModel):
+    """What a process executes: a task, a job, or a batch of items of one system."""
+
+    task: str = Field(description="The name of the Celery task.")
+    task_id: str = Field(description="Its id; of a batch, the id of one of its tasks.")
+    tasks: int = Field(description="How many tasks are executed together.")
+    since: Moment = Field(description="When it began; of a job, when the attempt began.")
+    system: str | None = Field(description="The system that it belongs to; null for a task of another program.")
+    item: str | None = Field(description="The id of the item or job; null for a batch, a scan, and other tasks.")
+    job_name: str | None = Field(description="The name of the job; null unless it is one.")
+    page: str | None = Field(description="The path of the page of the item or job, or else of the system.")
+
+
+class WorkerProcess(BaseModel):
+    """A process of a pool. A pool of threads has one, which executes several tasks."""
+
+    pid: int
+    memory_bytes: int | None = Field(description="Resident memory, shared pages included; null if unknown.")
+    running: list[WorkerTask] = Field(description="Empty while it waits.")
+
+
+class OneWorker(BaseModel):
+    """A worker that is online. What an older release does not report is null."""
+
+    name: str = Field(description="Celery's node name.")
+    pid: int = Field(description="Its main process.")
+    seen_at: Moment = Field(description="Its last heartbeat.")
+    reported_at: Moment | None = Field(description="When it reported what it does: on a change, or once a minute.")
+    queues: list[str] | None = Field(description="The queues that it consumes.")
+    release: str | None = Field(description="Its release; null before 0.2.")
+    paused: str | None = Field(description="Why it takes no items; null if it does.")
+    pool: str | None = Field(description="The kind of its pool, such as `prefork`.")
+    size: int | None = Field(description="How many tasks, or batches, it executes at the same time at most.")
+    busy: int | None = Field(description="How many it executes.")
+    done_per_minute: int | None = Field(description="Tasks that ended in the last minute, failures included.")
+    memory_bytes: int | None = Field(description="Resident memory of all its processes, shared pages in each.")
+    processes: list[WorkerProcess] = Field(description="The first 64 processes of its pool.")
+
+
+class QueueWithoutWorker(BaseModel):
+    """A queue that no worker consumes."""
+
+    queue: str
+    title: str = Field(description="What waits in it.")
+
+
+class Workers(BaseModel):
+    """The workers that are online, by name."""
+
+    workers: list[OneWorker] = Field(description="The first 200.")
+    count: int = Field(description="How many there are.")
+    queues_without_worker: list[QueueWithoutWorker] = Field(
+        description="Queues of systems that are on; empty if a worker does not report its queues."
+    )
+    server_time: Moment = Field(description="The time of Redis when the answer was made.")
+
+
+def read_workers() -> Workers:
+    """Return the workers. While MongoDB is away, jobs are shown without their ids.
+
+    Raises:
+        Unavailable: Redis does not answer.
+    """
+    with redis_server() as client:
+        second, micros = client.time()
+        online = worker_heartbeats.active(client)
+    shown = online[:MAX_WORKERS_SHOWN]
+    executing = _executing_jobs(shown)
+    return Workers(
+        workers=[_worker(one, executing) for one in shown],
+        count=len(online),
+        queues_without_worker=list(_queues_without_worker(online)),
+        server_time=datetime.fromtimestamp(second + micros / 1_000_000, UTC),
+    )
+
+
+def _queues_without_worker(online: Sequence[ActiveWorker]) -> Iterator[QueueWithoutWorker]:
+    on = [system for system in systems() if system.is_on(settings())]
+    titles = {system.queue: system.title for system in on}
+    queues = [SCANS_QUEUE, *item_queues(on)] if on else []
+    for queue in worker_heartbeats.unconsumed([one.worker for one in online], queues):
+        yield QueueWithoutWorker(queue=queue, title=titles.get(queue, "Scans"))
+
+
+def _executing_jobs(online: Sequence[ActiveWorker]) -> Mapping[str, ExecutingJob]:
+    """Return the executing jobs by the ids of the tasks that execute them; none while MongoDB is away."""
+    tasks = [task for one in online if one.activity for process in one.activity.processes for task in process.running]
+    runs = [task.id for task in tasks if task.task == job_queues.system.item_task]
+    try:
+        with mongodb():
+            return job_queues.executing_by_task(runs)
+    except Unavailable:
+        return {}
+
+
+def _worker(one: ActiveWorker, jobs: Mapping[str, ExecutingJob]) -> OneWorker:
+    worker, activity, at = one.worker, one.activity, one.activity_at
+    processes = [] if activity is None else activity.processes
+    return OneWorker(
+        name=worker.name,
+        pid=worker.pid,
+        seen_at=worker.seen_at,
+        reported_at=at,
+        queues=None if worker.queues is None else list(worker.queues),
+        release=worker.release,
+        paused=worker.paused,
+        pool=None if activity is None else activity.pool,
+        size=None if activity is None else activity.size,
+        busy=None if activity is None else activity.busy,
+        done_per_minute=None if activity is None else activity.done_per_minute,
+        memory_bytes=None if activity is None else _memory(worker.pid, activity.memory_bytes, processes),
+        processes=[] if at is None else [_process(process, at, jobs) for process in processes],
+    )
+
+
+def _memory(pid: int, of_main: int | None, processes: Sequence[PoolProcess]) -> int | None:
+    if of_main is None:
+        return None
+    return of_main + sum(process.memory_bytes or 0 for process in processes if process.pid != pid)
+
+
+def _process(process: PoolProcess, at: datetime, jobs: Mapping[str, ExecutingJob]) -> WorkerProcess:
+    running = [_task(task, at - timedelta(milliseconds=task.elapsed_ms), jobs.get(task.id)) for task in process.running]
+    return WorkerProcess(pid=process.pid, memory_bytes=process.memory_bytes, running=running)
+
+
+def _task(running: RunningTask, since: datetime, job: ExecutingJob | None) -> WorkerTask:
+    system = _system_of(running.task)
+    item, page = running.item, None
+    if system is job_queues.system:
+        item = None if job is None else str(job.id)
+    if system is not None:
+        page = system.page if item is None or system.page == SCHEDULE_PAGE else system.page_of_item(item)
+    return WorkerTask(
+        task=running.task,
+        task_id=running.id,
+        tasks=running.tasks,
+        since=since if job is None else job.since,
+        system=None if system is None else system.name,
+        item=item,
+        job_name=running.item if system is job_queues.system else None,
+        page=page,
+    )
+
+
+def _system_of(task: str) -> System | None:
+    return next((system for system in systems() if task in (system.item_task, system.scan_task)), None)
