@@ -9,12 +9,14 @@ from queue import Empty
 
 import pytest
 from kombu import Connection
+from msgspec.structs import replace
 from redis import Redis
 
 from dev.servers import Valkey
 from queue_manager.core.clock import minutes
 from queue_manager.leases import Leases
 from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
 from tests.broker.taking import Taker, connected, held, send
 from tests.real_servers import Servers
 
@@ -94,6 +96,35 @@ def test_a_worker_that_changes_nothing_records_only_its_time(clean: Servers) -> 
         worker_heartbeats.record("one@here", ["jobs", "scans"])
         assert [worker.queues for worker in worker_heartbeats.online(client)] == [("jobs", "scans")]
         worker_heartbeats.remove("one@here")
+
+
+def test_a_worker_that_executes_nothing_records_only_its_time(clean: Servers) -> None:
+    idle = Activity(pool="prefork", size=2, busy=0, done_per_minute=0, processes=[PoolProcess(pid=7, memory_bytes=1)])
+    with Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        worker_heartbeats.record("one@here", ["jobs"], activity=idle)
+        with counted(client) as counts:
+            grown = replace(idle, processes=[PoolProcess(pid=7, memory_bytes=2)])
+            worker_heartbeats.record("one@here", ["jobs"], activity=grown)
+        assert counts == {"evalsha": 1, "time": 1, "zadd": 1}
+
+        (seen,) = worker_heartbeats.active(client)
+        assert seen.activity == idle
+        busy = PoolProcess(pid=7, running=[RunningTask(task="a.task", id="t", elapsed_ms=5)])
+        for changed in (replace(idle, busy=1, processes=[busy]), replace(idle, done_per_minute=1), idle):
+            worker_heartbeats.record("one@here", ["jobs"], activity=changed)
+            (seen,) = worker_heartbeats.active(client)
+            assert seen.activity == changed
+        worker_heartbeats.remove("one@here")
+
+
+def test_the_activity_of_a_worker_changes_with_what_it_executes() -> None:
+    some = Activity(pool="prefork", size=2, busy=0, done_per_minute=100)
+    assert [some.differs(replace(some, done_per_minute=rate)) for rate in (74, 80, 100, 130, 140)] == [
+        *(True, False, False, False, True)
+    ]
+    assert replace(some, done_per_minute=0).differs(some)
+    assert not some.differs(replace(some, memory_bytes=1))
+    assert some.differs(replace(some, size=3))
 
 
 def test_a_scan_renews_its_lock_not_with_every_batch(clean: Servers) -> None:

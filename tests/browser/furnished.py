@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,8 @@ from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
 from services.due_work import DueItem
 from tests.any_jobs import INVOICE, PARCEL, REPORT
 from tests.job_lab import end_job, start_job
@@ -23,6 +26,8 @@ from tests.web.queue_client import Queue
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 ROOM_SCAN = "tasks.support_snooze.scan_expired_snoozes"
+UNSNOOZE = "tasks.support_snooze.unsnooze_room"
+WORKER, A_ROOM = "worker@a-host", "5f" * 12
 REASON = "Boom: the socket broke while it told its listeners of it. " * 6
 
 
@@ -124,6 +129,33 @@ def lead(redis_url: str) -> None:
         client.zadd(SCHEDULE_KEY, {f"{SCHEDULE_PREFIX}support-snooze": at})
 
 
+def workers(redis_url: str, **about: Any) -> None:
+    """Show a worker that executes an item, a batch and a task of another program."""
+
+    def process(pid: int, *running: RunningTask) -> PoolProcess:
+        return PoolProcess(pid=pid, memory_bytes=52_000_000, running=list(running))
+
+    item = RunningTask(task=UNSNOOZE, id="t-1", item=A_ROOM, elapsed_ms=300_000)
+    batch = RunningTask(task=UNSNOOZE, id="t-2", tasks=1_000, elapsed_ms=20)
+    other = RunningTask(task="billing.send_mail", id="t-3", elapsed_ms=0)
+    activity = Activity(
+        pool="prefork",
+        size=4,
+        busy=3,
+        done_per_minute=1_234,
+        memory_bytes=81_000_000,
+        processes=[process(101, item), process(102, batch), process(103, other), process(104)],
+    )
+    heartbeat(redis_url, activity, "scans", "support-snooze", **about)
+
+
+def heartbeat(redis_url: str, activity: Activity, *queues: str, **about: Any) -> None:
+    """Record a heartbeat of a worker, which stays online for an hour."""
+    worker_heartbeats.record(WORKER, queues, activity=activity, **about)
+    with connect(redis_url) as client:
+        client.zincrby(worker_heartbeats.WORKERS_KEY, 3_600_000, f"{WORKER} {os.getpid()}")
+
+
 def everything(queue: Queue, redis_url: str) -> dict[str, str]:
     """Furnish every page; return the ids of the messages by their places."""
     rooms()
@@ -132,4 +164,5 @@ def everything(queue: Queue, redis_url: str) -> dict[str, str]:
     jobs(queue)
     scans()
     lead(redis_url)
+    workers(redis_url)
     return messages(queue)

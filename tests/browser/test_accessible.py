@@ -29,6 +29,7 @@ PAGES = {
     "/messages/archived": "#rows > tr",
     "/jobs": "#rows > tr",
     "/schedule": "#entries > tr",
+    "/workers": "#workers article",
     "/docs": ".operation",
     "/nothing": ".empty",
     "/search": ".empty",

@@ -7,6 +7,7 @@ from playwright.sync_api import expect
 
 from tests.browser import furnished
 from tests.browser.visit import Visit, Visiting
+from tests.real_servers import Servers
 from tests.web.credentials import OPERATOR, UNKNOWN, VIEWER
 from tests.web.queue_client import Queue
 
@@ -20,6 +21,7 @@ PAGES = {
     "/messages": "#rows > tr",
     "/jobs": "#rows > tr",
     "/schedule": "#entries > tr",
+    "/workers": "#workers article",
     "/docs": ".operation",
 }
 """What a viewer can open, and where each page shows what there is."""
@@ -75,13 +77,15 @@ def test_an_operator_acts(visiting: Visiting, keys: Queue) -> None:
     assert ids(keys) == [second]
 
 
-@pytest.mark.usefixtures("clean")
-def test_a_viewer_sees_everything_and_no_button_that_acts(visiting: Visiting, queue: Queue, keys: Queue) -> None:
+def test_a_viewer_sees_everything_and_no_button_that_acts(
+    visiting: Visiting, queue: Queue, keys: Queue, clean: Servers
+) -> None:
     furnished.rooms()
     furnished.sites()
     furnished.agencies()
     furnished.scans()
     furnished.jobs(queue)
+    furnished.workers(clean.valkey.url)
     visit = visiting(keys.web)
     visit.log_in(VIEWER)
     expect(visit.page.locator(".who")).to_contain_text("eye viewer")

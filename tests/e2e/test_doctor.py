@@ -276,11 +276,12 @@ def test_a_missing_leader_and_missing_workers_are_named(clean: Servers, tmp_path
 
 
 def test_a_worker_of_another_release_is_named(well: Servers, tmp_path: Path) -> None:
+    older = json.dumps({"queues": QUEUES, "release": "0.0.9"})
     with connect(well.valkey.url) as client:
 
         def record() -> None:
             worker_heartbeats.record("older@there", QUEUES)
-            client.hset(worker_heartbeats.RELEASES_KEY, f"older@there {os.getpid()}", "0.0.9")
+            client.hset(worker_heartbeats.DETAILS_KEY, f"older@there {os.getpid()}", older)
 
         with repeated(record):
             problem = doctor(tmp_path).only_problem("workers")

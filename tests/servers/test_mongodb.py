@@ -30,7 +30,7 @@ EVERY_SYSTEM = {"QM_PROJECTS": "true", "QM_SITES_FIX_STALE_THUMBNAILS": "true"}
 SECRETS = [*PASSWORDS.values(), *(quote(password, safe="") for password in PASSWORDS.values())]
 OWN_DNS = f"{Path(__file__).parent / 'own_dns'}:{ROOT}"
 PAGES = [
-    *("/api/jobs", "/api/jobs/status", "/api/overview/history", "/api/schedule"),
+    *("/api/jobs", "/api/jobs/status", "/api/overview/history", "/api/schedule", "/api/workers"),
     *(f"/api/systems/{name}/items" for name in ("support-snooze", "review-requests", "stale-thumbnails", "second-try")),
     *(f"/api/systems/{name}" for name in ("support-snooze", "review-requests", "stale-thumbnails", "second-try")),
 ]

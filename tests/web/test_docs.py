@@ -262,6 +262,7 @@ def filled(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
         ("/api/overview", {}),
         ("/api/overview/history", {}),
         ("/api/schedule", {}),
+        ("/api/workers", {}),
         ("/api/systems/{name}", {"name": "support-snooze"}),
         ("/api/systems/{name}/scans", {"name": "support-snooze"}),
         ("/api/systems/{name}/items", {"name": "support-snooze"}),

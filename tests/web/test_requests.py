@@ -17,7 +17,18 @@ from tests.web.web_process import Web
 
 ENDLESS = {"/api/queue/events", "/api/jobs/events", "/api/overview/events"}
 PUBLIC = {"/healthz", "/readyz", "/login", "/logout"}
-PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/messages/failed", "/jobs", "/schedule", "/docs")
+PAGES = (
+    "/",
+    "/rooms",
+    "/reviews",
+    "/thumbnails",
+    "/messages",
+    "/messages/failed",
+    "/jobs",
+    "/schedule",
+    "/workers",
+    "/docs",
+)
 KEY = {"X_API_KEY": OPERATOR}
 
 

@@ -127,7 +127,18 @@ def test_a_name_that_others_made_point_here_is_refused(process: Web) -> None:
     assert process.get("/", Host=f"localhost:{process.port}").status == 200
 
 
-PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/messages/failed", "/jobs", "/schedule", "/docs")
+PAGES = (
+    "/",
+    "/rooms",
+    "/reviews",
+    "/thumbnails",
+    "/messages",
+    "/messages/failed",
+    "/jobs",
+    "/schedule",
+    "/workers",
+    "/docs",
+)
 
 
 @pytest.mark.parametrize("path", PAGES)
