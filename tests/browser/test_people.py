@@ -25,7 +25,8 @@ PAGES = {
     "/docs": ".operation",
 }
 """What a viewer can open, and where each page shows what there is."""
-READING = {"Log out", "Newer", "Older", "Close", "Clear the filter"}
+RANGES = {"1 h", "24 h", "7 days", "30 days", "90 days"}
+READING = {"Log out", "Newer", "Older", "Close", "Clear the filter", *RANGES}
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_an_operator_acts(visiting: Visiting, keys: Queue) -> None:
 
 
 def test_a_viewer_sees_everything_and_no_button_that_acts(
-    visiting: Visiting, queue: Queue, keys: Queue, clean: Servers
+    clean: Servers, visiting: Visiting, queue: Queue, keys: Queue
 ) -> None:
     furnished.rooms()
     furnished.sites()

@@ -47,7 +47,7 @@ def test_a_worker_shows_what_each_process_does(visit: Visit, clean: Servers) -> 
     expect(process(page, 103)).to_contain_text("billing.send_mail")
     expect(process(page, 104)).to_contain_text("waits")
     process(page, 101).get_by_role("link", name=furnished.A_ROOM).click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Rooms")
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Room {furnished.A_ROOM}")
     assert visit.path == f"/rooms/{furnished.A_ROOM}"
 
 

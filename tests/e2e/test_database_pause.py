@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.rooms import make_room
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 ROOMS = 300
+LATER_PING = seconds(5)  # in which another ping is made and fails
 CUT_OFF, OTHER = "cut-off@here", "other@here"
 
 
@@ -95,6 +97,31 @@ def test_items_are_executed_by_the_worker_that_reaches_mongodb(
 
 def ids(env: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in env.items()) or "in batches"
+
+
+def test_a_worker_of_scans_alone_does_not_pause(clean: Servers, tmp_path: Path) -> None:
+    with TcpProxy(clean.mongo.port) as proxy:
+        env = {"MONGO_DB_URL": f"mongodb://{LOOPBACK}:{proxy.port}/{DATABASE}?directConnection=true"}
+        scans = worker(tmp_path / "scans.log", "--queues", "scans", "--hostname", OTHER, env=env)
+        with item_worker(tmp_path, CUT_OFF, env), scans:
+            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None}, within=60)
+            with proxy.cut_off():
+                eventually(lambda: paused(clean)[CUT_OFF], within=30)
+                seen_until = server_now_of(clean) + LATER_PING
+                eventually(lambda: was_seen_after(clean, OTHER, seen_until), within=60)
+                assert paused(clean)[OTHER] is None
+
+
+def server_now_of(servers: Servers) -> datetime:
+    """Return the time of Redis."""
+    with connect(servers.valkey.url) as client:
+        second, micros = client.time()
+    return datetime.fromtimestamp(second + micros / 1_000_000, UTC)
+
+
+def was_seen_after(servers: Servers, name: str, moment: datetime) -> bool:
+    with connect(servers.valkey.url) as client:
+        return any(one.name == name and one.seen_at > moment for one in worker_heartbeats.online(client))
 
 
 def test_the_only_worker_executes_what_it_had_put_back(clean: Servers, tmp_path: Path) -> None:

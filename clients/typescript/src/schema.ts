@@ -412,6 +412,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/workers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Workers
+         * @description List the workers that are online: queues, pool, what each process executes and since when, rate, memory, release.
+         *
+         *     A worker reports what it does every two seconds if that has changed, and at least once a minute.
+         */
+        get: operations["systems_workers"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/search": {
         parameters: {
             query?: never;
@@ -2744,6 +2766,78 @@ export interface components {
             server_time: string;
         };
         /**
+         * OneWorker
+         * @description A worker that is online. What an older release does not report is null.
+         */
+        OneWorker: {
+            /**
+             * Name
+             * @description Celery's node name.
+             */
+            name: string;
+            /**
+             * Pid
+             * @description Its main process.
+             */
+            pid: number;
+            /**
+             * Seen At
+             * Format: date-time
+             * @description Its last heartbeat.
+             */
+            seen_at: string;
+            /**
+             * Reported At
+             * @description When it reported what it does: on a change, or once a minute.
+             */
+            reported_at: string | null;
+            /**
+             * Queues
+             * @description The queues that it consumes.
+             */
+            queues: string[] | null;
+            /**
+             * Release
+             * @description Its release; null before 0.2.
+             */
+            release: string | null;
+            /**
+             * Paused
+             * @description Why it takes no items; null if it does.
+             */
+            paused: string | null;
+            /**
+             * Pool
+             * @description The kind of its pool, such as `prefork`.
+             */
+            pool: string | null;
+            /**
+             * Size
+             * @description How many tasks, or batches, it executes at the same time at most.
+             */
+            size: number | null;
+            /**
+             * Busy
+             * @description How many it executes.
+             */
+            busy: number | null;
+            /**
+             * Done Per Minute
+             * @description Tasks that ended in the last minute, failures included.
+             */
+            done_per_minute: number | null;
+            /**
+             * Memory Bytes
+             * @description Resident memory of all its processes, shared pages in each.
+             */
+            memory_bytes: number | null;
+            /**
+             * Processes
+             * @description The first 64 processes of its pool.
+             */
+            processes: components["schemas"]["WorkerProcess"][];
+        };
+        /**
          * OnlineWorker
          * @description A worker that is online.
          */
@@ -3065,6 +3159,19 @@ export interface components {
             totalFailed: number;
             /** Totalacknowledged */
             totalAcknowledged: number;
+        };
+        /**
+         * QueueWithoutWorker
+         * @description A queue that no worker consumes.
+         */
+        QueueWithoutWorker: {
+            /** Queue */
+            queue: string;
+            /**
+             * Title
+             * @description What waits in it.
+             */
+            title: string;
         };
         /**
          * Repetition
@@ -3743,6 +3850,98 @@ export interface components {
             queueType: ("main" | "processing" | "dead" | "acknowledged" | "archived") | null;
             /** @description The message; null if it was deleted meanwhile. */
             data: components["schemas"]["DeliveredMessage"] | null;
+        };
+        /**
+         * WorkerProcess
+         * @description A process of a pool. A pool of threads has one, which executes several tasks.
+         */
+        WorkerProcess: {
+            /** Pid */
+            pid: number;
+            /**
+             * Memory Bytes
+             * @description Resident memory, shared pages included; null if unknown.
+             */
+            memory_bytes: number | null;
+            /**
+             * Running
+             * @description Empty while it waits.
+             */
+            running: components["schemas"]["WorkerTask"][];
+        };
+        /**
+         * WorkerTask
+         * @description What a process executes: a task, a job, or a batch of items of one system.
+         */
+        WorkerTask: {
+            /**
+             * Task
+             * @description The name of the Celery task.
+             */
+            task: string;
+            /**
+             * Task Id
+             * @description Its id; of a batch, the id of one of its tasks.
+             */
+            task_id: string;
+            /**
+             * Tasks
+             * @description How many tasks are executed together.
+             */
+            tasks: number;
+            /**
+             * Since
+             * Format: date-time
+             * @description When it began; of a job, when the attempt began.
+             */
+            since: string;
+            /**
+             * System
+             * @description The system that it belongs to; null for a task of another program.
+             */
+            system: string | null;
+            /**
+             * Item
+             * @description The id of the item or job; null for a batch, a scan, and other tasks.
+             */
+            item: string | null;
+            /**
+             * Job Name
+             * @description The name of the job; null unless it is one.
+             */
+            job_name: string | null;
+            /**
+             * Page
+             * @description The path of the page of the item or job, or else of the system.
+             */
+            page: string | null;
+        };
+        /**
+         * Workers
+         * @description The workers that are online, by name.
+         */
+        Workers: {
+            /**
+             * Workers
+             * @description The first 200.
+             */
+            workers: components["schemas"]["OneWorker"][];
+            /**
+             * Count
+             * @description How many there are.
+             */
+            count: number;
+            /**
+             * Queues Without Worker
+             * @description Queues of systems that are on; empty if a worker does not report its queues.
+             */
+            queues_without_worker: components["schemas"]["QueueWithoutWorker"][];
+            /**
+             * Server Time
+             * Format: date-time
+             * @description The time of Redis when the answer was made.
+             */
+            server_time: string;
         };
         /**
          * NewMessageBody
@@ -5283,6 +5482,71 @@ export interface operations {
             };
             /** @description Too many wrong keys from this address; see `Retry-After` */
             429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    systems_workers: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Workers"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };

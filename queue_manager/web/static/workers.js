@@ -27,8 +27,8 @@ function show(workers, count, queues) {
   byId("where").textContent = count > workers.length ? `${number(workers.length)} of ${number(count)} workers` : "";
   // A card is drawn anew when its worker does something else, not at each heartbeat.
   fill(byId("workers"), workers.map(({ seen_at: _, ...worker }) => worker), card);
-  const seen = byId("workers").querySelectorAll(".seen > .countdown");
-  workers.forEach((worker, index) => Object.assign(seen[index], { deadline: at(worker.seen_at) }));
+  const seen = byId("workers").querySelectorAll(".seen");
+  workers.forEach((worker, index) => seen[index].replaceChildren(countdown(at(worker.seen_at), ago)));
 }
 
 /** @param {Workers["queues_without_worker"]} queues */
@@ -50,7 +50,7 @@ function card({ name, pid, queues, release, paused, pool, size, busy, done_per_m
       ["Memory", pool && bytes(memory)],
       ["Version", release ?? "before 0.2"],
       ["Process", pid],
-      ["Last seen", element("span", { class: "seen" }, countdown(undefined, ago))],
+      ["Last seen", element("span", { class: "seen" })],
     ]),
     processes.length > 0 && table(name, processes));
 }
