@@ -1,6 +1,6 @@
 """Job queues: collections `job_queues`, which queues are paused, and `job_leaders`, which leader dispatches them.
 
-    job_queues   {_id: name, paused}                                    one document per paused queue
+    job_queues   {_id: name, paused, pause: {at, by, reason}}           one document per paused queue
     job_leaders  {_id: "jobs", epoch, heartbeat, since, is_settling}    one document
 
 The leading beat numbers its take-overs (`queue_manager/beat/leader_lock.py`) and sends this epoch with each dispatch.
@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from msgspec.structs import asdict
 from pymongo import IndexModel, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
 from queue_manager.core.clock import minutes
+from queue_manager.core.pause import Pause
 
 QUEUES_COLLECTION = "job_queues"
 LEADERS_COLLECTION = "job_leaders"
@@ -47,12 +49,26 @@ def collections() -> dict[str, list[IndexModel]]:
 # Pauses
 
 
-def pause(names: Iterable[str], *, is_paused: bool) -> None:
-    """Pause or resume queues, also those without jobs."""
-    change = {"$set": {"paused": True}} if is_paused else {"$unset": {"paused": ""}}
-    writes = [UpdateOne({"_id": name}, change, upsert=is_paused) for name in names]
+def pause(names: Iterable[str], made: Pause) -> None:
+    """Pause queues, also those without jobs."""
+    _switch(names, {"$set": {"paused": True, "pause": asdict(made)}}, upsert=True)
+
+
+def resume(names: Iterable[str]) -> None:
+    """Resume queues."""
+    _switch(names, {"$unset": {"paused": "", "pause": ""}}, upsert=False)
+
+
+def _switch(names: Iterable[str], change: Document, *, upsert: bool) -> None:
+    writes = [UpdateOne({"_id": name}, change, upsert=upsert) for name in names]
     if writes:
         queues().bulk_write(writes, ordered=False)
+
+
+def pauses() -> dict[str, Pause]:
+    """Return the pauses by the names of the queues."""
+    found = queues().find({"paused": True}, {"pause": 1}, hint="paused_queues")
+    return {queue["_id"]: Pause(**queue.get("pause", {})) for queue in found}
 
 
 def paused() -> set[str]:

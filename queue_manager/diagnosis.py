@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from beat_schedule import systems
 from models import database, item_events
 from models.database import server_now
-from queue_manager import leases
+from queue_manager import leases, pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.clock import milliseconds
@@ -116,7 +116,7 @@ def _dispatch_states(some: list[System]) -> dict[str, DispatchState]:
         leader = leadership(client, LEADER_LOCK)
         next_at = next_runs(client, [system.name for system in some]) if some else {}
         workers = worker_heartbeats.online(client)
-    paused = leases.paused()
+    paused = pauses.paused()
     with mongodb():
         now = server_now()
     chosen, are_queues_known = settings(), all(worker.queues is not None for worker in workers)
@@ -127,6 +127,7 @@ def _dispatch_states(some: list[System]) -> dict[str, DispatchState]:
             now=now,
             is_on=system.is_on(chosen),
             flag=system.flag,
+            pause=paused.get(system.name),
             idle="paused" if system.name in paused else "dry run" if system.name in chosen.qm_dry_run else None,
             has_leader=leader is not None,
             next_scan_at=next_at.get(system.name),

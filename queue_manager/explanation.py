@@ -12,6 +12,7 @@ from math import ceil
 from typing import Any, Literal
 
 from queue_manager.core.clock import seconds
+from queue_manager.core.pause import Pause
 
 Tone = Literal["good", "neutral", "warn", "bad"]
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -72,6 +73,7 @@ class DispatchState:
     flag: str | None
     """The setting that switches the system on."""
     idle: Literal["paused", "dry run"] | None
+    pause: Pause | None = None
     """Why its scans dispatch nothing."""
     has_leader: bool
     next_scan_at: datetime | None
@@ -90,7 +92,8 @@ class DispatchState:
         if not self.is_on:
             return f"the system is off: see {self.flag or 'its settings'}"
         if self.idle == "paused":
-            return f"the system is paused: see `queue-manager systems resume {self.name}`"
+            why = pause_text(self.pause, self.now)
+            return f"the system is paused{why}: see `queue-manager systems resume {self.name}`"
         if self.idle == "dry run":
             return "the system is in a dry run: see QM_DRY_RUN"
         if not self.has_leader:
@@ -117,6 +120,15 @@ def sentence(*clauses: str) -> str:
     """Return clauses as a sentence; empty ones are left out."""
     said = "; ".join(filter(None, clauses))
     return f"{said[:1].upper()}{said[1:]}{'' if said.endswith(('.', '!', '?')) else '.'}"
+
+
+def pause_text(pause: Pause | None, now: datetime) -> str:
+    """Return ` since … by … (reason)`, as far as it is known."""
+    if pause is None:
+        return ""
+    since = "" if pause.at is None else f" since {when(pause.at, now)}"
+    by = "" if pause.by is None else f" by {pause.by}"
+    return f"{since}{by}{f' ({pause.reason})' if pause.reason else ''}"
 
 
 def when(moment: datetime, now: datetime) -> str:

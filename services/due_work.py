@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from models import item_events
 from models.database import server_now
-from queue_manager import leases
+from queue_manager import leases, pauses
 from queue_manager.broker.backlog import Backlog as Backlog
 from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import PermanentError
@@ -158,7 +158,7 @@ class DueWork(ABC):
         A message that waits in the broker is never sent twice: waiting items are dispatched again only as far as they
         outnumber the messages.
         """
-        if self.system_name in leases.paused():
+        if self.system_name in pauses.paused():
             yield DueBatch(found=0, items=[], other_counts={"paused": 1})
             return
         if self.system_name in settings().qm_dry_run:

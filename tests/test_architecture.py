@@ -34,6 +34,7 @@ LAYERS = [
         "queue_manager.system",
         "queue_manager.items",
         "queue_manager.leases",
+        "queue_manager.pauses",
         "queue_manager.health_rules",
         "queue_manager.explanation",
     ],

@@ -46,6 +46,13 @@ interface HealthProblem {
   action: string;
 }
 
+/** Since when, by whom and why something is paused. */
+interface Pause {
+  at: Moment | null;
+  by: string | null;
+  reason: string | null;
+}
+
 interface System {
   name: string;
   title: string;
@@ -67,6 +74,7 @@ interface System {
   is_running: boolean;
   is_starting: boolean;
   idle: "paused" | "dry run" | null;
+  pause: Pause | null;
   problems: HealthProblem[];
 }
 
@@ -350,6 +358,7 @@ interface JobQueue {
   name: string;
   states: Record<JobState, number>;
   is_paused: boolean;
+  pause: Pause | null;
   running: { id: string; claimed_until: Moment } | null;
   oldest_due: Moment | null;
   next_due: Moment | null;

@@ -27,6 +27,7 @@ interface ElementsById {
   nothing: HTMLElement;
   "pick-all": HTMLInputElement | null;
   past: HTMLElement;
+  pause: HTMLButtonElement | null;
   picked: HTMLElement;
   "picked-count": HTMLElement;
   previous: HTMLButtonElement;

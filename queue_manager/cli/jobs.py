@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -29,8 +30,10 @@ from queue_manager.cli.messages_render import (
     printable,
     span,
 )
+from queue_manager.cli.pauses import PauseReason, checked_reason
 from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import PermanentError
+from queue_manager.core.pause import COMMAND_LINE, Pause
 from services import job_queues
 from services.job_queues import InvalidJob, as_json
 from services.job_queues.fields import MAX_DELAY
@@ -152,9 +155,10 @@ def remove(ids: JobIds) -> None:
 
 
 @jobs.command()
-def pause(names: JobNames) -> None:
+def pause(names: JobNames, reason: PauseReason = None) -> None:
     """Pause queues in the whole system: no job of these names is started; an executing one finishes."""
-    _switch(names, job_queues.jobs.pause, "paused")
+    change = partial(job_queues.jobs.pause, reason=checked_reason(reason), by=COMMAND_LINE)
+    _switch(names, change, "paused")
 
 
 @jobs.command()
@@ -288,11 +292,15 @@ def _print_status(console: Console, status: dict[str, Any], now: datetime) -> No
     states = tuple(state.value for state in JobState)
     table = _table("name", *states, "running", "oldest due", "next due", numbers=states)
     for queue in status["queues"]:
-        name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]
+        name = f"{queue['name']} ({_paused(queue)})" if queue["is_paused"] else queue["name"]
         counts = [str(queue["states"][state]) for state in states]
         due = [_from(queue[name], now) if queue[name] else "" for name in ("oldest_due", "next_due")]
         _add(table, name, *counts, _running(queue["running"], now), *due)
     console.print(table)
+
+
+def _paused(queue: Document) -> str:
+    return f"paused {Pause(**queue['pause'])}".strip()
 
 
 def _running(running: Document | None, now: datetime) -> str:

@@ -6,6 +6,7 @@ Guarantee: `check` writes nothing, neither documents nor indexes.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated
 
@@ -18,11 +19,13 @@ from rich.text import Text
 from beat_schedule import named, systems
 from models import database
 from models.due_documents import COUNTED, DueCollection
-from queue_manager import leases
+from queue_manager import pauses
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable
+from queue_manager.cli.pauses import PauseReason, checked_reason
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.pause import COMMAND_LINE, Pause
 from queue_manager.core.settings import settings
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
@@ -46,13 +49,15 @@ Target = Annotated[str, typer.Argument(help="A module that declares systems, or 
 def list_systems() -> None:
     """Show each system: whether its scans dispatch items, their period, the Celery queue of its items, its page."""
     with report_errors():
-        paused = leases.paused()
+        paused = pauses.paused()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("name", "state", "period", "queue", "page"):
         table.add_column(title, no_wrap=True)
+    table.add_column("paused", overflow="fold")
     for system in systems():
         period = f"{system.period(settings()).total_seconds():g} s"
-        table.add_row(system.name, _state(system, paused), period, system.queue or "", system.page)
+        pause = Text(printable(str(paused.get(system.name, ""))))
+        table.add_row(system.name, _state(system, paused), period, system.queue or "", system.page, pause)
     console().print(table)
 
 
@@ -78,13 +83,13 @@ def check(target: Target) -> None:
 
 
 @systems_cli.command()
-def pause(name: Name) -> None:
+def pause(name: Name, reason: PauseReason = None) -> None:
     """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight end as usual.
 
     Manual retries and `function.delay(id)` still run.
     """
     with report_errors():
-        leases.pause(named(name, systems()).name)
+        pauses.pause(named(name, systems()).name, by=COMMAND_LINE, reason=checked_reason(reason))
     typer.echo(f"{name}  paused")
 
 
@@ -92,14 +97,14 @@ def pause(name: Name) -> None:
 def resume(name: Name) -> None:
     """Dispatch the items of a paused system again, starting with its next scan."""
     with report_errors():
-        leases.resume(named(name, systems()).name)
+        pauses.resume(named(name, systems()).name)
     typer.echo(f"{name}  resumed")
 
 
 # Output
 
 
-def _state(system: System, paused: set[str]) -> Text:
+def _state(system: System, paused: Mapping[str, Pause]) -> Text:
     if not system.is_on(settings()):
         return Text("off", "dim")
     if system.name in paused:

@@ -200,9 +200,10 @@ class JobOperations(Resource):
         return (yield from self._exchange("POST", "/api/jobs/clear", _DeletedCount, body=body)).deleted
 
     @operation
-    def pause(self, names: Sequence[str]) -> Exchange[None]:
+    def pause(self, names: Sequence[str], reason: str | None = None) -> Exchange[None]:
         """Start no more jobs of these names; those that run go on."""
-        yield from self._exchange("POST", "/api/jobs/pause", object, body={"names": names}, is_repeatable=True)
+        body = {"names": names, **({} if reason is None else {"reason": reason})}
+        yield from self._exchange("POST", "/api/jobs/pause", object, body=body, is_repeatable=True)
 
     @operation
     def resume(self, names: Sequence[str]) -> Exchange[None]:

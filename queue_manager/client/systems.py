@@ -194,9 +194,10 @@ class SystemOperations(Resource):
         return (yield from self._exchange("POST", system.trigger, _TaskId)).task_id
 
     @operation
-    def pause(self, name: str) -> Exchange[None]:
+    def pause(self, name: str, reason: str | None = None) -> Exchange[None]:
         """Dispatch no more items of a system; items in flight end as usual."""
-        yield from self._exchange("POST", f"{_path(name)}/pause", object, is_repeatable=True)
+        body = {} if reason is None else {"reason": reason}
+        yield from self._exchange("POST", f"{_path(name)}/pause", object, body=body, is_repeatable=True)
 
     @operation
     def resume(self, name: str) -> Exchange[None]:

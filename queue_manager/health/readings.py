@@ -20,13 +20,14 @@ from anyio import to_thread
 from beat_schedule import systems
 from models import scan_run, schema
 from models.database import require_replica_set, server_now
-from queue_manager import leases
+from queue_manager import pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.pause import Pause
 from queue_manager.core.redis_client import connect
 from queue_manager.core.server_check import require_broker
 from queue_manager.core.settings import redact_url, settings
@@ -65,8 +66,8 @@ class InRedis:
     dead_letters: int
     losses: Mapping[str, Mapping[str, int]]
     """By system and item id: how many times in a row the item's process died, of items with many such losses."""
-    paused: Set[str]
-    """Names of paused systems."""
+    pauses: Mapping[str, Pause]
+    """By name: of paused systems."""
     recent: Mapping[str, Recent]
     """By system: what was counted, as far as it could be read."""
     next_runs: Mapping[str, datetime]
@@ -113,9 +114,13 @@ class Readings:
     def leader(self) -> Leadership | None:
         return None if self.in_redis is None else self.in_redis.leader
 
+    def pause_of(self, system: System) -> Pause | None:
+        """Return the pause of a system, if an operator paused it."""
+        return None if self.in_redis is None else self.in_redis.pauses.get(system.name)
+
     def idle(self, system: System) -> Idle | None:
         """Return why the scans of a system dispatch nothing, or `None` if they dispatch."""
-        if self.in_redis is not None and system.name in self.in_redis.paused:
+        if self.pause_of(system) is not None:
             return "paused"
         return "dry run" if system.name in settings().qm_dry_run else None
 
@@ -219,7 +224,7 @@ def _redis() -> InRedis:
             workers=worker_heartbeats.online(client),
             dead_letters=_count_dead_letters(client),
             losses={system.name: Leases(system.name).often_lost() for system in systems() if system.queue is not None},
-            paused=leases.paused(),
+            pauses=pauses.paused(),
             recent=_recent(client),
             next_runs=next_runs(client, [system.name for system in systems()]),
         )

@@ -71,6 +71,8 @@ def _details(found: Readings) -> Iterator[str]:
         if found.is_starting(system):
             yield f"{system.name}: starting, its scan has not run yet"
         if (idle := found.idle(system)) is not None:
-            yield f"{system.name}: {idle}, so its scans dispatch nothing; {HOW_TO_RESUME[idle]}"
+            pause = found.pause_of(system)
+            why = idle if pause is None else f"{idle} {pause}".strip()
+            yield f"{system.name}: {why}; its scans dispatch nothing, {HOW_TO_RESUME[idle]}"
         if isinstance(stats := found.stats[system.name], SystemStats):
             yield from (f"{system.name}: {detail}" for detail in stats.details)

@@ -62,8 +62,6 @@ OFTEN = 3  # losses in a row after which health names the item
 START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
 LEASE_RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
 
-PAUSED = "qm:paused"  # the set of systems that dispatch nothing
-
 LeaseState = Literal["free", "in-progress", "stuck", "cooling"]
 """`stuck`: the lease ended without a result. `cooling`: the last attempt failed."""
 
@@ -88,24 +86,6 @@ def due_ms(name: str) -> int | None:
 
 _IN_PROGRESS: LeaseState = "in-progress"
 _COOLING: LeaseState = "cooling"
-
-
-def pause(system: str) -> None:
-    """Dispatch no items of a system until it is resumed; items in flight complete. Raises `Unavailable`."""
-    with _redis() as client:
-        client.sadd(PAUSED, system)
-
-
-def resume(system: str) -> None:
-    """Dispatch items of a system again. Raises `Unavailable`."""
-    with _redis() as client:
-        client.srem(PAUSED, system)
-
-
-def paused() -> set[str]:
-    """Return the names of the systems that are paused. Raises `Unavailable`."""
-    with _redis() as client:
-        return {_text(name) for name in client.smembers(PAUSED)}
 
 
 class MustPause(Exception):
@@ -187,7 +167,7 @@ class Leases:
             now = time.monotonic()
             if now < renew_at:
                 return True
-            with _redis() as client:
+            with redis_server() as client:
                 is_held = bool(SCAN(client, [key], [token, self._lease_ms]))
             renew_at = now + self.lease.total_seconds() / 3 if is_held else 0
             return is_held
@@ -195,7 +175,7 @@ class Leases:
         try:
             yield goes_on
         finally:
-            with _redis() as client:
+            with redis_server() as client:
                 END_SCAN(client, [key], [token])
 
     def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
@@ -204,14 +184,14 @@ class Leases:
 
     def next_slot(self) -> datetime | None:
         """Return the next free time of a system whose rate is limited."""
-        with _redis() as client:
+        with redis_server() as client:
             at = client.get(self._slot_key)
         return None if at is None else EPOCH + timedelta(milliseconds=float(at))
 
     def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
         """Reserve a time for each item, not before it is due and `interval` after the previous one."""
         wanted = [unix_ms(at) for at in (now, *due_at)]
-        with _redis() as client:
+        with redis_server() as client:
             times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
         return [EPOCH + timedelta(milliseconds=at) for at in times]
 
@@ -285,7 +265,7 @@ class Leases:
 
     def read(self, command: Callable[[Pipeline], object]) -> list[Any]:
         """Return the replies to commands that read the sets, sent together."""
-        with _redis() as client, client.pipeline(transaction=False) as pipe:
+        with redis_server() as client, client.pipeline(transaction=False) as pipe:
             command(pipe)
             return pipe.execute()
 
@@ -294,7 +274,7 @@ class Leases:
         found: list[Standing] = []
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
-            with _redis() as client, client.pipeline(transaction=False) as pipe:
+            with redis_server() as client, client.pipeline(transaction=False) as pipe:
                 for key in self.keys[:4]:
                     pipe.zmscore(key, list(some))
                 pipe.time()
@@ -307,7 +287,7 @@ class Leases:
 
     def stats(self) -> Stats:
         """Count what is in flight and what is cooling."""
-        with _redis() as client, client.pipeline(transaction=False) as pipe:
+        with redis_server() as client, client.pipeline(transaction=False) as pipe:
             now = _ms(client.time())
             pipe.zcard(self.keys[0])
             pipe.zcount(self.keys[1], f"({now}", "+inf")
@@ -317,21 +297,21 @@ class Leases:
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
         """Return names whose lease ended without a result longer than `before` ago, oldest first."""
-        with _redis() as client:
+        with redis_server() as client:
             until = _ms(client.time()) - milliseconds(before)
             found = client.zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def cooling(self, *, limit: int) -> list[str]:
         """Return names that cool down, those that end soonest first."""
-        with _redis() as client:
+        with redis_server() as client:
             now = _ms(client.time())
             found = client.zrange(self.keys[2], f"({now}", "+inf", byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
         """Return, by id, the losses in a row of items whose process was often lost in the last day."""
-        with _redis() as client:
+        with redis_server() as client:
             now, losses = _ms(client.time()), client.hgetall(self.keys[5])
         found = {}
         for one, value in losses.items():
@@ -353,7 +333,7 @@ class Leases:
         return milliseconds(self.lease)
 
     def _run(self, script: Script, *arguments: Any) -> Any:
-        with _redis() as client:
+        with redis_server() as client:
             return script(client, self.keys, arguments)
 
     def _each(self, script: Script, names: Sequence[str], *arguments: Any) -> None:
@@ -386,7 +366,8 @@ def _ms(time_: Any) -> int:
 
 
 @contextmanager
-def _redis() -> Iterator[redis.Redis]:
+def redis_server() -> Iterator[redis.Redis]:
+    """Yield the client of this process, which does not decode replies. Raises `Unavailable` for its errors."""
     try:
         yield _client()
     except redis.RedisError as error:

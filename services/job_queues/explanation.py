@@ -18,6 +18,7 @@ from queue_manager.explanation import (
     many,
     newest_first,
     ordinal,
+    pause_text,
     sentence,
     when,
 )
@@ -156,8 +157,9 @@ class _JobExplanation:
         waiting: datetime = self._job["waiting"] if "waiting" in self._job else self._job["due"]
         is_due = waiting <= self._now
         yield f"{subject} due {'since' if is_due else 'at'} {self._when(waiting)}".strip()
-        if self._job["name"] in job_queue.paused():
-            yield f"its queue is paused: see `queue-manager jobs resume {self._job['name']}`"
+        if (pause := job_queue.pauses().get(self._job["name"])) is not None:
+            why, name = pause_text(pause, self._now), self._job["name"]
+            yield f"its queue is paused{why}: see `queue-manager jobs resume {name}`"
         elif is_due:
             yield self._obstacle()
 

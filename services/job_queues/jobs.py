@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
+from msgspec.structs import asdict
 
 from models import foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
@@ -16,6 +17,7 @@ from models.job import DuplicateJob, ExecutingJob, JobId, JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
 from queue_manager.core.errors import AppError
+from queue_manager.core.pause import Pause
 from queue_manager.core.settings import settings
 from services.job_queues.fields import (
     InvalidJob,
@@ -256,23 +258,30 @@ class Jobs:
             wanted, None if name is None else checked_name(name), now=self._clock(), limit=limit
         )
 
-    def pause(self, names: Sequence[str]) -> None:
-        """Pause queues in the whole system: no job of these names is started; an executing one finishes."""
-        job_queue.pause([checked_name(name) for name in names], is_paused=True)
+    def pause(self, names: Sequence[str], *, reason: str | None = None, by: str | None = None) -> None:
+        """Pause queues in the whole system: no job of these names is started; an executing one finishes.
+
+        Args:
+            reason: why, for the people who see it.
+            by: who pauses them.
+        """
+        made = Pause(at=self._clock(), by=by, reason=reason)
+        job_queue.pause([checked_name(name) for name in names], made)
 
     def resume(self, names: Sequence[str]) -> None:
         """Resume paused queues."""
-        job_queue.pause([checked_name(name) for name in names], is_paused=False)
+        job_queue.resume([checked_name(name) for name in names])
 
     def status(self) -> dict[str, Any]:
         """Return `{queues, leader, other_documents}`.
 
         `queues` has every name that has jobs, a registered function or a pause, each as `{name, states, is_paused,
-        running, oldest_due, next_due}`: the number of jobs by state, the executing job, and the due times of the oldest
-        job that is due and of the next that is not. `leader` is the dispatching leader. `other_documents` is the number
-        of documents that are not jobs, up to `foreign_job.MAX_FOREIGN_COUNT`.
+        pause, running, oldest_due, next_due}`: the number of jobs by state; when, by whom and why it was paused; the
+        executing job; the due times of the oldest job that is due and of the next that is not. `leader` is the
+        dispatching leader. `other_documents` is the number of documents that are not jobs, up to
+        `foreign_job.MAX_FOREIGN_COUNT`.
         """
-        now, counts, paused = self._clock(), job_counts.by_name(), job_queue.paused()
+        now, counts, paused = self._clock(), job_counts.by_name(), job_queue.pauses()
         oldest_due, next_due = job.due_names(now), job.later_names(now)
         running = {executing.name: _as_running(executing) for executing in job.executing()}
         queues = [
@@ -280,6 +289,7 @@ class Jobs:
                 "name": name,
                 "states": {state.value: counts.get(name, {}).get(state, 0) for state in JobState},
                 "is_paused": name in paused,
+                "pause": asdict(paused[name]) if name in paused else None,
                 "running": running.get(name),
                 "oldest_due": oldest_due.get(name),
                 "next_due": next_due.get(name),

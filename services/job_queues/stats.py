@@ -31,7 +31,7 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
     Queues that have been due for longer than `late`, and leases that ended before that, are problems.
     """
     now = database.server_now()
-    executing, paused, failing = job.executing(), job_queue.paused(), job.count_failing(COUNTED)
+    executing, paused, failing = job.executing(), job_queue.pauses(), job.count_failing(COUNTED)
     others, in_redis = foreign_job.count(), work.leases.stats()
     due = list(work.find_due(now))
     states = [standing.state for standing in work.leases.standings([one.lease for one in due])]
@@ -53,7 +53,8 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
         late=[one.id for one in pending if now - one.due_at > late],
     )
     if paused:
-        stats.details.append(f"paused: {', '.join(sorted(paused))}")
+        names = [f"{name} {pause}".strip() for name, pause in sorted(paused.items())]
+        stats.details.append(f"paused: {'; '.join(names)}")
     if others:
         stats.details.append(
             f"{job.JOBS_COLLECTION} has {others} documents that are not jobs, which are ignored; "

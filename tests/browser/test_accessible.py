@@ -100,6 +100,8 @@ def dialogs(visit: Visit) -> Iterator[tuple[str, Callable[[Page], None]]]:
     yield "/jobs", first_row
     yield "/jobs", button("Run a job")
     yield "/jobs", button("Clear …")
+    yield "/jobs", lambda page: page.get_by_role("button", name="Pause …").first.click()
+    yield "/rooms", button("Pause …")
     yield "/schedule", lambda page: page.get_by_role("button", name="Last 3 runs").click()
 
 

@@ -200,12 +200,20 @@ def test_an_executing_job_can_only_be_canceled(visit: Visit, queue: Queue) -> No
 
 
 def test_a_name_is_paused_and_resumed(visit: Visit, queue: Queue) -> None:
+    def about() -> Any:
+        (found,) = [one for one in queue.get("/jobs/status").body["queues"] if one["name"] == REPORT]
+        return found
+
     visit.open("/jobs")
-    for button, is_paused in (("Pause", True), ("Resume", False)):
-        visit.press(button, of_name(visit, REPORT))
-        expect(of_name(visit, REPORT).get_by_text("paused")).to_have_count(int(is_paused))
-        (about,) = [one for one in queue.get("/jobs/status").body["queues"] if one["name"] == REPORT]
-        assert about["is_paused"] is is_paused
+    visit.press("Pause …", of_name(visit, REPORT))
+    visit.dialog.get_by_label("Reason").fill("a refund runs")
+    visit.press("Pause", visit.dialog)
+    expect(of_name(visit, REPORT).get_by_text("paused", exact=True)).to_be_visible()
+    expect(of_name(visit, REPORT)).to_contain_text("by loopback: a refund runs")
+    assert (about()["is_paused"], about()["pause"]["reason"]) == (True, "a refund runs")
+    visit.press("Resume", of_name(visit, REPORT))
+    expect(of_name(visit, REPORT).get_by_text("paused", exact=True)).to_have_count(0)
+    assert (about()["is_paused"], about()["pause"]) == (False, None)
 
 
 def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue: Queue) -> None:

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from models.database import server_now
+from queue_manager import pauses
 from queue_manager.core.clock import seconds
 from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
@@ -165,6 +166,26 @@ def test_a_scan_is_started_once(visit: Visit, clean: Servers) -> None:
     visit.press("Scan now")
     expect(page.locator("#toasts")).to_contain_text("is running")
     assert [message.task for message in sent(clean, "scans")] == [furnished.ROOM_SCAN]
+
+
+def test_a_system_is_paused_with_a_reason_and_resumed(visit: Visit) -> None:
+    page = visit.open("/rooms")
+    visit.press("Pause …")
+    visit.dialog.get_by_label("Reason").fill(f"Mails are down {SCRIPT}")
+    visit.press("Pause", visit.dialog)
+    expect(page.locator("#standing")).to_have_text("Paused")
+    expect(page.locator("#health")).to_contain_text(f"by loopback: Mails are down {SCRIPT}")
+    overview = visit.open("/")
+    expect(card(overview, "Rooms")).to_contain_text("by loopback: Mails are down")
+    visit.open("/rooms")
+    visit.press("Resume")
+    expect(page.locator("#standing")).not_to_have_text("Paused")
+    assert pauses.paused() == {}
+    visit.press("Pause …")  # without a reason
+    visit.press("Pause", visit.dialog)
+    expect(page.locator("#standing")).to_have_text("Paused")
+    (made,) = pauses.paused().values()
+    assert made.reason is None
 
 
 def test_scans_appear_as_they_end(visit: Visit) -> None:

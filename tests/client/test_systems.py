@@ -6,7 +6,7 @@ import pytest
 
 from models import mark
 from models.database import server_now
-from queue_manager import leases
+from queue_manager import pauses
 from queue_manager.client import Client, ClientError
 from queue_manager.core.clock import seconds
 from tests.rooms import make_room
@@ -35,12 +35,12 @@ def test_items_are_listed_and_retried(client: Client) -> None:
 def test_a_system_is_paused_and_resumed(client: Client) -> None:
     client.systems.pause(ROOMS)
     client.systems.pause(ROOMS)
-    assert leases.paused() == {ROOMS}
+    assert pauses.paused().keys() == {ROOMS}
     with pytest.raises(ClientError) as caught:
         client.systems.pause("rooms")
     assert (caught.value.status, caught.value.field) == (404, "name")
     client.systems.resume(ROOMS)
-    assert leases.paused() == set()
+    assert pauses.paused() == {}
 
 
 def test_a_mark_is_made(client: Client) -> None:

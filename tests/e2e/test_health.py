@@ -162,8 +162,12 @@ def test_a_due_job_that_nobody_starts_is_a_problem_unless_its_queue_is_paused(we
     problem = health(tmp_path, **JOBS).only_problem("job-queues", Rule.LAG)
     assert problem.startswith("The oldest due item has waited 5 min")
     assert problem.endswith("(mail)")
-    lab.jobs.pause(["mail"])
-    assert health(tmp_path, **JOBS).problems == []
+    lab.jobs.pause(["mail"], by="alice", reason="the provider is down")
+    answer = health(tmp_path, **JOBS)
+    assert answer.problems == []
+    (detail,) = answer.state["details"]
+    assert detail.startswith("job-queues: paused: mail since ")
+    assert detail.endswith(" by alice: the provider is down")
 
 
 # Messages

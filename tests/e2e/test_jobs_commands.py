@@ -209,6 +209,10 @@ class TestChanging:
         assert run("pause", INVOICE, REPORT).stdout == f"{INVOICE}  paused\n{REPORT}  paused\n"
         assert run("resume", REPORT).stdout == f"{REPORT}  resumed\n"
         assert job_queue.paused() == {INVOICE}
+        assert run("pause", INVOICE, "--reason", "a refund runs").stdout == f"{INVOICE}  paused\n"
+        made = job_queue.pauses()[INVOICE]
+        assert (made.by, made.reason) == ("command line", "a refund runs")
+        assert " by command line: a refund runs)" in run("status").stdout
         refused = run("pause", INVOICE, "a b")
         assert (refused.returncode, refused.stdout) == (2, "")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from models.database import collection
-from queue_manager import leases
+from queue_manager import pauses
 from tests.e2e.celery_processes import ROOT
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.real_servers import Servers
@@ -148,7 +148,7 @@ def test_a_built_in_system_is_checked_too(tmp_path: Path) -> None:
 
 def test_list_says_which_dispatch(tmp_path: Path) -> None:
     declare(tmp_path)
-    leases.pause("support-snooze")
+    pauses.pause("support-snooze", by="a test")
     env = {"QM_SYSTEMS": "trials", "QM_DRY_RUN": "trial-end"}
     listed = systems(tmp_path, "list", **env)
     rows = [line.split("  ") for line in listed.stdout.splitlines()]
@@ -164,10 +164,17 @@ def test_colours_are_for_terminals(clean: Servers) -> None:
 
 
 def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
-    assert systems(tmp_path, "pause", "support-snooze").stdout == "support-snooze  paused\n"
-    assert leases.paused() == {"support-snooze"}
+    pause = ("pause", "support-snooze", "--reason", "the provider is down \x1b[31m")
+    assert systems(tmp_path, *pause).stdout == "support-snooze  paused\n"
+    made = pauses.paused()["support-snooze"]
+    assert (made.by, made.reason) == ("command line", "the provider is down \x1b[31m")
+    listed = systems(tmp_path, "list").stdout
+    assert " by command line: the provider is down \\x1b[31m" in listed
+    assert "\x1b" not in listed
+    too_long = systems(tmp_path, "pause", "support-snooze", "--reason", "x" * 501)
+    assert (too_long.returncode, too_long.stdout) == (2, "")
     assert systems(tmp_path, "resume", "support-snooze").stdout == "support-snooze  resumed\n"
-    assert leases.paused() == set()
+    assert pauses.paused() == {}
     refused = systems(tmp_path, "pause", "overdue-messages")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "there is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr

@@ -16,7 +16,7 @@ from bson.raw_bson import RawBSONDocument
 from beat_schedule import SYSTEMS
 from models import database, schema, site, support_room
 from models.database import shown_id
-from queue_manager import leases
+from queue_manager import pauses
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
@@ -305,7 +305,7 @@ def test_application_takes_over_again_while_the_system_is_paused(
 ) -> None:
     in_flight = create_snoozed(application)
     (item,) = scan(snooze)
-    leases.pause(snooze.system.name)
+    pauses.pause(snooze.system.name, by="a test")
     next_one = create_snoozed(application)
     assert scan(snooze) == []
     execute(snooze, item)

@@ -13,7 +13,7 @@ import pytest
 import beat_schedule
 from models import schema
 from models.database import collection
-from queue_manager import DueDocuments, leases
+from queue_manager import DueDocuments, pauses
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
@@ -141,19 +141,19 @@ class TestRate:
 class TestPause:
     def test_a_paused_system_dispatches_nothing_until_it_is_resumed(self, work: DocumentWork) -> None:
         add(1)
-        leases.pause("calls")
+        pauses.pause("calls", by="a test")
         assert scan(work) == [DueBatch(found=0, items=[], other_counts={"paused": 1})]
-        assert leases.paused() == {"calls"}
-        leases.resume("calls")
+        assert pauses.paused().keys() == {"calls"}
+        pauses.resume("calls")
         assert len(items_of(scan(work))) == 1
 
     def test_another_system_goes_on(self, work: DocumentWork) -> None:
         add(1)
-        leases.pause("support-snooze")
+        pauses.pause("support-snooze", by="a test")
         assert len(items_of(scan(work))) == 1
 
     def test_calls_of_after_that_are_owed_pause_too(self, work: DocumentWork) -> None:
-        leases.pause("calls")
+        pauses.pause("calls", by="a test")
         assert [batch.other_counts for batch in work.owed_calls().take_due(Backlog())] == [{"paused": 1}]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models import schema
+from models import job_queue, schema
 from models.database import server_now
 from models.job import JobState, jobs
 from queue_manager.core.clock import hours, minutes, seconds
@@ -44,7 +44,10 @@ def test_one_that_is_due_and_why_it_does_not_run(lab: Lab) -> None:
     assert "; waiting, with 1 other due job of its name; " in why(id).answer
     start_job(other)
     assert why(id).answer.endswith(f"; waiting for the job {other}, since jobs of one name run one at a time.")
-    lab.jobs.pause(["mail"])
+    lab.jobs.pause(["mail"], by="alice", reason="the provider is down")
+    assert "; its queue is paused since " in why(id).answer
+    assert why(id).answer.endswith(" by alice (the provider is down): see `queue-manager jobs resume mail`.")
+    job_queue.queues().update_one({"_id": "mail"}, {"$unset": {"pause": ""}})  # an older release paused it
     assert why(id).answer.endswith("; its queue is paused: see `queue-manager jobs resume mail`.")
 
 

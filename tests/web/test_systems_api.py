@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ from beat_schedule import SYSTEMS
 from dev.servers import Mongo, Valkey
 from models import scan_run
 from models.database import server_now
-from queue_manager import leases
+from queue_manager import pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.keys import SCHEDULE_PREFIX
@@ -287,17 +288,29 @@ def presence_of(url: str, member: str, ago: timedelta = timedelta(0)) -> None:
 
 def test_a_system_is_paused_until_it_is_resumed(clean: Servers, process: Web) -> None:
     path = "/api/systems/support-snooze"
-    for _ in range(2):
-        answer = process.post(f"{path}/pause")
-        assert (answer.status, answer.body) == (200, {"name": "support-snooze", "is_paused": True})
-    assert leases.paused() == {"support-snooze"}
-    eventually(lambda: system(process)["idle"] == "paused")
+    for reason in (None, "the mail provider is down"):
+        answer = process.post(f"{path}/pause", None if reason is None else json.dumps({"reason": reason}))
+        made = answer.body["pause"]
+        assert (answer.status, answer.body) == (200, {"name": "support-snooze", "is_paused": True, "pause": made})
+        assert (made["by"], made["reason"]) == ("loopback", reason)
+        assert seconds(0) <= server_now() - datetime.fromisoformat(made["at"]) < seconds(60)
+    assert pauses.paused().keys() == {"support-snooze"}
+    eventually(lambda: system(process)["pause"] == made)
+    assert system(process)["idle"] == "paused"
+    for wrong in ({"reason": ""}, {"reason": "x" * 501}, {"why": "x"}):
+        assert process.post(f"{path}/pause", json.dumps(wrong)).status == 422
     answer = process.post(f"{path}/resume", "{}")
-    assert (answer.status, answer.body) == (200, {"name": "support-snooze", "is_paused": False})
-    assert leases.paused() == set()
+    assert (answer.status, answer.body) == (200, {"name": "support-snooze", "is_paused": False, "pause": None})
+    assert pauses.paused() == {}
 
 
 def test_an_unknown_system_is_not_paused(clean: Servers, process: Web) -> None:
     answer = process.post("/api/systems/rooms/pause")
     assert (answer.status, answer.body["field"]) == (404, "name")
-    assert leases.paused() == set()
+    assert pauses.paused() == {}
+
+
+def test_a_system_whose_scan_dispatches_nothing_is_not_paused(clean: Servers, process: Web) -> None:
+    answer = process.post("/api/systems/overdue-messages/pause")
+    assert (answer.status, answer.body["error"]) == (409, "conflict")
+    assert pauses.paused() == {}

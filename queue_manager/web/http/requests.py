@@ -8,10 +8,11 @@ from http import HTTPStatus
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
+from queue_manager.core.pause import MAX_REASON_LENGTH
 from queue_manager.web.http.errors import ApiError, invalid, invalid_because
 
 SAFE_METHODS = {"GET", "HEAD"}
@@ -72,6 +73,11 @@ class Members(BaseModel):
 
 class NoMembers(Members):
     """An empty object."""
+
+
+PAUSE_REASON: Any = Field(
+    default=None, min_length=1, max_length=MAX_REASON_LENGTH, description="Why, for the people who see it."
+)
 
 
 M = TypeVar("M", bound=Members)

@@ -6,6 +6,7 @@ import { askFor, show } from "./dialog.js";
 import { PREFIX, byId, button, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
 import { duration } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
+import { PAUSE_REASON, pauseNote } from "./systems.js";
 
 const PAGE = 50;
 const STATES = { pending: "", executing: "warn", failure: "bad", success: "good", canceled: "" };
@@ -113,15 +114,15 @@ function choices(wanted) {
 const link = (text, filters, label) => element("a", { href: `${PREFIX}/jobs${query(filters)}`, "aria-label": label }, text);
 
 /** @param {JobQueue} queue */
-function rowOf({ name, states, is_paused: isPaused, running, oldest_due: oldest, next_due: next }) {
+function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest_due: oldest, next_due: next }) {
   return element("tr", {},
-    element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn")),
+    element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn"), pauseNote(made)),
     CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, "0"), "number")),
     cell("Wait, p95", duration(latencies[name]?.wait?.p95_ms ?? null), "number duration"),
     cell("Run, p95", duration(latencies[name]?.run?.p95_ms ?? null), "number duration"),
     cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => look(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
     cell("Next due", countdown(at(oldest ?? next ?? "") || null, until)),
-    mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause", () => turn(name, isPaused ? "resume" : "pause"), "quiet")));
+    mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause …", () => (isPaused ? resume(name) : pause(name)), "quiet")));
 }
 
 /** @param {Job} job @returns {Child} */
@@ -192,8 +193,17 @@ const act = (path, body, message) => attempt(async () => {
   toast(done(message));
 });
 
-/** @param {string} name @param {"pause" | "resume"} what */
-const turn = (name, what) => act(what, { names: [name] }, `${name}: ${what}d`);
+/** @param {string} name */
+const resume = (name) => act("resume", { names: [name] }, `${name}: resumed`);
+
+/** @param {string} name */
+const pause = (name) => askFor({
+  title: `Pause ${name}?`, verb: "Pause", text: "No job of this name is started until it is resumed. One that is executing ends as usual.", fields: [PAUSE_REASON],
+  async act({ reason }) {
+    await post("/jobs/pause", { names: [name], reason: reason || null });
+    return done(`${name}: paused`);
+  },
+});
 
 /** @param {string} message */
 function done(message) {

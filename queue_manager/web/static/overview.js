@@ -5,7 +5,7 @@ import { chart } from "./chart.js";
 import { ZONE, countdown, moment, now, number, span } from "./clock.js";
 import { PREFIX, byId, complain, countInTitle, element, facts, pill } from "./dom.js";
 import { speed } from "./latency.js";
-import { bad, figures, howToTurnOn, needs, put, said, scans, standing } from "./systems.js";
+import { bad, figures, howToTurnOn, needs, pauseNote, put, said, scans, standing } from "./systems.js";
 
 const DAY_INTERVAL = 60000; // ms between two readings of a day in buckets of ten minutes
 /** @type {Map<string, { title: string, state: HTMLElement, body: HTMLElement, day: HTMLElement }>} */
@@ -87,7 +87,7 @@ function card({ name, title, page }) {
 function showSystem(system) {
   const { state, body, day } = cards.get(system.name) ?? card(system);
   put(state, system, standing);
-  put(body, system, () => (system.is_on ? [speed(system.latency, system.duration_names, "last hour"), figures(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
+  put(body, system, () => (system.is_on ? [pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), figures(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
   day.hidden = !system.is_on;
 }
 

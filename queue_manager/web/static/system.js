@@ -6,7 +6,7 @@ import { askFor } from "./dialog.js";
 import { byId, button, element, mayAct, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
-import { bad, figures, howToTurnOn, put, said, scans, standing } from "./systems.js";
+import { bad, figures, PAUSE_REASON, howToTurnOn, pauseNote, put, said, scans, standing } from "./systems.js";
 
 const PAGE = 50;
 const SCANS = 10;
@@ -99,6 +99,21 @@ async function retryAll() {
 /** @param {string} trigger */
 const scan = (trigger) => send(trigger.replace("/api", ""), "The scan was sent to a worker");
 
+async function turn() {
+  if (known?.idle === "paused") return attempt(async () => toast(await change("resume", {}, "Resumed")));
+  return askFor({
+    title: `Pause ${items}?`, verb: "Pause", text: "Scans dispatch nothing until it is resumed. What is in flight ends as usual.", fields: [PAUSE_REASON],
+    act: ({ reason }) => change("pause", { reason: reason || null }, "Paused"),
+  });
+}
+
+/** @param {"pause" | "resume"} what @param {object} body @param {string} done */
+async function change(what, body, done) {
+  await post(`${path}/${what}`, body);
+  await learn();
+  return done;
+}
+
 // Scans
 
 /** @type {Map<string, Scan>} */
@@ -150,13 +165,15 @@ function showSystem(system) {
   known = system;
   put(byId("standing"), system, standing);
   put(byId("health"), system, () => [
-    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), speed(system.latency, system.duration_names, "last hour"), figures(system), scans(system),
+    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), figures(system), scans(system),
     ...system.problems.map(bad).map(said),
   ]);
   for (const tab of document.querySelectorAll("[data-state]")) {
     const count = system[STATES[/** @type {ItemState} */ (tab.dataset.state)].count];
     tab.querySelector("span").textContent = count === null ? "" : number(count);
   }
+  const turn = byId("pause");
+  if (turn) Object.assign(turn, { textContent: system.idle === "paused" ? "Resume" : "Pause …", disabled: !system.is_on });
   if (system.last_scan?.at !== before?.last_scan?.at) readScans();
 }
 
@@ -182,6 +199,7 @@ function readAll() {
 
 const list = new List({ load, cells, id: ({ id }) => id });
 for (const tab of document.querySelectorAll("[data-state]")) tab.addEventListener("click", go);
+byId("pause")?.addEventListener("click", turn);
 byId("retry-all")?.addEventListener("click", () => attempt(retryAll));
 byId("scans-more").addEventListener("click", () => readScans(older));
 new Events("/overview/events", "overview", { event: receive, reload: readAll });

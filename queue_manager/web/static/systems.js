@@ -47,6 +47,12 @@ export function standing(system) {
   return system.is_running || system.in_progress ? pill("Working", "good") : pill("OK", "good");
 }
 
+/** Since when, by whom and why it is paused. @param {Pause | null} pause @returns {Child} */
+export const pauseNote = (pause) => pause && element("p", { class: "hint" }, "Paused", pause.at && [" since ", moment(pause.at)], pause.by && ` by ${pause.by}`, pause.reason && `: ${pause.reason}`);
+
+/** @type {Field} */
+export const PAUSE_REASON = { name: "reason", label: "Reason", hint: "For the people who see it; may be empty" };
+
 /** @param {System} system */
 export function howToTurnOn({ flag }) {
   return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and start the processes again."] : ["Off in this environment."];

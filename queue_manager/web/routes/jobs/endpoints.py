@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from models.job import JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
+from queue_manager.web.auth import CurrentPrincipal
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors, invalid
@@ -35,6 +37,7 @@ from queue_manager.web.routes.jobs.schemas import (
     JobsStatus,
     JobsToDelete,
     Names,
+    NamesToPause,
     NewJob,
     Paused,
     Rescheduling,
@@ -204,9 +207,12 @@ def run(body: Annotated[NewJob, Depends(JsonBody(NewJob, max_bytes=MAX_JOB_BODY)
 
 
 @commands.post("/jobs/pause")
-def pause(body: QueueNames) -> Paused:
-    """Start no more jobs of these names; those that run go on."""
-    return Paused(paused=_switch(body.names, jobs.pause, "paused"))
+def pause(
+    body: Annotated[NamesToPause, Depends(JsonBody(NamesToPause, max_bytes=MAX_JOB_BODY))], principal: CurrentPrincipal
+) -> Paused:
+    """Start no more jobs of these names, which wait; those that run go on."""
+    change = partial(jobs.pause, reason=body.reason, by=principal.name)
+    return Paused(paused=_switch(body.names, change, "paused"))
 
 
 @commands.post("/jobs/resume")

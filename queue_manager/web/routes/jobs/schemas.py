@@ -11,8 +11,8 @@ from models.job import JobState
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import invalid
-from queue_manager.web.http.requests import Members
-from queue_manager.web.http.responses import Moment, NextCursor, ServerTime, optional
+from queue_manager.web.http.requests import PAUSE_REASON, Members
+from queue_manager.web.http.responses import Moment, NextCursor, PauseState, ServerTime, optional
 from queue_manager.web.routes.latency import Latency
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 
@@ -80,6 +80,12 @@ class Names(Members):
     """Names of queues."""
 
     names: list[JobName] = Field(min_length=1, max_length=MAX_NAMES)
+
+
+class NamesToPause(Names):
+    """Names of queues, and why they are paused."""
+
+    reason: str | None = PAUSE_REASON
 
 
 class JobsToDelete(Members):
@@ -192,6 +198,7 @@ class QueueState(BaseModel):
     name: str
     states: dict[JobState, int] = Field(description="How many jobs are in each state.")
     is_paused: bool
+    pause: PauseState | None = Field(description="Null if it is not paused.")
     running: RunningJob | None
     oldest_due: Moment | None = Field(description="Since when the first job that may be started is due.")
     next_due: Moment | None = Field(description="When the first of the others falls due.")

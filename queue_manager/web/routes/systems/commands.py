@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from queue_manager import leases
+from queue_manager import pauses
 from queue_manager.core.log import get_logger
-from queue_manager.web.http.errors import errors
+from queue_manager.system import System
+from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import JsonBody, NoMembers
+from queue_manager.web.http.responses import PauseState
 from queue_manager.web.routes.systems.queries import Named
-from queue_manager.web.routes.systems.schemas import PausedSystem
+from queue_manager.web.routes.systems.schemas import NewPause, PausedSystem
 
 MAX_PAUSE_BODY = 4 * 1024  # bytes
 
+Reason = Annotated[NewPause, Depends(JsonBody(NewPause, max_bytes=MAX_PAUSE_BODY, is_required=False))]
 NothingElse = Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_PAUSE_BODY, is_required=False))]
 
 log = get_logger("QM/systems")
-router = APIRouter(responses=errors(404, 503))
+router = APIRouter(responses=errors(404, 409, 503))
 
 
 @router.post("/systems/{name}/pause")
-def pause(system: Named, _: NothingElse) -> PausedSystem:
-    """Dispatch no more items of a system until it is resumed. Items in flight end as usual."""
-    leases.pause(system.name)
-    log.info("A system was paused by hand", system=system.name)
-    return PausedSystem(name=system.name, is_paused=True)
+def pause(system: Named, body: Reason, principal: CurrentPrincipal) -> PausedSystem:
+    """Dispatch no more items of a system until it is resumed. Items in flight end as usual.
+
+    409: the scan of the system acts itself, and dispatches no items.
+    """
+    _require_items(system)
+    made = pauses.pause(system.name, by=principal.name, reason=body.reason)
+    log.info("A system was paused by hand", system=system.name, who=principal.name, reason=body.reason)
+    return PausedSystem(name=system.name, is_paused=True, pause=PauseState.of(made))
 
 
 @router.post("/systems/{name}/resume")
 def resume(system: Named, _: NothingElse) -> PausedSystem:
     """Dispatch the items of a paused system again, starting with its next scan."""
-    leases.resume(system.name)
+    _require_items(system)
+    pauses.resume(system.name)
     log.info("A system was resumed by hand", system=system.name)
-    return PausedSystem(name=system.name, is_paused=False)
+    return PausedSystem(name=system.name, is_paused=False, pause=None)
+
+
+def _require_items(system: System) -> None:
+    if system.item_task is None:
+        message = f"The system {system.name} dispatches no items, so it cannot be paused"
+        raise ApiError(HTTPStatus.CONFLICT, "conflict", message)

@@ -19,6 +19,7 @@ from queue_manager.health.readings import InRedis
 from queue_manager.health_rules import Problem
 from queue_manager.system import System, SystemStats
 from queue_manager.web.auth.keys import now as own_now
+from queue_manager.web.http.responses import PauseState
 from queue_manager.web.routes.latency import Latency, latency_of
 from queue_manager.web.routes.systems.schemas import (
     Leader,
@@ -81,6 +82,7 @@ def _system(system: System, found: Readings) -> SystemState:
         is_running=mongo is not None and system.scan_task in mongo.running,
         is_starting=is_on and redis is not None and found.is_starting(system),
         idle=found.idle(system),
+        pause=PauseState.of(found.pause_of(system)),
         problems=problems_of_system(system, found),
         numbers=numbers,
     )

@@ -11,8 +11,8 @@ from queue_manager.health import Idle
 from queue_manager.health_rules import Problem
 from queue_manager.items import State
 from queue_manager.telemetry.latency import Measure
-from queue_manager.web.http.requests import Members
-from queue_manager.web.http.responses import Moment, NextCursor, Number, ServerTime, optional
+from queue_manager.web.http.requests import PAUSE_REASON, Members
+from queue_manager.web.http.responses import Moment, NextCursor, Number, PauseState, ServerTime, optional
 from queue_manager.web.routes.latency import Latency
 
 MAX_ITEM_SEARCH_LENGTH = 256
@@ -86,6 +86,7 @@ class SystemState(BaseModel):
     is_running: bool = Field(description="Whether its scan is running.")
     is_starting: bool = Field(description="Whether it is too early to expect its first scan.")
     idle: Idle | None = Field(description="Why it dispatches nothing although it is on.")
+    pause: PauseState | None = Field(description="Null if it is not paused.")
     problems: list[Problem]
     numbers: dict[str, Number] = Field(description="All numbers of the system, by name.")
 
@@ -254,11 +255,18 @@ class SentTask(BaseModel):
     task_id: str
 
 
+class NewPause(Members):
+    """A pause of a system."""
+
+    reason: str | None = PAUSE_REASON
+
+
 class PausedSystem(BaseModel):
     """Whether a system is paused."""
 
     name: str
     is_paused: bool
+    pause: PauseState | None = Field(description="Null if it is not paused.")
 
 
 class RetriedItems(Members):

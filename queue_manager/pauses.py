@@ -1,0 +1,43 @@
+"""The systems that operators paused, in Redis: scans of a paused system dispatch nothing, in all processes.
+
+    qm:pauses   hash {system: JSON of the `Pause`}
+
+Guarantee: a scan reads it once. If Redis lost its data, no system is paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from queue_manager.core.pause import Pause
+from queue_manager.leases import redis_server
+
+PAUSES_KEY = "qm:pauses"
+
+_decode = msgspec.json.Decoder(Pause).decode
+
+
+def pause(system: str, *, by: str, reason: str | None = None) -> Pause:
+    """Dispatch no items of a system until it is resumed; items in flight complete. Raises `Unavailable`."""
+    with redis_server() as client:
+        second, micros = client.time()
+        made = Pause(at=datetime.fromtimestamp(second + micros // 1000 / 1000, UTC), by=by, reason=reason)
+        client.hset(PAUSES_KEY, system, msgspec.json.encode(made))
+    return made
+
+
+def resume(system: str) -> None:
+    """Dispatch items of a system again. Raises `Unavailable`."""
+    with redis_server() as client:
+        client.hdel(PAUSES_KEY, system)
+
+
+def paused() -> Mapping[str, Pause]:
+    """Return the pauses by system. Raises `Unavailable`."""
+    with redis_server() as client:
+        found: Any = client.hgetall(PAUSES_KEY)
+    return {system.decode(): _decode(made) for system, made in found.items()}
