@@ -292,15 +292,14 @@ def _print_status(console: Console, status: dict[str, Any], now: datetime) -> No
     states = tuple(state.value for state in JobState)
     table = _table("name", *states, "running", "oldest due", "next due", numbers=states)
     for queue in status["queues"]:
-        name = f"{queue['name']} ({_paused(queue)})" if queue["is_paused"] else queue["name"]
+        name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]
         counts = [str(queue["states"][state]) for state in states]
         due = [_from(queue[name], now) if queue[name] else "" for name in ("oldest_due", "next_due")]
         _add(table, name, *counts, _running(queue["running"], now), *due)
     console.print(table)
-
-
-def _paused(queue: Document) -> str:
-    return f"paused {Pause(**queue['pause'])}".strip()
+    for queue in status["queues"]:
+        if queue["is_paused"]:
+            console.print(printable(f"Paused: {queue['name']} {Pause(**queue['pause'])}"), soft_wrap=True)
 
 
 def _running(running: Document | None, now: datetime) -> str:

@@ -53,12 +53,13 @@ def list_systems() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("name", "state", "period", "queue", "page"):
         table.add_column(title, no_wrap=True)
-    table.add_column("paused", overflow="fold")
     for system in systems():
         period = f"{system.period(settings()).total_seconds():g} s"
-        pause = Text(printable(str(paused.get(system.name, ""))))
-        table.add_row(system.name, _state(system, paused), period, system.queue or "", system.page, pause)
-    console().print(table)
+        table.add_row(system.name, _state(system, paused), period, system.queue or "", system.page)
+    screen = console()
+    screen.print(table)
+    for name, made in paused.items():
+        screen.print(printable(f"Paused: {name} {made}"), soft_wrap=True)
 
 
 @systems_cli.command()

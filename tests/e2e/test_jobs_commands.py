@@ -212,7 +212,7 @@ class TestChanging:
         assert run("pause", INVOICE, "--reason", "a refund runs").stdout == f"{INVOICE}  paused\n"
         made = job_queue.pauses()[INVOICE]
         assert (made.by, made.reason) == ("command line", "a refund runs")
-        assert " by command line: a refund runs)" in run("status").stdout
+        assert " by command line: a refund runs\n" in run("status").stdout
         refused = run("pause", INVOICE, "a b")
         assert (refused.returncode, refused.stdout) == (2, "")
 

@@ -169,7 +169,8 @@ def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
     made = pauses.paused()["support-snooze"]
     assert (made.by, made.reason) == ("command line", "the provider is down \x1b[31m")
     listed = systems(tmp_path, "list").stdout
-    assert " by command line: the provider is down \\x1b[31m" in listed
+    assert "Paused: support-snooze since " in listed
+    assert " by command line: the provider is down \\x1b[31m\n" in listed
     assert "\x1b" not in listed
     too_long = systems(tmp_path, "pause", "support-snooze", "--reason", "x" * 501)
     assert (too_long.returncode, too_long.stdout) == (2, "")

@@ -304,6 +304,8 @@ export interface paths {
         /**
          * Pause
          * @description Dispatch no more items of a system until it is resumed. Items in flight end as usual.
+         *
+         *     409: the scan of the system acts itself, and dispatches no items.
          */
         post: operations["systems_pause"];
         delete?: never;
@@ -1187,7 +1189,7 @@ export interface paths {
         put?: never;
         /**
          * Pause
-         * @description Start no more jobs of these names; those that run go on.
+         * @description Start no more jobs of these names, which wait; those that run go on.
          */
         post: operations["jobs_pause"];
         delete?: never;
@@ -2738,6 +2740,8 @@ export interface components {
              * @description Why it dispatches nothing although it is on.
              */
             idle: ("paused" | "dry run") | null;
+            /** @description Null if it is not paused. */
+            pause: components["schemas"]["PauseState"] | null;
             /** Problems */
             problems: components["schemas"]["Problem"][];
             /**
@@ -2940,6 +2944,21 @@ export interface components {
             searched?: number | null;
         };
         /**
+         * PauseState
+         * @description A pause that an operator made; what is unknown is null.
+         */
+        PauseState: {
+            /** At */
+            at: string | null;
+            /**
+             * By
+             * @description Who paused it: the name of the key, or `command line`.
+             */
+            by: string | null;
+            /** Reason */
+            reason: string | null;
+        };
+        /**
          * Paused
          * @description The queues that were paused.
          */
@@ -2956,6 +2975,8 @@ export interface components {
             name: string;
             /** Is Paused */
             is_paused: boolean;
+            /** @description Null if it is not paused. */
+            pause: components["schemas"]["PauseState"] | null;
         };
         /**
          * PercentileSeries
@@ -3130,6 +3151,8 @@ export interface components {
             };
             /** Is Paused */
             is_paused: boolean;
+            /** @description Null if it is not paused. */
+            pause: components["schemas"]["PauseState"] | null;
             running: components["schemas"]["RunningJob"] | null;
             /**
              * Oldest Due
@@ -3743,6 +3766,8 @@ export interface components {
              * @description Why it dispatches nothing although it is on.
              */
             idle: ("paused" | "dry run") | null;
+            /** @description Null if it is not paused. */
+            pause: components["schemas"]["PauseState"] | null;
             /** Problems */
             problems: components["schemas"]["Problem"][];
             /**
@@ -5105,7 +5130,14 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": Record<string, never>;
+                "application/json": {
+                    /**
+                     * Reason
+                     * @description Why, for the people who see it.
+                     * @default null
+                     */
+                    reason?: string | null;
+                };
             };
         };
         responses: {
@@ -5147,6 +5179,15 @@ export interface operations {
             };
             /** @description Not found */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The current state does not allow it */
+            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -5245,6 +5286,15 @@ export interface operations {
             };
             /** @description Not found */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The current state does not allow it */
+            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9008,6 +9058,12 @@ export interface operations {
                 "application/json": {
                     /** Names */
                     names: string[];
+                    /**
+                     * Reason
+                     * @description Why, for the people who see it.
+                     * @default null
+                     */
+                    reason?: string | null;
                 };
             };
         };
