@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -85,11 +85,11 @@ def _pids(pool: Any) -> list[int]:
     return list(pool.info.get("processes", ()))
 
 
-def _tasks(requests: Iterable[Request], *, is_batch: bool) -> list[RunningTask]:
-    """Return what one process executes: tasks, or one batch."""
+def _tasks(requests: Sequence[Request], *, is_batch: bool) -> list[RunningTask]:
+    """Return what one process executes: tasks, or one batch, whose tasks began together."""
+    if is_batch and requests:
+        return [_task(requests[0], tasks=len(requests))]
     by_start = sorted(requests, key=lambda request: request.time_start)
-    if is_batch and len(by_start) > 1:
-        return [_task(by_start[0], tasks=len(by_start))]
     return [_task(request) for request in by_start[:MAX_TASKS_SHOWN]]
 
 
