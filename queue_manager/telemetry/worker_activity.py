@@ -12,6 +12,7 @@ MAX_PROCESSES_SHOWN = 64
 MAX_TASKS_SHOWN = 64
 """Of one worker; its processes execute one task or one batch each, threads one task each."""
 MAX_ID_LENGTH = 512  # characters; a longer id is left out
+SHORT_TASK_MS = 500
 RATE_CHANGE = 0.25  # part by which the rate differs before that is a change of the activity
 
 
@@ -53,14 +54,19 @@ class Activity(Struct, frozen=True, kw_only=True):
     """Resident memory of the main process."""
     processes: list[PoolProcess] = []
 
-    def differs(self, other: Activity) -> bool:
-        """Return True if this is worth recording at once. Memory, and small changes of the rate, are not."""
-        return self._essence != other._essence or _has_changed(self.done_per_minute, other.done_per_minute)
+    def differs(self, recorded: Activity) -> bool:
+        """Return True if this is worth recording at once: a task ended that was recorded, or runs for a while.
 
-    @property
-    def _essence(self) -> object:
-        running = [(process.pid, [one.id for one in process.running]) for process in self.processes]
-        return self.pool, self.size, self.busy, running
+        Short tasks, memory, and small changes of the rate are not: an idle worker executes a short scan every second.
+        """
+        running = {task.id: task for process in self.processes for task in process.running}
+        shown = {task.id for process in recorded.processes for task in process.running}
+        long = {id for id, task in running.items() if task.elapsed_ms >= SHORT_TASK_MS}
+        return (
+            bool(shown - running.keys() or long - shown)
+            or (self.pool, self.size) != (recorded.pool, recorded.size)
+            or _has_changed(self.done_per_minute, recorded.done_per_minute)
+        )
 
 
 def _has_changed(rate: int, other: int) -> bool:

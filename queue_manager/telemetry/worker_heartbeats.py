@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Literal
 
 import msgspec
 import redis
@@ -33,20 +34,28 @@ FULL_INTERVAL = 60.0  # seconds between two full heartbeats of a worker of which
 RETENTION = hours(1)  # of the keys after the last full heartbeat
 HEARTBEAT_TIMEOUT = 0.5  # seconds that a worker waits for Redis
 
-# Records the heartbeat of a worker. The first one, and each one that is asked to be full, also records its details and
-# its activity, deletes workers that are offline, and extends the keys.
+# Records the heartbeat of a worker, and its activity if that has changed. The first one, and each one that is asked to
+# be full, also records its details, deletes workers that are offline, and extends the keys.
 #
 # KEYS[1]  workers: sorted set of names by the time of their last heartbeat in ms
 # KEYS[2]  hash of the details as JSON, by name
 # KEYS[3]  hash of the activity, by name: when it was recorded in ms, a space, JSON; without workers that report none
-# ARGV     name, ms after which a worker is offline, ms until the keys expire, details, activity or '', 1 if full
+# ARGV     name, ms after which a worker is offline, ms until the keys expire, details, activity or '', what to record:
+#          'time', 'activity' or 'all'
 # Returns  nothing
 #
 # A script, because it needs the clock of Redis. Atomic, so that the keys agree. Idempotent.
 RECORD = Script("""#!lua
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
-if redis.call('ZADD', KEYS[1], ms, ARGV[1]) == 0 and ARGV[6] == '0' then
+local is_known = redis.call('ZADD', KEYS[1], ms, ARGV[1]) == 0
+if is_known and ARGV[6] == 'time' then
+    return
+end
+if ARGV[5] ~= '' then
+    redis.call('HSET', KEYS[3], ARGV[1], ms .. ' ' .. ARGV[5])
+end
+if is_known and ARGV[6] == 'activity' then
     return
 end
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])) do
@@ -55,9 +64,6 @@ for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])
     redis.call('ZREM', KEYS[1], gone)
 end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
-if ARGV[5] ~= '' then
-    redis.call('HSET', KEYS[3], ARGV[1], ms .. ' ' .. ARGV[5])
-end
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[3]) end
 """)
 
@@ -100,28 +106,30 @@ class _Recorder:
     def __init__(self) -> None:
         url = settings().redis_url
         self._client = make_client(url, socket_timeout=HEARTBEAT_TIMEOUT, socket_connect_timeout=HEARTBEAT_TIMEOUT)
-        self._recorded: dict[str, tuple[float, Details, Activity | None]] = {}
+        self._full: dict[str, tuple[float, Details]] = {}
+        self._activity: dict[str, Activity | None] = {}
 
     def record(self, member: str, details: Details, activity: Activity | None) -> None:
-        is_full = self._is_full(member, details, activity)
+        scope = self._scope(member, details, activity)
         report = b"" if activity is None else worker_activity.encode(activity)
         times = [milliseconds(OFFLINE_AFTER), milliseconds(RETENTION)]
-        RECORD(self._client, KEYS, [member, *times, msgspec.json.encode(details), report, int(is_full)])
-        if is_full:
-            self._recorded[member] = time.monotonic(), details, activity
+        RECORD(self._client, KEYS, [member, *times, msgspec.json.encode(details), report, scope])
+        if scope == "all":
+            self._full[member] = time.monotonic(), details
+        if scope != "time":
+            self._activity[member] = activity
 
-    def _is_full(self, member: str, details: Details, activity: Activity | None) -> bool:
-        if member not in self._recorded:
-            return True
-        at, known_details, known_activity = self._recorded[member]
-        if time.monotonic() >= at + FULL_INTERVAL or details != known_details:
-            return True
-        if activity is None or known_activity is None:
-            return activity is not known_activity
-        return activity.differs(known_activity)
+    def _scope(self, member: str, details: Details, activity: Activity | None) -> Literal["time", "activity", "all"]:
+        at, known = self._full.get(member, (0.0, None))
+        if details != known or time.monotonic() >= at + FULL_INTERVAL:
+            return "all"
+        recorded = self._activity[member]
+        if activity is None or (recorded is not None and not activity.differs(recorded)):
+            return "time"
+        return "activity"
 
     def remove(self, member: str) -> None:
-        self._recorded.pop(member, None)
+        self._full.pop(member, None)
         with self._client.pipeline() as pipe:
             pipe.zrem(WORKERS_KEY, member)
             pipe.hdel(DETAILS_KEY, member)

@@ -109,22 +109,34 @@ def test_a_worker_that_executes_nothing_records_only_its_time(clean: Servers) ->
 
         (seen,) = worker_heartbeats.active(client)
         assert seen.activity == idle
-        busy = PoolProcess(pid=7, running=[RunningTask(task="a.task", id="t", elapsed_ms=5)])
-        for changed in (replace(idle, busy=1, processes=[busy]), replace(idle, done_per_minute=1), idle):
-            worker_heartbeats.record("one@here", ["jobs"], activity=changed)
+        busy = replace(idle, busy=1, processes=[PoolProcess(pid=7, running=[running(elapsed_ms=600)])])
+        for changed in (busy, replace(idle, done_per_minute=1), idle):
+            with counted(client) as counts:
+                worker_heartbeats.record("one@here", ["jobs"], activity=changed)
+            assert counts == {"evalsha": 1, "time": 1, "zadd": 1, "hset": 1}
             (seen,) = worker_heartbeats.active(client)
             assert seen.activity == changed
         worker_heartbeats.remove("one@here")
 
 
-def test_the_activity_of_a_worker_changes_with_what_it_executes() -> None:
+def running(id: str = "t", *, elapsed_ms: int) -> RunningTask:
+    return RunningTask(task="a.task", id=id, elapsed_ms=elapsed_ms)
+
+
+def test_which_changes_of_an_activity_are_recorded_at_once() -> None:
     some = Activity(pool="prefork", size=2, busy=0, done_per_minute=100)
-    assert [some.differs(replace(some, done_per_minute=rate)) for rate in (74, 80, 100, 130, 140)] == [
-        *(True, False, False, False, True)
+    rates = (0, 74, 80, 100, 130, 140)
+    assert [replace(some, done_per_minute=rate).differs(some) for rate in rates] == [
+        *(True, True, False, False, False, True)
     ]
-    assert replace(some, done_per_minute=0).differs(some)
-    assert not some.differs(replace(some, memory_bytes=1))
-    assert some.differs(replace(some, size=3))
+    assert not replace(some, memory_bytes=1).differs(some)
+    assert replace(some, size=3).differs(some)
+    short, long, other = (
+        replace(some, busy=1, processes=[PoolProcess(pid=7, running=[task])])
+        for task in (running(elapsed_ms=20), running(elapsed_ms=600), running("other", elapsed_ms=20))
+    )
+    assert (short.differs(some), long.differs(some)) == (False, True)
+    assert (long.differs(short), some.differs(short), other.differs(short)) == (False, True, True)
 
 
 def test_a_scan_renews_its_lock_not_with_every_batch(clean: Servers) -> None:
