@@ -24,7 +24,7 @@ def walk(
     collection: Collection[Document],
     where: Document,
     *,
-    index: str,
+    index: str | None,
     order: Order,
     fields: Sequence[str] = (),
     after: Position | None = None,
@@ -32,6 +32,9 @@ def walk(
     batch: int = READ_BATCH_SIZE,
 ) -> Iterator[Document]:
     """Yield the documents that match `where` after the position `after`; all fields unless `fields` is given.
+
+    Args:
+        index: the name of the index to use; `None` lets the server choose, also while there is none.
 
     Raises:
         NoPosition: `after` does not fit the sort order.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from beat_schedule import systems
-from models import database, item_events
+from models import audit, database, item_events
+from models.audit import AuditEntry
 from models.database import server_now
 from queue_manager import leases, pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
@@ -17,11 +19,12 @@ from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.settings import settings
-from queue_manager.explanation import DispatchState, Explanation, TimelineEntry
+from queue_manager.explanation import DispatchState, Explanation, TimelineEntry, newest_first, sentence, when
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.web.http.responses import Moment, Number, ServerTime, optional
 from queue_manager.web.server_calls import mongodb, redis_server
+from services.audit import DELETING_ACTIONS, timeline_entry
 
 MAX_SEARCH_ID_LENGTH = 1_024  # characters
 _TASK_ID = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?-\d{1,5}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -88,12 +91,34 @@ def diagnose(id: str, *, system: str | None = None) -> Diagnosis:
                         found += one.explain(name, states[one.name])
             except (AppError, database.Error) as error:
                 unread[one.name] = reason(error)
+        actions = {one: audit.of_id(one) for one in {id, *(explanation.id for explanation in found)}}
+        now = server_now()
+    without = {*unread, *(explanation.system for explanation in found)}
+    found += _deleted(id, [one for one in searched if one.name not in without], actions[id], now)
     found.sort(key=lambda explanation: explanation.id != id)
-    return Diagnosis(found=list(map(_found, found)), unread=unread, server_time=server_now())
+    things = [_found(one, [act for act in actions[one.id] if act.system == one.system]) for one in found]
+    return Diagnosis(found=things, unread=unread, server_time=now)
 
 
-def _found(explanation: Explanation) -> FoundThing:
-    events = list(map(_event, explanation.timeline))
+def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now: datetime) -> Iterator[Explanation]:
+    """Yield the explanation of what is gone, in systems without this id, because somebody deleted it."""
+    for system in without:
+        last = next((act for act in actions if act.system == system.name and act.outcome == "done"), None)
+        if last is not None and last.action in DELETING_ACTIONS:
+            yield Explanation(
+                system=system.name,
+                kind=system.item_name,
+                id=id,
+                state="deleted",
+                answer=sentence(f"deleted by {last.who} at {when(last.at, now)}"),
+                page=system.page_of_item(id),
+                document=f"/api/audit/{last.id}",
+            )
+
+
+def _found(explanation: Explanation, actions: Sequence[AuditEntry]) -> FoundThing:
+    past = [*map(timeline_entry, reversed(actions))]
+    events = list(map(_event, newest_first([*reversed(explanation.timeline), *past])))
     about = {name: value for name, value in vars(explanation).items() if name not in ("state", "timeline")}
     return FoundThing(**about, label=explanation.state, timeline=events)
 

@@ -370,3 +370,30 @@ interface JobStatus {
 }
 
 type JobEvent = { id: string } & ({ kind: "deleted"; job: null } | { kind: "changed"; job: Job });
+
+// The audit
+
+interface AuditedChange {
+  id: string;
+  at: Moment;
+  who: string;
+  via: "page" | "api" | "cli";
+  address: string;
+  action: string;
+  system: string | null;
+  ids: string[];
+  total: number | null;
+  filter: Record<string, unknown> | null;
+  detail: string;
+  count: number | null;
+  before: Record<string, unknown> | null;
+  after: Record<string, unknown> | null;
+  outcome: "unknown" | "done" | "failed";
+  error: string | null;
+  page: string | null;
+}
+
+interface AuditPage {
+  entries: AuditedChange[];
+  cursor: string | null;
+}

@@ -15,6 +15,7 @@ interface ElementsById {
   found: HTMLElement;
   export: HTMLButtonElement;
   "filter-name": HTMLSelectElement;
+  "filter-system": HTMLSelectElement;
   health: HTMLElement;
   leader: HTMLElement;
   leaderless: HTMLElement;
@@ -90,6 +91,8 @@ interface Question {
   fields?: Field[];
   verb: string;
   kind?: string;
+  /** The name that has to be typed, if any, and what it is the name of. */
+  typed?: { name: string; of: string } | false;
   act(values: Record<string, string>): Promise<string | void>;
 }
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from beat_schedule import systems, warnings
 from models import index_builds, schema
 from models.database import require_replica_set, rights_to_migrate
+from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.errors import reason
@@ -58,7 +59,9 @@ def adopt(
         typer.echo("Nothing was changed" + ("; add --yes to create the indexes" if on else ""))
         return
     with report_errors(), rights_to_migrate(), index_builds.reported(lambda build: typer.echo(f"Building {build}")):
-        typer.echo(f"{len(schema.migrate(on))} indexes are in place")
+        with audited("adopt"):
+            created = schema.migrate(on)
+        typer.echo(f"{len(created)} indexes are in place")
 
 
 def _plan(system: System) -> AdoptionPlan:
@@ -95,8 +98,14 @@ def jobs(
     were left as they are.
     """
     with report_errors():
-        result = job_queues.adopt(names or (), is_dry_run=not yes)
         registered = job_queues.registry.names()
+        if yes:
+            selected = {"names": ", ".join(names)} if names else None
+            with audited("adopt", system=job_queues.system.name, filter=selected) as action:
+                result = job_queues.adopt(names or (), is_dry_run=False)
+                action.count = result.adopted
+        else:
+            result = job_queues.adopt(names or (), is_dry_run=True)
     _print_adoption(console(), result, registered)
     found = result.jobs.total()
     if yes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from models.alert import Key
 from models.database import server_now
 from queue_manager.alerts import channels
 from queue_manager.alerts.notification import Alert, Notification
+from queue_manager.cli.audited import audited, user_name
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import minutes, to_iso
@@ -74,15 +74,19 @@ def silence(
     key = _key(system, rule)
     with report_errors():
         until = server_now() + minutes(for_minutes)
-        alert.silence(key, until=until, by=getpass.getuser(), reason=reason)
+        detail = "; ".join(filter(None, [f"until {to_iso(until)}", reason]))
+        with audited("silence", system=system, filter={"rule": rule}, detail=detail):
+            alert.silence(key, until=until, by=user_name(), reason=reason)
     typer.echo(f"{system}  {rule}  silenced until {to_iso(until)}")
 
 
 @alerts_cli.command()
 def unsilence(system: SystemArgument, rule: RuleId) -> None:
     """End a silence. Exit code 1 if there is none."""
-    with report_errors():
-        was_silenced = alert.unsilence(_key(system, rule))
+    key = _key(system, rule)
+    with report_errors(), audited("unsilence", system=system, filter={"rule": rule}) as action:
+        was_silenced = alert.unsilence(key)
+        action.count = int(was_silenced)
     if not was_silenced:
         fail(f"{system} {rule} is not silenced", code=1)
     typer.echo(f"{system}  {rule}  is sent again")

@@ -19,6 +19,8 @@ from models.database import OUTAGES, require_replica_set, rights_to_migrate, ser
 from models.mark import Mark
 from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.alerts import alerts_cli
+from queue_manager.cli.audit import audit_cli
+from queue_manager.cli.audited import audited, user_name
 from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.doctor import doctor
 from queue_manager.cli.errors import fail, report_errors
@@ -47,6 +49,7 @@ cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")
 cli.add_typer(adopt_cli, name="adopt")
 cli.add_typer(alerts_cli, name="alerts")
+cli.add_typer(audit_cli, name="audit")
 cli.command()(doctor)
 cli.command()(why)
 cli.command()(workers)
@@ -93,10 +96,13 @@ def migrate(
         _refuse_old_workers()
     try:
         with rights_to_migrate():
-            with index_builds.reported(lambda build: log.info(f"Building {build}")):
-                _log_indexes(schema.migrate(on))
-            if finish:
-                log.info("Indexes and claims of earlier releases are removed", claims=schema.finish(on))
+            with audited("migrate", detail="--finish" if finish else "") as action:
+                with index_builds.reported(lambda build: log.info(f"Building {build}")):
+                    created = schema.migrate(on)
+                    _log_indexes(created)
+                if finish:
+                    action.count = schema.finish(on)
+                    log.info("Indexes and claims of earlier releases are removed", claims=action.count)
     except schema.Obstructed as error:
         _log_indexes(error.indexes)
         raise
@@ -135,7 +141,9 @@ def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAME
     app.loader.import_default_modules()
     try:
         require_replica_set()
-        run = app.tasks[scans[name]]()
+        with audited("scan", system=name) as action:
+            run = app.tasks[scans[name]]()
+            action.count = run.get("enqueued")
     except (AppError, *OUTAGES) as error:
         fail(reason(error), code=1)
     typer.echo(json.dumps(run))
@@ -163,8 +171,8 @@ def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v
     """Mark the present in the charts, for example after a deployment."""
     if not 1 <= len(text) <= mark.MAX_TEXT_LENGTH:
         fail(f"the text must have 1 to {mark.MAX_TEXT_LENGTH} characters", code=2)
-    with report_errors():
-        mark.add(Mark(kind="deployment", at=server_now(), text=text, by="command line"))
+    with report_errors(), audited("mark", detail=text):
+        mark.add(Mark(kind="deployment", at=server_now(), text=text, by=user_name()))
     typer.echo(f"marked  {text}")
 
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
+from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import fail
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso
@@ -27,6 +28,8 @@ from queue_manager.core.errors import reason
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import redact_url, settings
 
+AUDITED_BROKER = "broker"
+"""What the audit calls the broker, as health does."""
 MAX_SHOWN_LENGTH = 200  # characters of a message in the table
 
 dead_letters_cli = typer.Typer(
@@ -67,7 +70,9 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for 
         count = dead_letters.count(client)
         if count and not yes:
             typer.confirm(f"Delete {count} dead letter{'s'[: count > 1]}?", abort=True)
-        typer.echo(f"{dead_letters.clear(client)} deleted")
+        with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
+            action.count = dead_letters.clear(client)
+        typer.echo(f"{action.count} deleted")
 
 
 @dead_letters_cli.command()
@@ -83,13 +88,13 @@ def replay(
         raise typer.BadParameter("give the ids of dead letters, or --all")
     replayed, failed = 0, []
     missing = dict.fromkeys(ids or [])
-    with _redis() as client:
+    with _redis() as client, audited("replay", system=AUDITED_BROKER, is_in_redis=True, ids=[*missing]) as action:
         for letter, refused in dead_letters.replay(client, None if all_letters else missing.copy()):
             missing.pop(letter.id, None)
             if refused:
                 failed.append(f"{letter.id}: {refused}")
             else:
-                replayed += 1
+                action.count = replayed = replayed + 1
     typer.echo(f"{replayed} replayed")
     for line in (*failed, *(f"{id}: there is no such dead letter" for id in missing)):
         typer.echo(printable(line), err=True)

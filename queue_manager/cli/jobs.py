@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from models.audit import ActionName
 from models.database import Document, id_text, server_now
 from models.job import WAITING_STATES, JobState
+from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import (
     MAX_ERROR_LENGTH,
@@ -116,18 +118,20 @@ def run(
 
     Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
     """
-    with report_errors(InvalidJob):
+    due_at, wait, period = _moment(at), _delay(delay, "--delay"), _delay(every, "--every")
+    with report_errors(InvalidJob), audited("run", system=job_queues.system.name, detail=name) as action:
         job = job_queues.jobs.run(
             name,
             *map(_value, arguments or []),
-            at=_moment(at),
-            delay=_delay(delay, "--delay"),
-            every=_delay(every, "--every"),
+            at=due_at,
+            delay=wait,
+            every=period,
             cron=cron,
             priority=priority,
             unique=unique,
             singular=singular,
         )
+        action.ids, action.count = ([], 0) if job is None else ([id_text(job["_id"])], 1)
     if job is None:
         fail(f"blocked: there is a job {name} with these arguments already", code=1)
     _print(as_json(job))
@@ -139,32 +143,38 @@ def cancel(ids: JobIds) -> None:
 
     The process of a job that does not stop is ended after JOBS_GRACE_SECONDS.
     """
-    _each(ids, job_queues.jobs.cancel, lambda job: "canceled" if job["state"] == JobState.CANCELED else "stopping")
+    _each(
+        "cancel",
+        ids,
+        job_queues.jobs.cancel,
+        lambda job: "canceled" if job["state"] == JobState.CANCELED else "stopping",
+    )
 
 
 @jobs.command()
 def retry(ids: JobIds) -> None:
     """Make jobs due now unless they are executing; print an outcome for each."""
-    _each(ids, job_queues.jobs.retry, lambda _: "due now")
+    _each("retry", ids, job_queues.jobs.retry, lambda _: "due now")
 
 
 @jobs.command()
 def remove(ids: JobIds) -> None:
     """Delete jobs unless they are executing; print an outcome for each."""
-    _each(ids, job_queues.jobs.remove, lambda _: "removed")
+    _each("remove", ids, job_queues.jobs.remove, lambda _: "removed")
 
 
 @jobs.command()
 def pause(names: JobNames, reason: PauseReason = None) -> None:
     """Pause queues in the whole system: no job of these names is started; an executing one finishes."""
-    change = partial(job_queues.jobs.pause, reason=checked_reason(reason), by=COMMAND_LINE)
-    _switch(names, change, "paused")
+    why = checked_reason(reason)
+    change = partial(job_queues.jobs.pause, reason=why, by=COMMAND_LINE)
+    _switch("pause", names, change, "paused", reason=why)
 
 
 @jobs.command()
 def resume(names: JobNames) -> None:
     """Resume paused queues."""
-    _switch(names, job_queues.jobs.resume, "resumed")
+    _switch("resume", names, job_queues.jobs.resume, "resumed")
 
 
 @jobs.command()
@@ -215,21 +225,39 @@ def _delay(amount: float | None, option: str) -> timedelta | None:
 # Actions
 
 
-def _each(ids: Sequence[str], change: Callable[[str], Document], outcome: Callable[[Document], str]) -> None:
+def _each(
+    action: ActionName, ids: Sequence[str], change: Callable[[str], Document], outcome: Callable[[Document], str]
+) -> None:
     """Change jobs one by one and print each outcome immediately, because the next change may fail."""
     is_done = True
     for id in ids:
         with report_errors(InvalidJob):
             try:
-                text = outcome(change(id))
+                text = outcome(_changed(action, id, change))
             except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
                 text, is_done = str(error), False
         typer.echo(f"{printable(id)}  {printable(text)}")
     sys.exit(0 if is_done else 1)
 
 
-def _switch(names: Sequence[str], change: Callable[[Sequence[str]], None], what: str) -> None:
-    with report_errors(InvalidJob):
+def _changed(action: ActionName, id: str, change: Callable[[str], Document]) -> Document:
+    with audited(action, system=job_queues.system.name, ids=[id]) as done:
+        before, job = job_queues.jobs.get(id), change(id)
+        done.ids, done.count = [id_text(job["_id"])], 1
+        if action != "remove":
+            done.changed(job_queues.changeable(before), job_queues.changeable(job))
+        return job
+
+
+def _switch(
+    action: ActionName,
+    names: Sequence[str],
+    change: Callable[[Sequence[str]], None],
+    what: str,
+    reason: str | None = None,
+) -> None:
+    selected = {"names": ", ".join(names)} | ({"reason": reason} if reason else {})
+    with report_errors(InvalidJob), audited(action, system=job_queues.system.name, filter=selected):
         change(names)
     for name in names:
         typer.echo(f"{name}  {what}")

@@ -15,6 +15,7 @@ from typing import Annotated
 import redis
 import typer
 
+from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import fail
 from queue_manager.cli.messages_render import (
     console,
@@ -142,11 +143,17 @@ def replay(
             return
         if not yes:
             typer.confirm(f"Replay {len(chosen)} dead letter{'s'[: len(chosen) > 1]}?", abort=True)
-        outcomes = []
-        for begin in range(0, len(chosen), BULK_BATCH_SIZE):
-            outcomes += _replay(chosen[begin : begin + BULK_BATCH_SIZE])
-    failed = sum(outcome != "MOVED" for outcome in outcomes)
-    typer.echo(f"{len(outcomes) - failed} replayed, {failed} not")
+        replayed: list[str] = []
+        selected = {"type": type, "priority": priority, "attempts": attempts, "search": search} if is_all else None
+        with audited(
+            "replay", system=message_queue.system.name, is_in_redis=True, filter=selected, ids=chosen
+        ) as action:
+            for begin in range(0, len(chosen), BULK_BATCH_SIZE):
+                outcomes = _replay(chosen[begin : begin + BULK_BATCH_SIZE])
+                replayed += [id for id, outcome in outcomes.items() if outcome == "MOVED"]
+                action.succeeded(replayed)
+    failed = len(set(chosen)) - len(replayed)
+    typer.echo(f"{len(replayed)} replayed, {failed} not")
     sys.exit(1 if failed else 0)
 
 
@@ -183,7 +190,9 @@ def import_lines(
     """
     with _report_errors():
         target = message_queue.message_queue()
-        result = import_messages(target, parse_lines(file, target.options))
+        with audited("import", system=message_queue.system.name, is_in_redis=True, detail=file.name) as action:
+            result = import_messages(target, parse_lines(file, target.options))
+            action.count = result.added
     typer.echo(f"{result.added} imported, {result.known} known, {result.undecodable} undecodable")
 
 
@@ -194,7 +203,9 @@ def requeue() -> None:
     Messages without attempts left are dead-lettered. Workers and `web` do this automatically.
     """
     with _report_errors():
-        swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
+        with audited("requeue", system=message_queue.system.name, is_in_redis=True) as action:
+            swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
+            action.count = len(swept.requeued) + len(swept.dead_lettered)
     if swept.is_locked:
         fail("another sweeper holds the lock, for at most 30 s", code=1)
     typer.echo(json.dumps(swept.as_dict()))
@@ -215,12 +226,12 @@ def _dead_letters(wanted: Filter) -> list[str]:
     return list(dict.fromkeys(id for some in message_queue.queue_admin().dead_letters(wanted) for id in some))
 
 
-def _replay(ids: Sequence[str]) -> list[MessageOutcome]:
+def _replay(ids: Sequence[str]) -> dict[str, MessageOutcome]:
     """Replay a batch and print its outcomes immediately, because the next batch may fail."""
     outcomes = message_queue.queue_admin().replay(ids)
     for id, outcome in outcomes.items():
         typer.echo(f"{printable(id)}  {OUTCOME_TEXTS.get(outcome, outcome)}")
-    return list(outcomes.values())
+    return outcomes
 
 
 class _Progress:

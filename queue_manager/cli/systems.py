@@ -20,6 +20,7 @@ from beat_schedule import named, systems
 from models import database
 from models.due_documents import COUNTED, DueCollection
 from queue_manager import pauses
+from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.cli.pauses import PauseReason, checked_reason
@@ -90,7 +91,9 @@ def pause(name: Name, reason: PauseReason = None) -> None:
     Manual retries and `function.delay(id)` still run.
     """
     with report_errors():
-        pauses.pause(named(name, systems()).name, by=COMMAND_LINE, reason=checked_reason(reason))
+        system, why = named(name, systems()).name, checked_reason(reason)
+        with audited("pause", system=system, filter={"reason": why} if why else None, is_in_redis=True):
+            pauses.pause(system, by=COMMAND_LINE, reason=why)
     typer.echo(f"{name}  paused")
 
 
@@ -98,7 +101,9 @@ def pause(name: Name, reason: PauseReason = None) -> None:
 def resume(name: Name) -> None:
     """Dispatch the items of a paused system again, starting with its next scan."""
     with report_errors():
-        pauses.resume(named(name, systems()).name)
+        system = named(name, systems()).name
+        with audited("resume", system=system, is_in_redis=True):
+            pauses.resume(system)
     typer.echo(f"{name}  resumed")
 
 

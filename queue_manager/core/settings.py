@@ -192,6 +192,8 @@ class Settings(BaseSettings):
     """Path below which a proxy publishes the web process."""
     qm_room_url: ItemUrl | None = None
     """URL of a room in the product, with `{id}`."""
+    qm_audit_days: Annotated[float, Field(ge=1, le=3_650)] = 90
+    """Days for which the audit keeps what people and programs changed; a change applies to new entries."""
 
     qm_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     qm_log_format: Literal["console", "json"] = "console"

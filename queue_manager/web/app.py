@@ -20,7 +20,19 @@ from queue_manager.web.http.direct import DirectRoutes
 from queue_manager.web.http.middleware import HeadMiddleware, PrefixMiddleware, SecurityMiddleware
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.live.socketio_server import Live
-from queue_manager.web.routes import docs, jobs, messages, metrics, pages, probes, search, systems, triggers, workers
+from queue_manager.web.routes import (
+    audit,
+    docs,
+    jobs,
+    messages,
+    metrics,
+    pages,
+    probes,
+    search,
+    systems,
+    triggers,
+    workers,
+)
 from tasks.registration import require_tasks
 
 
@@ -89,6 +101,7 @@ def _install(
     api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
     api.include_router(workers.router, prefix="/api", dependencies=[auth.viewer], tags=["systems"])
     api.include_router(search.router, prefix="/api", dependencies=[auth.viewer], tags=["search"])
+    api.include_router(audit.router, prefix="/api", dependencies=[auth.viewer], tags=["audit"])
     if chosen.qm_hooks:
         api.include_router(triggers.router, dependencies=[auth.operator], tags=["systems"])
     if background is not None:

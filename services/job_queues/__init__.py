@@ -27,7 +27,7 @@ from __future__ import annotations
 from models.job import DuplicateJob
 from services.job_queues.adoption import Adoption, adopt
 from services.job_queues.dispatch import JOBS_INITIATOR, dispatch, stats, system
-from services.job_queues.fields import InvalidJob, as_json
+from services.job_queues.fields import InvalidJob, as_json, changeable
 from services.job_queues.job_run import JobCancelled, JobRun
 from services.job_queues.jobs import Jobs, StoredJobs, WrongState, jobs
 from services.job_queues.latency import counts_by_name
@@ -50,6 +50,7 @@ __all__ = [
     "WrongState",
     "adopt",
     "as_json",
+    "changeable",
     "counts_by_name",
     "dispatch",
     "executing_by_task",

@@ -252,6 +252,11 @@ def _canonical(value: Any) -> Any:
     return {"$numberDouble": repr(value)} if kind is float else value
 
 
+def changeable(document: Document) -> dict[str, Any]:
+    """Return the fields of a job that people change, as JSON."""
+    return {name: json_value(document.get(name)) for name in ("state", "due", "priority")}
+
+
 def as_json(document: Document) -> dict[str, Any]:
     """Return a job as JSON: ids and times as texts, other BSON types as extended JSON."""
     return {name: json_value(value) for name, value in document.items() if name not in INTERNAL_FIELDS}

@@ -30,6 +30,7 @@ PAGES = {
     "/jobs": "#rows > tr",
     "/schedule": "#entries > tr",
     "/workers": "#workers article",
+    "/audit": "#rows > tr",
     "/docs": ".operation",
     "/nothing": ".empty",
     "/search": ".empty",
@@ -99,7 +100,7 @@ def dialogs(visit: Visit) -> Iterator[tuple[str, Callable[[Page], None]]]:
     yield "/rooms?state=failed", button("Retry all that match")
     yield "/jobs", first_row
     yield "/jobs", button("Run a job")
-    yield "/jobs", button("Clear …")
+    yield "/jobs", button("Delete jobs of a name …")
     yield "/jobs", lambda page: page.get_by_role("button", name="Pause …").first.click()
     yield "/rooms", button("Pause …")
     yield "/schedule", lambda page: page.get_by_role("button", name="Last 3 runs").click()

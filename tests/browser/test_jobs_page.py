@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, expect
 from models import job as stored
 from models.database import server_now
 from models.job import JobState
-from services.job_queues import adopt
+from services.job_queues import adopt, jobs
 from tests.any_jobs import INVOICE, REPORT
 from tests.browser import furnished
 from tests.browser.visit import Visit
@@ -222,14 +222,31 @@ def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue:
     left = [furnished.make_job(queue, REPORT, 1, state=JobState.SUCCESS), furnished.make_job(queue, INVOICE, 1)]
     visit.open("/jobs")
     visit.wait_for(ids(queue))
-    visit.press("Clear …")
+    assert visit.page.locator("#filter #clear").count() == 0
+    visit.press("Delete jobs of a name …")
     visit.dialog.get_by_label("Name", exact=True).select_option(INVOICE)
     visit.dialog.get_by_label("success").check()
     visit.press("Go on …", visit.dialog)
-    expect(visit.dialog.get_by_role("heading")).to_have_text("Delete 2 jobs?")
+    expect(visit.dialog.get_by_role("heading")).to_have_text(f"Delete 2 jobs of {INVOICE}?")
+    expect(visit.dialog.get_by_role("textbox")).to_have_count(0)
     visit.press("Delete", visit.dialog)
     visit.wait_for(left[::-1])
     assert ids(queue) == left[::-1]
+
+
+def test_more_than_a_thousand_jobs_are_deleted_only_with_their_name(visit: Visit, queue: Queue) -> None:
+    assert jobs.run_many(INVOICE, [[number] for number in range(1_001)]).stored == 1_001
+    visit.open("/jobs")
+    visit.press("Delete jobs of a name …")
+    visit.dialog.get_by_label("pending").check()
+    visit.press("Go on …", visit.dialog)
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Delete 1,001 jobs of all names?")
+    visit.dialog.get_by_label("Type all names to confirm").fill(INVOICE)
+    visit.press("Delete", visit.dialog)
+    expect(visit.dialog).to_contain_text("Type the name of the queue: all names")
+    visit.dialog.get_by_label("Type all names to confirm").fill("all names")
+    visit.press("Delete", visit.dialog)
+    visit.wait_for([])
 
 
 # Living

@@ -21,7 +21,7 @@ from tests.web.web_process import Web, web
 
 pytestmark = pytest.mark.browser
 
-PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/jobs", "/schedule")
+PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/jobs", "/schedule", "/audit")
 AWAY = "does not answer"
 MONGODB_AWAY, REDIS_AWAY = (re.compile(f"{server} (at .* does|did) not answer") for server in ("MongoDB", "Redis"))
 

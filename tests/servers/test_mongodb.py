@@ -85,6 +85,7 @@ def test_everything_works_under_the_roles(mongo: MongoWithRoles, valkey: Valkey,
         text += shown(running)
         for arguments in ("scan review-requests", "scan stale-thumbnails", "jobs list", "systems check second-try"):
             text += command(*arguments.split(), **running.env)
+    assert "not in the audit" not in text + running.logs
     assert "not authorized" not in text
     assert "Traceback" not in running.logs
     for secret in SECRETS:

@@ -27,6 +27,7 @@ PAGES = (
     "/jobs",
     "/schedule",
     "/workers",
+    "/audit",
     "/docs",
 )
 KEY = {"X_API_KEY": OPERATOR}

@@ -137,6 +137,7 @@ PAGES = (
     "/jobs",
     "/schedule",
     "/workers",
+    "/audit",
     "/docs",
 )
 

@@ -458,6 +458,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/audit": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Audit
+         * @description List who changed what, newest first. Adding, receiving and acknowledging messages is not recorded.
+         */
+        get: operations["audit_list_audit"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/audit/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Show Audit
+         * @description Return one entry.
+         */
+        get: operations["audit_show_audit"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/trigger/{path}": {
         parameters: {
             query?: never;
@@ -1492,6 +1532,108 @@ export interface components {
             job: components["schemas"]["Job"] | {
                 [key: string]: unknown;
             };
+        };
+        /**
+         * AuditPage
+         * @description A page of the audit, newest first.
+         */
+        AuditPage: {
+            /** Entries */
+            entries: components["schemas"]["AuditedChange"][];
+            /**
+             * Cursor
+             * @description The `cursor` of the next page; null on the last page.
+             */
+            cursor: string | null;
+            /**
+             * Server Time
+             * Format: date-time
+             * @description The time of the database server when the answer was made.
+             */
+            server_time: string;
+        };
+        /**
+         * AuditedChange
+         * @description An action of an operator or a program.
+         */
+        AuditedChange: {
+            /** Id */
+            id: string;
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * Who
+             * @description The name of a key, `loopback` without keys, or the user who ran the command.
+             */
+            who: string;
+            /**
+             * Via
+             * @enum {string}
+             */
+            via: "page" | "api" | "cli";
+            /**
+             * Address
+             * @description The IP address of the client, or the host on which the command ran.
+             */
+            address: string;
+            /**
+             * Action
+             * @enum {string}
+             */
+            action: "adopt" | "cancel" | "clear" | "delete" | "edit" | "import" | "mark" | "migrate" | "move" | "pause" | "remove" | "replay" | "requeue" | "reschedule" | "resume" | "retry" | "run" | "scan" | "silence" | "unsilence";
+            /** System */
+            system: string | null;
+            /**
+             * Ids
+             * @description What it was done to: in a list the first 20, of one entry the first 1,000.
+             */
+            ids: string[];
+            /**
+             * Total
+             * @description How many it was to be done to, if that is known.
+             */
+            total: number | null;
+            /**
+             * Filter
+             * @description How they were selected, unless by their ids.
+             */
+            filter: {
+                [key: string]: unknown;
+            } | null;
+            /** Detail */
+            detail: string;
+            /**
+             * Count
+             * @description How many were changed, where that is counted.
+             */
+            count: number | null;
+            /**
+             * Before
+             * @description The values that an edit changed; long ones end with `…`.
+             */
+            before: {
+                [key: string]: unknown;
+            } | null;
+            /** After */
+            after: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Outcome
+             * @description `unknown` while it runs, and if its process or a server failed meanwhile.
+             * @enum {string}
+             */
+            outcome: "unknown" | "done" | "failed";
+            /** Error */
+            error: string | null;
+            /**
+             * Page
+             * @description The path of the page of its system, below which each id has its own.
+             */
+            page: string | null;
         };
         /**
          * ChangedMessage
@@ -5627,6 +5769,160 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Diagnosis"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    audit_list_audit: {
+        parameters: {
+            query?: {
+                who?: string | null;
+                action?: ("adopt" | "cancel" | "clear" | "delete" | "edit" | "import" | "mark" | "migrate" | "move" | "pause" | "remove" | "replay" | "requeue" | "reschedule" | "resume" | "retry" | "run" | "scan" | "silence" | "unsilence") | null;
+                system?: string | null;
+                /** @description Of an item, a message or a job. */
+                id?: string | null;
+                /** @description At this time or later. */
+                from?: string;
+                /** @description At this time or earlier. */
+                to?: string;
+                /** @description The `cursor` of an earlier page of the same list. */
+                cursor?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AuditPage"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    audit_show_audit: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AuditedChange"];
                 };
             };
             /** @description No key, or an unknown or expired one */

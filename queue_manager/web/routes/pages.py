@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from beat_schedule import systems
+from models.audit import AUDITED_ACTIONS
 from queue_manager.core.settings import settings
 from queue_manager.system import System
 from queue_manager.web.auth import CurrentPrincipal, Principal, viewer
@@ -130,6 +131,18 @@ async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLRes
 @router.get(WORKERS_PAGE)
 async def workers(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page("workers.html", request, principal)
+
+
+@router.get("/audit")
+async def audit(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
+    return rendered_page(
+        "audit.html",
+        request,
+        principal,
+        days=f"{settings().qm_audit_days:g}",
+        actions=[(action, action) for action in AUDITED_ACTIONS],
+        systems=[(system.name, system.title) for system in systems()],
+    )
 
 
 @router.get("/schedule")

@@ -20,8 +20,10 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System
+from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.server_calls import Unavailable, broker, mongodb, redis_server
+from services.audit import recorded
 from tasks import app
 
 log = get_logger("QM/triggers")
@@ -47,19 +49,20 @@ class TriggeredScan(BaseModel):
 
 
 @router.post("/api/trigger/{path:path}", status_code=HTTPStatus.ACCEPTED, responses=errors(404, 409, 503))
-def trigger(path: str) -> TriggeredScan:
+def trigger(path: str, actor: CurrentActor) -> TriggeredScan:
     """Send the scan that `path` names. 409: it is running."""
     system = next((system for system in systems() if path in spellings(system.trigger)), None)
     if system is None:
         known = ", ".join(system.trigger for system in systems())
         raise ApiError(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
     token = str(uuid4())
-    _mark(system, token)
-    try:
-        _send(system, token)
-    except Exception:
-        _unmark(system, token)
-        raise
+    with recorded(actor, "scan", system=system.name, detail=f"task {token}"):
+        _mark(system, token)
+        try:
+            _send(system, token)
+        except Exception:
+            _unmark(system, token)
+            raise
     log.info("Scan triggered", scan=system.name, task_id=token)
     return TriggeredScan(task_id=token)
 

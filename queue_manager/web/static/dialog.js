@@ -18,14 +18,17 @@ function open(...content) {
   return dialog;
 }
 
+export const TYPED_FROM = 1000; // entries; who deletes more has to type their name
+
 /** A form; a refusal is shown next to its field. @param {Question} question */
-export function askFor({ title, text, fields = [], verb, kind = "", act }) {
+export function askFor({ title, text, fields = [], verb, kind = "", typed, act }) {
   const whole = element("p", { class: "field-problem", role: "alert" });
   const submit = element("button", { class: `primary ${kind}` }, verb);
   const form = /** @type {Form} */ (element("form", { method: "dialog", novalidate: true, onsubmit: send },
     element("h2", { id: "dialog-title" }, title),
     text && element("p", { class: "soft" }, text),
     fields.map(fieldOf),
+    typed && fieldOf({ name: "typed", label: `Type ${typed.name} to confirm`, isNeeded: true }),
     whole,
     element("menu", {}, button("Cancel", () => dialog.close()), submit)));
   const dialog = open(form);
@@ -38,7 +41,9 @@ export function askFor({ title, text, fields = [], verb, kind = "", act }) {
     for (const note of form.querySelectorAll(".field-problem")) note.textContent = "";
     for (const control of form.elements) control.ariaInvalid = null;
     try {
-      const message = await act(/** @type {Values} */ (Object.fromEntries(new FormData(form))));
+      const given = /** @type {Values} */ (Object.fromEntries(new FormData(form)));
+      if (typed && given.typed.trim() !== typed.name) throw new Problem(422, { field: "typed", message: `Type the name of the ${typed.of}: ${typed.name}` });
+      const message = await act(given);
       dialog.close();
       if (message) toast(message);
     } catch (error) {

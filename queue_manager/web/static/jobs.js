@@ -2,7 +2,7 @@
 
 import { Events, Problem, ask, attempt, get, post, query, stream } from "./api.js";
 import { at, countdown, moment, now, number, span, until } from "./clock.js";
-import { askFor, show } from "./dialog.js";
+import { TYPED_FROM, askFor, show } from "./dialog.js";
 import { PREFIX, byId, button, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
 import { duration } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
@@ -12,6 +12,7 @@ const PAGE = 50;
 const STATES = { pending: "", executing: "warn", failure: "bad", success: "good", canceled: "" };
 /** @type {JobState[]} */
 const CLEARED = ["pending", "failure", "success", "canceled"];
+const ALL_NAMES = "all names";
 const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
 const LATENCY_INTERVAL = 60000; // ms
 const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
@@ -299,8 +300,9 @@ function clear() {
 /** @param {JobState[]} states @param {string} name @param {number} found */
 function confirm(states, name, found) {
   askFor({
-    title: `Delete ${number(found)} job${found === 1 ? "" : "s"}?`, verb: "Delete", kind: "danger",
-    text: `All of ${name || "every name"} in the state ${states.join(" or ")}, also those that come meanwhile. This cannot be undone.`,
+    title: `Delete ${number(found)} job${found === 1 ? "" : "s"} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
+    text: `All that are in the state ${states.join(" or ")}, also those that come meanwhile. This cannot be undone.`,
+    typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
     async act() {
       const { deleted } = await post("/jobs/clear", { states, name: name || null });
       return done(`Deleted ${number(deleted)}`);

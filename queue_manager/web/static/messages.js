@@ -2,7 +2,7 @@
 
 import { Events, Problem, ask, attempt, get, post, query, stream } from "./api.js";
 import { at, countdown, moment, number } from "./clock.js";
-import { askFor, details, show } from "./dialog.js";
+import { TYPED_FROM, askFor, details, show } from "./dialog.js";
 import { byId, button, copier, element, mayAct, pill, toast } from "./dom.js";
 import { cell } from "./list.js";
 import { MessageList } from "./message_list.js";
@@ -14,7 +14,6 @@ const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", ackn
 const place = /** @type {MessageState} */ (document.getElementById("tabs")?.dataset.place);
 const MAX_EVENTS = 500; // that are shown at once
 const MAX_SUGGESTIONS = 100;
-const CONFIRM_FROM = 1000; // messages; who deletes more has to type the queue's name
 /** @type {number | undefined} */
 let size; // messages in this place, when it is known
 /** @type {QueueConfig | undefined} */
@@ -225,15 +224,12 @@ function filterOf({ filterType, filterPriority, filterAttempts, startDate, endDa
 
 function clear() {
   const name = PLACES[place];
-  const isMany = size === undefined || size > CONFIRM_FROM;
+  const isMany = size === undefined || size > TYPED_FROM;
   const what = size === undefined ? "messages" : counted(size);
   askFor({
     title: `Delete all ${what} in ${name}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
-    fields: isMany ? [{ name: "queue", label: `Type ${name} to confirm`, isNeeded: true }] : [],
-    async act({ queue }) {
-      if (isMany && queue.trim() !== name) throw new Problem(422, { field: "queue", message: `Type the name of the queue: ${name}` });
-      return done(await ask("DELETE", `/queue/${place}/clear`));
-    },
+    typed: isMany && { name, of: "queue" },
+    act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
   });
 }
 

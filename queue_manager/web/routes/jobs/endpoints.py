@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
@@ -14,12 +14,13 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
-from models.database import server_now
+from models.audit import ActionName
+from models.database import id_text, server_now
 from models.job import JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
-from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors, invalid
@@ -46,12 +47,14 @@ from queue_manager.web.routes.jobs.schemas import (
 )
 from queue_manager.web.routes.latency import latency_of
 from queue_manager.web.server_calls import mongodb, redis_server
+from services.audit import Actor, recorded
 from services.job_queues import (
     DuplicateJob,
     InvalidJob,
     UnknownJob,
     WrongState,
     as_json,
+    changeable,
     counts_by_name,
     jobs,
     system,
@@ -64,6 +67,15 @@ JOB_ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     UnknownJob: (HTTPStatus.NOT_FOUND, "not found"),
     WrongState: (HTTPStatus.CONFLICT, "wrong state"),
     DuplicateJob: (HTTPStatus.CONFLICT, "blocked"),
+}
+
+ACTION_TEXTS: dict[ActionName, str] = {
+    "cancel": "canceled",
+    "retry": "made due now",
+    "remove": "removed",
+    "reschedule": "rescheduled",
+    "pause": "paused",
+    "resume": "resumed",
 }
 
 NoBody = Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_JOB_BODY, is_required=False))]
@@ -195,89 +207,110 @@ def show(id: str) -> JSONResponse:
 
 
 @commands.post("/jobs", status_code=HTTPStatus.CREATED, response_model=JobAnswer, responses=errors(404, 409))
-def run(body: Annotated[NewJob, Depends(JsonBody(NewJob, max_bytes=MAX_JOB_BODY))]) -> JSONResponse:
+def run(
+    body: Annotated[NewJob, Depends(JsonBody(NewJob, max_bytes=MAX_JOB_BODY))], actor: CurrentActor
+) -> JSONResponse:
     """Store a job. 404: no function is registered for its name; 409: it must be the only one and is not."""
     options = body.model_dump(include={"priority", "unique", "singular"})
-    with mongodb():
-        job = jobs.run(body.name, *body.arguments, **body.due(), **body.repetition(), **options)
-    if job is None:
-        message = f"There is already a job {body.name} with these arguments"
-        raise ApiError(HTTPStatus.CONFLICT, "blocked", message)
+    # Programs store many jobs, whose own history begins with that; people store few, and the audit says who.
+    is_recorded = actor.via == "page"
+    with recorded(actor, "run", system=system.name, detail=body.name) if is_recorded else nullcontext() as action:
+        with mongodb():
+            job = jobs.run(body.name, *body.arguments, **body.due(), **body.repetition(), **options)
+        if job is None:
+            message = f"There is already a job {body.name} with these arguments"
+            raise ApiError(HTTPStatus.CONFLICT, "blocked", message)
+        if action is not None:
+            action.ids = [id_text(job["_id"])]
     return JSONResponse({"job": as_json(job)}, status_code=HTTPStatus.CREATED)
 
 
 @commands.post("/jobs/pause")
 def pause(
-    body: Annotated[NamesToPause, Depends(JsonBody(NamesToPause, max_bytes=MAX_JOB_BODY))], principal: CurrentPrincipal
+    body: Annotated[NamesToPause, Depends(JsonBody(NamesToPause, max_bytes=MAX_JOB_BODY))], actor: CurrentActor
 ) -> Paused:
     """Start no more jobs of these names, which wait; those that run go on."""
-    change = partial(jobs.pause, reason=body.reason, by=principal.name)
-    return Paused(paused=_switch(body.names, change, "paused"))
+    change = partial(jobs.pause, reason=body.reason, by=actor.who)
+    return Paused(paused=_switch(actor, "pause", body.names, change, reason=body.reason))
 
 
 @commands.post("/jobs/resume")
-def resume(body: QueueNames) -> Resumed:
+def resume(body: QueueNames, actor: CurrentActor) -> Resumed:
     """Start jobs of these names again."""
-    return Resumed(resumed=_switch(body.names, jobs.resume, "resumed"))
+    return Resumed(resumed=_switch(actor, "resume", body.names, jobs.resume))
 
 
 @commands.post("/jobs/clear")
-def clear(body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes=MAX_JOB_BODY))]) -> DeletedJobs:
+def clear(
+    body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes=MAX_JOB_BODY))], actor: CurrentActor
+) -> DeletedJobs:
     """Delete the jobs in some states, of one name or of all."""
-    deleted = 0
-    while True:
-        with mongodb():
-            batch = jobs.clear(body.states, body.name, limit=CLEAR_BATCH_SIZE)
-        deleted += batch
-        if batch < CLEAR_BATCH_SIZE:
-            break
+    deleted, selected = 0, {"name": body.name or "all", "states": ", ".join(body.states)}
+    with recorded(actor, "clear", system=system.name, filter=selected) as action:
+        while True:
+            with mongodb():
+                batch = jobs.clear(body.states, body.name, limit=CLEAR_BATCH_SIZE)
+            action.count = deleted = deleted + batch
+            if batch < CLEAR_BATCH_SIZE:
+                break
     log.info("Jobs deleted by hand", states=", ".join(body.states), name=body.name, jobs=deleted)
     return DeletedJobs(deleted=deleted)
 
 
 @commands.post("/jobs/{id}/cancel", response_model=JobAnswer, responses=errors(404, 409))
-def cancel(id: str, _: NoBody) -> JSONResponse:
+def cancel(id: str, _: NoBody, actor: CurrentActor) -> JSONResponse:
     """Cancel a job that is pending or failed, or ask one that is executing to stop.
 
     A job that is executing is `canceled` once its function has stopped, or its process was ended after a grace time.
     """
-    return _changed("canceled", jobs.cancel, id)
+    return _changed(actor, "cancel", jobs.cancel, id)
 
 
 @commands.post("/jobs/{id}/retry", response_model=JobAnswer, responses=errors(404, 409))
-def retry(id: str, _: NoBody) -> JSONResponse:
+def retry(id: str, _: NoBody, actor: CurrentActor) -> JSONResponse:
     """Make a job that is not executing due now."""
-    return _changed("made due now", jobs.retry, id)
+    return _changed(actor, "retry", jobs.retry, id)
 
 
 @commands.delete("/jobs/{id}", response_model=JobAnswer, responses=errors(404, 409))
-def remove(id: str) -> JSONResponse:
+def remove(id: str, actor: CurrentActor) -> JSONResponse:
     """Delete a job that is not executing, and return it."""
-    return _changed("removed", jobs.remove, id)
+    return _changed(actor, "remove", jobs.remove, id)
 
 
 @commands.post("/jobs/{id}/reschedule", response_model=JobAnswer, responses=errors(404, 409))
 def reschedule(
-    id: str, body: Annotated[Rescheduling, Depends(JsonBody(Rescheduling, max_bytes=MAX_JOB_BODY))]
+    id: str,
+    body: Annotated[Rescheduling, Depends(JsonBody(Rescheduling, max_bytes=MAX_JOB_BODY))],
+    actor: CurrentActor,
 ) -> JSONResponse:
     """Change the time or the priority of a job that is pending, failed or canceled."""
     due = body.due()
     if not body.model_fields_set:
         raise invalid("at", "must be given unless delay_seconds or priority is")
-    return _changed("rescheduled", jobs.reschedule, id, **due, priority=body.priority)
+    return _changed(actor, "reschedule", jobs.reschedule, id, **due, priority=body.priority)
 
 
-def _changed(what: str, change: Callable[..., dict[str, Any]], id: str, **options: Any) -> JSONResponse:
-    with mongodb():
-        job = change(id, **options)
-    log.info(f"A job was {what} by hand", job=id, name=job["name"])
+def _changed(
+    actor: Actor, action: ActionName, change: Callable[..., dict[str, Any]], id: str, **options: Any
+) -> JSONResponse:
+    with recorded(actor, action, system=system.name, ids=[id]) as done:
+        with mongodb():
+            before, job = jobs.get(id), change(id, **options)
+        done.ids, done.count = [id_text(job["_id"])], 1
+        if action != "remove":
+            done.changed(changeable(before), changeable(job))
+    log.info(f"A job was {ACTION_TEXTS[action]} by hand", job=id, name=job["name"])
     return JSONResponse({"job": as_json(job)})
 
 
-def _switch(names: list[str], change: Callable[[list[str]], None], what: str) -> list[str]:
-    with mongodb(), _naming(name="names"):
+def _switch(
+    actor: Actor, action: ActionName, names: list[str], change: Callable[[list[str]], None], reason: str | None = None
+) -> list[str]:
+    selected = {"names": ", ".join(names)} | ({"reason": reason} if reason else {})
+    with recorded(actor, action, system=system.name, filter=selected), mongodb(), _naming(name="names"):
         change(names)
-    log.info(f"Queues were {what} by hand", names=", ".join(names))
+    log.info(f"Queues were {ACTION_TEXTS[action]} by hand", names=", ".join(names))
     return names
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
+from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody
 from queue_manager.web.routes.messages.background import Background
@@ -37,15 +40,28 @@ from queue_manager.web.routes.messages.schemas import (
     Move,
     Replay,
 )
-from services.message_queue import Filter, MessageState, UnknownMessage, message_queue, queue_admin
+from services.audit import Actor, recorded
+from services.message_queue import (
+    Filter,
+    Message,
+    MessageState,
+    UnknownMessage,
+    message_queue,
+    queue_admin,
+    system,
+)
+from services.message_queue.admin import checked_ids
 from services.message_queue.browser import KEPT_STATES, KeptState
 from services.message_queue.messages import checked_id
 from services.message_queue.transfer import import_messages, parse_lines
 
 MAX_CLEAR_DURATION = 50.0
 """Seconds of one request that clears: proxies time out after 60."""
+AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
+"""What the audit has of all actions on messages."""
 CLEAR_LOG_INTERVAL = 5.0
 """Seconds between two log lines about a long clear."""
+INCOMPLETE_DETAIL = "stopped after its time; the rest is left"
 
 log = get_logger("QM/queue")
 router = APIRouter(responses=errors(503))
@@ -56,22 +72,41 @@ InQueue = Annotated[
 
 
 @router.put("/queue/message/{id:path}", response_model=UpdatedMessage, responses=errors(404, 409))
-def update(id: str, body: Annotated[bytes, Depends(MessageBody(MessageChange))], source: InQueue = None) -> Response:
+def update(
+    id: str,
+    body: Annotated[bytes, Depends(MessageBody(MessageChange))],
+    actor: CurrentActor,
+    source: InQueue = None,
+) -> Response:
     """Change a message. 409: a consumer holds it."""
-    queue_admin().update(id, decode_message(parse_object(body)), source=source)
+    changes = decode_message(parse_object(body))
+    with recorded(actor, "edit", **AUDITED_QUEUE, ids=[checked_id(id)]) as action:
+        before = queue_admin().find(id)
+        queue_admin().update(id, changes, source=source)
+        changed = queue_admin().find(id)
+        action.changed(_editable(before), _editable(changed))
     log.info("Message changed by hand", message_id=id)
-    changed = queue_admin().find(id)
     about = EditedMessage(message="Message updated", id=id, messageId=id, queueType=source).model_dump_json()
     data = changed.to_json() if changed else "null"
     return Response(f'{about[:-1]},"data":{data}}}', media_type="application/json")
 
 
+def _editable(message: Message | None) -> dict[str, Any]:
+    """Return the values of a message that people can change."""
+    if message is None:
+        return {}
+    names = ("type", "priority", "custom_ack_timeout", "custom_max_attempts")
+    return {**{name: message.fields.get(name) for name in names}, "payload": message.payload_json}
+
+
 @router.delete("/queue/message/{id:path}", responses=errors(404, 409))
-def delete(id: str, source: InQueue = None) -> EditedMessage:
+def delete(id: str, actor: CurrentActor, source: InQueue = None) -> EditedMessage:
     """Delete a message."""
-    outcome = queue_admin().delete([checked_id(id)], source=source)[id]
-    if outcome != "DELETED":
-        raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
+    with recorded(actor, "delete", **AUDITED_QUEUE, ids=[checked_id(id)]) as action:
+        outcome = queue_admin().delete([id], source=source)[id]
+        if outcome != "DELETED":
+            raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
+        action.count = 1
     log.info("Message deleted by hand", message_id=id)
     return EditedMessage(message="Message deleted", id=id, messageId=id, queueType=source)
 
@@ -79,25 +114,36 @@ def delete(id: str, source: InQueue = None) -> EditedMessage:
 @router.post("/queue/messages/delete")
 def delete_many(
     body: Annotated[MessagesToDelete, Depends(JsonBody(MessagesToDelete, max_bytes=MAX_BATCH_BYTES))],
+    actor: CurrentActor,
     source: InQueue = None,
 ) -> DeletedMessages:
     """Delete up to 1,000 messages."""
-    return DeletedMessages(**_results("deleted", "DELETED", queue_admin().delete(body.messageIds, source=source)))
+    with recorded(actor, "delete", **AUDITED_QUEUE, ids=checked_ids(body.messageIds)) as action:
+        outcomes = queue_admin().delete(body.messageIds, source=source)
+        action.succeeded(_done("DELETED", outcomes))
+    return DeletedMessages(**_results("deleted", "DELETED", outcomes))
 
 
 @router.delete("/queue/messages")
 def delete_date_range(
     start: Annotated[RequiredMoment, Query(alias="startTimestamp")],
     end: Annotated[RequiredMoment, Query(alias="endTimestamp")],
+    actor: CurrentActor,
     source: Annotated[KeptState | None, EmptyIsNone, Query(alias="queueType")] = None,
     is_preview: Annotated[bool, Query(alias="preview", description="Count them, and delete nothing.")] = False,
 ) -> DeletedRange:
     """Delete the messages that were added between two times, for about 10 s; those that a consumer holds are kept."""
     admin, states, wanted = queue_admin(), (source,) if source else KEPT_STATES, Filter(since=start, until=end)
-    found = admin.count_matching(states, wanted) if is_preview else admin.delete_matching(states, wanted)
+    if is_preview:
+        found = admin.count_matching(states, wanted)
+    else:
+        selected = {"state": source, "added from": _shown(start), "added until": _shown(end)}
+        with recorded(actor, "delete", **AUDITED_QUEUE, filter=selected) as action:
+            found = admin.delete_matching(states, wanted)
+            action.count = sum(found.deleted.values())
+            action.detail = "" if found.is_complete else INCOMPLETE_DETAIL
+        log.info("Messages of a date range deleted by hand", messages=action.count, complete=found.is_complete)
     count = sum(found.deleted.values())
-    if not is_preview:
-        log.info("Messages of a date range deleted by hand", messages=count, complete=found.is_complete)
     verb = "would be deleted" if is_preview else "deleted"
     return DeletedRange(
         message=f"{count} messages {verb}",
@@ -109,13 +155,16 @@ def delete_date_range(
 
 
 @router.post("/queue/import")
-def import_lines(body: Annotated[bytes, Depends(LinesBody())]) -> Imported:
+def import_lines(body: Annotated[bytes, Depends(LinesBody())], actor: CurrentActor) -> Imported:
     """Add the messages of an export to the main queue, with no attempts used. A message whose id exists is not added.
 
     The body may also be a JSON list. If a message is invalid, nothing is added.
     """
     queue = message_queue()
-    result = import_messages(queue, list(parse_lines(body.splitlines(), queue.options)))
+    messages = list(parse_lines(body.splitlines(), queue.options))
+    with recorded(actor, "import", **AUDITED_QUEUE, total=len(messages)) as action:
+        result = import_messages(queue, messages)
+        action.count = result.added
     log.info("Messages imported", messages=result.added, known=result.known)
     return Imported(
         message=f"{result.added} messages imported",
@@ -126,16 +175,21 @@ def import_lines(body: Annotated[bytes, Depends(LinesBody())]) -> Imported:
 
 
 @router.post("/queue/move")
-def move(body: Annotated[Move, Depends(JsonBody(Move, max_bytes=MAX_BATCH_BYTES))]) -> Moved:
+def move(body: Annotated[Move, Depends(JsonBody(Move, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor) -> Moved:
     """Move up to 1,000 messages."""
     if body.toQueue == body.fromQueue:
         raise invalid("toQueue", "must be another queue than fromQueue")
-    outcomes = queue_admin().move(body.messages, to=body.toQueue, source=body.fromQueue, reason=body.errorReason)
+    detail = " ".join(filter(None, [f"to {body.toQueue}", body.errorReason and f"({body.errorReason})"]))
+    with recorded(actor, "move", **AUDITED_QUEUE, ids=checked_ids(body.messages), detail=detail) as action:
+        outcomes = queue_admin().move(body.messages, to=body.toQueue, source=body.fromQueue, reason=body.errorReason)
+        action.succeeded(_done("MOVED", outcomes))
     return Moved(**_results("moved", "MOVED", outcomes))
 
 
 @router.post("/queue/replay")
-def replay(body: Annotated[Replay, Depends(JsonBody(Replay, max_bytes=MAX_BATCH_BYTES))]) -> Replayed:
+def replay(
+    body: Annotated[Replay, Depends(JsonBody(Replay, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
+) -> Replayed:
     """Replay the dead letters with some ids, or all that match a filter and are there now, the oldest first.
 
     With a filter it stops after about 10 s, and `is_complete` is false: repeat it then.
@@ -143,27 +197,34 @@ def replay(body: Annotated[Replay, Depends(JsonBody(Replay, max_bytes=MAX_BATCH_
     if (body.messageIds is None) == (body.filter is None):
         raise invalid("messageIds", "must be given, or filter, but not both")
     if body.messageIds is not None:
-        return Replayed(**_results("moved", "MOVED", queue_admin().replay(body.messageIds)))
+        with recorded(actor, "replay", **AUDITED_QUEUE, ids=checked_ids(body.messageIds)) as action:
+            outcomes = queue_admin().replay(body.messageIds)
+            action.succeeded(_done("MOVED", outcomes))
+        return Replayed(**_results("moved", "MOVED", outcomes))
     assert body.filter is not None
-    replayed = queue_admin().replay_matching(body.filter.to_filter())
+    with recorded(actor, "replay", **AUDITED_QUEUE, filter=body.filter.model_dump()) as action:
+        replayed = queue_admin().replay_matching(body.filter.to_filter())
+        action.ids, action.count = _done("MOVED", replayed.outcomes or {}), replayed.moved
+        action.total = replayed.moved + replayed.failed
+        action.detail = "" if replayed.is_complete else INCOMPLETE_DETAIL
     if replayed.outcomes is not None:
         return Replayed(**_results("moved", "MOVED", replayed.outcomes), is_complete=replayed.is_complete)
     return Replayed(**_numbers("moved", replayed.moved, replayed.failed), is_complete=replayed.is_complete)
 
 
 @router.delete("/queue/clear")
-def clear(request: Request) -> Cleared:
+def clear(request: Request, actor: CurrentActor) -> Cleared:
     """Delete all messages of all queues, for 50 s at most."""
-    return _cleared(None, request)
+    return _cleared(None, request, actor)
 
 
 @router.delete("/queue/{queueType}/clear", responses=errors(404))
-def clear_one(queue: NamedQueue, request: Request) -> Cleared:
+def clear_one(queue: NamedQueue, request: Request, actor: CurrentActor) -> Cleared:
     """Delete all messages of one queue, for 50 s at most."""
-    return _cleared(queue, request)
+    return _cleared(queue, request, actor)
 
 
-def _cleared(queue: MessageState | None, request: Request) -> Cleared:
+def _cleared(queue: MessageState | None, request: Request, actor: Actor) -> Cleared:
     """Delete in batches, each of which is an event.
 
     Stops after 50 s, or when the process shuts down; the rest is left for the next request.
@@ -171,23 +232,36 @@ def _cleared(queue: MessageState | None, request: Request) -> Cleared:
     background: Background = request.app.state.background
     started_at = logged_at = time.monotonic()
     count, is_complete = 0, True
-    for deleted in queue_admin().clear_in_batches(queue):
-        count += deleted
-        now = time.monotonic()
-        if now - logged_at >= CLEAR_LOG_INTERVAL:
-            log.info("Clearing by hand", queue=queue or "all", messages=count)
-            logged_at = now
-        if now - started_at >= MAX_CLEAR_DURATION or background.end.done():
-            is_complete = False
-            break
+    with recorded(actor, "clear", **AUDITED_QUEUE, filter={"state": queue or "all"}) as action:
+        for deleted in queue_admin().clear_in_batches(queue):
+            action.count = count = count + deleted
+            now = time.monotonic()
+            if now - logged_at >= CLEAR_LOG_INTERVAL:
+                log.info("Clearing by hand", queue=queue or "all", messages=count)
+                logged_at = now
+            if now - started_at >= MAX_CLEAR_DURATION or background.end.done():
+                is_complete, action.detail = False, INCOMPLETE_DETAIL
+                break
     log.info("Cleared by hand", queue=queue or "all", messages=count, complete=is_complete)
     left = "" if is_complete else "; there are more, so repeat it"
     message = f"{count} messages deleted{left}"
     return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete)
 
 
+def _shown(timestamp: float) -> str:
+    try:
+        return to_iso(datetime.fromtimestamp(timestamp, UTC))
+    except (OverflowError, ValueError, OSError):  # years that Python does not know
+        return str(timestamp)
+
+
+def _done(success: str, outcomes: Mapping[str, str]) -> list[str]:
+    """Return the ids for which an operation succeeded."""
+    return [id for id, outcome in outcomes.items() if outcome == success]
+
+
 def _results(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, Any]:
-    done = sum(outcome == success for outcome in outcomes.values())
+    done = len(_done(success, outcomes))
     results = [{"id": id, "result": outcome} for id, outcome in outcomes.items()]
     return _numbers(verb, done, len(outcomes) - done) | {"results": results}
 

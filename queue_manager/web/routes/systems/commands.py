@@ -10,12 +10,13 @@ from fastapi import APIRouter, Depends
 from queue_manager import pauses
 from queue_manager.core.log import get_logger
 from queue_manager.system import System
-from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import JsonBody, NoMembers
 from queue_manager.web.http.responses import PauseState
 from queue_manager.web.routes.systems.queries import Named
 from queue_manager.web.routes.systems.schemas import NewPause, PausedSystem
+from services.audit import recorded
 
 MAX_PAUSE_BODY = 4 * 1024  # bytes
 
@@ -27,22 +28,25 @@ router = APIRouter(responses=errors(404, 409, 503))
 
 
 @router.post("/systems/{name}/pause")
-def pause(system: Named, body: Reason, principal: CurrentPrincipal) -> PausedSystem:
+def pause(system: Named, body: Reason, actor: CurrentActor) -> PausedSystem:
     """Dispatch no more items of a system until it is resumed. Items in flight end as usual.
 
     409: the scan of the system acts itself, and dispatches no items.
     """
     _require_items(system)
-    made = pauses.pause(system.name, by=principal.name, reason=body.reason)
-    log.info("A system was paused by hand", system=system.name, who=principal.name, reason=body.reason)
+    selected = {"reason": body.reason} if body.reason else None
+    with recorded(actor, "pause", system=system.name, filter=selected, is_in_redis=True):
+        made = pauses.pause(system.name, by=actor.who, reason=body.reason)
+    log.info("A system was paused by hand", system=system.name, who=actor.who, reason=body.reason)
     return PausedSystem(name=system.name, is_paused=True, pause=PauseState.of(made))
 
 
 @router.post("/systems/{name}/resume")
-def resume(system: Named, _: NothingElse) -> PausedSystem:
+def resume(system: Named, _: NothingElse, actor: CurrentActor) -> PausedSystem:
     """Dispatch the items of a paused system again, starting with its next scan."""
     _require_items(system)
-    pauses.resume(system.name)
+    with recorded(actor, "resume", system=system.name, is_in_redis=True):
+        pauses.resume(system.name)
     log.info("A system was resumed by hand", system=system.name)
     return PausedSystem(name=system.name, is_paused=False, pause=None)
 

@@ -14,7 +14,7 @@ from models.mark import Mark
 from queue_manager.core.log import get_logger
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.latency import MEASURES, Measure
-from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody
 from queue_manager.web.routes.latency import latency_of, percentiles_of
@@ -22,6 +22,7 @@ from queue_manager.web.routes.systems.queries import Named
 from queue_manager.web.routes.systems.schemas import ChartMark, NewMark, PercentileSeries, SystemHistory
 from queue_manager.web.server_calls import mongodb, redis_server
 from services import history
+from services.audit import recorded
 from services.history import Range
 
 MAX_MARK_BODY = 4 * 1024  # bytes
@@ -56,11 +57,11 @@ def system_history(
 
 @marks.post("/marks", status_code=HTTPStatus.CREATED)
 def add_mark(
-    body: Annotated[NewMark, Depends(JsonBody(NewMark, max_bytes=MAX_MARK_BODY))], principal: CurrentPrincipal
+    body: Annotated[NewMark, Depends(JsonBody(NewMark, max_bytes=MAX_MARK_BODY))], actor: CurrentActor
 ) -> ChartMark:
     """Mark the present in the charts, such as a deployment."""
-    with mongodb():
-        made = Mark(kind="deployment", at=server_now(), text=body.text, by=principal.name)
+    with recorded(actor, "mark", detail=body.text), mongodb():
+        made = Mark(kind="deployment", at=server_now(), text=body.text, by=actor.who)
         mark.add(made)
     log.info("A mark was made", text=made.text)
     return ChartMark(**vars(made))

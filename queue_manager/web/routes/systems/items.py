@@ -24,6 +24,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System
+from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
@@ -40,6 +41,7 @@ from queue_manager.web.routes.systems.schemas import (
     SentTask,
 )
 from queue_manager.web.server_calls import Unavailable, broker, mongodb
+from services.audit import recorded
 from services.due_work import DueItem
 from tasks import app
 from tasks.item import ItemTask
@@ -150,7 +152,9 @@ def matches(item: Item, search: str | None) -> bool:
 
 @retries.post("/systems/{name}/items/retry", status_code=HTTPStatus.ACCEPTED, responses=errors(404, 503))
 def retry_items(
-    found: WithItems, body: Annotated[RetriedItems, Depends(JsonBody(RetriedItems, max_bytes=MAX_RETRY_BODY))]
+    found: WithItems,
+    body: Annotated[RetriedItems, Depends(JsonBody(RetriedItems, max_bytes=MAX_RETRY_BODY))],
+    actor: CurrentActor,
 ) -> Sent:
     """Send the tasks of all items that match, at most 1,000. `of` counts them, up to 20,000."""
     system, open_list = found
@@ -158,9 +162,11 @@ def retry_items(
         listed = open_list()
         read = islice(listed.items(body.state), MAX_COUNTED)
         matching = list(dict.fromkeys(item.id for item in read if matches(item, body.search)))
-    sent, ids = 0, matching[:MAX_RETRIED]
-    for first in range(0, len(ids), settings().qm_claim_batch):
-        sent += len(_retry(system, listed, ids[first : first + settings().qm_claim_batch]))
+    sent, ids, selected = 0, matching[:MAX_RETRIED], {"state": body.state, "search": body.search}
+    with recorded(actor, "retry", system=system.name, filter=selected, ids=ids, total=len(matching)) as action:
+        for first in range(0, len(ids), settings().qm_claim_batch):
+            sent += len(_retry(system, listed, ids[first : first + settings().qm_claim_batch]))
+        action.count = sent
     log.info("Items are retried by hand", system=system.name, state=body.state, sent=sent, of=len(matching))
     return Sent(sent=sent, of=len(matching))
 
@@ -170,13 +176,16 @@ def retry_item(
     found: WithItems,
     id: str,
     _: Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_RETRY_BODY, is_required=False))],
+    actor: CurrentActor,
 ) -> SentTask:
     """Send the task of one item that is due, stuck or failed. 409: it is in progress, or not due."""
     system, open_list = found
     listed = open_list()
-    taken = _retry(system, listed, [id])
-    if not taken:
-        raise _not_taken(listed, id)
+    with recorded(actor, "retry", system=system.name, ids=[id]) as action:
+        taken = _retry(system, listed, [id])
+        if not taken:
+            raise _not_taken(listed, id)
+        action.count = 1
     log.info("An item is retried by hand", system=system.name, item=id, task_id=taken[0].token)
     return SentTask(task_id=taken[0].token)
 

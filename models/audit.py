@@ -1,0 +1,163 @@
+"""The audit: collection `qm_audit`, one document for each action of an operator or a program.
+
+    {_id, at, who, via: "page", "api" or "cli", address, action, system?, ids, total?, filter?, detail?, count?,
+     before?, after?, outcome: "unknown", "done" or "failed", error?, expires_at}
+
+`services.audit` records the entries; nobody else writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from bson import ObjectId
+from pymongo import ASCENDING, IndexModel
+from pymongo.collection import Collection
+
+from models import listing
+from models.database import Document, collection
+from models.listing import Position
+from queue_manager.core.clock import milliseconds
+
+AUDIT_COLLECTION = "qm_audit"
+MAX_LISTED_IDS = 20  # of one entry in a list; `get` returns all that are stored
+MAX_OF_ONE_ID = 100  # the newest entries about one id
+AUDIT_ORDER = ("at", "_id")
+
+ActionName = Literal[
+    "adopt",
+    "cancel",
+    "clear",
+    "delete",
+    "edit",
+    "import",
+    "mark",
+    "migrate",
+    "move",
+    "pause",
+    "remove",
+    "replay",
+    "requeue",
+    "reschedule",
+    "resume",
+    "retry",
+    "run",
+    "scan",
+    "silence",
+    "unsilence",
+]
+AUDITED_ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
+Via = Literal["page", "api", "cli"]
+Outcome = Literal["unknown", "done", "failed"]
+
+_FIELDS = {"id": "ids", "who": "who", "action": "action", "system": "system"}
+"""The fields of the conditions; each has an index in the order of the list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """Who did what to what, when, from where, and how it ended."""
+
+    id: str
+    at: datetime
+    who: str
+    """The name of a key, `loopback`, or a user of the operating system."""
+    via: Via
+    address: str
+    """The IP address of the client, or the name of the host where the command ran."""
+    action: ActionName
+    system: str | None = None
+    ids: Sequence[str] = ()
+    """What it was done to, while it runs what it is to be done to; of many only the first."""
+    total: int | None = None
+    """How many it was to be done to, where that is known."""
+    filter: Mapping[str, Any] | None = None
+    """How they were selected, unless by their ids."""
+    detail: str = ""
+    count: int | None = None
+    """How many were changed."""
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    outcome: Outcome = "unknown"
+    """Unknown while the action runs, and if its process or a server failed meanwhile."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditQuery:
+    """Conditions on entries; `None` matches everything."""
+
+    id: str | None = None
+    who: str | None = None
+    action: str | None = None
+    system: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def begin(document: Document, *, retention: timedelta) -> None:
+    """Insert an entry, with the time of the server, so that entries of all processes are in their order."""
+    times = {"at": "$$NOW", "expires_at": {"$add": ["$$NOW", milliseconds(retention)]}}
+    stored = {"$mergeObjects": [{"$literal": document}, times]}
+    _audit().update_one({"_id": document["_id"]}, [{"$replaceWith": stored}], upsert=True)
+
+
+def finish(id: ObjectId, fields: Document) -> None:
+    """Add to an entry what is known after its action."""
+    _audit().update_one({"_id": id}, {"$set": fields})
+
+
+def get(id: str) -> AuditEntry | None:
+    """Return an entry with all its ids."""
+    found = _audit().find_one({"_id": ObjectId(id)}) if ObjectId.is_valid(id) else None
+    return None if found is None else _entry(found)
+
+
+def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list[AuditEntry], Position | None]:
+    """Return the entries after a position, newest first, and the position of the next page; `None` at the end.
+
+    Raises:
+        NoPosition: `after` does not fit the order of the list.
+    """
+    given = {field: value for name, field in _FIELDS.items() if (value := getattr(query, name)) is not None}
+    times = {"$gte": query.since, "$lte": query.until}
+    if wanted := {operator: moment for operator, moment in times.items() if moment is not None}:
+        given["at"] = wanted
+    # The server chooses the index: the audit must be readable after an upgrade, before `migrate` creates them.
+    walk = listing.walk(
+        _audit(), given, index=None, order=AUDIT_ORDER, after=after, is_descending=True, batch=limit + 1
+    )
+    some = list(islice(walk, limit + 1))
+    shown = some[:limit]
+    end = listing.position(shown[-1], AUDIT_ORDER) if len(some) > limit else None
+    return [_entry(one, max_ids=MAX_LISTED_IDS) for one in shown], end
+
+
+def of_id(id: str) -> list[AuditEntry]:
+    """Return the newest entries about an id, in any system, newest first."""
+    return page(AuditQuery(id=id), after=None, limit=MAX_OF_ONE_ID)[0]
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return the collections of this module with their indexes, for `migrate`."""
+    order = [(field, ASCENDING) for field in AUDIT_ORDER]
+    return {
+        AUDIT_COLLECTION: [
+            IndexModel(order, name="audit_by_time"),
+            *(IndexModel([(field, ASCENDING), *order], name=f"audit_by_{field}") for field in _FIELDS.values()),
+            IndexModel([("expires_at", ASCENDING)], name="audit_kept_until", expireAfterSeconds=0),
+        ]
+    }
+
+
+def _entry(document: Document, *, max_ids: int | None = None) -> AuditEntry:
+    known = {name: value for name, value in document.items() if name in AuditEntry.__dataclass_fields__}
+    return AuditEntry(**{**known, "id": str(document["_id"]), "ids": document["ids"][:max_ids]})
+
+
+def _audit() -> Collection[Document]:
+    return collection(AUDIT_COLLECTION)

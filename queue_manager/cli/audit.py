@@ -1,0 +1,107 @@
+"""`queue-manager audit`: who changed what.
+
+Guarantee: text of applications reaches a terminal without control characters or markup.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from models import audit
+from models.audit import AUDITED_ACTIONS, AuditQuery
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.core.clock import parse_utc, to_iso
+from queue_manager.core.errors import PermanentError
+from queue_manager.web.http.errors import ApiError
+from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
+from services.audit import changes_of
+
+MAX_SHOWN_IDS = 3
+
+audit_cli = typer.Typer(
+    help="Show who changed what: by page, HTTP API or command line.\n\n"
+    "Entries are kept for QM_AUDIT_DAYS. Adding, receiving and acknowledging messages is not recorded.",
+    invoke_without_command=True,
+)
+
+
+@audit_cli.callback()
+def list_entries(
+    context: typer.Context,
+    who: Annotated[str | None, typer.Option(help="Only of this key, or of this user of the operating system.")] = None,
+    action: Annotated[str | None, typer.Option(help=f"Only this action: {', '.join(AUDITED_ACTIONS)}.")] = None,
+    system: Annotated[str | None, typer.Option(help="Only of this system.")] = None,
+    id: Annotated[str | None, typer.Option(help="Only what was done to this item, message or job.")] = None,
+    since: Annotated[str | None, typer.Option("--from", help="From this time on, such as 2026-01-31T09:30Z.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Up to this time.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_AUDIT_PAGE, help="Maximum number of entries.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
+) -> None:
+    """Show who changed what, newest first. Times are UTC.
+
+    Example: `queue-manager audit --who alice --action delete --from 2026-01-31T00:00Z`
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if action is not None and action not in AUDITED_ACTIONS:
+        fail(f"there is no action {action!r}; the actions are: {', '.join(AUDITED_ACTIONS)}", code=2)
+    times = {"since": _moment(since, "--from"), "until": _moment(until, "--to")}
+    query = AuditQuery(who=who, action=action, system=system, id=id, **times)
+    with report_errors():
+        try:
+            page = audit_page(query, cursor=cursor, limit=limit)
+        except ApiError as error:
+            fail(f"--{error}", code=2)
+    if as_json:
+        print_json(page.model_dump_json(indent=2))
+        return
+    screen = console()
+    if not page.entries:
+        screen.print("no such action")
+    for line in (line for entry in page.entries for line in _lines(entry)):
+        screen.print(Text(printable(line)), soft_wrap=True)
+    if page.cursor is not None:
+        screen.print(Text(f"there are more: --cursor {shlex.quote(page.cursor)}"), soft_wrap=True)
+
+
+@audit_cli.command()
+def show(
+    id: Annotated[str, typer.Argument(help="The id of an entry.", metavar="ID")],
+) -> None:
+    """Print one entry as JSON, with all ids that are stored. Exit code 1 if there is none."""
+    with report_errors():
+        found = audit.get(id)
+    if found is None:
+        fail(f"there is no entry {id} in the audit", code=1)
+    print_json(one_change(found).model_dump_json(indent=2))
+
+
+def _moment(text: str | None, option: str) -> datetime | None:
+    try:
+        return parse_utc(text, field=option)
+    except PermanentError as error:
+        fail(str(error), code=2)
+
+
+def _lines(entry: AuditedChange) -> list[str]:
+    """Return an entry in a line, and in another one what was selected and changed."""
+    count = "" if entry.count is None else f"{entry.count:,} changed"
+    who = f"{entry.who} ({entry.via}, {entry.address})"
+    first = (to_iso(entry.at), entry.id, entry.action, entry.system, entry.outcome, count, who)
+    return ["  ".join(filter(None, first)), *(f"    {what}" for what in [_what(entry)] if what)]
+
+
+def _what(entry: AuditedChange) -> str:
+    more = (entry.total or 0) - MAX_SHOWN_IDS
+    ids = ", ".join(entry.ids[:MAX_SHOWN_IDS]) + (f" and {more:,} more" if more > 0 and entry.ids else "")
+    selected = "" if not entry.filter else json.dumps(entry.filter, ensure_ascii=False)
+    changes = changes_of(entry.before, entry.after)
+    return "; ".join(filter(None, [ids, selected, changes, entry.detail, entry.error]))

@@ -1,0 +1,37 @@
+"""Recording of commands in the audit, under the user of the operating system."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from models.audit import ActionName
+from queue_manager.core import log
+from queue_manager.core.settings import settings
+from services.audit import Actor, AuditedAction, recorded
+
+
+@contextmanager
+def audited(action: ActionName, **known: Any) -> Iterator[AuditedAction]:
+    """Record what a command does in the block; see `services.audit.recorded`."""
+    if not logging.getLogger().handlers:  # so that an entry that cannot be stored is one line on stderr
+        log.configure(level="WARNING", form=settings().qm_log_format)
+    with recorded(_actor(), action, **known) as done:
+        yield done
+
+
+def _actor() -> Actor:
+    return Actor(who=user_name(), via="cli", address=socket.gethostname())
+
+
+def user_name() -> str:
+    """Return the name of the user who runs the command; `uid 1000` in a container whose user has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"uid {os.getuid()}"

@@ -1,0 +1,57 @@
+// The audit: who changed what.
+
+import { Events, get, query } from "./api.js";
+import { moment, number } from "./clock.js";
+import { PREFIX, byId, element, pill } from "./dom.js";
+import { List, cell } from "./list.js";
+
+const PAGE = 50;
+const SHOWN_IDS = 3;
+const REFRESH_INTERVAL = 5000; // ms
+const OUTCOMES = { done: "good", failed: "bad", unknown: "warn" };
+const VIAS = { page: "page", api: "API", cli: "command line" };
+
+/** @type {Record<string, string>} */
+const titles = Object.fromEntries([...byId("filter-system").options].map(({ value: name, text }) => [name, text]));
+
+/** What a field for a time has, in UTC. @param {string | null | undefined} text */
+const utc = (text) => text && `${text}Z`;
+
+/** @param {Values} values @param {Options} options */
+async function load({ from, to, ...values }, options) {
+  /** @type {AuditPage} */
+  const { entries, cursor } = await get(`/audit${query({ ...values, from: utc(from), to: utc(to), limit: PAGE })}`, options);
+  return { rows: entries, cursor };
+}
+
+/** @param {AuditedChange} entry */
+function cells({ at, who, via, address, action, system, count, outcome, ...about }) {
+  return [
+    element("th", { scope: "row" }, moment(at)),
+    cell("Who", element("span", {}, element("b", {}, who), element("div", { class: "hint soft" }, `${VIAS[via]} · ${address}`))),
+    cell("Action", element("span", {}, element("b", {}, action), system && element("div", { class: "hint soft" }, titles[system] ?? system)), "nowrap"),
+    element("td", { class: "text" }, what(about)),
+    cell("Changed", number(count), "number"),
+    cell("Outcome", pill(outcome, OUTCOMES[outcome]), "nowrap"),
+  ];
+}
+
+/** @param {Pick<AuditedChange, "ids" | "total" | "page" | "filter" | "before" | "after" | "detail" | "error">} about @returns {Child[]} */
+function what({ ids, total, page, filter, before, after, detail, error }) {
+  const more = (total ?? 0) - SHOWN_IDS;
+  return [
+    ids.length > 0 && element("div", {}, ids.slice(0, SHOWN_IDS).flatMap((id, index) => [index ? ", " : "", page ? element("a", { href: `${PREFIX}${page}/${encodeURIComponent(id)}` }, id) : id]), more > 0 && ` and ${number(more)} more`),
+    filter && element("div", {}, Object.entries(filter).map(([name, value]) => `${name}: ${value}`).join(", ")),
+    Object.entries({ ...before, ...after }).map(([name]) => element("div", {}, `${name} `, value(before?.[name]), " → ", value(after?.[name]))),
+    detail && element("div", {}, detail),
+    error && element("div", { class: "bad" }, error),
+  ];
+}
+
+/** @param {unknown} text */
+const value = (text) => element("code", {}, String(text ?? "none"));
+
+const list = new List({ load, cells, id: ({ id }) => id });
+const refresh = () => list.refresh();
+new Events("/overview/events", "overview", { event: refresh, reload: refresh });
+setInterval(() => document.hidden || refresh(), REFRESH_INTERVAL); // not every action changes the overview

@@ -1,0 +1,216 @@
+"""Recording of the audit: who changed what, with the values before and after, and how it ended.
+
+    with recorded(actor, "replay", system="overdue-messages", ids=ids) as action:
+        action.count = replay(ids)
+
+Guarantee: an action that was begun is in the collection or, if MongoDB did not store its entry, in the log. Texts and
+lists of ids are bounded, so that every entry is small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bson import ObjectId
+from bson.errors import BSONError
+
+from models import audit
+from models.audit import ActionName, AuditEntry, Outcome, Via
+from models.database import Document, Error, describe, within
+from queue_manager.core.clock import hours, seconds
+from queue_manager.core.errors import Unavailable, reason, server_away
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.explanation import TimelineEntry
+
+AUDIT_TIMEOUT = seconds(2.5)
+MAX_AUDITED_IDS = 1_000
+MAX_VALUE_LENGTH = 1_000  # characters of one value before or after
+MAX_AUDITED_ERROR_LENGTH = 500  # characters
+MAX_STORED_INTEGER = 2**63 - 1  # larger ones, which other programs may have written, are stored as texts
+ACTION_LABELS: Mapping[ActionName, str] = {
+    "edit": "Edited",
+    "delete": "Deleted",
+    "move": "Moved",
+    "replay": "Replayed",
+    "retry": "Retried",
+    "run": "Stored",
+    "cancel": "Canceled",
+    "reschedule": "Rescheduled",
+    "remove": "Removed",
+}
+"""What the timelines call the actions that name ids."""
+DELETING_ACTIONS: tuple[ActionName, ...] = ("delete", "remove")
+
+log = get_logger("QM/audit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actor:
+    """Who acts, and from where; see `AuditEntry`."""
+
+    who: str
+    via: Via
+    address: str
+
+
+@dataclass(kw_only=True)
+class AuditedAction:
+    """What is known of an action so far. The block that acts completes it."""
+
+    ids: Sequence[str] = ()
+    """What it is to be done to; in the end, what it was done to."""
+    total: int | None = None
+    """How many it was to be done to; the number of `ids` unless it is given."""
+    filter: Mapping[str, Any] | None = None
+    detail: str = ""
+    count: int | None = None
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.total is None and self.ids:
+            self.total = len(self.ids)
+
+    def succeeded(self, ids: Sequence[str]) -> None:
+        """Record what it was done to, and their number."""
+        self.ids, self.count = ids, len(ids)
+
+    def changed(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Record the values that differ."""
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        self.before = {name: before.get(name) for name in names}
+        self.after = {name: after.get(name) for name in names}
+
+
+class _Entry:
+    """The entry of an action while it runs. Stores what is known, or logs it."""
+
+    def __init__(self, actor: Actor, action: ActionName, system: str | None) -> None:
+        about = {"who": _text(actor.who), "via": actor.via, "address": _text(actor.address)}
+        of_system = {} if system is None else {"system": system}
+        self._document: Document = {"_id": ObjectId(), **about, "action": action, **of_system}
+        self._is_stored = False
+
+    def begin(self, done: AuditedAction, *, is_in_redis: bool) -> None:
+        self._document |= {**_fields(done), "outcome": "unknown"}
+        error = _failure(lambda: audit.begin(self._document, retention=hours(24 * settings().qm_audit_days)))
+        if isinstance(error, Error) and server_away(error) and not is_in_redis:
+            raise Unavailable(describe(error)) from error
+        self._is_stored = error is None
+        if error is not None:
+            self._log(error)
+
+    def finish(self, done: AuditedAction, outcome: Outcome, error: str | None = None) -> None:
+        fields: Document = {**_fields(done), "outcome": outcome, **({} if error is None else {"error": error})}
+        self._document |= fields
+        if not self._is_stored:
+            self._log()  # the server was just away: do not wait for it again
+        elif error_of_write := _failure(lambda: audit.finish(self._document["_id"], fields)):
+            self._log(error_of_write)
+
+    def _log(self, error: Exception | None = None) -> None:
+        entry = json.dumps(self._document, default=str, ensure_ascii=False)
+        why = {} if error is None else {"error": str(reason(error))}  # plain, or else an outage is logged only once
+        log.error("An action is not in the audit", entry=entry, **why)
+
+
+def _failure(write: Callable[[], None]) -> Exception | None:
+    try:
+        with within(AUDIT_TIMEOUT):
+            write()
+    except (Error, BSONError, ValueError) as error:
+        return error
+    return None
+
+
+@contextmanager
+def recorded(
+    actor: Actor, action: ActionName, *, system: str | None = None, is_in_redis: bool = False, **known: Any
+) -> Iterator[AuditedAction]:
+    """Record what the block does: before it, with the outcome unknown, and after it, as the block completed it.
+
+    Stored first, so that a process that is killed leaves an entry without an outcome instead of an action without an
+    entry. While MongoDB is away, an action that needs it is not begun. One that needs Redis only goes on, because an
+    operator must be able to pause a system or clear a queue then; both times its whole entry is logged. So it is if
+    MongoDB refuses the entry, for example to a user without rights on the collection.
+
+    Args:
+        is_in_redis: the action does not need MongoDB.
+        known: the fields of `AuditedAction` that are known before the action.
+
+    Raises:
+        Unavailable: MongoDB is away, and the action needs it. It was not begun.
+    """
+    done, entry = AuditedAction(**known), _Entry(actor, action, system)
+    entry.begin(done, is_in_redis=is_in_redis)
+    try:
+        yield done
+    except BaseException as error:
+        is_unknown = not isinstance(error, Exception) or server_away(error.__cause__ or error) is not None
+        entry.finish(done, "unknown" if is_unknown else "failed", _text(reason(error), MAX_AUDITED_ERROR_LENGTH))
+        raise
+    entry.finish(done, "done")
+
+
+def _fields(done: AuditedAction) -> Document:
+    known: Document = {
+        "total": done.total,
+        "filter": _bounded(done.filter),
+        "detail": _text(done.detail),
+        "count": done.count,
+        "before": _bounded(done.before),
+        "after": _bounded(done.after),
+    }
+    ids = [_text(id) for id in done.ids[:MAX_AUDITED_IDS]]
+    return {"ids": ids} | {name: value for name, value in known.items() if value not in (None, {}, "")}
+
+
+def _bounded(values: Mapping[str, Any] | None) -> Document | None:
+    if values is None:
+        return None
+    return {name: _value(value) for name, value in values.items() if value is not None}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, bool | float | datetime) or (isinstance(value, int) and abs(value) <= MAX_STORED_INTEGER):
+        return value
+    return _text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _text(text: str, length: int = MAX_VALUE_LENGTH) -> str:
+    """Return a text that BSON can encode, and that ends with … if it was longer."""
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+# Timelines
+
+
+def timeline_entry(entry: AuditEntry) -> TimelineEntry:
+    """Return an entry as an event in the life of what it was done to."""
+    is_done = entry.outcome == "done"
+    label = ACTION_LABELS.get(entry.action, entry.action.capitalize())
+    event = f"{label} by {entry.who}" if is_done else f"{entry.who} tried to {entry.action} it"
+    details = (
+        changes_of(entry.before, entry.after),
+        entry.detail,
+        _selection(entry),
+        "the outcome is unknown" * (entry.outcome == "unknown"),
+    )
+    return TimelineEntry(at=entry.at, event=event, detail="; ".join(filter(None, details)), error=entry.error)
+
+
+def changes_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+    """Return what an action changed, such as `priority 0 → 5`."""
+    old, new = before or {}, after or {}
+    return "; ".join(f"{name} {old.get(name, 'none')} → {new.get(name, 'none')}" for name in {**old, **new})
+
+
+def _selection(entry: AuditEntry) -> str:
+    return f"with {entry.total - 1:,} others" if entry.total is not None and entry.total > 1 else ""

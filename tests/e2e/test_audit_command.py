@@ -1,0 +1,92 @@
+"""`queue-manager audit`: what commands and requests changed, and who did it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.database import collection, server_now
+from queue_manager.core.clock import hours
+from tests.any_jobs import INVOICE
+from tests.any_jobs import MODULE as JOBS_MODULE
+from tests.e2e.celery_processes import ROOT
+from tests.e2e.commands import environment
+from tests.e2e.test_start_checks import COMMAND
+from tests.real_servers import Servers
+from tests.rooms import make_room
+from tests.web.web_process import web
+
+pytestmark = pytest.mark.processes
+
+
+def said(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    own = {"QM_JOBS": "true", "JOBS_IMPORTS": JOBS_MODULE, **env}
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, env=environment(**own), cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def done(*arguments: str, **env: str) -> str:
+    run = said(*arguments, **env)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    return run.stdout
+
+
+def entries(*arguments: str) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = json.loads(done("audit", "--json", *arguments))["entries"]
+    return listed
+
+
+def test_commands_are_recorded_under_the_user_of_the_system(clean: Servers) -> None:
+    id = json.loads(done("jobs", "run", INVOICE, "7"))["_id"]
+    done("jobs", "cancel", id)
+    done("jobs", "remove", id)
+    found = entries()
+    assert [one["action"] for one in found] == ["remove", "cancel", "run"]
+    assert {(one["who"], one["via"], one["address"]) for one in found} == {
+        (getpass.getuser(), "cli", socket.gethostname())
+    }
+    assert (found[1]["before"], found[1]["after"]) == ({"state": "pending"}, {"state": "canceled"})
+    why = done("why", id)
+    assert why.startswith(f"job {id}  deleted\nDeleted by {getpass.getuser()} at ")
+    assert f"Canceled by {getpass.getuser()}  state pending → canceled" in why
+
+
+def test_what_the_web_process_did_is_shown_and_in_the_life_of_the_room(clean: Servers, tmp_path: Path) -> None:
+    room = str(make_room(server_now() - hours(1)))
+    with web(tmp_path, QM_CONVERSATIONS="true") as process:
+        assert process.post(f"/api/systems/support-snooze/items/{room}/retry").status == 202
+    (entry,) = entries("--id", room)
+    assert (entry["who"], entry["via"], entry["action"]) == ("loopback", "api", "retry")
+    assert "Retried by loopback" in done("why", room, QM_CONVERSATIONS="true")
+
+
+def test_a_command_goes_on_without_mongodb_and_its_entry_is_in_the_log(clean: Servers) -> None:
+    away = "mongodb://127.0.0.1:1/product?replicaSet=rs0"
+    run = said("systems", "pause", "support-snooze", MONGO_DB_URL=away)
+    assert (run.returncode, run.stdout) == (0, "support-snooze  paused\n")
+    lines = [line for line in run.stderr.splitlines() if "An action is not in the audit" in line]
+    assert len(lines) == 2
+    assert '"outcome": "unknown"' in lines[0]
+    assert '"outcome": "done"' in lines[1]
+    assert '"action": "pause", "system": "support-snooze"' in lines[1]
+    assert collection("qm_audit").count_documents({}) == 0
+
+
+def test_a_process_that_is_killed_leaves_an_entry_without_outcome(clean: Servers) -> None:
+    program = (
+        "import os\n"
+        "from services.audit import Actor, recorded\n"
+        "with recorded(Actor(who='ada', via='cli', address='here'), 'clear', system='overdue-messages'):\n"
+        "    os._exit(9)\n"
+    )
+    command = [COMMAND[0], "-c", program]
+    assert subprocess.run(command, env=environment(), cwd=ROOT, timeout=60).returncode == 9
+    (entry,) = entries()
+    assert (entry["who"], entry["action"], entry["outcome"]) == ("ada", "clear", "unknown")

@@ -1,0 +1,171 @@
+"""The record of what people change: its bounds, its outcomes, and the commands that are recorded."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable
+
+import pytest
+from pymongo.errors import AutoReconnect, OperationFailure
+from typer.testing import CliRunner
+
+from beat_schedule import SYSTEMS
+from models import audit, schema
+from models.audit import AuditEntry, AuditQuery
+from models.database import collection
+from queue_manager.cli.commands import cli
+from queue_manager.core.errors import AppError, Unavailable
+from queue_manager.web.server_calls import mongodb
+from services.audit import MAX_AUDITED_IDS, Actor, recorded
+from tests.real_servers import Servers
+
+ADA = Actor(who="ada", via="cli", address="here")
+
+
+def entries() -> list[AuditEntry]:
+    return audit.page(AuditQuery(), after=None, limit=100)[0]
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_an_entry_is_there_before_its_action_and_completed_after_it(clean: Servers) -> None:
+    with recorded(ADA, "clear", system="overdue-messages", filter={"state": "main", "type": None}) as action:
+        (begun,) = entries()
+        action.count = 3
+    (ended,) = entries()
+    assert (begun.outcome, begun.count, begun.filter) == ("unknown", None, {"state": "main"})
+    assert (ended.outcome, ended.count, ended.at) == ("done", 3, begun.at)
+
+
+@pytest.mark.parametrize(
+    ("fail", "outcome"),
+    [
+        (lambda: _raise(AppError("It is held")), "failed"),
+        (lambda: _raise(AutoReconnect("away")), "unknown"),
+        (lambda: _unavailable(), "unknown"),
+        (lambda: _raise(KeyboardInterrupt()), "unknown"),
+    ],
+    ids=["refused", "a server away", "a server away during a request", "interrupted"],
+)
+def test_the_outcome_of_an_action_that_raises(clean: Servers, fail: Callable[[], None], outcome: str) -> None:
+    with pytest.raises((AppError, AutoReconnect, Unavailable, KeyboardInterrupt)), recorded(ADA, "clear"):
+        fail()
+    (entry,) = entries()
+    assert (entry.outcome, entry.error is None) == (outcome, False)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _unavailable() -> None:
+    with mongodb():
+        raise AutoReconnect("away")
+
+
+def test_texts_and_ids_are_bounded_and_can_be_stored(clean: Servers) -> None:
+    ids = [f"{number}" for number in range(2_000)]
+    odd = "\ud800$\x00"
+    with recorded(ADA, "edit", ids=ids, detail="x" * 5_000, filter={"search": odd}) as action:
+        action.changed({"payload": "y" * 5_000, "same": 1}, {"payload": odd, "same": 1})
+    entry = audit.get(entries()[0].id)
+    assert entry is not None
+    assert (len(entry.ids), entry.total, len(entry.detail)) == (MAX_AUDITED_IDS, 2_000, 1_000)
+    assert entry.filter == {"search": "?$\x00"}
+    assert entry.before is not None
+    assert (len(entry.before["payload"]), entry.after) == (1_000, {"payload": "?$\x00"})
+
+
+def test_while_mongodb_is_away_only_what_is_in_redis_goes_on(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(audit, "begin", lambda *_, **__: _raise(AutoReconnect("away")))
+    begun = []
+    with pytest.raises(Unavailable, match="does not answer"), recorded(ADA, "cancel"):
+        begun.append("cancel")
+    assert caplog.text == ""
+    with recorded(ADA, "clear", is_in_redis=True) as action:
+        begun.append("clear")
+        action.count = 3
+    assert begun == ["clear"]
+    assert caplog.text.count("An action is not in the audit") == 2
+    assert '"count": 3' in caplog.text
+
+
+def test_a_user_without_rights_on_the_collection_can_act(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(audit, "begin", lambda *_, **__: _raise(OperationFailure("not authorized", 13)))
+    with recorded(ADA, "cancel", ids=["x"]):
+        pass
+    assert "not authorized" in caplog.text
+    assert '"ids": ["x"], "total": 1, "outcome": "done"' in caplog.text
+
+
+def test_texts_that_look_like_expressions_are_stored_as_they_are(clean: Servers) -> None:
+    with recorded(ADA, "mark", detail="$$NOW", ids=["$at"]):
+        pass
+    assert [(entry.detail, entry.ids) for entry in entries()] == [("$$NOW", ["$at"])]
+
+
+def test_commands_are_recorded(clean: Servers) -> None:
+    run("systems", "pause", "support-snooze")
+    run("systems", "resume", "support-snooze")
+    run("alerts", "silence", "beat", "no-leader", "--reason", "a test")
+    run("alerts", "unsilence", "beat", "no-leader")
+    run("alerts", "unsilence", "beat", "no-leader", code=1)
+    run("mark", "v1.4")
+    run("jobs", "pause", "a", "b")
+    run("jobs", "resume", "a")
+    run("dead-letters", "clear", "--yes")
+    run("queue", "requeue")
+    run("migrate")
+    found = entries()[::-1]
+    assert [(one.action, one.system, one.count) for one in found] == [
+        ("pause", "support-snooze", None),
+        ("resume", "support-snooze", None),
+        ("silence", "beat", None),
+        ("unsilence", "beat", 1),
+        ("unsilence", "beat", 0),
+        ("mark", None, None),
+        ("pause", "job-queues", None),
+        ("resume", "job-queues", None),
+        ("clear", "broker", 0),
+        ("requeue", "overdue-messages", 0),
+        ("migrate", None, None),
+    ]
+    assert {(one.who, one.via, one.outcome) for one in found} == {(getpass.getuser(), "cli", "done")}
+    assert [one.detail for one in found if one.action == "mark"] == ["v1.4"]
+    assert [one.filter for one in found if one.system == "job-queues"] == [{"names": "a, b"}, {"names": "a"}]
+
+
+def test_the_command_lists_pages_and_refuses_wrong_options(clean: Servers) -> None:
+    assert run("audit") == "no such action\n"
+    for name in ("a", "b", "c"):
+        run("jobs", "pause", name)
+    shown = run("audit", "--action", "pause", "--limit", "2")
+    assert "c" in shown
+    cursor = shown.rpartition("--cursor ")[2].strip().strip("'")
+    assert '"names": "a"' in run("audit", "--limit", "2", "--cursor", cursor)
+    assert '"names": "c"' in run("audit", "show", entries()[0].id)
+    for arguments, wrong in (
+        (("--action", "look"), "there is no action 'look'; the actions are: "),
+        (("--from", "yesterday"), "--from: 'yesterday' must be an ISO 8601 time"),
+        (("--cursor", "x"), "--cursor: must be the cursor of an earlier page"),
+        (("show", "x"), "there is no entry x in the audit"),
+    ):
+        assert f"queue-manager: {wrong}" in run("audit", *arguments, code=1 if "show" in arguments else 2)
+
+
+def test_the_list_does_not_need_the_indexes(clean: Servers) -> None:
+    collection(audit.AUDIT_COLLECTION).drop()
+    try:
+        with recorded(ADA, "mark", ids=["x"]):
+            pass
+        assert len(audit.of_id("x")) == len(entries()) == 1
+    finally:
+        schema.migrate(SYSTEMS)
