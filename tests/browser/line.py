@@ -33,7 +33,7 @@ class Line:
         self._accepting = Thread(target=self._accept, args=(self._server,), daemon=True)
         self._accepting.start()
 
-    def cut(self) -> None:
+    def close_connections(self) -> None:
         """End every connection; new ones are accepted."""
         with self._lock:
             ends = list(self._ends)
