@@ -103,7 +103,7 @@ def test_a_queue_server_that_is_away_is_said_and_is_back_by_itself(
     expect(visit.dialog.get_by_role("alert").filter(has_text=AWAY)).to_be_visible()
     visit.press("Cancel", visit.dialog)
     expect(visit.dialog).to_have_count(0)
-    page.get_by_role("searchbox", name="Type").fill("mail")
+    page.get_by_label("Type", exact=True).fill("mail")
     expect(page.locator("#problem")).to_contain_text(AWAY)
     expect(visit.row(first)).to_be_visible()  # what was read stays
     fragile.redis.open()
