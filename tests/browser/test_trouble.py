@@ -40,7 +40,18 @@ def test_a_page_that_does_not_exist_leads_back(visit: Visit, path: str) -> None:
 def test_every_page_leads_to_every_other(visit: Visit) -> None:
     page = visit.open("/")
     names = page.get_by_role("navigation", name="Pages").get_by_role("link").all_inner_texts()
-    assert names == ["Overview", "Rooms", "Reviews", "Thumbnails", "Messages", "Jobs", "Schedule", "Workers", "API"]
+    assert names == [
+        "Overview",
+        "Rooms",
+        "Reviews",
+        "Thumbnails",
+        "Messages",
+        "Jobs",
+        "Schedule",
+        "Workers",
+        "Audit",
+        "API",
+    ]
     for name in [*names[1:], names[0]]:
         page.get_by_role("link", name=name, exact=True).first.click()
         expect(page.get_by_role("heading", level=1)).to_have_text(name)
