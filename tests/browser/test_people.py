@@ -69,6 +69,7 @@ def test_people_log_in_go_on_where_they_wanted_to_and_log_out(visiting: Visiting
     assert visit.path == "/messages?filterType=mail"
     expect(page.locator(".who")).to_contain_text("hand operator")
     assert page.evaluate("document.cookie") == ""
+    visit.expect_status(401)  # of a request that is under way when the session ends
     visit.press("Log out")
     expect(field).to_be_visible()
     visit.open("/messages")

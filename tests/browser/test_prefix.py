@@ -51,6 +51,7 @@ def test_pages_links_and_live_events_stay_below_the_prefix(visiting: Visiting, b
     expect(page.get_by_role("heading", level=1)).to_have_text("Rooms")
     page.get_by_role("link", name="Queue Manager").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    visit.expect_status(401)  # of a request that is under way when the session ends
     visit.press("Log out")
     expect(page.get_by_label("API key")).to_be_visible()
     assert [answer.path for answer in visit.answers if not answer.path.startswith(f"{PREFIX}/")] == []
