@@ -65,7 +65,7 @@ class QueueWithoutWorker(BaseModel):
     """A queue that no worker consumes."""
 
     queue: str
-    title: str = Field(description="What waits in it.")
+    title: str = Field(description="The title of the system whose items are sent to it, or `Scans`.")
 
 
 class Workers(BaseModel):

@@ -30,7 +30,7 @@ NAME = "one@here"
 
 @contextmanager
 def working(directory: Path, room: ObjectId, *arguments: str, env: Mapping[str, str] = ENV) -> Iterator[CeleryProcess]:
-    """A worker for which waking this room takes for ever."""
+    """A worker that hangs while it opens this room."""
     poisoned = {**env, "QM_CONVERSATIONS": "true", "POISON_ROOM": str(room), "POISON_DOES": "hang"}
     log = directory / "worker.log"
     with worker(log, "--hostname", NAME, *arguments, app="tests.e2e.poison_app", env=poisoned) as process:

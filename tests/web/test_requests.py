@@ -13,23 +13,10 @@ from models import schema
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
 from tests.web.queue_client import Queue, Stream, empty_queue
-from tests.web.web_process import Web
+from tests.web.web_process import PAGES, Web
 
 ENDLESS = {"/api/queue/events", "/api/jobs/events", "/api/overview/events"}
 PUBLIC = {"/healthz", "/readyz", "/login", "/logout"}
-PAGES = (
-    "/",
-    "/rooms",
-    "/reviews",
-    "/thumbnails",
-    "/messages",
-    "/messages/failed",
-    "/jobs",
-    "/schedule",
-    "/workers",
-    "/audit",
-    "/docs",
-)
 KEY = {"X_API_KEY": OPERATOR}
 
 

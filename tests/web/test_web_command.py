@@ -21,7 +21,7 @@ from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.web.listener import Listener
-from tests.web.web_process import COMMAND, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
+from tests.web.web_process import COMMAND, PAGES, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
 
 pytestmark = pytest.mark.processes
 
@@ -125,21 +125,6 @@ def test_what_does_not_exist_below_the_api_is_no_page_for_anybody(process: Web) 
 def test_a_name_that_others_made_point_here_is_refused(process: Web) -> None:
     assert process.get("/", Host="evil.example").status == 421
     assert process.get("/", Host=f"localhost:{process.port}").status == 200
-
-
-PAGES = (
-    "/",
-    "/rooms",
-    "/reviews",
-    "/thumbnails",
-    "/messages",
-    "/messages/failed",
-    "/jobs",
-    "/schedule",
-    "/workers",
-    "/audit",
-    "/docs",
-)
 
 
 @pytest.mark.parametrize("path", PAGES)

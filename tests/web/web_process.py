@@ -26,6 +26,20 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
 SECRET = "a secret of the tests, long enough for HS256"
 SNOOZE = "/api/trigger/conversations/support-snooze"
+PAGES = (
+    "/",
+    "/rooms",
+    "/reviews",
+    "/thumbnails",
+    "/messages",
+    "/messages/failed",
+    "/jobs",
+    "/schedule",
+    "/workers",
+    "/audit",
+    "/docs",
+)
+"""The pages for people."""
 
 
 @dataclass(frozen=True)

@@ -3334,7 +3334,7 @@ export interface components {
             queue: string;
             /**
              * Title
-             * @description What waits in it.
+             * @description The title of the system whose items are sent to it, or `Scans`.
              */
             title: string;
         };
