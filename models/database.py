@@ -7,8 +7,7 @@ unchanged. A write that raised may have been applied, so all writes are conditio
 from __future__ import annotations
 
 import atexit
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from math import nan
@@ -19,7 +18,6 @@ import bson
 from bson import Binary, Code, DatetimeConversion, Decimal128, ObjectId, Regex, json_util
 from bson.codec_options import CodecOptions
 from pymongo import AsyncMongoClient, IndexModel, MongoClient, timeout
-from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import (
@@ -35,7 +33,7 @@ from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.monitoring import CommandListener
 
 from queue_manager.core.clock import ServerClock, hours, milliseconds, seconds
-from queue_manager.core.errors import ConfigurationError, Contended, PermanentError, reason
+from queue_manager.core.errors import ConfigurationError, PermanentError, reason
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
 
@@ -46,12 +44,9 @@ Error = PyMongoError
 OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
 """Errors of the driver while the server is away, or has lost its majority."""
 
+APP_NAME = "queue-manager"
 CLOCK_TIMEOUT = seconds(5)
-MAX_TRANSACTION = seconds(15)  # an election takes less; the driver would retry for two minutes
-CONFLICT_TIMEOUT = 0.25  # seconds of retries while another transaction has locked a document
-CONFLICT_WAIT = seconds(5)
 MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
-_WRITE_CONFLICT = 112
 _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
 _INDEX_DIFFERS = (85, 86)
@@ -66,7 +61,7 @@ _CODEC: CodecOptions[Document] = CodecOptions(
 
 
 # Explicit, not the defaults of the deployment: a write must survive a fail-over and be readable.
-_CLIENT_OPTIONS: dict[str, Any] = {"appname": "queue-manager", "w": "majority", "readPreference": "primary"}
+_CLIENT_OPTIONS: dict[str, Any] = {"appname": APP_NAME, "w": "majority", "readPreference": "primary"}
 
 
 def _open() -> MongoClient[Document]:
@@ -152,27 +147,6 @@ def server_now() -> datetime:
 def estimated_now() -> datetime:
     """Return the database server's time by the latest sample, without waiting for the server."""
     return _clock.estimate()
-
-
-def transact(act: Callable[[ClientSession], T]) -> T:
-    """Run `act` in a transaction; retry on write conflicts and elections. Raises the errors of `act` and of the driver.
-
-    Raises:
-        Contended: another transaction has locked a document. The transaction of a killed process keeps its locks for a
-            minute.
-    """
-    ends_at = time.monotonic() + CONFLICT_TIMEOUT
-
-    def act_in_time(session: ClientSession) -> T:
-        try:
-            return act(session)
-        except OperationFailure as error:
-            if error.code == _WRITE_CONFLICT and time.monotonic() > ends_at:
-                raise Contended(CONFLICT_WAIT) from error
-            raise
-
-    with within(MAX_TRANSACTION), client().start_session() as session:
-        return session.with_transaction(act_in_time)
 
 
 def doubled(base: timedelta, times: Any, *, cap: timedelta) -> Document:

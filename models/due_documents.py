@@ -22,8 +22,9 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
 from models import listing, owed
-from models.database import Document, client, collection, id_key, projection, transact, value_at
+from models.database import Document, client, collection, id_key, projection, value_at
 from models.listing import Order, Position
+from models.transaction import transact
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import ConfigurationError
 

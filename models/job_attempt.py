@@ -18,7 +18,7 @@ from pymongo import ReturnDocument, UpdateMany, UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
 
-from models.database import Document, transact
+from models.database import Document
 from models.job import (
     FINISHED_STATES,
     ExecutingJob,
@@ -30,6 +30,7 @@ from models.job import (
     push_to_history,
     remove_malformed_history,
 )
+from models.transaction import transact
 from queue_manager.core.clock import EPOCH, seconds, truncate
 from queue_manager.core.errors import Contended
 from queue_manager.core.process import process_name

@@ -21,8 +21,9 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
 from models import database
-from models.database import Document, collection, transact
+from models.database import Document, collection
 from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, JobState, jobs
+from models.transaction import transact
 
 COUNTS_COLLECTION = "qm_job_counts"
 RECOUNT_ID = "*"

@@ -15,7 +15,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import DuplicateKeyError
 
 from models import job_counts
-from models.database import Document, transact
+from models.database import Document
 from models.job import (
     COUNTED_ATTEMPTS,
     DECLARED_PREFIX,
@@ -29,6 +29,7 @@ from models.job import (
     jobs,
     push_to_history,
 )
+from models.transaction import transact
 from queue_manager.core.clock import truncate
 
 DELETION_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes

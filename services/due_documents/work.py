@@ -12,7 +12,7 @@ from uuid import uuid4
 import bson
 from structlog.stdlib import BoundLogger
 
-from models import database, failed_item, owed
+from models import database, failed_item, owed, transaction
 from models.database import id_key, id_text, is_same_id, shown_id
 from models.due_documents import DueCollection, StillDue, Update, UpdateGroup
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
@@ -261,10 +261,10 @@ class DocumentWork(DueWork):
             if key not in changes:
                 changes[key] = self._change(update, run)
             changes[key].ids.append(document["_id"])
-        if time.monotonic() > began + database.MAX_TRANSACTION.total_seconds():
+        if time.monotonic() > began + transaction.MAX_TRANSACTION.total_seconds():
             raise PermanentError(
                 f"the function took {time.monotonic() - began:.0f} s; a transaction may take "
-                f"{database.MAX_TRANSACTION.total_seconds():.0f} s: put slow work into `after`"
+                f"{transaction.MAX_TRANSACTION.total_seconds():.0f} s: put slow work into `after`"
             )
         return list(changes.values())
 

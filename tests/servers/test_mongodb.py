@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -13,10 +14,12 @@ from pymongo.errors import OperationFailure
 
 from dev.servers import DATABASE, REPLICA_SET, Valkey
 from models import database
+from models.transaction import end_abandoned
 from queue_manager.core.settings import settings
 from tests.e2e.celery_processes import ROOT, CeleryProcess
 from tests.e2e.job_processes import job_lab
 from tests.e2e.test_start_checks import ended
+from tests.eventually import eventually
 from tests.servers.certificates import Certificates
 from tests.servers.dns_server import NAME, dns_server
 from tests.servers.everything import command, do_everything, processes, shown
@@ -98,6 +101,19 @@ def test_nothing_else_is_allowed(mongo: MongoWithRoles) -> None:
         for act in REFUSED:
             with pytest.raises(OperationFailure, match="not authorized"):
                 act(client[DATABASE])
+
+
+def test_only_abandoned_transactions_are_ended(mongo: MongoWithRoles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONGO_DB_URL", mongo.url_of("qm"))
+    settings.cache_clear()
+    living, dead = (MongoClient[Any](mongo.url_of("qm"), appname=database.APP_NAME) for _ in range(2))
+    with living, living.start_session() as open_one:
+        for session in (open_one, dead.start_session()):
+            session.start_transaction()
+            session.client[DATABASE].support_rooms.update_one({}, {"$set": {"status": "open"}}, session=session)
+        dead.close()
+        eventually(lambda: end_abandoned() == 1, within=10)
+        open_one.commit_transaction()
 
 
 def test_migrate_says_what_the_runtime_user_lacks(mongo: MongoWithRoles, valkey: Valkey) -> None:

@@ -12,7 +12,7 @@ import pytest
 from bson import ObjectId
 from pymongo.errors import OperationFailure
 
-from models import database, failed_item, owed, schema
+from models import database, failed_item, owed, schema, transaction
 from models.database import collection, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError
@@ -140,18 +140,17 @@ class TestFinding:
         with pytest.raises(ConfigurationError, match="is missing"):
             scan(free)
 
-    def test_document_that_a_killed_process_holds_is_not_waited_for(self, clock: AgingClock) -> None:
-        """The server ends the transaction of a process that died after a minute."""
+    def test_document_that_another_process_has_locked_is_not_waited_for(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         account = make_account()
         (item,) = scan(work)
-        with database.client().start_session() as killed:
-            killed.start_transaction()
-            collection("accounts").update_one({"_id": account}, {"$set": {"status": "held"}}, session=killed)
+        with database.client().start_session() as other:
+            other.start_transaction()
+            collection("accounts").update_one({"_id": account}, {"$set": {"status": "held"}}, session=other)
             with pytest.raises(Contended) as early:
                 execute(work, item)
-            assert early.value.remaining == database.CONFLICT_WAIT
-            killed.abort_transaction()
+            assert early.value.remaining == transaction.CONFLICT_WAIT
+            other.abort_transaction()
         assert execute(work, item)["success"] is True
 
     def test_dispatched_ahead_with_its_time(self, clock: AgingClock) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models import database
+from models import database, transaction
 from queue_manager import DueDocuments, Failure, RetryPolicy, Run, Written
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import PermanentError
@@ -78,7 +78,7 @@ def test_an_update_that_leaves_it_due_is_an_error(run_system: RunSystem) -> None
 def test_a_function_that_takes_longer_than_a_transaction_is_an_error(
     run_system: RunSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "MAX_TRANSACTION", seconds(0.2))
+    monkeypatch.setattr(transaction, "MAX_TRANSACTION", seconds(0.2))
     outcome = run_system(declare(lambda _: time.sleep(0.3) or {"$unset": {"ends_at": ""}}), {"ends_at": T0}, now=T0)
     assert isinstance(outcome.results[0]["error"], PermanentError)
     assert "a transaction may take 0 s: put slow work into `after`" in str(outcome.results[0]["error"])

@@ -11,8 +11,8 @@ from threading import Event
 import pytest
 
 from models import job, job_counts
-from models.database import transact
 from models.job import JobState
+from models.transaction import transact
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import Contended
 from services.job_queues import UnknownJob, WrongState

@@ -1,0 +1,86 @@
+"""What transactions do about the locks of others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pymongo.client_session import ClientSession
+
+from models.database import collection
+from models.transaction import end_abandoned, transact
+from queue_manager.core.errors import Contended
+from queue_manager.core.settings import settings
+from tests.eventually import eventually
+from tests.real_servers import Servers
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+Lock = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def lock(servers: Servers) -> Iterator[Lock]:
+    """Start processes that lock an account in a transaction."""
+    program = Path(__file__).with_name("abandoned.py")
+    with ExitStack() as stack:
+
+        def start(account: str) -> subprocess.Popen[str]:
+            collection("accounts").insert_one({"_id": account})
+            command = [sys.executable, str(program), settings().mongo_db_url, account]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "locked\n"
+            return process
+
+        yield start
+    eventually(can_write_all, within=10)  # the next test deletes the accounts
+
+
+def can_write_all() -> bool:
+    try:
+        transact(lambda session: collection("accounts").update_many({}, {"$set": {"over": True}}, session=session))
+    except Contended:  # the server has not noticed yet that a connection is closed
+        return False
+    return True
+
+
+def write(account: str) -> None:
+    def act(session: ClientSession) -> None:
+        collection("accounts").update_one({"_id": account}, {"$set": {"by": "us"}}, session=session)
+
+    transact(act)
+
+
+def written_by(account: str) -> object:
+    document = collection("accounts").find_one({"_id": account})
+    assert document is not None
+    return document.get("by")
+
+
+def test_transaction_of_a_killed_process_is_ended(lock: Lock) -> None:
+    lock("a").kill()
+    eventually(can_write_all, within=10)  # MongoDB would keep the lock for 15 s here, and for 60 s by default
+    assert written_by("a") is None
+
+
+def test_transaction_of_a_living_process_is_waited_for(lock: Lock) -> None:
+    lock("a")
+    with pytest.raises(Contended):
+        write("a")
+    assert end_abandoned() == 0
+
+
+def test_only_the_abandoned_one_of_two_is_ended(lock: Lock) -> None:
+    lock("a").kill()
+    lock("b")
+    eventually(lambda: end_abandoned() == 1, within=10)
+    write("a")
+    with pytest.raises(Contended):
+        write("b")
+    assert (written_by("a"), written_by("b")) == ("us", None)
