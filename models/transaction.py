@@ -14,7 +14,8 @@ from typing import TypeVar
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
-from models.database import APP_NAME, Document, client, within
+from models import database
+from models.database import APP_NAME, Document, within
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended
 from queue_manager.core.log import get_logger
@@ -45,7 +46,7 @@ def transact(act: Callable[[ClientSession], T]) -> T:
                 raise Contended(CONFLICT_WAIT) from error
             raise  # retried
 
-    with within(MAX_TRANSACTION), client().start_session() as session:
+    with within(MAX_TRANSACTION), database.client().start_session() as session:
         return session.with_transaction(act_in_time)
 
 
@@ -54,7 +55,7 @@ def end_abandoned() -> int:
     try:
         abandoned = _abandoned()
         if abandoned:
-            client().admin.command("killSessions", [{"id": one["lsid"]["id"]} for one in abandoned])
+            database.client().admin.command("killSessions", [{"id": one["lsid"]["id"]} for one in abandoned])
             log.warning("Ended transactions of processes that died", transactions=len(abandoned))
     except OperationFailure as error:
         log.info("Transactions of processes that died cannot be ended; MongoDB ends them", code=error.code)
@@ -69,6 +70,6 @@ def _abandoned() -> list[Document]:
         {"$match": {"appName": APP_NAME}},
         {"$project": {"type": 1, "client": 1, "lsid": 1}},
     ]
-    operations = list(client().admin.aggregate(stages))
+    operations = list(database.client().admin.aggregate(stages))
     connected = {one.get("client") for one in operations if one["type"] != "idleSession"}
     return [one for one in operations if one["type"] == "idleSession" and one.get("client") not in connected]

@@ -15,7 +15,7 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.queue_client import Queue
-from tests.web.web_process import web
+from tests.web.web_process import forked_web
 
 pytestmark = pytest.mark.browser
 
@@ -85,7 +85,7 @@ def test_the_tab_of_the_browser_counts_what_needs_attention(visit: Visit, clean:
 
 def test_what_settings_say_is_shown(visiting: Visiting, clean: Servers, tmp_path: Path) -> None:
     room = make_room(DUE)
-    with web(tmp_path, APP_ENV="staging", QM_ROOM_URL="https://example.com/rooms/{id}?from=queues") as process:
+    with forked_web(tmp_path, APP_ENV="staging", QM_ROOM_URL="https://example.com/rooms/{id}?from=queues") as process:
         visit = visiting(process)
         link = visit.open(f"/rooms/{room}").get_by_role("link", name="Open the room")
         expect(link).to_have_attribute("href", f"https://example.com/rooms/{room}?from=queues")

@@ -17,7 +17,7 @@ from tests.browser.visit import DATABASE, Visit, Visiting
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.queue_client import Queue, environment
-from tests.web.web_process import Web, web
+from tests.web.web_process import Web, forked_web
 
 pytestmark = pytest.mark.browser
 
@@ -87,7 +87,7 @@ def lasting(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Itera
             REDIS_URL=f"{url}/0",
             MONGO_DB_URL=f"mongodb://127.0.0.1:{mongodb.port}/queue_manager?directConnection=true",
         )
-        yield Fragile(stack.enter_context(web(tmp_path_factory.mktemp("fragile"), **chosen)), mongodb, redis)
+        yield Fragile(stack.enter_context(forked_web(tmp_path_factory.mktemp("fragile"), **chosen)), mongodb, redis)
 
 
 @pytest.fixture

@@ -119,6 +119,8 @@ def worker(checkout: Path) -> int:
     return int(eventually(lambda: written.exists() and written.read_text().strip()))
 
 
+@pytest.mark.smoke
+@pytest.mark.processes
 def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> None:
     with up(checkout) as (process, output):
         eventually(lambda: is_running(output), within=WITHIN)
@@ -138,6 +140,7 @@ def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> 
     assert stat.S_IMODE((checkout / ".devstack").stat().st_mode) == 0o700
 
 
+@pytest.mark.processes
 def test_killed_it_leaves_nothing_and_starts_again(checkout: Path) -> None:
     with up(checkout) as (process, output):
         eventually(lambda: is_running(output), within=WITHIN)
@@ -152,6 +155,7 @@ def test_killed_it_leaves_nothing_and_starts_again(checkout: Path) -> None:
         assert process.wait(5) == 0
 
 
+@pytest.mark.processes
 def test_a_server_that_dies_is_started_again(checkout: Path) -> None:
     with up(checkout) as (process, output):
         eventually(lambda: is_running(output), within=WITHIN)
@@ -165,6 +169,7 @@ def test_a_server_that_dies_is_started_again(checkout: Path) -> None:
     assert "Valkey: it ended" in output.read_text()
 
 
+@pytest.mark.processes
 def test_a_screen_is_drawn_on_a_terminal_which_gets_back_what_it_had(checkout: Path) -> None:
     with Terminal(checkout) as terminal:
         eventually(lambda: re.search(r"summary +.*running since", terminal.text()), within=WITHIN)
@@ -180,6 +185,7 @@ def test_a_screen_is_drawn_on_a_terminal_which_gets_back_what_it_had(checkout: P
         assert "released at" not in terminal.text()
 
 
+@pytest.mark.processes
 def test_a_second_signal_on_a_terminal_ends_it_at_once(checkout: Path) -> None:
     (checkout / "Procfile").write_text("worker: trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done\n")
     with Terminal(checkout) as terminal:
@@ -193,6 +199,7 @@ def test_a_second_signal_on_a_terminal_ends_it_at_once(checkout: Path) -> None:
         eventually(lambda: terminal.text().endswith("\033[?1049lstopped\r\n"))
 
 
+@pytest.mark.processes
 def test_everything_ends_with_its_terminal(checkout: Path) -> None:
     controller, terminal = pty.openpty()
     process = start(checkout, terminal, TERM="xterm")
@@ -208,6 +215,7 @@ def test_everything_ends_with_its_terminal(checkout: Path) -> None:
     assert started_at(pid) is None
 
 
+@pytest.mark.processes
 def test_a_file_gets_plain_lines_and_the_log_files_the_output(checkout: Path) -> None:
     (checkout / "Procfile").write_text("worker: echo hello; echo '12:00:00.1 [warning  ] too hot'; sleep 300\n")
     with up(checkout) as (process, output):
@@ -220,6 +228,7 @@ def test_a_file_gets_plain_lines_and_the_log_files_the_output(checkout: Path) ->
     assert log.read_text().splitlines() == ["hello", "12:00:00.1 [warning  ] too hot", "(killed by SIGTERM)"]
 
 
+@pytest.mark.processes
 def test_all_logs_are_shown_when_asked_for(checkout: Path) -> None:
     with up(checkout, "output", "--logs") as (process, output):
         eventually(lambda: is_running(output), within=WITHIN)
@@ -229,6 +238,7 @@ def test_all_logs_are_shown_when_asked_for(checkout: Path) -> None:
     assert (checkout / ".devstack/logs/release.log").read_text().startswith("released at mongodb://")
 
 
+@pytest.mark.processes
 def test_a_start_can_be_stopped_halfway(checkout: Path) -> None:
     with up(checkout) as (process, output):
         eventually(lambda: "MongoDB: starting" in output.read_text(), within=WITHIN)
@@ -238,6 +248,7 @@ def test_a_start_can_be_stopped_halfway(checkout: Path) -> None:
     assert not (checkout / "pid").exists()
 
 
+@pytest.mark.processes
 def test_a_failed_release_stops_the_start_with_its_output(checkout: Path) -> None:
     (checkout / "Procfile").write_text("release: echo no such index; exit 4\nworker: touch started\n")
     with up(checkout) as (process, output):
@@ -260,6 +271,7 @@ def test_what_the_user_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert children["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
+@pytest.mark.processes
 def test_a_busy_port_of_the_web_process_is_named_and_the_box_shows_the_one_taken(checkout: Path) -> None:
     serve = f"{sys.executable} -m http.server --bind 127.0.0.1 $QM_WEB_PORT"
     (checkout / "Procfile").write_text(f"web: {serve}\n")

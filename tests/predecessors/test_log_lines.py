@@ -21,7 +21,7 @@ from tasks.stale_thumbnails import scan_stale_thumbnails
 from tasks.support_snooze import scan_expired_snoozes
 from tests.real_servers import Servers
 from tests.rooms import make_room
-from tests.web.web_process import web
+from tests.web.web_process import forked_web
 
 
 def drop_indexes(_: Servers) -> None:
@@ -80,7 +80,7 @@ def test_scan_that_sent_rooms(clean: Servers, caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.processes
 def test_start_of_the_sweeper(clean: Servers, tmp_path: Path) -> None:
-    with web(tmp_path, QM_MESSAGE_QUEUE="true", OVERDUE_CHECK_INTERVAL_MS="2500") as process:
+    with forked_web(tmp_path, QM_MESSAGE_QUEUE="true", OVERDUE_CHECK_INTERVAL_MS="2500") as process:
         assert process.log.count("Overdue requeue worker started (interval=2500ms)") == 1
 
 

@@ -23,7 +23,7 @@ from services.job_queues.explanation import explain
 from tests.e2e.test_command_line import queue_manager
 from tests.job_lab import Lab
 from tests.real_servers import Servers
-from tests.web.web_process import web
+from tests.web.web_process import forked_web
 
 STATES = ("pending", "failure", "executing", "success")
 MISSING = object()
@@ -121,7 +121,7 @@ def test_jobs_with_odd_fields_are_shown(lab: Lab, state: str, tmp_path: Path) ->
     ids = store_odd_jobs(lab, state)
     lists = ["/api/jobs/status", "/api/overview", "/metrics", "/jobs", *(f"/api/jobs?state={one}" for one in JobState)]
     lists += [f"/api/jobs?limit=200&sort={sort}" for sort in ("created", "due", "updated", "priority", "attempts")]
-    with web(tmp_path, QM_JOBS="true") as process:
+    with forked_web(tmp_path, QM_JOBS="true") as process:
         for path in [*lists, *(f"/api/jobs/{id}" for id in ids), *(f"/api/search?id={id}" for id in ids)]:
             assert process.get(path).status == 200, path
         assert "Traceback" not in process.log

@@ -15,7 +15,7 @@ from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.test_command_line import queue_manager
 from tests.predecessors.node_process import NodeProcess, node
 from tests.real_servers import Servers
-from tests.web.web_process import Answer, Web, web
+from tests.web.web_process import Answer, Web, forked_web
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(400)]
 
@@ -61,7 +61,7 @@ def is_empty() -> bool:
 def test_no_message_is_lost_side_by_side_and_back_again(clean: Servers, tmp_path: Path) -> None:
     ours: set[str] = set()
     with ExitStack() as processes:
-        process = processes.enter_context(web(tmp_path, **ENV))
+        process = processes.enter_context(forked_web(tmp_path, **ENV))
         processes.enter_context(worker(tmp_path / "worker.log", env=ENV))
         processes.enter_context(CeleryProcess(tmp_path / "beat.log", "beat", env=ENV))
         with ExitStack() as old:

@@ -33,7 +33,7 @@ from tests.pace import paced, promptly
 from tests.real_servers import Servers
 from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, rewrite
 from tests.web.queue_client import Stream
-from tests.web.web_process import Web, say, shared_web, web
+from tests.web.web_process import Web, forked_web, say, shared_web
 
 pytestmark = pytest.mark.processes
 
@@ -181,7 +181,7 @@ def test_while_jobs_storm_in_a_client_that_comes_back_often_misses_none(process:
 def test_another_process_goes_on_where_this_one_was(process: Web, tmp_path: Path) -> None:
     last = heard(process)
     missed = run(process)
-    with web(tmp_path, **ON) as other, listening(other, last) as again:
+    with forked_web(tmp_path, **ON) as other, listening(other, last) as again:
         assert until(again, missed) == [missed]
 
 
@@ -226,7 +226,7 @@ class SlowMongo(Mongo):
 
 
 def test_a_client_whose_events_cannot_be_found_in_time_is_told_and_goes_on(tmp_path: Path) -> None:
-    with SlowMongo(tmp_path / "mongo") as mongo, web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
+    with SlowMongo(tmp_path / "mongo") as mongo, forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
         last = heard(process)
         with listening(process) as other:  # keeps the reader on its change stream
             missed = run(process)
@@ -333,7 +333,7 @@ def test_a_job_larger_than_the_buffer_of_a_listener_arrives(process: Web) -> Non
 def test_a_viewer_whose_key_is_taken_away_is_cut_off(clean: Servers, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     rewrite(file, EYE, HAND)
-    with web(tmp_path, **ON, QM_API_KEYS_FILE=str(file)) as process:
+    with forked_web(tmp_path, **ON, QM_API_KEYS_FILE=str(file)) as process:
         with Stream(process, PATH) as refused:
             assert refused.status == 401
         with listening(process, X_API_KEY=VIEWER) as eye, listening(process, X_API_KEY=OPERATOR) as hand:
@@ -345,7 +345,7 @@ def test_a_viewer_whose_key_is_taken_away_is_cut_off(clean: Servers, tmp_path: P
 
 
 def test_it_ends_at_once_when_the_process_is_told_to(clean: Servers, tmp_path: Path) -> None:
-    with web(tmp_path, **ON) as process, listening(process) as stream, listening(process) as other:
+    with forked_web(tmp_path, **ON) as process, listening(process) as stream, listening(process) as other:
         with promptly(3):
             with promptly(1.5):
                 os.kill(process.child.pid, signal.SIGTERM)
@@ -357,7 +357,7 @@ def test_it_ends_at_once_when_the_process_is_told_to(clean: Servers, tmp_path: P
 
 def test_without_mongodb_it_starts_and_says_so_and_tells_events_when_it_is_there(tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo", free_port())
-    with web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
+    with forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
         with promptly(5):
             answer = process.get(PATH)
         assert (answer.status, answer.body["error"]) == (503, "unavailable")
@@ -372,7 +372,7 @@ def test_without_mongodb_it_starts_and_says_so_and_tells_events_when_it_is_there
 
 def test_no_change_is_missed_over_a_crash_of_mongodb(tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo", free_port())
-    with mongo, web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process, listening(process) as stream:
+    with mongo, forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process, listening(process) as stream:
         id = run(process)
         assert next(told(stream, id))["id"] == id
         mongo.kill()
@@ -391,7 +391,7 @@ def test_no_change_is_missed_over_a_crash_of_mongodb(tmp_path: Path) -> None:
 
 
 def test_no_change_is_missed_over_a_step_down(tmp_path: Path) -> None:
-    with replica_set(tmp_path) as members, web(tmp_path, **ON, MONGO_DB_URL=members.url) as process:
+    with replica_set(tmp_path) as members, forked_web(tmp_path, **ON, MONGO_DB_URL=members.url) as process:
         with listening(process) as stream:
             ids = [run(process) for _ in range(5)]
             members.step_down()

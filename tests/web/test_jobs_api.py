@@ -32,7 +32,7 @@ from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.job_lab import end_job, start_job
 from tests.pace import paced
 from tests.real_servers import Servers
-from tests.web.web_process import COMMAND, SECRET, Answer, Web, say, shared_web, web
+from tests.web.web_process import COMMAND, SECRET, Answer, Web, forked_web, say, shared_web
 
 ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
 NOT_YET = {"delay_seconds": 3600}
@@ -473,7 +473,7 @@ class TestBoundary:
     def test_a_module_that_cannot_be_imported_stops_the_start_with_one_line(self, tmp_path: Path) -> None:
         (tmp_path / "broken.py").write_text("1 / 0\n")
         for module in ("no_such", "broken"):
-            with web(tmp_path, **ON | {"JOBS_IMPORTS": json.dumps([module])}) as process:
+            with forked_web(tmp_path, **ON | {"JOBS_IMPORTS": json.dumps([module])}) as process:
                 assert eventually(process.child.poll) == 2
             assert process.log.startswith(f"queue-manager: JOBS_IMPORTS: '{module}' cannot be imported (")
             assert process.log.count("\n") == 1
@@ -489,7 +489,7 @@ class TestBoundary:
     @pytest.mark.processes
     def test_a_mongodb_that_is_away_is_503(self, tmp_path: Path) -> None:
         gone = f"mongodb://app:s3cret@127.0.0.1:{free_port()}/product"
-        with web(tmp_path, **ON, MONGO_DB_URL=gone) as process:
+        with forked_web(tmp_path, **ON, MONGO_DB_URL=gone) as process:
             api = Api(process)
             with paced() as pace:
                 answers = [api.get("/status"), api.post("", {"name": INVOICE})]

@@ -17,7 +17,7 @@ from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.web.listener import ConnectionRefused, Listener
-from tests.web.web_process import SECRET, Web, shared_web, token, web
+from tests.web.web_process import SECRET, Web, forked_web, shared_web, token
 
 EVENT = "support_room_updated"
 
@@ -140,7 +140,7 @@ def test_without_a_secret_pages_of_other_sites_are_refused(unsecured: Web, heade
 
 
 def test_events_flow_again_soon_after_an_outage_of_redis(clean: Servers, tmp_path: Path) -> None:
-    with Valkey(tmp_path / "valkey") as own, web(tmp_path, REDIS_URL=own.url) as process:
+    with Valkey(tmp_path / "valkey") as own, forked_web(tmp_path, REDIS_URL=own.url) as process:
         with Listener(process.port) as client:
             client.call("join", "a")
             own.kill()
@@ -154,5 +154,5 @@ def test_events_flow_again_soon_after_an_outage_of_redis(clean: Servers, tmp_pat
 
 
 def test_a_process_that_receives_no_events_logs_a_warning(clean: Servers, tmp_path: Path) -> None:
-    with web(tmp_path, SOCKETIO_ADAPTER="redis") as process:
+    with forked_web(tmp_path, SOCKETIO_ADAPTER="redis") as process:
         assert "SOCKETIO_ADAPTER does not contain python" in process.log

@@ -14,7 +14,7 @@ from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR
 from tests.web.listener import Listener
 from tests.web.queue_client import environment
-from tests.web.web_process import Web, token, web
+from tests.web.web_process import Web, forked_web, token
 
 FORGED = "05:40:00.000000 [info     ] Asked to act initiator=QM/access method=POST path=/api/jobs/clear who=alice"
 QUERY = f"EIO=4&transport=polling&sid=x%0a{FORGED.replace(' ', '%20')}%0d%1b[31m%E2%80%A8"
@@ -38,7 +38,7 @@ def send_bad_requests(process: Web) -> None:
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
 def test_no_request_writes_a_line_of_its_own(level: str, servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url
-    with web(tmp_path, **environment(url, QM_API_KEYS=KEYS, QM_JOBS="true", QM_LOG_LEVEL=level)) as process:
+    with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS, QM_JOBS="true", QM_LOG_LEVEL=level)) as process:
         send_bad_requests(process)
         process.post(f"/api/jobs/x%0a{FORGED[:27].replace(' ', '%20')}%1b/cancel", "{}", X_API_KEY=OPERATOR)
         assert eventually(lambda: "Invalid session" in process.log and "/cancel" in process.log)
@@ -52,7 +52,7 @@ def test_no_request_writes_a_line_of_its_own(level: str, servers: Servers, tmp_p
 
 def test_every_line_is_json_when_it_is_asked_for(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url
-    with web(tmp_path, **environment(url, QM_API_KEYS=KEYS, QM_LOG_FORMAT="json")) as process:
+    with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS, QM_LOG_FORMAT="json")) as process:
         send_bad_requests(process)
         assert eventually(lambda: "Invalid session" in process.log)
         entries = [json.loads(line) for line in process.log.splitlines()]
@@ -63,7 +63,7 @@ def test_every_line_is_json_when_it_is_asked_for(servers: Servers, tmp_path: Pat
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
 def test_what_a_websocket_shows_in_its_query_is_not_logged(level: str, tmp_path: Path) -> None:
     secret = token("a")
-    with web(tmp_path, QM_API_KEYS=KEYS, QM_LOG_LEVEL=level) as process:
+    with forked_web(tmp_path, QM_API_KEYS=KEYS, QM_LOG_LEVEL=level) as process:
         with Listener(process.port, {"token": OPERATOR}, query=f"&token={secret}&key={OPERATOR}&%0ax") as client:
             assert client.call("join", "a") == {"joined": ["a"]}
         assert eventually(lambda: '"WebSocket /socket.io/" [accepted]' in process.log)

@@ -23,7 +23,7 @@ from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, cookie, rewrite
 from tests.web.queue_client import Stream
-from tests.web.web_process import Web, shared_web, web
+from tests.web.web_process import Web, forked_web, shared_web
 
 pytestmark = pytest.mark.processes
 
@@ -92,7 +92,7 @@ def test_a_state_that_stays_is_told_every_five_seconds(clean: Servers, process: 
 
 
 def test_fifty_listeners_cost_one_look_a_second_and_none_costs_none(clean: Servers, tmp_path: Path) -> None:
-    with web(tmp_path) as process:
+    with forked_web(tmp_path) as process:
         with ExitStack() as stack:
             streams = [stack.enter_context(States(process)).states() for _ in range(50)]
             for states in streams:
@@ -120,7 +120,7 @@ def nobody_looks_for(duration: float) -> bool:
 def test_a_listener_whose_key_ends_is_cut_off(servers: Servers, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     rewrite(keys, EYE, HAND)
-    with web(tmp_path, QM_API_KEYS_FILE=str(keys)) as process:
+    with forked_web(tmp_path, QM_API_KEYS_FILE=str(keys)) as process:
         with States(process) as stream:
             assert stream.status == 401
         with (
@@ -138,7 +138,7 @@ def test_a_listener_whose_key_ends_is_cut_off(servers: Servers, tmp_path: Path) 
 
 
 def test_it_ends_at_once_when_the_process_does(servers: Servers, tmp_path: Path) -> None:
-    with web(tmp_path) as process, States(process) as stream:
+    with forked_web(tmp_path) as process, States(process) as stream:
         states = stream.states()
         next(states)
         with promptly(4):
@@ -149,7 +149,7 @@ def test_it_ends_at_once_when_the_process_does(servers: Servers, tmp_path: Path)
 
 
 def test_it_ends_at_once_also_while_a_server_hangs(servers: Servers, tmp_path: Path) -> None:
-    with Valkey(tmp_path / "valkey") as valkey, web(tmp_path, REDIS_URL=valkey.url) as process:
+    with Valkey(tmp_path / "valkey") as valkey, forked_web(tmp_path, REDIS_URL=valkey.url) as process:
         with States(process) as stream:
             next(stream.states())
             os.kill(valkey.pid, signal.SIGSTOP)

@@ -33,7 +33,7 @@ from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.tasks.hand_worker import run as try_run
 from tests.tasks.hand_worker import take
-from tests.web.web_process import Web, shared_web, web
+from tests.web.web_process import Web, forked_web, shared_web
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 1, "duration_ms": 40}
@@ -51,7 +51,7 @@ class Lonely:
 @pytest.fixture
 def lonely(tmp_path: Path) -> Iterator[Lonely]:
     mongo, valkey = Mongo(tmp_path / "mongo"), Valkey(tmp_path / "valkey")
-    with web(tmp_path, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url) as process:
+    with forked_web(tmp_path, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url) as process:
         yield Lonely(process, mongo, valkey)
     valkey.kill()
     mongo.kill()
@@ -126,7 +126,7 @@ def test_readyz_refuses_a_mongodb_that_takes_no_writes(lonely: Lonely) -> None:
 
 def test_readyz_asks_the_server_of_the_message_queue(clean: Servers, tmp_path: Path) -> None:
     away = f"redis://127.0.0.1:{free_port()}/0"
-    with web(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=away) as process:
+    with forked_web(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=away) as process:
         answer = process.get("/readyz")
     assert (answer.status, answer.body["reasons"]) == (503, ["The message queue's Redis does not answer"])
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue, empty_queue
-from tests.web.web_process import COMMAND, ROOT, SECRET, Web, shared_web, web
+from tests.web.web_process import COMMAND, ROOT, SECRET, Web, forked_web, shared_web
 
 ROUTES = [
     ("POST", "/queue/message"),
@@ -101,7 +101,7 @@ def test_with_the_queue_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> 
 def test_a_name_that_others_made_point_here_is_refused_although_there_is_a_secret(
     servers: Servers, tmp_path: Path
 ) -> None:
-    with web(tmp_path, QM_MESSAGE_QUEUE="true", SOCKETIO_TOKEN_SECRET=SECRET) as process:
+    with forked_web(tmp_path, QM_MESSAGE_QUEUE="true", SOCKETIO_TOKEN_SECRET=SECRET) as process:
         assert process.get("/api/queue/status", Host="evil.example").status == 421
 
 

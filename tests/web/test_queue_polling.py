@@ -19,7 +19,7 @@ from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
 from tests.web.queue_client import NAME, Queue, Stream, empty_queue, environment
-from tests.web.web_process import Answer, web
+from tests.web.web_process import Answer, forked_web
 
 pytestmark = pytest.mark.processes
 
@@ -172,7 +172,7 @@ def test_a_storm_of_messages_reaches_200_waiting_clients(queue: Queue) -> None:
 
 def test_it_ends_in_order_in_the_middle_of_a_long_clear(servers: Servers, tmp_path: Path) -> None:
     url, many = servers.valkey.url.removesuffix("/0") + "/8", 50_000
-    with redis.Redis.from_url(url) as client, web(tmp_path, **environment(url)) as process:
+    with redis.Redis.from_url(url) as client, forked_web(tmp_path, **environment(url)) as process:
         client.flushdb()
         with client.pipeline(transaction=False) as pipe:
             for number in range(many):
@@ -190,7 +190,7 @@ def test_it_ends_in_order_in_the_middle_of_a_long_clear(servers: Servers, tmp_pa
 
 def test_it_ends_in_order_although_clients_wait_and_listen(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + "/8"
-    with web(tmp_path, **environment(url)) as process:
+    with forked_web(tmp_path, **environment(url)) as process:
         queue = Queue(process, url)
         with ExitStack() as stack:
             with looking(queue, 20):

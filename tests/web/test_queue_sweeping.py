@@ -15,7 +15,7 @@ from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
 from tests.web.queue_client import NAME, Queue, Stream, empty_queue, environment
-from tests.web.web_process import web
+from tests.web.web_process import forked_web
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_what_another_consumer_took_gets_a_deadline(servers: Servers, tmp_path: 
         client.xgroup_create(NAME, f"{NAME}_group", "0", mkstream=True)
         client.xadd(NAME, {"data": '{"id":"theirs","type":"a","payload":[]}'})
         client.xreadgroup(f"{NAME}_group", "another", {NAME: ">"})
-    with web(tmp_path, **environment(url, ACK_TIMEOUT_SECONDS="0.5")) as process:
+    with forked_web(tmp_path, **environment(url, ACK_TIMEOUT_SECONDS="0.5")) as process:
         with promptly(5):
             eventually(lambda: Queue(process, url).ids("main") == ["theirs"], within=30)
 
@@ -96,7 +96,7 @@ def test_while_an_older_service_holds_the_lock_nothing_is_swept(queue: Queue) ->
 
 def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path: Path) -> None:
     port = free_port()
-    with Valkey(tmp_path / "valkey", port) as valkey, web(tmp_path, **environment(valkey.url)) as process:
+    with Valkey(tmp_path / "valkey", port) as valkey, forked_web(tmp_path, **environment(valkey.url)) as process:
         queue = Queue(process, valkey.url)
         stream = Stream(process)
         id = queue.add(ackTimeout=2)

@@ -22,7 +22,7 @@ from tests.real_servers import Servers
 from tests.web.credentials import EYE, HAND, KEYS, OPERATOR, UNKNOWN, VIEWER, cookie, key, log_in, own_page, rewrite
 from tests.web.listener import ConnectionRefused, Listener
 from tests.web.queue_client import DATABASE, Queue, Stream, empty_queue, environment
-from tests.web.web_process import SECRET, Answer, Web, shared_web, token, web
+from tests.web.web_process import SECRET, Answer, Web, forked_web, shared_web, token
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +53,7 @@ def file(tmp_path: Path) -> Path:
 def filed(servers: Servers, tmp_path: Path, file: Path) -> Iterator[Web]:
     """A process whose keys are in a file."""
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
-    with web(tmp_path, **environment(url, QM_API_KEYS_FILE=str(file))) as process:
+    with forked_web(tmp_path, **environment(url, QM_API_KEYS_FILE=str(file))) as process:
         yield process
 
 
@@ -101,7 +101,7 @@ def test_logging_out_takes_the_cookie_away(guarded: Web) -> None:
 @pytest.mark.usefixtures("clean")
 def test_a_copied_cookie_is_refused_by_every_process_after_the_log_out(guarded: Web, tmp_path: Path) -> None:
     copied, other = own_page(guarded, OPERATOR), own_page(guarded, OPERATOR)
-    with web(tmp_path, QM_API_KEYS=KEYS) as second:
+    with forked_web(tmp_path, QM_API_KEYS=KEYS) as second:
         assert second.get("/metrics", **copied).status == guarded.get("/metrics", **copied).status == 200
         assert guarded.post("/logout", **copied).status == 303
         assert guarded.get("/metrics", **copied).status == 401
@@ -111,7 +111,7 @@ def test_a_copied_cookie_is_refused_by_every_process_after_the_log_out(guarded: 
         # Nobody else is logged out, nor a later session of the same key.
         assert second.get("/metrics", **other).status == 200
         assert second.get("/metrics", **own_page(guarded, OPERATOR)).status == 200
-    with web(tmp_path, QM_API_KEYS=KEYS) as later:
+    with forked_web(tmp_path, QM_API_KEYS=KEYS) as later:
         assert later.get("/metrics", **copied).status == 401
         assert later.get("/metrics", **other).status == 200
 
@@ -129,7 +129,7 @@ def test_another_spelling_of_a_logged_out_cookie_is_refused_too(guarded: Web) ->
 def test_who_stays_connected_is_cut_off_by_the_log_out(queue: Queue, tmp_path: Path) -> None:
     guarded, page = queue.web, own_page(queue.web, VIEWER)
     url = queue.redis_url
-    with web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as second:
+    with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as second:
         with (
             Stream(guarded, **page) as here,
             Stream(second, **page) as there,
@@ -149,7 +149,7 @@ def test_while_redis_is_away_sessions_stay_and_a_log_out_counts_here_at_once(tmp
     valkey = Valkey(tmp_path / "valkey")
     (tmp_path / "other").mkdir()
     env = {"REDIS_URL": valkey.url, "QM_API_KEYS": KEYS}
-    with web(tmp_path, **env) as first, web(tmp_path / "other", **env) as second:
+    with forked_web(tmp_path, **env) as first, forked_web(tmp_path / "other", **env) as second:
         leaving, staying = own_page(first, VIEWER), own_page(first, VIEWER)
         assert first.get("/schedule", **leaving).status == second.get("/schedule", **staying).status == 200
         assert first.post("/logout", **leaving).status == 303
@@ -227,7 +227,7 @@ def test_a_key_of_odd_characters_is_unknown(shown: str, guarded: Web) -> None:
 
 @pytest.mark.usefixtures("clean")  # it reads by indexes
 def test_another_process_with_the_keys_knows_the_session(guarded: Web, tmp_path: Path) -> None:
-    with web(tmp_path, QM_API_KEYS=KEYS) as other:
+    with forked_web(tmp_path, QM_API_KEYS=KEYS) as other:
         assert other.get("/metrics", **own_page(guarded, VIEWER)).status == 200
 
 
@@ -278,7 +278,7 @@ def test_a_file_with_a_mistake_changes_nothing_and_is_said(filed: Web, file: Pat
     ],
 )
 def test_wrong_keys_stop_the_start_in_one_line(env: dict[str, str], said: str, tmp_path: Path, file: Path) -> None:
-    with web(tmp_path, **env) as process:
+    with forked_web(tmp_path, **env) as process:
         assert eventually(process.child.poll) == 2
     assert said in process.log
     assert process.log.count("\n") == 1
@@ -287,7 +287,7 @@ def test_wrong_keys_stop_the_start_in_one_line(env: dict[str, str], said: str, t
 
 @pytest.mark.usefixtures("clean")  # it reads by indexes
 def test_with_keys_it_may_listen_anywhere_and_be_called_anything(tmp_path: Path) -> None:
-    with web(tmp_path, "--host", "0.0.0.0", QM_API_KEYS=KEYS) as process:
+    with forked_web(tmp_path, "--host", "0.0.0.0", QM_API_KEYS=KEYS) as process:
         assert process.get("/metrics", Host="queue-manager.example", X_API_KEY=VIEWER).status == 200
         assert process.get("/metrics", Host="queue-manager.example").status == 401
 
@@ -419,7 +419,7 @@ def lines(process: Web) -> list[str]:
 
 def test_whatever_acts_is_noted_with_who_what_and_how_it_ended(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
-    with web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as process:
+    with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as process:
         queue = Queue(process, url)
         queue.post("/queue/message", {"type": "a"}, X_API_KEY=OPERATOR)
         queue.post("/queue/message", {"type": "a"}, X_API_KEY=VIEWER)
@@ -444,7 +444,7 @@ def test_whatever_acts_is_noted_with_who_what_and_how_it_ended(servers: Servers,
 
 def test_repeated_actions_share_a_line_with_their_number(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
-    with web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as process:
+    with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as process:
         queue = Queue(process, url)
 
         def number_of_actions() -> int:
@@ -466,6 +466,6 @@ def test_repeated_actions_share_a_line_with_their_number(servers: Servers, tmp_p
 
 def test_without_keys_it_is_loopback_that_acts(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
-    with web(tmp_path, **environment(url)) as process:
+    with forked_web(tmp_path, **environment(url)) as process:
         Queue(process, url).post("/queue/message", {"type": "a"})
         assert eventually(lambda: "who=loopback" in process.log)

@@ -31,7 +31,7 @@ from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
-from tests.web.web_process import Web, shared_web, web
+from tests.web.web_process import Web, forked_web, shared_web
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
@@ -237,7 +237,7 @@ class Lonely:
 @pytest.fixture
 def lonely(tmp_path: Path) -> Iterator[Lonely]:
     mongo, valkey = Mongo(tmp_path / "mongo"), Valkey(tmp_path / "valkey")
-    with web(tmp_path, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_MESSAGE_QUEUE="true") as process:
+    with forked_web(tmp_path, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_MESSAGE_QUEUE="true") as process:
         yield Lonely(process, mongo, valkey)
     valkey.kill()
     mongo.kill()

@@ -29,7 +29,7 @@ from tests.real_servers import Servers
 from tests.room_lease import LEASES, lease, name
 from tests.rooms import get_room, lose, make_room, make_work, resnooze, scan
 from tests.tasks.hand_worker import run, take, waiting_messages
-from tests.web.web_process import Web, shared_web, web
+from tests.web.web_process import Web, forked_web, shared_web
 
 ROOMS = "/api/systems/support-snooze/items"
 SITES = "/api/systems/stale-thumbnails/items"
@@ -309,7 +309,7 @@ def test_a_retry_of_many_is_bounded_and_says_so(clean: Servers, process: Web) ->
 
 
 def test_a_retry_without_redis_is_refused_and_changes_nothing(rooms: dict[str, ObjectId], tmp_path: Path) -> None:
-    with web(tmp_path, REDIS_URL=f"redis://127.0.0.1:{free_port()}/0") as process:
+    with forked_web(tmp_path, REDIS_URL=f"redis://127.0.0.1:{free_port()}/0") as process:
         with promptly(5):
             answer = process.post(f"{ROOMS}/{rooms['failed']}/retry")
         assert (answer.status, answer.body["error"]) == (503, "unavailable")

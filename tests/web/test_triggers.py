@@ -22,7 +22,7 @@ from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.rooms import make_room
-from tests.web.web_process import SNOOZE, Web, shared_web, web
+from tests.web.web_process import SNOOZE, Web, forked_web, shared_web
 
 TASK = "tasks.support_snooze.scan_expired_snoozes"
 
@@ -111,7 +111,7 @@ def test_a_trigger_wakes_what_is_due_although_the_system_is_off(clean: Servers, 
 
 def test_a_broker_that_is_away_is_503_and_leaves_no_mark(clean: Servers, tmp_path: Path) -> None:
     gone = f"redis://:s3cret@127.0.0.1:{free_port()}/0"
-    with web(tmp_path, QM_HOOKS="true", REDIS_URL=gone) as process:
+    with forked_web(tmp_path, QM_HOOKS="true", REDIS_URL=gone) as process:
         with promptly(5):
             answer = process.post(SNOOZE)
     assert (answer.status, answer.body["error"]) == (503, "unavailable")
@@ -122,7 +122,7 @@ def test_a_broker_that_is_away_is_503_and_leaves_no_mark(clean: Servers, tmp_pat
 
 def test_a_mongodb_that_is_away_is_503(servers: Servers, tmp_path: Path) -> None:
     gone = f"mongodb://127.0.0.1:{free_port()}/product"
-    with web(tmp_path, QM_HOOKS="true", MONGO_DB_URL=gone) as process:
+    with forked_web(tmp_path, QM_HOOKS="true", MONGO_DB_URL=gone) as process:
         with promptly(5):
             answer = process.post(SNOOZE)
     assert (answer.status, answer.body["error"]) == (503, "unavailable")

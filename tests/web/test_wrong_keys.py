@@ -11,14 +11,14 @@ import pytest
 
 from tests.web.credentials import KEYS, OPERATOR, UNKNOWN, VIEWER, log_in
 from tests.web.listener import ConnectionRefused, Listener
-from tests.web.web_process import SECRET, Answer, Web, token, web
+from tests.web.web_process import SECRET, Answer, Web, forked_web, token
 
 FREE = 10  # different wrong keys in a minute
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    with web(tmp_path_factory.mktemp("web"), QM_API_KEYS=KEYS) as process:
+    with forked_web(tmp_path_factory.mktemp("web"), QM_API_KEYS=KEYS) as process:
         yield process
 
 
@@ -108,7 +108,7 @@ def test_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, str
 
 
 def test_tokens_of_accounts_are_not_counted_as_wrong_keys(tmp_path: Path) -> None:
-    with web(tmp_path, QM_API_KEYS=KEYS, SOCKETIO_TOKEN_SECRET=SECRET) as process:
+    with forked_web(tmp_path, QM_API_KEYS=KEYS, SOCKETIO_TOKEN_SECRET=SECRET) as process:
         for number in range(2 * FREE):
             with Listener(process.port, {"token": token(f"account-{number}")}) as client:
                 assert client.call("join", f"account-{number}") == {"joined": [f"account-{number}"]}
@@ -119,7 +119,7 @@ def test_tokens_of_accounts_are_not_counted_as_wrong_keys(tmp_path: Path) -> Non
 def test_a_key_of_few_different_characters_stops_the_start(tmp_path: Path) -> None:
     given = "o" * 40
     keys = json.dumps([{"name": "weak", "key": given, "role": "viewer"}])
-    with web(tmp_path, QM_API_KEYS=keys) as process:
+    with forked_web(tmp_path, QM_API_KEYS=keys) as process:
         assert process.child.wait(30) == 2
     assert "[0].key: random, with at least 6 different characters" in process.log
     assert process.log.count("\n") == 1

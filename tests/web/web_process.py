@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from email.message import Message
@@ -21,6 +21,7 @@ import pytest
 from dev.children import Child, spawn
 from dev.ports import free_port, is_answering
 from tests.eventually import eventually
+from tests.web.forked import Forked, fork
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
@@ -58,7 +59,7 @@ class Answer:
 class Web:
     """The process, by its address."""
 
-    child: Child
+    child: Child | Forked
     port: int
     log_path: Path
 
@@ -105,16 +106,41 @@ def say(web: Web, method: str, path: str, body: Any, headers: Mapping[str, str])
 
 @contextmanager
 def web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
-    """Start it on a free port and wait until it answers."""
-    port, log_path = free_port(), directory / "web.log"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    with log_path.open("wb") as log:
-        child = spawn(
-            [*COMMAND, "--port", str(port), *arguments], env=environment, cwd=directory, stdout=log, stderr=log
+    """Start the command on a free port and wait until it answers."""
+    with (directory / "web.log").open("wb") as log:
+        yield from _answering(
+            directory,
+            lambda port: spawn(
+                [*COMMAND, *_on(port), *arguments], env=_environment(env), cwd=directory, stdout=log, stderr=log
+            ),
         )
+
+
+@contextmanager
+def forked_web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
+    """Start it on a free port, quickly, and wait until it answers. Its environment must not decide what is imported."""
+    yield from _answering(
+        directory,
+        lambda port: fork(
+            ["web", *_on(port), *arguments], env=_environment(env), cwd=directory, log=directory / "web.log"
+        ),
+    )
+
+
+def _on(port: int) -> list[str]:
+    return ["--port", str(port)]
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **env}
+
+
+def _answering(directory: Path, start: Callable[[int], Child | Forked]) -> Iterator[Web]:
+    port = free_port()
+    child = start(port)
     try:
         eventually(lambda: is_answering(port) or child.poll() is not None, within=60)
-        yield Web(child=child, port=port, log_path=log_path)
+        yield Web(child=child, port=port, log_path=directory / "web.log")
     finally:
         child.kill()
 
@@ -128,7 +154,7 @@ def shared_web(directories: pytest.TempPathFactory, **env: str) -> Web:
     """Return the process that all tests with this environment use: a start takes a second."""
     key = frozenset(env.items())
     if key not in _shared:
-        _shared[key] = _at_exit.enter_context(web(directories.mktemp("web"), **env))
+        _shared[key] = _at_exit.enter_context(forked_web(directories.mktemp("web"), **env))
     return _shared[key]
 
 

@@ -1,0 +1,77 @@
+"""A web process that is forked from one that has imported the application: importing it takes most of a start."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from dev.processes import ProcessGroup, started_at
+
+PR_SET_PDEATHSIG = 1
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["queue_manager.cli.commands", "queue_manager.web.app", "queue_manager.web.serve"])
+
+
+class Forked(ProcessGroup):
+    """A process of `queue-manager`, to be used like `dev.children.Child`. It ends with this process."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        super().__init__(process.pid, started_at(process.pid) or "ended already", grace=5.0)
+        self._process = process
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; `None` while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code once it has ended. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("queue-manager", timeout or 0)
+        return code
+
+    def kill(self) -> None:
+        """End it and its children at once. Safe to repeat."""
+        super().kill()
+        self._process.join()
+
+
+def fork(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> Forked:
+    """Start `queue-manager ARGUMENTS`, whose output goes to a file."""
+    process = _server.Process(target=_run, args=(list(arguments), dict(env), str(cwd), str(log)))
+    process.start()
+    return Forked(process)
+
+
+def _run(arguments: list[str], env: dict[str, str], cwd: str, log: str) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(output, stream.fileno())
+    sys.argv = ["queue-manager", *arguments]
+    try:
+        _main()
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out
+
+
+def _main() -> None:
+    from queue_manager.cli import main
+    from queue_manager.core.settings import settings
+
+    assert settings.cache_info().currsize == 0, "importing the application read settings"
+    main()
