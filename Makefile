@@ -12,6 +12,7 @@ NODE_CLIENT := clients/typescript/node_modules/.installed
 NODE_BENCH := benchmarks/node/node_modules/.installed
 NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dev/js
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE # each process would compile everything that it imports, which takes longer than the import
 
 .PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench soak size lint lint-python lint-scripts format lock clean preflight test-deploy test-upstream dist docs clients faults
 

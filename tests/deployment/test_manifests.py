@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.deploy
 BASE, KEDA = ROOT / "deploy" / "kubernetes" / "base", ROOT / "deploy" / "kubernetes" / "keda"
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 KUBERNETES_VERSION = "1.31"
+CHECKOV_VERSION = "3.3.30"
 WORKERS = ("worker", "jobs", "scans")
 COMMANDS = {one.name: shlex.split(one.command) for one in procfile.read(ROOT / "Procfile")}
 MIGRATION = {"migrate": COMMANDS["release"]}
@@ -54,7 +57,7 @@ def test_the_manifests_are_valid() -> None:
     for manifest in manifests(BASE):
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
         kinds.add(manifest["kind"])
-    assert kinds == {"ConfigMap", "Job", "Deployment", "PodDisruptionBudget", "Service", "Ingress"}
+    assert kinds == {"ConfigMap", "Job", "Deployment", "PodDisruptionBudget", "Service", "Ingress", "NetworkPolicy"}
 
 
 def test_every_manifest_is_applied() -> None:
@@ -88,6 +91,34 @@ def test_pods_have_no_privileges_and_a_read_only_root() -> None:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }, name
+
+
+def test_connections_are_accepted_by_the_web_process_alone() -> None:
+    refusing, web = (one["spec"] for one in manifests(BASE) if one["kind"] == "NetworkPolicy")
+    (others,) = refusing["podSelector"]["matchExpressions"]
+    labels = {
+        one["spec"]["template"]["metadata"]["labels"][others["key"]] for one in of_kind("Deployment", "Job").values()
+    }
+    assert {*others["values"]} == labels - {"queue-manager-web"}
+    assert (refusing["policyTypes"], refusing.get("ingress")) == (["Ingress"], None)
+    assert web["podSelector"]["matchLabels"] == {others["key"]: "queue-manager-web"}
+    (container,) = of_kind("Deployment")["web"]["spec"]["template"]["spec"]["containers"]
+    assert [port["port"] for rule in web["ingress"] for port in rule["ports"]] == [
+        container["ports"][0]["containerPort"]
+    ]
+
+
+@pytest.mark.timeout(600)
+def test_checkov_has_nothing_to_report(tmp_path: Path) -> None:
+    """It is installed here, because its dependencies are pinned to versions that are not ours."""
+    run(sys.executable, "-m", "venv", tmp_path)
+    run(tmp_path / "bin" / "python", "-m", "pip", "install", "--quiet", f"checkov=={CHECKOV_VERSION}")
+    checkov = [tmp_path / "bin" / "checkov", "--config-file", ROOT / "deploy" / ".checkov.yaml"]
+    report = run(*checkov, "--directory", ROOT / "deploy", "--compact", "--output", "json")
+    summary = json.loads(report)["summary"]
+    assert summary["failed"] == 0
+    assert summary["passed"] > 400
+    assert summary["parsing_errors"] == 0
 
 
 def test_every_deployment_has_two_pods_that_are_never_all_evicted() -> None:
