@@ -26,7 +26,7 @@ _HEADER_TYPES: dict[str, tuple[type, ...]] = {
 }
 _TIME_LIMIT_TYPES = (int, float, type(None))
 
-# Seconds between two attempts to reach the broker: 1, 2, 3, 4, 5, 5, 5, …
+# Seconds between two attempts to reach the broker: 1, 2, 3, 4, 4, 4, …
 RECONNECT_INTERVALS = {"interval_start": 1, "interval_step": 1, "interval_max": 4}
 
 logger = get_logger(__name__)

@@ -109,11 +109,3 @@ def test_worker_outlives_a_redis_whose_memory_is_full(valkey: Valkey, mongo: Mon
             eventually(lambda: all(is_open(room) for room in rooms), within=60)
         assert the_worker.is_alive(), the_worker.log
         theirs.close()
-
-
-def test_worker_tries_to_reach_its_broker_every_five_seconds(valkey: Valkey, mongo: Mongo, tmp_path: Path) -> None:
-    env = {**ENV, "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url}
-    with worker(tmp_path / "worker.log", env=env) as the_worker:
-        valkey.kill()
-        eventually(lambda: the_worker.log.count("Trying again in 5.00 seconds") >= 3, within=60)
-        assert "Trying again in 6.00 seconds" not in the_worker.log
