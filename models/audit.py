@@ -1,7 +1,7 @@
 """The audit: collection `qm_audit`, one document for each action of an operator or a program.
 
     {_id, at, who, via: "page", "api" or "cli", address, action, system?, ids, total?, filter?, detail?, count?,
-     before?, after?, outcome: "unknown", "done" or "failed", error?, expires_at}
+     before?, after?, outcome: "unknown", "done" or "failed", error?, undo_until?, expires_at}
 
 `services.audit` records the entries; nobody else writes them.
 """
@@ -48,6 +48,7 @@ ActionName = Literal[
     "run",
     "scan",
     "silence",
+    "undo",
     "unsilence",
 ]
 AUDITED_ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
@@ -85,6 +86,8 @@ class AuditEntry:
     outcome: Outcome = "unknown"
     """Unknown while the action runs, and if its process or a server failed meanwhile."""
     error: str | None = None
+    undo_until: datetime | None = None
+    """Until when it can be undone; `None` if it cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +109,17 @@ def begin(document: Document, *, retention: timedelta) -> None:
     _audit().update_one({"_id": document["_id"]}, [{"$replaceWith": stored}], upsert=True)
 
 
-def finish(id: ObjectId, fields: Document) -> None:
-    """Add to an entry what is known after its action."""
-    _audit().update_one({"_id": id}, {"$set": fields})
+def finish(id: ObjectId, fields: Document, *, undo_within: timedelta | None = None) -> None:
+    """Add to an entry what is known after its action, and until when it can be undone."""
+    known: Document = {name: {"$literal": value} for name, value in fields.items()}
+    if undo_within is not None:
+        known["undo_until"] = {"$add": ["$$NOW", milliseconds(undo_within)]}
+    _audit().update_one({"_id": id}, [{"$set": known}])
+
+
+def end_undo(id: str) -> None:
+    """Record that an action was undone: it cannot be undone again."""
+    _audit().update_one({"_id": ObjectId(id)}, {"$unset": {"undo_until": ""}})
 
 
 def get(id: str) -> AuditEntry | None:

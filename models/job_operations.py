@@ -6,19 +6,20 @@ counts change with them (`job_counts`). It does not change a job that a run exec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from pymongo import ReturnDocument
 from pymongo.client_session import ClientSession
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import job_counts
 from models.database import Document
 from models.job import (
     COUNTED_ATTEMPTS,
     DECLARED_PREFIX,
+    DUPLICATE_KEY,
     FINISHED_STATES,
     IS_JOB,
     MAX_HISTORY,
@@ -31,8 +32,12 @@ from models.job import (
 )
 from models.transaction import transact
 from queue_manager.core.clock import truncate
+from queue_manager.core.errors import Contended
 
-DELETION_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes
+DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
+DELETABLE_STATES = (*WAITING_STATES, *FINISHED_STATES)
+Keep = Callable[[Sequence[Document], ClientSession], object]
+"""Stores jobs in the transaction that deletes them."""
 
 
 def cancel(job_id: JobId, *, now: datetime) -> Document | None:
@@ -107,51 +112,71 @@ def _change(
     )
 
 
-def remove(job_id: JobId, *, now: datetime) -> Document | None:
+def remove(job_id: JobId, *, now: datetime, keep: Keep | None = None) -> Document | None:
     """Delete a job unless it is executing or reserved; return it, or `None`."""
-    waiting = {"_id": job_id, "state": {"$in": [*WAITING_STATES]}, **_not_reserved(now), **COUNTED_ATTEMPTS}
+    query = {"_id": job_id, "state": {"$in": [*DELETABLE_STATES]}, **_not_reserved(now), **COUNTED_ATTEMPTS}
 
-    def remove_finished(session: ClientSession) -> Document | None:
-        finished = {"_id": job_id, "state": {"$in": [*FINISHED_STATES]}, **COUNTED_ATTEMPTS}
-        gone = jobs().find_one_and_delete(finished, hint="_id_", session=session)
-        job_counts.subtract([] if gone is None else [gone], session)
+    def delete(session: ClientSession) -> Document | None:
+        gone = jobs().find_one_and_delete(query, hint="_id_", session=session)
+        _deleted([] if gone is None else [gone], keep, session)
         return gone
 
-    return jobs().find_one_and_delete(waiting, hint="_id_") or transact(remove_finished)
+    return transact(delete)
 
 
-def clear(states: Sequence[JobState], name: str | None, *, now: datetime, limit: int | None = None) -> int:
+def clear(
+    states: Sequence[JobState], name: str | None, *, now: datetime, limit: int | None = None, keep: Keep | None = None
+) -> int:
     """Delete up to `limit` jobs in `states`, of one name or of all names, except reserved ones; return their number."""
-    query: Document = {**_not_reserved(now), **IS_JOB}
+    query: Document = {**_not_reserved(now), "state": {"$in": [*states]}, **IS_JOB}
     if name is not None:
         query["name"] = name
-    deleted = 0
-    if waiting := [state for state in states if state in WAITING_STATES]:
-        query["state"] = {"$in": waiting}
-        if limit is not None:
-            query["_id"] = {"$in": [job["_id"] for job in jobs().find(query, {"_id": 1}, limit=limit)]}
-        deleted = jobs().delete_many(query).deleted_count
-    if finished := [state for state in states if state in FINISHED_STATES]:
-        query |= {"state": {"$in": finished}, **IS_JOB}
-        while limit is None or deleted < limit:
-            size = DELETION_BATCH_SIZE if limit is None else min(DELETION_BATCH_SIZE, limit - deleted)
-            if not (gone := _delete_finished(query, limit=size)):
-                break
-            deleted += gone
+    deleted, size = 0, DELETION_BATCH_SIZE
+    while limit is None or deleted < limit:
+        try:
+            gone = _delete_batch(query, limit=size if limit is None else min(size, limit - deleted), keep=keep)
+        except Contended:
+            if size == 1:
+                raise
+            size = max(1, size // 10)  # runs change some of so many jobs all the time
+            continue
+        if not gone:
+            break
+        deleted += gone
     return deleted
 
 
-def _delete_finished(query: Document, *, limit: int, hint: str | None = None) -> int:
+def restore(gone: Sequence[Document]) -> int:
+    """Store deleted jobs again, and count those that are finished; return the number of those that did not exist."""
+    restored = [{**one, "uncounted": True} if one["state"] in FINISHED_STATES else one for one in gone]
+    try:
+        jobs().insert_many(restored, ordered=False)
+    except BulkWriteError as error:
+        errors = (error.details or {})["writeErrors"]
+        if any(one["code"] != DUPLICATE_KEY for one in errors):
+            raise
+        return len(restored) - len(errors)
+    return len(restored)
+
+
+def _delete_batch(query: Document, *, limit: int, hint: str | None = None, keep: Keep | None = None) -> int:
     def delete(session: ClientSession) -> int:
-        projection = {"name": 1, "state": 1, "uncounted": 1}
+        projection = None if keep else {"name": 1, "state": 1, "uncounted": 1}
         found = list(jobs().find(query, projection, hint=hint, limit=limit, session=session))
         if not found:
             return 0
-        job_counts.subtract(found, session)
+        _deleted(found, keep, session)
         ids = {"_id": {"$in": [one["_id"] for one in found]}}
         return jobs().delete_many(ids, hint="_id_", session=session).deleted_count
 
     return transact(delete)
+
+
+def _deleted(gone: Sequence[Document], keep: Keep | None, session: ClientSession) -> None:
+    """Count and keep jobs in the transaction that deletes them."""
+    job_counts.subtract([one for one in gone if one["state"] in FINISHED_STATES], session)
+    if keep is not None and gone:
+        keep(gone, session)
 
 
 def remove_finished(before: datetime, *, limit: int) -> int:
@@ -161,4 +186,4 @@ def remove_finished(before: datetime, *, limit: int) -> int:
     """
     finished = {"state": {"$in": [*FINISHED_STATES]}, "updated": {"$lt": before}, **COUNTED_ATTEMPTS}
     undeclared = {**finished, "_id": {"$not": {"$regex": f"^{DECLARED_PREFIX}"}}}
-    return _delete_finished(undeclared, limit=limit, hint="jobs_in_a_state_by_updated")
+    return _delete_batch(undeclared, limit=limit, hint="jobs_in_a_state_by_updated")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
-from models import alert, audit, database, history, item_events, mark, old_claims, scan_run
+from models import alert, archive, audit, database, history, item_events, mark, old_claims, scan_run
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.system import System
 
@@ -58,6 +58,7 @@ def shared_collections() -> dict[str, list[IndexModel]]:
         **history.collections(),
         **mark.collections(),
         **audit.collections(),
+        **archive.collections(),
     }
 
 

@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from bson import ObjectId
 from bson.errors import BSONError
+from pymongo.client_session import ClientSession
 
-from models import audit
+from models import archive, audit
+from models.archive import MAX_ARCHIVED, UNDO_TIME, Kind
 from models.audit import ActionName, AuditEntry, Outcome, Via
 from models.database import Document, Error, describe, within
 from queue_manager.core.clock import hours, seconds
@@ -47,6 +50,8 @@ ACTION_LABELS: Mapping[ActionName, str] = {
 """What the timelines call the actions that name ids."""
 DELETING_ACTIONS: tuple[ActionName, ...] = ("delete", "remove")
 
+Records = Sequence[Mapping[str, Any]]
+
 log = get_logger("QM/audit")
 
 
@@ -57,6 +62,45 @@ class Actor:
     who: str
     via: Via
     address: str
+
+
+class Archive:
+    """Where an action stores what it is about to delete, so that it can be undone."""
+
+    def __init__(self, action: ObjectId) -> None:
+        self.action = action
+        self.count = 0
+
+    def keep_jobs(self, jobs: Sequence[Document], session: ClientSession) -> None:
+        """Store jobs in the transaction that deletes them. Raises the errors of the driver."""
+        archive.add(self.action, "job", jobs, session)
+        self.count += len(jobs)
+
+    def keep(self, kind: Kind, records: Records) -> Callable[[Records], None]:
+        """Store records from Redis. Returns a function that keeps only some of them.
+
+        If MongoDB refuses them, that is logged, and they cannot be restored. Raises `Unavailable` if it is away.
+        """
+        ids = self._stored(lambda: archive.add(self.action, kind, records))
+        self.count += len(records) if ids else 0
+
+        def keep_only(some: Records) -> None:
+            if ids and self._stored(lambda: archive.add(self.action, kind, some)) is not None:
+                archive.remove(ids)
+                self.count -= len(records) - len(some)
+
+        return keep_only
+
+    @staticmethod
+    def _stored(write: Callable[[], list[ObjectId]]) -> list[ObjectId] | None:
+        try:
+            with within(AUDIT_TIMEOUT):
+                return write()
+        except Error as error:
+            if server_away(error):
+                raise Unavailable(describe(error)) from error
+            log.error("What an action deletes cannot be restored", error=str(reason(error)))
+            return None
 
 
 @dataclass(kw_only=True)
@@ -72,10 +116,23 @@ class AuditedAction:
     count: int | None = None
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
+    archive: Archive | None = None
+    """`None` if MongoDB did not store the entry: what is deleted then cannot be restored."""
 
     def __post_init__(self) -> None:
         if self.total is None and self.ids:
             self.total = len(self.ids)
+
+    def keeper(self, kind: Kind, *, expected: int = 0) -> Callable[[Records], Callable[[Records], None]] | None:
+        """Return `Archive.keep` for records of a kind; `None` if so many cannot be restored."""
+        if self.archive is None or expected > MAX_ARCHIVED:
+            return None
+        return partial(self.archive.keep, kind)
+
+    @property
+    def undo(self) -> str | None:
+        """The id by which the action can be undone; `None` if it cannot."""
+        return str(self.archive.action) if self.archive is not None and self.archive.count else None
 
     def succeeded(self, ids: Sequence[str]) -> None:
         """Record what it was done to, and their number."""
@@ -105,13 +162,17 @@ class _Entry:
         self._is_stored = error is None
         if error is not None:
             self._log(error)
+        else:
+            done.archive = Archive(self._document["_id"])
 
     def finish(self, done: AuditedAction, outcome: Outcome, error: str | None = None) -> None:
         fields: Document = {**_fields(done), "outcome": outcome, **({} if error is None else {"error": error})}
         self._document |= fields
         if not self._is_stored:
             self._log()  # the server was just away: do not wait for it again
-        elif error_of_write := _failure(lambda: audit.finish(self._document["_id"], fields)):
+        elif error_of_write := _failure(
+            lambda: audit.finish(self._document["_id"], fields, undo_within=UNDO_TIME if done.undo else None)
+        ):
             self._log(error_of_write)
 
     def _log(self, error: Exception | None = None) -> None:

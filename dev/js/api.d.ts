@@ -390,6 +390,7 @@ interface AuditedChange {
   after: Record<string, unknown> | null;
   outcome: "unknown" | "done" | "failed";
   error: string | null;
+  undo_until: Moment | null;
   page: string | null;
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha1
 
@@ -119,10 +119,25 @@ def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
     return keys.list_of(letter.queue, step), dumps(message) if failed_once else letter.message
 
 
-def clear(client: Redis) -> int:
-    """Delete all dead letters; return their number."""
-    with client.pipeline() as pipe:
-        pipe.llen(DEAD_LETTERS)
-        pipe.delete(DEAD_LETTERS)
-        deleted, _ = pipe.execute()
-    return int(deleted)
+def clear(client: Redis, *, keep: Callable[[list[dict[str, str]]], object] | None = None) -> int:
+    """Delete all dead letters; return their number. `keep` is called with them before, for `restore`."""
+    letters = list(map(_text, client.lrange(DEAD_LETTERS, 0, -1)))
+    if keep is not None and letters:
+        keep([{"letter": letter} for letter in letters])
+    with client.pipeline(transaction=False) as pipe:
+        for letter in reversed(letters):  # from the end, where each is found at once
+            pipe.lrem(DEAD_LETTERS, -1, letter)
+        return sum(pipe.execute())
+
+
+def restore(client: Redis, kept: Sequence[Mapping[str, str]]) -> int:
+    """Add deleted dead letters again, behind the newer ones; return the number of those that did not exist."""
+    present = set(map(_text, client.lrange(DEAD_LETTERS, 0, -1)))
+    letters = [one["letter"] for one in kept if one["letter"] not in present]
+    if letters:
+        client.rpush(DEAD_LETTERS, *letters)
+    return len(letters)
+
+
+def _text(stored: bytes | str) -> str:
+    return stored.decode() if isinstance(stored, bytes) else stored

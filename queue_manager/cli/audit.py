@@ -15,13 +15,16 @@ from rich.text import Text
 
 from models import audit
 from models.audit import AUDITED_ACTIONS, AuditQuery
+from models.database import server_now
+from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import ApiError
-from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
+from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change, undone
 from services.audit import changes_of
+from services.undo import undo
 
 MAX_SHOWN_IDS = 3
 
@@ -82,6 +85,23 @@ def show(
     if found is None:
         fail(f"there is no entry {id} in the audit", code=1)
     print_json(one_change(found).model_dump_json(indent=2))
+
+
+@audit_cli.command("undo")
+def undo_action(
+    id: Annotated[str, typer.Argument(help="The id of an entry.", metavar="ID")],
+) -> None:
+    """Restore what an action has deleted, within 10 minutes. Exit code 1 if that is not possible.
+
+    Messages go to the end of their state. What exists again is left as it is.
+    """
+    with report_errors():
+        if (entry := audit.get(id)) is None:
+            fail(f"there is no entry {id} in the audit", code=1)
+        with audited("undo", system=entry.system, ids=entry.ids, total=entry.total, detail=f"of {id}") as action:
+            result = undo(entry, now=server_now())
+            action.count = result.restored
+    typer.echo(undone(result).message)
 
 
 def _moment(text: str | None, option: str) -> datetime | None:

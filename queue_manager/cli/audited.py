@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
+
+from models.archive import UNDO_TIME
 from models.audit import ActionName
 from queue_manager.core import log
 from queue_manager.core.settings import settings
@@ -23,6 +26,13 @@ def audited(action: ActionName, **known: Any) -> Iterator[AuditedAction]:
         log.configure(level="WARNING", form=settings().qm_log_format)
     with recorded(_actor(), action, **known) as done:
         yield done
+
+
+def echo_undo(done: AuditedAction) -> None:
+    """Print how to undo a deletion, if that is possible."""
+    if done.undo is not None:
+        minutes = UNDO_TIME.total_seconds() / 60
+        typer.echo(f"To undo it within {minutes:.0f} minutes: queue-manager audit undo {done.undo}")
 
 
 def _actor() -> Actor:

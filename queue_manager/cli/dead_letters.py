@@ -20,7 +20,7 @@ from rich.text import Text
 
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
-from queue_manager.cli.audited import audited
+from queue_manager.cli.audited import audited, echo_undo
 from queue_manager.cli.errors import fail
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso
@@ -71,8 +71,9 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for 
         if count and not yes:
             typer.confirm(f"Delete {count} dead letter{'s'[: count > 1]}?", abort=True)
         with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
-            action.count = dead_letters.clear(client)
+            action.count = dead_letters.clear(client, keep=action.keeper("dead-letter"))
         typer.echo(f"{action.count} deleted")
+        echo_undo(action)
 
 
 @dead_letters_cli.command()

@@ -22,7 +22,7 @@ from rich.text import Text
 from models.audit import ActionName
 from models.database import Document, id_text, server_now
 from models.job import WAITING_STATES, JobState
-from queue_manager.cli.audited import audited
+from queue_manager.cli.audited import audited, echo_undo
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import (
     MAX_ERROR_LENGTH,
@@ -159,7 +159,7 @@ def retry(ids: JobIds) -> None:
 
 @jobs.command()
 def remove(ids: JobIds) -> None:
-    """Delete jobs unless they are executing; print an outcome for each."""
+    """Delete jobs unless they are executing; print an outcome for each, and how to undo it."""
     _each("remove", ids, job_queues.jobs.remove, lambda _: "removed")
 
 
@@ -240,13 +240,16 @@ def _each(
     sys.exit(0 if is_done else 1)
 
 
-def _changed(action: ActionName, id: str, change: Callable[[str], Document]) -> Document:
+def _changed(action: ActionName, id: str, change: Callable[..., Document]) -> Document:
     with audited(action, system=job_queues.system.name, ids=[id]) as done:
+        if action == "remove" and done.archive is not None:
+            change = partial(change, keep=done.archive.keep_jobs)
         before, job = job_queues.jobs.get(id), change(id)
         done.ids, done.count = [id_text(job["_id"])], 1
         if action != "remove":
             done.changed(job_queues.changeable(before), job_queues.changeable(job))
-        return job
+    echo_undo(done)
+    return job
 
 
 def _switch(

@@ -102,6 +102,7 @@ def _install(
     api.include_router(workers.router, prefix="/api", dependencies=[auth.viewer], tags=["systems"])
     api.include_router(search.router, prefix="/api", dependencies=[auth.viewer], tags=["search"])
     api.include_router(audit.router, prefix="/api", dependencies=[auth.viewer], tags=["audit"])
+    api.include_router(audit.commands, prefix="/api", dependencies=[auth.operator], tags=["audit"])
     if chosen.qm_hooks:
         api.include_router(triggers.router, dependencies=[auth.operator], tags=["systems"])
     if background is not None:

@@ -183,10 +183,14 @@ class Jobs:
         """Make a job due now unless it is executing. Raises like `reschedule`."""
         return self._make_due(id, RETRYABLE_STATES, self._clock(), None, "be retried")
 
-    def remove(self, id: str) -> Document:
-        """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`."""
+    def remove(self, id: str, *, keep: job_operations.Keep | None = None) -> Document:
+        """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`.
+
+        Args:
+            keep: stores what is deleted, in the transaction that deletes it.
+        """
         stored = self._own_id(id)
-        return self._change(id, lambda now: job_operations.remove(stored, now=now), "be removed")
+        return self._change(id, lambda now: job_operations.remove(stored, now=now, keep=keep), "be removed")
 
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
@@ -246,8 +250,17 @@ class Jobs:
         of_names = counts.values() if name is None else [counts.get(name, {})]
         return sum(states.get(state, 0) if state else sum(states.values()) for states in of_names)
 
-    def clear(self, states: Iterable[str], name: str | None = None, *, limit: int | None = None) -> int:
+    def clear(
+        self,
+        states: Iterable[str],
+        name: str | None = None,
+        *,
+        limit: int | None = None,
+        keep: job_operations.Keep | None = None,
+    ) -> int:
         """Delete up to `limit` jobs in these states, of one name or of all names; return their number.
+
+        `keep` stores what is deleted, in the transactions that delete it.
 
         Raises `InvalidJob`: executing jobs cannot be deleted.
         """
@@ -255,7 +268,7 @@ class Jobs:
         if JobState.EXECUTING in wanted:
             raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
         return job_operations.clear(
-            wanted, None if name is None else checked_name(name), now=self._clock(), limit=limit
+            wanted, None if name is None else checked_name(name), now=self._clock(), limit=limit, keep=keep
         )
 
     def pause(self, names: Sequence[str], *, reason: str | None = None, by: str | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, cast
@@ -16,7 +16,9 @@ from queue_manager.core.clock import seconds
 from services.message_queue.activity import ActivityEntry, read_activity
 from services.message_queue.browser import (
     BULK_BATCH_SIZE,
+    MATCH_ALL,
     MAX_BULK_IDS,
+    MESSAGE_STATES,
     Filter,
     KeptState,
     MessageBrowser,
@@ -30,13 +32,20 @@ from services.message_queue.messages import (
     checked_id,
     checked_options,
     checked_text,
+    is_id,
     truncate_reason,
 )
+from services.message_queue.scripts import Argument
 
 REPLAY_BUDGET = DELETE_BUDGET = seconds(10)
 DEFAULT_MOVE_REASON = "Moved by hand"
 
-MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "UNDECODABLE"]
+MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "CHANGED", "UNDECODABLE"]
+Records = Sequence[Mapping[str, Any]]
+Keep = Callable[[Records], Callable[[Records], None]]
+"""Stores records of messages before they are deleted. Returns a function that keeps only those that were."""
+RESTORE_BATCH_SIZE = 50  # messages per script call, so that it takes less than 10 ms
+MAX_DELETIONS = 3  # attempts at a message that changes between being read and being deleted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +102,70 @@ class QueueAdmin(MessageBrowser):
                 replayed = replayed.with_more(self.replay(ids[begin : begin + BULK_BATCH_SIZE]))
         return replayed
 
-    def delete(self, ids: Sequence[str], *, source: MessageState | None = None) -> dict[str, MessageOutcome]:
-        """Delete messages from `source` or from any state, even while a consumer holds the lock."""
-        return self._each("delete", ids, source or "")
+    def delete(
+        self, ids: Sequence[str], *, source: MessageState | None = None, keep: Keep | None = None
+    ) -> dict[str, MessageOutcome]:
+        """Delete messages from `source` or from any state, even while a consumer holds the lock.
+
+        With `keep`, exactly what it was called with is deleted, for `restore`.
+        """
+        if keep is None:
+            return self._each("delete", ids, source or "", 1)
+        outcomes: dict[str, MessageOutcome] = dict.fromkeys(checked_ids(ids), "CHANGED")
+        for _ in range(MAX_DELETIONS):
+            for batch in self._copies([id for id, outcome in outcomes.items() if outcome == "CHANGED"], outcomes):
+                wanted = [one for one in batch if source in (None, one["state"])]
+                keep_only = keep(wanted)
+                results = self._delete_exactly(wanted, source)
+                outcomes |= results
+                deleted = [one for one in wanted if results[one["id"]] == "DELETED"]
+                if len(deleted) < len(wanted):
+                    keep_only(deleted)
+        return outcomes
+
+    def _copies(self, ids: Sequence[str], outcomes: dict[str, MessageOutcome]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the stored records of messages in batches. An id without one has the outcome `NOT_FOUND`."""
+        self._other_programs.adopt()
+        done = 0
+        while done < len(ids):
+            rows, scanned = self._scripts.run("copy", *ids[done : done + BULK_BATCH_SIZE])
+            outcomes |= dict.fromkeys(ids[done : done + scanned], "NOT_FOUND")
+            done += scanned
+            yield [
+                {"id": id.decode(), "state": state.decode(), "record": record, "data": data}
+                for id, state, record, data in rows
+            ]
+
+    def _delete_exactly(
+        self, copies: Sequence[dict[str, Any]], source: MessageState | None
+    ) -> dict[str, MessageOutcome]:
+        answers: list[bytes] = []
+        while (done := len(answers)) < len(copies):
+            pairs = (part for one in copies[done:] for part in (one["id"], one["record"]))
+            answers += self._scripts.run("delete", source or "", 2, *pairs)
+        return {one["id"]: cast(MessageOutcome, answer.decode()) for one, answer in zip(copies, answers, strict=True)}
+
+    def restore(self, copies: Records) -> int:
+        """Add deleted messages again, each to the end of its state; return their number.
+
+        One that was being processed waits again. An id that exists is not added. Raises QueueFull.
+        """
+        answers: list[int] = []
+        while (done := len(answers)) < len(copies):
+            batch = copies[done : done + RESTORE_BATCH_SIZE]
+            fields = (one[name] for one in batch for name in ("id", "state", "record", "data"))
+            answers += self._scripts.run("restore", *fields)
+        return sum(answers)
 
     def delete_matching(
-        self, states: Sequence[KeptState], where: Filter, *, within: timedelta = DELETE_BUDGET
+        self,
+        states: Sequence[KeptState],
+        where: Filter,
+        *,
+        within: timedelta = DELETE_BUDGET,
+        keep: Keep | None = None,
     ) -> DeleteResult:
-        """Delete the messages in `states` that match now; stop after `within`."""
+        """Delete the messages in `states` that match now, as `delete` does; stop after `within`."""
         ends = time.monotonic() + within.total_seconds()
         deleted = dict.fromkeys(states, 0)
         for state in states:
@@ -108,7 +173,7 @@ class QueueAdmin(MessageBrowser):
                 for begin in range(0, len(ids), BULK_BATCH_SIZE):
                     if time.monotonic() >= ends:
                         return DeleteResult(deleted=deleted, is_complete=False)
-                    outcomes = self.delete(ids[begin : begin + BULK_BATCH_SIZE], source=state)
+                    outcomes = self.delete(ids[begin : begin + BULK_BATCH_SIZE], source=state, keep=keep)
                     deleted[state] += sum(outcome == "DELETED" for outcome in outcomes.values())
         return DeleteResult(deleted=deleted, is_complete=True)
 
@@ -120,7 +185,7 @@ class QueueAdmin(MessageBrowser):
             is_complete=all(found.is_complete for found in counts.values()),
         )
 
-    def _each(self, script: str, ids: Sequence[str], *arguments: str | bytes) -> dict[str, MessageOutcome]:
+    def _each(self, script: str, ids: Sequence[str], *arguments: Argument) -> dict[str, MessageOutcome]:
         """Run a script on messages in batches. Raises QueueUnavailable; earlier batches may then be applied."""
         outcomes = self._outcomes(script, checked_ids(ids), arguments)
         unknown = [id for id, outcome in outcomes.items() if outcome == "NOT_FOUND"]
@@ -128,7 +193,7 @@ class QueueAdmin(MessageBrowser):
             outcomes |= self._outcomes(script, unknown, arguments)
         return outcomes
 
-    def _outcomes(self, script: str, ids: Sequence[str], arguments: Sequence[str | bytes]) -> dict[str, MessageOutcome]:
+    def _outcomes(self, script: str, ids: Sequence[str], arguments: Sequence[Argument]) -> dict[str, MessageOutcome]:
         answers: list[bytes] = []
         while (done := len(answers)) < len(ids):
             answers += self._scripts.run(script, *arguments, *ids[done : done + BULK_BATCH_SIZE])
@@ -177,17 +242,31 @@ class QueueAdmin(MessageBrowser):
         """Delete all messages in `state`, or in all states; return their number. See `clear_in_batches`."""
         return sum(self.clear_in_batches(state))
 
-    def clear_in_batches(self, state: MessageState | None = None) -> Iterator[int]:
+    def clear_in_batches(self, state: MessageState | None = None, *, keep: Keep | None = None) -> Iterator[int]:
         """Delete all messages in `state`, or in all states, in batches; yield the number deleted by each.
 
-        Messages enqueued after the first batch are kept. A message that changes its state meanwhile may be kept.
+        Messages enqueued after the beginning are kept. A message that changes its state meanwhile may be kept. With
+        `keep`, it is called with what is deleted, for `restore`, except entries of other programs that are no messages.
         """
-        progress: bytes | str = ""
-        while True:
+        _, progress = self._scripts.run("clear", state or "", self._options.levels, "")
+        if keep is not None:
+            yield from self._clear_kept(MESSAGE_STATES if state is None else [state], keep)
+        while progress:
             cleared, progress = self._scripts.run("clear", state or "", self._options.levels, progress)
             yield cleared
-            if not progress:
-                return
+
+    def _clear_kept(self, states: Sequence[MessageState], keep: Keep) -> Iterator[int]:
+        for state in states:
+            for ids in self._ids(state):
+                for begin in range(0, len(ids), BULK_BATCH_SIZE):
+                    outcomes = self.delete(ids[begin : begin + BULK_BATCH_SIZE], source=state, keep=keep)
+                    yield sum(outcome == "DELETED" for outcome in outcomes.values())
+
+    def _ids(self, state: MessageState) -> Iterator[Sequence[str]]:
+        if state == "processing":
+            yield from ([one.id for one in page if is_id(one.id)] for page in self.export(state))
+        else:
+            yield from self.matching_ids(state, MATCH_ALL)
 
 
 def checked_ids(ids: Sequence[str]) -> list[str]:

@@ -53,6 +53,17 @@ def test_an_action_appears_without_reloading(queue: Queue, visit: Visit) -> None
     expect(page.locator("#rows > tr")).to_contain_text(f"names: {INVOICE}")
 
 
+def test_a_deletion_is_undone_as_long_as_that_is_possible(queue: Queue, visit: Visit) -> None:
+    ids = [queue.add() for _ in range(2)]
+    queue.post("/queue/messages/delete", {"messageIds": ids})
+    page = visit.open("/audit")
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("2 restored")).to_be_visible()
+    assert sorted(queue.ids("main")) == sorted(ids)
+    expect(page.locator("#rows > tr").first).to_contain_text("undo")
+    expect(page.get_by_role("button", name="Undo")).to_have_count(0)
+
+
 def test_a_viewer_sees_who_used_the_page(guarded: Queue, visiting: Visiting) -> None:
     operator, viewer = visiting(guarded.web), visiting(guarded.web)
     id = guarded.post("/queue/message", {"type": "mail"}, X_API_KEY=OPERATOR).body["id"]

@@ -195,10 +195,22 @@ def test_one_message_is_deleted_after_a_question(visit: Visit, queue: Queue) -> 
     for answer, left in (("Cancel", [other, id]), ("Delete", [other])):
         visit.press(id)
         visit.press("Delete …", visit.dialog)
-        expect(visit.dialog).to_contain_text("cannot be undone")
+        expect(visit.dialog).to_contain_text("can be undone for 10 minutes")
         visit.press(answer, visit.dialog)
         visit.wait_for(left)
         assert queue.ids("main") == left
+
+
+def test_a_deletion_is_undone(visit: Visit, queue: Queue) -> None:
+    ids = [queue.add() for _ in range(2)]
+    page = visit.open("/messages")
+    visit.press("Clear Waiting: 2 messages …")
+    visit.press("Delete all", visit.dialog)
+    visit.wait_for([])
+    page.get_by_role("button", name="Undo").click()
+    visit.wait_for(ids[::-1])
+    expect(page.get_by_text("2 restored")).to_be_visible()
+    assert queue.ids("main") == ids[::-1]
 
 
 def test_a_selection_is_deleted(visit: Visit, queue: Queue) -> None:

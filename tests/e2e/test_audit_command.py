@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from models.database import collection, server_now
+from queue_manager.broker.dead_letters import DEAD_LETTERS
 from queue_manager.core.clock import hours
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
@@ -41,6 +43,35 @@ def done(*arguments: str, **env: str) -> str:
 def entries(*arguments: str) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = json.loads(done("audit", "--json", *arguments))["entries"]
     return listed
+
+
+def test_a_deletion_is_undone(clean: Servers) -> None:
+    id = json.loads(done("jobs", "run", INVOICE, "7", "--delay", "1000"))["_id"]
+    job = done("jobs", "show", id, "--json")
+    removed = done("jobs", "remove", id)
+    assert removed.startswith(f"{id}  removed\nTo undo it within 10 minutes: queue-manager audit undo ") or (
+        removed.splitlines()[-1] == f"{id}  removed"
+    )
+    (entry,) = entries("--action", "remove")
+    assert done("audit", "undo", entry["id"]) == "1 restored\n"
+    assert done("jobs", "show", id, "--json") == job
+    again = said("audit", "undo", entry["id"])
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr == "queue-manager: It deleted nothing that is kept, or it is undone already\n"
+    assert said("audit", "undo", "nothing").stderr == "queue-manager: there is no entry nothing in the audit\n"
+
+
+def test_dead_letters_of_the_broker_are_restored(clean: Servers) -> None:
+    letters = [json.dumps({"at": number, "queue": "q", "reason": "r", "message": "{}"}) for number in (2.0, 1.0)]
+    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        client.rpush(DEAD_LETTERS, *letters)
+        said_of_it = done("dead-letters", "clear", "--yes").splitlines()
+        assert said_of_it[0] == "2 deleted"
+        assert client.llen(DEAD_LETTERS) == 0
+        newer = json.dumps({"at": 3.0, "queue": "q", "reason": "r", "message": "{}"})
+        client.lpush(DEAD_LETTERS, newer)
+        assert done(*said_of_it[1].partition("queue-manager ")[2].split()) == "2 restored\n"
+        assert client.lrange(DEAD_LETTERS, 0, -1) == [newer, *letters]
 
 
 def test_commands_are_recorded_under_the_user_of_the_system(clean: Servers) -> None:

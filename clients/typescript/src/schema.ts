@@ -498,6 +498,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/audit/{id}/undo": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Undo Action
+         * @description Restore what an action deleted, within 10 minutes. Messages go to the end of their state.
+         */
+        post: operations["audit_undo_action"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/trigger/{path}": {
         parameters: {
             query?: never;
@@ -1583,7 +1603,7 @@ export interface components {
              * Action
              * @enum {string}
              */
-            action: "adopt" | "cancel" | "clear" | "delete" | "edit" | "import" | "mark" | "migrate" | "move" | "pause" | "remove" | "replay" | "requeue" | "reschedule" | "resume" | "retry" | "run" | "scan" | "silence" | "unsilence";
+            action: "adopt" | "cancel" | "clear" | "delete" | "edit" | "import" | "mark" | "migrate" | "move" | "pause" | "remove" | "replay" | "requeue" | "reschedule" | "resume" | "retry" | "run" | "scan" | "silence" | "undo" | "unsilence";
             /** System */
             system: string | null;
             /**
@@ -1629,6 +1649,11 @@ export interface components {
             outcome: "unknown" | "done" | "failed";
             /** Error */
             error: string | null;
+            /**
+             * Undo Until
+             * @description Until when what it deleted can be restored; null if it cannot.
+             */
+            undo_until: string | null;
             /**
              * Page
              * @description The path of the page of its system, below which each id has its own.
@@ -1705,6 +1730,11 @@ export interface components {
              * @description False if the time was not enough for all. Repeat it then.
              */
             is_complete: boolean;
+            /**
+             * Undo
+             * @description The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot.
+             */
+            undo: string | null;
         };
         /**
          * ConsumerStats
@@ -1733,6 +1763,46 @@ export interface components {
         DeletedJobs: {
             /** Deleted */
             deleted: number;
+            /**
+             * Undo
+             * @description The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot.
+             */
+            undo: string | null;
+        };
+        /**
+         * DeletedMessage
+         * @description The message that an operator deleted.
+         */
+        DeletedMessage: {
+            /**
+             * Success
+             * @description Always true, for clients of the older service.
+             * @default true
+             * @constant
+             */
+            success?: true;
+            /**
+             * Message
+             * @description A sentence for people.
+             */
+            message: string;
+            /** Id */
+            id: string;
+            /**
+             * Messageid
+             * @description The same, for clients of the older service.
+             */
+            messageId: string;
+            /**
+             * Queuetype
+             * @description The queue that the request names.
+             */
+            queueType: ("main" | "processing" | "dead" | "acknowledged" | "archived") | null;
+            /**
+             * Undo
+             * @description The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot.
+             */
+            undo: string | null;
         };
         /**
          * DeletedMessages
@@ -1765,6 +1835,11 @@ export interface components {
             deletedCount: number;
             /** Results */
             results: components["schemas"]["MessageResult"][];
+            /**
+             * Undo
+             * @description The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot.
+             */
+            undo: string | null;
         };
         /**
          * DeletedRange
@@ -1792,6 +1867,11 @@ export interface components {
              * @description False if the time was not enough for all. Repeat it then.
              */
             is_complete: boolean;
+            /**
+             * Undo
+             * @description The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot.
+             */
+            undo: string | null;
         };
         /**
          * DeliveredMessage
@@ -1922,36 +2002,6 @@ export interface components {
             last_error?: string | null;
         } & {
             [key: string]: unknown;
-        };
-        /**
-         * EditedMessage
-         * @description The message that an operator changed or deleted.
-         */
-        EditedMessage: {
-            /**
-             * Success
-             * @description Always true, for clients of the older service.
-             * @default true
-             * @constant
-             */
-            success?: true;
-            /**
-             * Message
-             * @description A sentence for people.
-             */
-            message: string;
-            /** Id */
-            id: string;
-            /**
-             * Messageid
-             * @description The same, for clients of the older service.
-             */
-            messageId: string;
-            /**
-             * Queuetype
-             * @description The queue that the request names.
-             */
-            queueType: ("main" | "processing" | "dead" | "acknowledged" | "archived") | null;
         };
         /**
          * Error
@@ -2584,7 +2634,7 @@ export interface components {
              * Result
              * @enum {string}
              */
-            result: "MOVED" | "DELETED" | "NOT_FOUND" | "UNDECODABLE";
+            result: "MOVED" | "DELETED" | "NOT_FOUND" | "CHANGED" | "UNDECODABLE";
         };
         /**
          * MessageWithHistory
@@ -3339,6 +3389,18 @@ export interface components {
             title: string;
         };
         /**
+         * RemovedJob
+         * @description The job that was deleted.
+         */
+        RemovedJob: {
+            job: components["schemas"]["Job"];
+            /**
+             * Undo
+             * @description The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot.
+             */
+            undo: string | null;
+        };
+        /**
          * Repetition
          * @description When a job repeats.
          */
@@ -3985,6 +4047,26 @@ export interface components {
         TriggeredScan: {
             /** Task Id */
             task_id: string;
+        };
+        /**
+         * Undone
+         * @description What an undo has restored.
+         */
+        Undone: {
+            /** Message */
+            message: string;
+            /** Restored */
+            restored: number;
+            /**
+             * Existing
+             * @description Records whose ids existed again; they were left as they are.
+             */
+            existing: number;
+            /**
+             * Is Complete
+             * @description False if the time was not enough: repeat it then.
+             */
+            is_complete: boolean;
         };
         /**
          * UpdatedMessage
@@ -5831,7 +5913,7 @@ export interface operations {
         parameters: {
             query?: {
                 who?: string | null;
-                action?: ("adopt" | "cancel" | "clear" | "delete" | "edit" | "import" | "mark" | "migrate" | "move" | "pause" | "remove" | "replay" | "requeue" | "reschedule" | "resume" | "retry" | "run" | "scan" | "silence" | "unsilence") | null;
+                action?: ("adopt" | "cancel" | "clear" | "delete" | "edit" | "import" | "mark" | "migrate" | "move" | "pause" | "remove" | "replay" | "requeue" | "reschedule" | "resume" | "retry" | "run" | "scan" | "silence" | "undo" | "unsilence") | null;
                 system?: string | null;
                 /** @description Of an item, a message or a job. */
                 id?: string | null;
@@ -5945,6 +6027,113 @@ export interface operations {
             };
             /** @description Not found */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    audit_undo_action: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": Record<string, never>;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Undone"];
+                };
+            };
+            /** @description The body is not JSON, or something is missing */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The current state does not allow it */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -6945,7 +7134,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["EditedMessage"];
+                    "application/json": components["schemas"]["DeletedMessage"];
                 };
             };
             /** @description No key, or an unknown or expired one */
@@ -9274,7 +9463,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["JobAnswer"];
+                    "application/json": components["schemas"]["RemovedJob"];
                 };
             };
             /** @description No key, or an unknown or expired one */

@@ -17,6 +17,11 @@ Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
 ServerTime = Annotated[Moment, Field(description="The time of the database server when the answer was made.")]
 NextCursor = Annotated[str | None, Field(description="The `cursor` of the next page; null on the last page.")]
 
+UndoId = Annotated[
+    str | None,
+    Field(description="The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot."),
+]
+
 
 class PauseState(BaseModel):
     """A pause that an operator made; what is unknown is null."""

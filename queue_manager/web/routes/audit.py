@@ -6,28 +6,34 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+import redis
+from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from beat_schedule import systems
-from models import audit
+from models import audit, database
 from models.audit import ActionName, AuditEntry, AuditQuery, Outcome, Via
 from models.database import server_now
 from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import PermanentError
+from queue_manager.core.errors import PermanentError, Unavailable, reason
 from queue_manager.diagnosis import MAX_SEARCH_ID_LENGTH
+from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.http.requests import EmptyIsNone
+from queue_manager.web.http.requests import EmptyIsNone, JsonBody, NoMembers
 from queue_manager.web.http.responses import Moment, NextCursor, ServerTime
 from queue_manager.web.server_calls import mongodb
+from services.audit import recorded
+from services.undo import CannotUndo, UndoResult, undo
 
 AUDIT_LIST = "audit"
 MAX_NAME_LENGTH = 256
 MAX_AUDIT_PAGE = 200
+MAX_UNDO_BODY = 1_024  # bytes
 
 router = APIRouter(responses=errors(503))
+commands = APIRouter(responses=errors(503))
 
 
 class AuditedChange(BaseModel):
@@ -49,6 +55,7 @@ class AuditedChange(BaseModel):
     after: dict[str, Any] | None
     outcome: Outcome = Field(description="`unknown` while it runs, and if its process or a server failed meanwhile.")
     error: str | None
+    undo_until: Moment | None = Field(description="Until when what it deleted can be restored; null if it cannot.")
     page: str | None = Field(description="The path of the page of its system, below which each id has its own.")
 
 
@@ -104,10 +111,50 @@ def audit_page(query: AuditQuery, *, cursor: str | None, limit: int) -> AuditPag
 def show_audit(id: str) -> AuditedChange:
     """Return one entry."""
     with mongodb():
-        found = audit.get(id)
-    if found is None:
+        return one_change(_entry(id))
+
+
+def _entry(id: str) -> AuditEntry:
+    if (found := audit.get(id)) is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not found", f"There is no entry {id!r:.100} in the audit", field="id")
-    return one_change(found)
+    return found
+
+
+class Undone(BaseModel):
+    """What an undo has restored."""
+
+    message: str
+    restored: int
+    existing: int = Field(description="Records whose ids existed again; they were left as they are.")
+    is_complete: bool = Field(description="False if the time was not enough: repeat it then.")
+
+
+@commands.post("/audit/{id}/undo", responses=errors(404, 409))
+def undo_action(
+    id: str,
+    _: Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_UNDO_BODY, is_required=False))],
+    actor: CurrentActor,
+) -> Undone:
+    """Restore what an action deleted, within 10 minutes. Messages go to the end of their state."""
+    with mongodb():
+        entry, now = _entry(id), server_now()
+    with recorded(actor, "undo", system=entry.system, ids=entry.ids, total=entry.total, detail=f"of {id}") as action:
+        try:
+            result = undo(entry, now=now)
+        except CannotUndo as error:
+            raise ApiError(HTTPStatus.CONFLICT, "cannot be undone", str(error)) from None
+        except database.Error as error:
+            raise Unavailable(database.describe(error)) from error
+        except redis.RedisError as error:
+            raise Unavailable(f"Redis does not answer ({reason(error)})") from error
+        action.count = result.restored
+    return undone(result)
+
+
+def undone(result: UndoResult) -> Undone:
+    existing = f"; {result.existing} existed already" if result.existing else ""
+    left = "" if result.is_complete else "; there are more, so repeat it"
+    return Undone(message=f"{result.restored} restored{existing}{left}", **vars(result))
 
 
 def one_change(entry: AuditEntry) -> AuditedChange:

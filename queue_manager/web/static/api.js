@@ -1,7 +1,7 @@
 // Requests to the API, and its live events.
 
 import { sync } from "./clock.js";
-import { PREFIX, showState, toast } from "./dom.js";
+import { PREFIX, button, showState, toast } from "./dom.js";
 
 const RETRY_DELAY = 1000; // ms
 
@@ -28,8 +28,19 @@ export async function ask(method, path, body, { signal, parse = JSON.parse } = {
   const response = await send(method, path, body, signal);
   const answer = parse(await answered(() => response.text(), signal));
   if (answer.server_time !== undefined) sync(answer.server_time, began);
+  if (answer.undo) toast(["Deleted. ", undoButton(answer.undo)]);
   return answer;
 }
+
+export const UNDO = "It can be undone for 10 minutes.";
+
+/** A button that restores what an action has deleted. @param {string} id of its entry in the audit @param {() => void} [done] */
+export const undoButton = (id, done) => button("Undo", (event) => attempt(async () => {
+  const { message } = await post(`/audit/${id}/undo`);
+  /** @type {Element} */ (event.target).remove();
+  toast(message);
+  done?.();
+}), "quiet");
 
 /**
  * Send a request that is answered by server-sent events, and yield them.

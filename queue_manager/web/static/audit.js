@@ -1,8 +1,8 @@
 // The audit: who changed what.
 
-import { Events, get, query } from "./api.js";
-import { moment, number } from "./clock.js";
-import { PREFIX, byId, element, pill } from "./dom.js";
+import { Events, get, query, undoButton } from "./api.js";
+import { at as ms, moment, now, number } from "./clock.js";
+import { PREFIX, byId, element, mayAct, pill } from "./dom.js";
 import { List, cell } from "./list.js";
 
 const PAGE = 50;
@@ -25,14 +25,14 @@ async function load({ from, to, ...values }, options) {
 }
 
 /** @param {AuditedChange} entry */
-function cells({ at, who, via, address, action, system, count, outcome, ...about }) {
+function cells({ id, at, who, via, address, action, system, count, outcome, undo_until: until, ...about }) {
   return [
     element("th", { scope: "row" }, moment(at)),
     cell("Who", element("span", {}, element("b", {}, who), element("div", { class: "hint soft" }, `${VIAS[via]} · ${address}`))),
     cell("Action", element("span", {}, element("b", {}, action), system && element("div", { class: "hint soft" }, titles[system] ?? system)), "nowrap"),
     element("td", { class: "text" }, what(about)),
     cell("Changed", number(count), "number"),
-    cell("Outcome", pill(outcome, OUTCOMES[outcome]), "nowrap"),
+    cell("Outcome", element("span", {}, pill(outcome, OUTCOMES[outcome]), canUndo(until) && [" ", undoButton(id, refresh)]), "nowrap"),
   ];
 }
 
@@ -47,6 +47,9 @@ function what({ ids, total, page, filter, before, after, detail, error }) {
     error && element("div", { class: "bad" }, error),
   ];
 }
+
+/** @param {Moment | null} until */
+const canUndo = (until) => mayAct && until && ms(until) > now();
 
 /** @param {unknown} text */
 const value = (text) => element("code", {}, String(text ?? "none"));

@@ -1,6 +1,6 @@
 // The jobs of every name, and what people do with them.
 
-import { Events, Problem, ask, attempt, get, post, query, stream } from "./api.js";
+import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
 import { at, countdown, moment, now, number, span, until } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
 import { PREFIX, byId, button, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
@@ -241,7 +241,7 @@ function reschedule(id, name, priority) {
 /** @param {string} id @param {string} name */
 function remove(id, name) {
   askFor({
-    title: `Delete the job ${name}?`, verb: "Delete", kind: "danger", text: `The job ${id} and its history. This cannot be undone.`,
+    title: `Delete the job ${name}?`, verb: "Delete", kind: "danger", text: `The job ${id} and its history. ${UNDO}`,
     async act() {
       await ask("DELETE", `/jobs/${encodeURIComponent(id)}`);
       return done("Deleted");
@@ -301,7 +301,7 @@ function clear() {
 function confirm(states, name, found) {
   askFor({
     title: `Delete ${number(found)} job${found === 1 ? "" : "s"} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
-    text: `All that are in the state ${states.join(" or ")}, also those that come meanwhile. This cannot be undone.`,
+    text: `All that are in the state ${states.join(" or ")}, also those that come meanwhile. ${UNDO}`,
     typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
     async act() {
       const { deleted } = await post("/jobs/clear", { states, name: name || null });

@@ -1,6 +1,6 @@
 // The messages of one place, and what people do with them.
 
-import { Events, Problem, ask, attempt, get, post, query, stream } from "./api.js";
+import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
 import { at, countdown, moment, number } from "./clock.js";
 import { TYPED_FROM, askFor, details, show } from "./dialog.js";
 import { byId, button, copier, element, mayAct, pill, toast } from "./dom.js";
@@ -195,10 +195,12 @@ function move(ids) {
 /** @param {string[]} ids */
 function remove(ids) {
   askFor({
-    title: `Delete ${messagesOf(ids)}?`, text: "This cannot be undone.", verb: "Delete", kind: "danger",
+    title: `Delete ${messagesOf(ids)}?`, text: UNDO, verb: "Delete", kind: "danger",
     act: async () => done(await post(`/queue/messages/delete?queueType=${place}`, { messageIds: ids })),
   });
 }
+
+const MAX_ARCHIVED = 100_000; // messages of one action that can be restored
 
 /** @param {string[]} ids */
 const replay = (ids) => attempt(async () => toast(done(await post("/queue/replay", { messageIds: ids }))));
@@ -227,7 +229,7 @@ function clear() {
   const isMany = size === undefined || size > TYPED_FROM;
   const what = size === undefined ? "messages" : counted(size);
   askFor({
-    title: `Delete all ${what} in ${name}?`, text: "Filters do not count here. This cannot be undone.", verb: "Delete all", kind: "danger",
+    title: `Delete all ${what} in ${name}?`, text: `Filters do not count here. ${(size ?? 0) > MAX_ARCHIVED ? "So many cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
     typed: isMany && { name, of: "queue" },
     act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
   });

@@ -1,15 +1,14 @@
 #!lua flags=allow-oom
--- Deletes the messages of one state, or of all states, in slices. Messages added after the first slice are kept.
+-- Deletes the messages of one state, or of all states, in slices. Messages added after the beginning are kept.
 --
 -- KEYS[1]  queue name
--- ARGV     state ('' for all), priority levels, progress returned by the previous slice ('' for the first)
+-- ARGV     state ('' for all), priority levels, progress: '' to begin, which deletes nothing, then as it was returned
 -- Returns  {number of messages deleted by this slice, progress for the next slice or '' at the end}
 --
 -- Atomic, so that a message that changes its state meanwhile is deleted or kept as a whole, and counted once.
 -- allow-oom, because it frees memory.
 
 local state, levels, progress = unpack(ARGV)
-local is_first = progress == ''
 local cleared = 0
 
 local function last_added(stream)
@@ -127,13 +126,16 @@ local function is_done(step, last)
   return clear_stream(step[2], last[step[2]], step[1] == 'waiting')
 end
 
-local left = is_first and begin() or cjson.decode(progress)
+if progress == '' then
+  return { 0, cjson.encode(begin()) }
+end
+local left = cjson.decode(progress)
 while left.steps[1] and not is_slice_full() do
   if is_done(left.steps[1], left.last) then
     table.remove(left.steps, 1)
   end
 end
-if cleared > 0 or is_first then
+if cleared > 0 or not left.steps[1] then
   announce('clear', '{"count":' .. cleared .. ',"queue":"' .. (state ~= '' and state or 'all') .. '"}')
 end
 return { cleared, left.steps[1] and cjson.encode(left) or '' }

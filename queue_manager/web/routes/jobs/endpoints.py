@@ -17,6 +17,7 @@ from pydantic import BeforeValidator
 from models.audit import ActionName
 from models.database import id_text, server_now
 from models.job import JobState
+from models.job_operations import Keep
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
@@ -41,13 +42,14 @@ from queue_manager.web.routes.jobs.schemas import (
     NamesToPause,
     NewJob,
     Paused,
+    RemovedJob,
     Rescheduling,
     Resumed,
     SortField,
 )
 from queue_manager.web.routes.latency import latency_of
 from queue_manager.web.server_calls import mongodb, redis_server
-from services.audit import Actor, recorded
+from services.audit import Actor, AuditedAction, recorded
 from services.job_queues import (
     DuplicateJob,
     InvalidJob,
@@ -72,7 +74,6 @@ JOB_ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
 ACTION_TEXTS: dict[ActionName, str] = {
     "cancel": "canceled",
     "retry": "made due now",
-    "remove": "removed",
     "reschedule": "rescheduled",
     "pause": "paused",
     "resume": "resumed",
@@ -249,12 +250,12 @@ def clear(
     with recorded(actor, "clear", system=system.name, filter=selected) as action:
         while True:
             with mongodb():
-                batch = jobs.clear(body.states, body.name, limit=CLEAR_BATCH_SIZE)
+                batch = jobs.clear(body.states, body.name, limit=CLEAR_BATCH_SIZE, keep=_keep(action))
             action.count = deleted = deleted + batch
             if batch < CLEAR_BATCH_SIZE:
                 break
     log.info("Jobs deleted by hand", states=", ".join(body.states), name=body.name, jobs=deleted)
-    return DeletedJobs(deleted=deleted)
+    return DeletedJobs(deleted=deleted, undo=action.undo)
 
 
 @commands.post("/jobs/{id}/cancel", response_model=JobAnswer, responses=errors(404, 409))
@@ -272,10 +273,19 @@ def retry(id: str, _: NoBody, actor: CurrentActor) -> JSONResponse:
     return _changed(actor, "retry", jobs.retry, id)
 
 
-@commands.delete("/jobs/{id}", response_model=JobAnswer, responses=errors(404, 409))
+@commands.delete("/jobs/{id}", response_model=RemovedJob, responses=errors(404, 409))
 def remove(id: str, actor: CurrentActor) -> JSONResponse:
     """Delete a job that is not executing, and return it."""
-    return _changed(actor, "remove", jobs.remove, id)
+    with recorded(actor, "remove", system=system.name, ids=[id]) as action:
+        with mongodb():
+            job = jobs.remove(id, keep=_keep(action))
+        action.ids, action.count = [id_text(job["_id"])], 1
+    log.info("A job was deleted by hand", job=id, name=job["name"])
+    return JSONResponse({"job": as_json(job), "undo": action.undo})
+
+
+def _keep(action: AuditedAction) -> Keep | None:
+    return None if action.archive is None else action.archive.keep_jobs
 
 
 @commands.post("/jobs/{id}/reschedule", response_model=JobAnswer, responses=errors(404, 409))
@@ -298,8 +308,7 @@ def _changed(
         with mongodb():
             before, job = jobs.get(id), change(id, **options)
         done.ids, done.count = [id_text(job["_id"])], 1
-        if action != "remove":
-            done.changed(changeable(before), changeable(job))
+        done.changed(changeable(before), changeable(job))
     log.info(f"A job was {ACTION_TEXTS[action]} by hand", job=id, name=job["name"])
     return JSONResponse({"job": as_json(job)})
 

@@ -12,7 +12,7 @@ from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import invalid
 from queue_manager.web.http.requests import PAUSE_REASON, Members
-from queue_manager.web.http.responses import Moment, NextCursor, PauseState, ServerTime, optional
+from queue_manager.web.http.responses import Moment, NextCursor, PauseState, ServerTime, UndoId, optional
 from queue_manager.web.routes.latency import Latency
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 
@@ -169,6 +169,12 @@ class JobAnswer(BaseModel):
     job: Job
 
 
+class RemovedJob(JobAnswer):
+    """The job that was deleted."""
+
+    undo: UndoId
+
+
 class AnyJob(BaseModel):
     """One job, or a document that another program stored in the same collection."""
 
@@ -244,3 +250,4 @@ class DeletedJobs(BaseModel):
     """How many jobs were deleted."""
 
     deleted: int
+    undo: UndoId

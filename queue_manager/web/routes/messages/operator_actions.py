@@ -26,6 +26,7 @@ from queue_manager.web.routes.messages.requests import (
 )
 from queue_manager.web.routes.messages.response_schemas import (
     Cleared,
+    DeletedMessage,
     DeletedMessages,
     DeletedRange,
     EditedMessage,
@@ -51,7 +52,7 @@ from services.message_queue import (
     system,
 )
 from services.message_queue.admin import checked_ids
-from services.message_queue.browser import KEPT_STATES, KeptState
+from services.message_queue.browser import KEPT_STATES, MESSAGE_STATES, KeptState
 from services.message_queue.messages import checked_id
 from services.message_queue.transfer import import_messages, parse_lines
 
@@ -100,15 +101,15 @@ def _editable(message: Message | None) -> dict[str, Any]:
 
 
 @router.delete("/queue/message/{id:path}", responses=errors(404, 409))
-def delete(id: str, actor: CurrentActor, source: InQueue = None) -> EditedMessage:
+def delete(id: str, actor: CurrentActor, source: InQueue = None) -> DeletedMessage:
     """Delete a message."""
     with recorded(actor, "delete", **AUDITED_QUEUE, ids=[checked_id(id)]) as action:
-        outcome = queue_admin().delete([id], source=source)[id]
+        outcome = queue_admin().delete([id], source=source, keep=action.keeper("message"))[id]
         if outcome != "DELETED":
             raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
         action.count = 1
     log.info("Message deleted by hand", message_id=id)
-    return EditedMessage(message="Message deleted", id=id, messageId=id, queueType=source)
+    return DeletedMessage(message="Message deleted", id=id, messageId=id, queueType=source, undo=action.undo)
 
 
 @router.post("/queue/messages/delete")
@@ -119,9 +120,9 @@ def delete_many(
 ) -> DeletedMessages:
     """Delete up to 1,000 messages."""
     with recorded(actor, "delete", **AUDITED_QUEUE, ids=checked_ids(body.messageIds)) as action:
-        outcomes = queue_admin().delete(body.messageIds, source=source)
+        outcomes = queue_admin().delete(body.messageIds, source=source, keep=action.keeper("message"))
         action.succeeded(_done("DELETED", outcomes))
-    return DeletedMessages(**_results("deleted", "DELETED", outcomes))
+    return DeletedMessages(**_results("deleted", "DELETED", outcomes), undo=action.undo)
 
 
 @router.delete("/queue/messages")
@@ -134,14 +135,16 @@ def delete_date_range(
 ) -> DeletedRange:
     """Delete the messages that were added between two times, for about 10 s; those that a consumer holds are kept."""
     admin, states, wanted = queue_admin(), (source,) if source else KEPT_STATES, Filter(since=start, until=end)
+    undo = None
     if is_preview:
         found = admin.count_matching(states, wanted)
     else:
         selected = {"state": source, "added from": _shown(start), "added until": _shown(end)}
         with recorded(actor, "delete", **AUDITED_QUEUE, filter=selected) as action:
-            found = admin.delete_matching(states, wanted)
+            found = admin.delete_matching(states, wanted, keep=action.keeper("message"))
             action.count = sum(found.deleted.values())
             action.detail = "" if found.is_complete else INCOMPLETE_DETAIL
+        undo = action.undo
         log.info("Messages of a date range deleted by hand", messages=action.count, complete=found.is_complete)
     count = sum(found.deleted.values())
     verb = "would be deleted" if is_preview else "deleted"
@@ -151,6 +154,7 @@ def delete_date_range(
         by_queue=dict(found.deleted),
         is_preview=is_preview,
         is_complete=found.is_complete,
+        undo=undo,
     )
 
 
@@ -233,7 +237,10 @@ def _cleared(queue: MessageState | None, request: Request, actor: Actor) -> Clea
     started_at = logged_at = time.monotonic()
     count, is_complete = 0, True
     with recorded(actor, "clear", **AUDITED_QUEUE, filter={"state": queue or "all"}) as action:
-        for deleted in queue_admin().clear_in_batches(queue):
+        admin = queue_admin()
+        counts = admin.counts()
+        expected = sum(map(counts.of, MESSAGE_STATES if queue is None else [queue]))
+        for deleted in admin.clear_in_batches(queue, keep=action.keeper("message", expected=expected)):
             action.count = count = count + deleted
             now = time.monotonic()
             if now - logged_at >= CLEAR_LOG_INTERVAL:
@@ -245,7 +252,7 @@ def _cleared(queue: MessageState | None, request: Request, actor: Actor) -> Clea
     log.info("Cleared by hand", queue=queue or "all", messages=count, complete=is_complete)
     left = "" if is_complete else "; there are more, so repeat it"
     message = f"{count} messages deleted{left}"
-    return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete)
+    return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete, undo=action.undo)
 
 
 def _shown(timestamp: float) -> str:

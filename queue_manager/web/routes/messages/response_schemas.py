@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from queue_manager.web.http.responses import NextCursor, Number, optional
+from queue_manager.web.http.responses import NextCursor, Number, UndoId, optional
 from queue_manager.web.routes.messages.schemas import Payload
 from services.message_queue import MessageState
 from services.message_queue.admin import MessageOutcome
@@ -95,6 +95,12 @@ class EditedMessage(_Done):
     queueType: MessageState | None = Field(description="The queue that the request names.")
 
 
+class DeletedMessage(EditedMessage):
+    """The message that an operator deleted."""
+
+    undo: UndoId
+
+
 class UpdatedMessage(EditedMessage):
     """The message that an operator changed, as it is now."""
 
@@ -139,6 +145,7 @@ class DeletedMessages(_Changed):
     deleted: int
     deletedCount: int = Field(description="The same, for clients of the older service.")
     results: list[MessageResult]
+    undo: UndoId
 
 
 class _Moved(_Changed):
@@ -167,6 +174,7 @@ class DeletedRange(BaseModel):
     by_queue: dict[KeptState, int]
     is_preview: bool = Field(description="Whether nothing was deleted.")
     is_complete: IsComplete
+    undo: UndoId
 
 
 class Imported(BaseModel):
@@ -184,6 +192,7 @@ class Cleared(_Done):
     queueType: MessageState | None = Field(description="The queue; null for all queues.")
     cleared: int
     is_complete: IsComplete
+    undo: UndoId
 
 
 class Pagination(BaseModel):

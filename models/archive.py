@@ -1,0 +1,92 @@
+"""What people deleted, kept for ten minutes so that they can undo it: collection `qm_archive`.
+
+    {_id, action, kind, records: [BSON], expires_at}    `action` is the `_id` of the entry in `qm_audit`
+
+Records are stored before what they describe is deleted. Each document is small enough for MongoDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any, Literal
+
+import bson
+from bson import ObjectId
+from bson.codec_options import CodecOptions, DatetimeConversion
+from pymongo import ASCENDING, IndexModel
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+
+from models.database import Document, collection
+from queue_manager.core.clock import milliseconds, minutes
+
+ARCHIVE_COLLECTION = "qm_archive"
+UNDO_TIME = minutes(10)
+MAX_ARCHIVED = 100_000
+"""Maximum number of records of one action that is archived, where it is known before."""
+MAX_SLICE_BYTES = 4 * 1024 * 1024
+_RETENTION = 2 * UNDO_TIME  # an undo that has begun has time to end
+_EXACT: CodecOptions[Document] = CodecOptions(
+    tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+)
+
+Kind = Literal["message", "job", "dead-letter"]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some records of one action."""
+
+    id: ObjectId
+    kind: Kind
+    records: Sequence[Document]
+
+
+def add(
+    action: ObjectId, kind: Kind, records: Sequence[Mapping[str, Any]], session: ClientSession | None = None
+) -> list[ObjectId]:
+    """Store records of an action, in as many documents as needed; return their ids."""
+    size, some, ids = 0, list[bytes](), list[ObjectId]()
+    for record in map(bson.encode, records):
+        if some and size + len(record) > MAX_SLICE_BYTES:
+            ids.append(_insert(action, kind, some, session))
+            size, some = 0, []
+        some.append(record)
+        size += len(record)
+    return [*ids, _insert(action, kind, some, session)] if some else ids
+
+
+def _insert(action: ObjectId, kind: Kind, records: list[bytes], session: ClientSession | None) -> ObjectId:
+    id = ObjectId()
+    stored = {"_id": id, "action": action, "kind": kind, "records": records}
+    expires = {"expires_at": {"$add": ["$$NOW", milliseconds(_RETENTION)]}}
+    replacement = {"$replaceWith": {"$mergeObjects": [{"$literal": stored}, expires]}}
+    _archive().update_one({"_id": id}, [replacement], upsert=True, session=session)
+    return id
+
+
+def slices(action: ObjectId) -> Iterator[Slice]:
+    """Yield what is stored of an action, in the order in which it was added."""
+    for id in [one["_id"] for one in _archive().find({"action": action}, {"_id": 1}).sort("_id")]:
+        if (found := _archive().find_one({"_id": id})) is not None:
+            yield Slice(id, found["kind"], [bson.decode(one, _EXACT) for one in found["records"]])
+
+
+def remove(ids: Sequence[ObjectId]) -> None:
+    _archive().delete_many({"_id": {"$in": list(ids)}})
+
+
+def collections() -> dict[str, list[IndexModel]]:
+    """Return the collection of this module with its indexes, for `migrate`."""
+    return {
+        ARCHIVE_COLLECTION: [
+            IndexModel([("action", ASCENDING), ("_id", ASCENDING)], name="archive_of_an_action"),
+            IndexModel([("expires_at", ASCENDING)], name="archive_kept_until", expireAfterSeconds=0),
+        ]
+    }
+
+
+def _archive() -> Collection[Document]:
+    return collection(ARCHIVE_COLLECTION)

@@ -1,0 +1,77 @@
+"""Undo of deletions: for ten minutes, what people deleted can be restored from the archive.
+
+Guarantee: an id that exists again is not overwritten, so an undo that was interrupted can be repeated. A message goes
+to the end of its state, and one that was being processed waits again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from bson import ObjectId
+
+from models import archive, audit, job_operations
+from models.archive import UNDO_TIME, Kind
+from models.audit import AuditEntry
+from queue_manager.broker import dead_letters
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import AppError
+from queue_manager.core.redis_client import connect
+from queue_manager.core.settings import settings
+from services.message_queue import queue_admin
+
+UNDO_BUDGET = seconds(50)
+
+
+class CannotUndo(AppError):
+    """An action cannot be undone; the text is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndoResult:
+    """How much was restored; `existing` is what existed again. Unless it `is_complete`, the undo can be repeated."""
+
+    restored: int
+    existing: int
+    is_complete: bool
+
+
+def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -> UndoResult:
+    """Restore what an action deleted; begin nothing more after `within`.
+
+    Raises:
+        CannotUndo: it deleted nothing that is kept, it is too late, or it is undone already.
+        QueueFull: the memory of the message queue is full. It can be repeated.
+    """
+    if now > (entry.undo_until or entry.at + UNDO_TIME):
+        raise CannotUndo(f"It can be undone for {UNDO_TIME.total_seconds() / 60:.0f} minutes only, which are over")
+    ends_at = time.monotonic() + within.total_seconds()
+    restored = found = 0
+    for some in archive.slices(ObjectId(entry.id)):
+        if time.monotonic() > ends_at:
+            return UndoResult(restored=restored, existing=found - restored, is_complete=False)
+        restored += _RESTORE[some.kind](some.records)
+        found += len(some.records)
+        archive.remove([some.id])
+    if not found:
+        raise CannotUndo("It deleted nothing that is kept, or it is undone already")
+    audit.end_undo(entry.id)
+    return UndoResult(restored=restored, existing=found - restored, is_complete=True)
+
+
+def _restore_dead_letters(kept: Sequence[Mapping[str, Any]]) -> int:
+    if (url := settings().broker_redis_url) is None:
+        raise CannotUndo("The broker keeps no dead letters any more")
+    with connect(url) as client:
+        return dead_letters.restore(client, kept)
+
+
+_RESTORE: Mapping[Kind, Callable[[Sequence[dict[str, Any]]], int]] = {
+    "message": lambda kept: queue_admin().restore(kept),
+    "job": job_operations.restore,
+    "dead-letter": _restore_dead_letters,
+}

@@ -1,0 +1,184 @@
+"""Undo over HTTP: what people deleted is restored, within ten minutes, from the archive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models.archive import ARCHIVE_COLLECTION, UNDO_TIME
+from models.database import collection, server_now
+from queue_manager.core.clock import seconds
+from tests.any_jobs import INVOICE
+from tests.any_jobs import MODULE as JOBS_MODULE
+from tests.real_servers import Servers
+from tests.web.credentials import KEYS, OPERATOR, VIEWER
+from tests.web.queue_client import Queue, empty_queue
+
+LOCATION = ("_stream_id", "_stream_name")
+
+
+@pytest.fixture
+def queue(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(clean, tmp_path_factory, QM_JOBS="true", QM_HOOKS="true", JOBS_IMPORTS=JOBS_MODULE)
+
+
+def undo(queue: Queue, id: str, **headers: str) -> Any:
+    answer = queue.post(f"/audit/{id}/undo", **headers)
+    assert answer.status == 200, answer.text
+    return answer.body
+
+
+def shown(queue: Queue, id: str) -> dict[str, Any]:
+    """Return what the API has of a message, without its location in Redis."""
+    (found,) = queue.get(f"/search?id={id}").body["found"]
+    document = queue.get(found["document"].removeprefix("/api")).body
+    document = document.get("data", document)
+    return {name: value for name, value in document.items() if name not in (*LOCATION, "server_time")}
+
+
+def one_of_each_state(queue: Queue) -> dict[str, str]:
+    """Add a message of each state, with its history; return the ids."""
+    ids = {"processing": queue.add(payload={"held": [1.0, 12345678901234567890]})}
+    assert queue.take()["id"] == ids["processing"]
+    for state in ("dead", "acknowledged", "archived", "main"):
+        ids[state] = queue.add(payload={"to": state}, priority=2)
+    for state in ("dead", "acknowledged", "archived"):
+        moved = queue.post("/queue/move", {"messages": [ids[state]], "toQueue": state, "errorReason": "broken"})
+        assert moved.body["moved"] == 1
+    return ids
+
+
+@pytest.mark.parametrize("how", ["one by one", "selected", "all queues"])
+def test_deleted_messages_are_restored_as_they_were(queue: Queue, how: str) -> None:
+    ids = one_of_each_state(queue)
+    before = {state: shown(queue, id) for state, id in ids.items()}
+    if how == "one by one":
+        undos = [queue.delete(f"/queue/message/{id}").body["undo"] for id in ids.values()]
+    elif how == "selected":
+        undos = [queue.post("/queue/messages/delete", {"messageIds": [*ids.values()]}).body["undo"]]
+    else:
+        undos = [queue.delete("/queue/clear").body["undo"]]
+    assert queue.sizes() == (0, 0, 0, 0, 0)
+    assert sum(undo(queue, one)["restored"] for one in undos) == len(ids)
+    held = ids.pop("processing")
+    assert {*queue.ids("main")} == {held, ids["main"]}
+    assert queue.ids("processing") == []
+    for state, id in ids.items():
+        assert id in queue.ids(state)
+        assert shown(queue, id) == before[state]
+    assert queue.take("")["id"] == ids["main"]  # of the higher priority
+    taken = queue.take()
+    assert (taken["id"], taken["attempt_count"]) == (held, 2)
+    assert collection(ARCHIVE_COLLECTION).count_documents({}) == 0
+
+
+def test_a_queue_that_was_cleared_is_restored_in_its_order(queue: Queue) -> None:
+    ids = [queue.add(payload=number) for number in range(250)]
+    cleared = queue.delete("/queue/main/clear").body
+    assert cleared["cleared"] == 250
+    queue.add(payload="later")
+    assert undo(queue, cleared["undo"]) == {
+        "message": "250 restored",
+        "restored": 250,
+        "existing": 0,
+        "is_complete": True,
+    }
+    taken = [queue.take() for _ in range(251)]
+    assert [one["payload"] for one in taken] == ["later", *range(250)]
+    assert [one["id"] for one in taken[1:]] == ids
+
+
+def test_a_date_range_is_restored(queue: Queue) -> None:
+    id = queue.add()
+    deleted = queue.delete("/queue/messages?startTimestamp=0&endTimestamp=99999999999").body
+    assert deleted["deletedCount"] == 1
+    assert undo(queue, deleted["undo"])["restored"] == 1
+    assert queue.ids("main") == [id]
+
+
+def test_what_exists_again_is_left_as_it_is(queue: Queue) -> None:
+    id = queue.add(payload="old", id="order-1")
+    deleted = queue.delete(f"/queue/message/{id}").body
+    queue.add(payload="new", id="order-1")
+    assert undo(queue, deleted["undo"]) == {
+        "message": "0 restored; 1 existed already",
+        "restored": 0,
+        "existing": 1,
+        "is_complete": True,
+    }
+    assert queue.take()["payload"] == "new"
+
+
+def test_jobs_are_restored_with_their_counts(queue: Queue) -> None:
+    kept = queue.post("/jobs", {"name": INVOICE, "arguments": [1], "delay_seconds": 1000}).body["job"]
+    ended = queue.post("/jobs", {"name": INVOICE, "arguments": [2]}).body["job"]
+    queue.post(f"/jobs/{ended['_id']}/cancel")
+    ended = queue.get(f"/jobs/{ended['_id']}").body["job"]
+    before = queue.get("/jobs/status").body["queues"]
+    removed = queue.delete(f"/jobs/{kept['_id']}").body
+    cleared = queue.post("/jobs/clear", {"states": ["pending", "canceled"], "name": None}).body
+    assert cleared["deleted"] == 1
+    assert queue.get("/jobs").body["jobs"] == []
+    for one in (removed, cleared):
+        assert undo(queue, one["undo"])["restored"] == 1
+    assert queue.get(f"/jobs/{kept['_id']}").body["job"] == kept
+    assert queue.get(f"/jobs/{ended['_id']}").body["job"] == ended
+    assert queue.get("/jobs/status").body["queues"] == before
+
+
+def test_it_is_in_the_audit_and_done_once(queue: Queue) -> None:
+    id = queue.add()
+    deleted = queue.delete(f"/queue/message/{id}").body["undo"]
+    entry = queue.get(f"/audit/{deleted}").body
+    assert entry["undo_until"] is not None
+    undo(queue, deleted)
+    last = queue.get("/audit?action=undo").body["entries"][0]
+    assert (last["system"], last["ids"], last["count"], last["detail"]) == (entry["system"], [id], 1, f"of {deleted}")
+    assert queue.get(f"/audit/{deleted}").body["undo_until"] is None
+    again = queue.post(f"/audit/{deleted}/undo")
+    assert (again.status, again.body["message"]) == (409, "It deleted nothing that is kept, or it is undone already")
+
+
+def test_it_is_refused_when_it_is_too_late(queue: Queue) -> None:
+    id = queue.add()
+    deleted = queue.delete(f"/queue/message/{id}").body["undo"]
+    collection("qm_audit").update_many({}, {"$set": {"undo_until": server_now() - seconds(1)}})
+    refused = queue.post(f"/audit/{deleted}/undo")
+    assert (refused.status, refused.body["message"]) == (409, "It can be undone for 10 minutes only, which are over")
+    assert queue.ids("main") == []
+
+
+def test_the_archive_is_deleted_after_its_time(queue: Queue) -> None:
+    queue.delete(f"/queue/message/{queue.add()}")
+    (stored,) = collection(ARCHIVE_COLLECTION).find()
+    assert UNDO_TIME < stored["expires_at"] - server_now() <= 2 * UNDO_TIME
+    indexes = collection(ARCHIVE_COLLECTION).index_information()
+    assert indexes["archive_kept_until"]["expireAfterSeconds"] == 0
+
+
+def test_what_cannot_be_undone_is_refused(queue: Queue) -> None:
+    id = queue.add()
+    queue.put(f"/queue/message/{id}", {"payload": 2})
+    (edit,) = queue.get("/audit?action=edit").body["entries"]
+    assert edit["undo_until"] is None
+    assert queue.post(f"/audit/{edit['id']}/undo").status == 409
+    assert queue.post("/audit/nothing/undo").status == 404
+    assert queue.delete("/queue/main/clear").body["cleared"] == 1
+    assert queue.delete("/queue/main/clear").body["undo"] is None
+
+
+def test_only_operators_may_undo(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    queue = empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS)
+    id = queue.post("/queue/message", {"type": "mail", "payload": 1}, X_API_KEY=OPERATOR).body["id"]
+    deleted = queue.ask("DELETE", f"/queue/message/{id}", X_API_KEY=OPERATOR).body["undo"]
+    assert queue.post(f"/audit/{deleted}/undo", X_API_KEY=VIEWER).status == 403
+    assert undo(queue, deleted, X_API_KEY=OPERATOR)["restored"] == 1
+
+
+def test_payloads_are_restored_byte_for_byte(queue: Queue) -> None:
+    payload = '{"a":1.0,"b":[],"c":12345678901234567890,"d":"\\u00e9"}'
+    id = queue.post("/queue/message", f'{{"type":"mail","payload":{payload}}}').body["id"]
+    queue.post("/queue/move", {"messages": [id], "toQueue": "dead", "errorReason": "x"})
+    undo(queue, queue.delete(f"/queue/message/{id}").body["undo"])
+    assert f'"payload":{payload}' in queue.get("/queue/dead/messages").text
