@@ -116,6 +116,14 @@ def page(query: JobQuery, *, limit: int, max_bytes: int = MAX_JOB_PAGE_BYTES) ->
     return _searched(query, query.text, limit, max_bytes)
 
 
+def failures(limit: int) -> Iterator[Document]:
+    """Yield `{_id, name, updated, last_error}` of the jobs that failed last, newest first."""
+    fields = {"name": 1, "updated": 1, "last_error": 1}
+    query = JobQuery(state=JobState.FAILURE, sort_by="updated")
+    ((condition, sort),) = query.ranges()
+    return jobs().find(condition, fields, sort=[*sort.items()], hint=query.index, limit=limit)
+
+
 def _listed(query: JobQuery, limit: int, max_bytes: int) -> JobPage:
     listed: list[Document] = []
     size = 0

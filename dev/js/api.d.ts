@@ -398,3 +398,25 @@ interface AuditPage {
   entries: AuditedChange[];
   cursor: string | null;
 }
+
+// Failures
+
+interface FailureGroup {
+  id: string;
+  kind: "message" | "item" | "job" | "broker";
+  system: string;
+  name: string;
+  reason: string;
+  sample: string;
+  count: number;
+  first_at: Moment;
+  last_at: Moment;
+  by_hour: number[];
+  page: string | null;
+}
+
+interface GroupedFailures {
+  groups: FailureGroup[];
+  of: number;
+  lists: { title: string; read: number; is_complete: boolean; problem: string | null }[];
+}

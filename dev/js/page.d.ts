@@ -4,6 +4,7 @@
 interface ElementsById {
   "all-off": HTMLElement;
   attention: HTMLElement;
+  bounds: HTMLElement;
   clear: HTMLButtonElement | null;
   create: HTMLButtonElement | null;
   delete: HTMLButtonElement | null;

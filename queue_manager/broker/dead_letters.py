@@ -22,6 +22,7 @@ DEAD_LETTERS = "qm:dead-letters"
 MAX_DEAD_LETTERS = 10_000
 MAX_REASON_LENGTH = 500  # characters
 ID_DIGITS = 12
+READ_BATCH_SIZE = 500
 STOCK_PRIORITY_STEPS = (0, 3, 6, 9)
 FAILED_ONCE = "put_aside"
 """Property of a message that failed dispatch once."""
@@ -75,8 +76,15 @@ def count(client: Redis) -> int:
 
 
 def latest(client: Redis, *, limit: int = 50) -> list[DeadLetter]:
-    """Return the newest dead letters."""
-    return [_letter(stored) for stored in client.lrange(DEAD_LETTERS, 0, limit - 1)]
+    """Return the newest dead letters. Read in slices, because they contain whole messages."""
+    letters: dict[str, DeadLetter] = {}  # by id: new ones shift the others into the next slice
+    for begin in range(0, limit, READ_BATCH_SIZE):
+        end = min(begin + READ_BATCH_SIZE, limit)
+        found = [_letter(stored) for stored in client.lrange(DEAD_LETTERS, begin, end - 1)]
+        letters |= {letter.id: letter for letter in found}
+        if len(found) < end - begin:
+            break
+    return [*letters.values()]
 
 
 def _letter(stored: bytes | str) -> DeadLetter:

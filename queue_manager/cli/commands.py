@@ -24,6 +24,7 @@ from queue_manager.cli.audited import audited, user_name
 from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.doctor import doctor
 from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.failures import failures_cli
 from queue_manager.cli.jobs import jobs
 from queue_manager.cli.messages import queue
 from queue_manager.cli.systems import systems_cli
@@ -47,6 +48,7 @@ cli.add_typer(systems_cli, name="systems")
 cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")
+cli.add_typer(failures_cli, name="failures")
 cli.add_typer(adopt_cli, name="adopt")
 cli.add_typer(alerts_cli, name="alerts")
 cli.add_typer(audit_cli, name="audit")

@@ -23,6 +23,7 @@ from queue_manager.web.live.socketio_server import Live
 from queue_manager.web.routes import (
     audit,
     docs,
+    failures,
     jobs,
     messages,
     metrics,
@@ -103,6 +104,8 @@ def _install(
     api.include_router(search.router, prefix="/api", dependencies=[auth.viewer], tags=["search"])
     api.include_router(audit.router, prefix="/api", dependencies=[auth.viewer], tags=["audit"])
     api.include_router(audit.commands, prefix="/api", dependencies=[auth.operator], tags=["audit"])
+    api.include_router(failures.queries, prefix="/api", dependencies=[auth.viewer], tags=["failures"])
+    api.include_router(failures.commands, prefix="/api", dependencies=[auth.operator], tags=["failures"])
     if chosen.qm_hooks:
         api.include_router(triggers.router, dependencies=[auth.operator], tags=["systems"])
     if background is not None:

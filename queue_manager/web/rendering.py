@@ -45,7 +45,12 @@ def rendered_page(
 ) -> HTMLResponse:
     """Return a page with the navigation and the principal, `None` if nobody is authenticated."""
     of_systems = [Link(system.page, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
-    others = [Link(SCHEDULE_PAGE, "Schedule"), Link(WORKERS_PAGE, "Workers"), Link("/audit", "Audit")]
+    others = [
+        Link("/failures", "Failures"),
+        Link(SCHEDULE_PAGE, "Schedule"),
+        Link(WORKERS_PAGE, "Workers"),
+        Link("/audit", "Audit"),
+    ]
     pages = [Link("/", "Overview"), *of_systems, *others]
     path = request.url.path
     here = next((page.path for page in pages[1:] if f"{path}/".startswith(f"{page.path}/")), path)

@@ -122,6 +122,16 @@ class MessageListing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeadMessage:
+    """Why a message is a dead letter; `failed_at` in Unix seconds."""
+
+    id: str
+    type: str
+    error: str
+    failed_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class MatchCount:
     """The number of matching messages; a lower bound unless `is_complete`."""
 
@@ -244,9 +254,23 @@ class MessageBrowser:
         cursor = b""
         while True:
             found, cursor, _ = self._scripts.run("survey", state, levels, "oldest", cursor, where.to_json(), "ids")
-            ids = [id.decode("utf-8", "surrogateescape") for id, sid in found if _parse_entry_id(sid) <= last]
+            ids = [_decoded(id) for id, sid in found if _parse_entry_id(sid) <= last]
             yield [id for id in ids if is_id(id)]
             if not cursor or _parse_entry_id(cursor.partition(b"/")[0]) > last:
+                return
+
+    def failures(self) -> Iterator[DeadMessage]:
+        """Yield why the dead letters failed, newest first; read slice by slice, without the messages."""
+        cursor = b""
+        while True:
+            found, cursor, _ = self._scripts.run(
+                "survey", "dead", self._options.levels, "newest", cursor, MATCH_ALL.to_json(), "failures"
+            )
+            for id, type, error, failed_at in found:
+                yield DeadMessage(
+                    id=_decoded(id), type=_decoded(type), error=_decoded(error), failed_at=float(failed_at)
+                )
+            if not cursor:
                 return
 
     def find(self, id: str) -> Message | None:
@@ -287,3 +311,8 @@ def _key(message: Message) -> str:
 def _parse_entry_id(sid: bytes) -> tuple[int, ...]:
     """Return a stream entry id as a tuple that sorts in stream order."""
     return tuple(map(int, sid.split(b"-")))
+
+
+def _decoded(text: bytes) -> str:
+    """Return a text of any program. Bytes that are not UTF-8 are kept as unpaired surrogates."""
+    return text.decode("utf-8", "surrogateescape")

@@ -31,6 +31,7 @@ PAGES = {
     "/schedule": "#entries > tr",
     "/workers": "#workers article",
     "/audit": "#rows > tr",
+    "/failures": "#rows > tr",
     "/docs": ".operation",
     "/nothing": ".empty",
     "/search": ".empty",
@@ -103,6 +104,7 @@ def dialogs(visit: Visit) -> Iterator[tuple[str, Callable[[Page], None]]]:
     yield "/jobs", button("Delete jobs of a name …")
     yield "/jobs", lambda page: page.get_by_role("button", name="Pause …").first.click()
     yield "/rooms", button("Pause …")
+    yield "/failures", lambda page: page.get_by_role("button", name="Replay …").first.click()
     yield "/schedule", lambda page: page.get_by_role("button", name="Last 3 runs").click()
 
 

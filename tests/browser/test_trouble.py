@@ -21,7 +21,7 @@ from tests.web.web_process import Web, forked_web
 
 pytestmark = pytest.mark.browser
 
-PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/jobs", "/schedule", "/audit")
+PAGES = ("/", "/rooms", "/reviews", "/thumbnails", "/messages", "/jobs", "/schedule", "/audit", "/failures")
 AWAY = "does not answer"
 MONGODB_AWAY, REDIS_AWAY = (re.compile(f"{server} (at .* does|did) not answer") for server in ("MongoDB", "Redis"))
 

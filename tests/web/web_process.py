@@ -38,6 +38,7 @@ PAGES = (
     "/schedule",
     "/workers",
     "/audit",
+    "/failures",
     "/docs",
 )
 """The pages for people."""

@@ -21,10 +21,11 @@ from starlette.types import Scope
 from beat_schedule import systems
 from models.audit import AUDITED_ACTIONS
 from queue_manager.core.settings import settings
-from queue_manager.system import System
+from queue_manager.system import SCHEDULE_PAGE, System
 from queue_manager.web.auth import CurrentPrincipal, Principal, viewer
 from queue_manager.web.rendering import WORKERS_PAGE, rendered_page
 from services import job_queues, message_queue
+from services.failures import BROKER
 
 STATIC = Path(__file__).parents[1] / "static"
 
@@ -131,6 +132,12 @@ async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLRes
 @router.get(WORKERS_PAGE)
 async def workers(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page("workers.html", request, principal)
+
+
+@router.get("/failures")
+async def failures(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
+    listed = [(system.name, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
+    return rendered_page("failures.html", request, principal, systems=[*listed, (BROKER, "Broker")])
 
 
 @router.get("/audit")

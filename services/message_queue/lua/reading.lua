@@ -339,5 +339,6 @@ local function is_match(item, filter, state)
     end
     item.id, record, item.row = row.id, row.record, row
   end
+  item.record = record
   return matches(item.id, record, item.data or '', filter)
 end

@@ -3,8 +3,8 @@
 --
 -- KEYS[1]  queue name
 -- ARGV     state, priority levels, order, cursor of the previous slice ('' for the first), filter as in list.lua,
---          'ids' to return the matches, or 'count'
--- Returns  {matches, a list of {id, sid}, next cursor or '' at the end, number of matches}
+--          'ids' to return the matches, 'failures' to return why they failed, too, or 'count'
+-- Returns  {matches, a list of {id, sid} or {id, type, last error, failed at in seconds}, next cursor or '' at the end, number of matches}
 --
 -- Atomic, so that a message that changes its state is in the slice once. reading.lua describes the limits of a slice.
 
@@ -24,6 +24,10 @@ repeat
       matched = matched + 1
       if wanted == 'ids' then
         found[matched] = { item.id, item.sid }
+      elseif wanted == 'failures' then
+        local record = item.record
+        local failed_at = moment(record.failed_at) or moment(record.created_at) or NOW
+        found[matched] = { item.id, text(record.type) or '', text(record.last_error) or '', tostring(failed_at) }
       end
     end
   end

@@ -162,13 +162,17 @@ def retry_items(
         listed = open_list()
         read = islice(listed.items(body.state), MAX_COUNTED)
         matching = list(dict.fromkeys(item.id for item in read if matches(item, body.search)))
-    sent, ids, selected = 0, matching[:MAX_RETRIED], {"state": body.state, "search": body.search}
+    ids, selected = matching[:MAX_RETRIED], {"state": body.state, "search": body.search}
     with recorded(actor, "retry", system=system.name, filter=selected, ids=ids, total=len(matching)) as action:
-        for first in range(0, len(ids), settings().qm_claim_batch):
-            sent += len(_retry(system, listed, ids[first : first + settings().qm_claim_batch]))
-        action.count = sent
+        action.count = sent = retry_some(system, listed, ids)
     log.info("Items are retried by hand", system=system.name, state=body.state, sent=sent, of=len(matching))
     return Sent(sent=sent, of=len(matching))
+
+
+def retry_some(system: System, listed: Listed, ids: Sequence[str]) -> int:
+    """Send the tasks of those of `ids` that are due, stuck or failed; return their number. Raises `Unavailable`."""
+    size = settings().qm_claim_batch
+    return sum(len(_retry(system, listed, ids[first : first + size])) for first in range(0, len(ids), size))
 
 
 @retries.post("/systems/{name}/items/{id:path}/retry", status_code=HTTPStatus.ACCEPTED, responses=errors(404, 409, 503))

@@ -1,0 +1,83 @@
+"""`queue-manager failures`: failures of all kinds, grouped by what failed and why, and replayed by the group.
+
+Guarantee: text of applications reaches a terminal without control characters or markup.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from beat_schedule import systems
+from queue_manager.cli.audited import audited
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.core.clock import to_iso
+from queue_manager.web.http.errors import ApiError
+from services.failures import read_failures
+
+failures_cli = typer.Typer(
+    help="Show failures of messages, items, jobs and the broker, grouped by what failed and why; replay a group.",
+    invoke_without_command=True,
+)
+
+
+@failures_cli.callback()
+def list_groups(
+    context: typer.Context,
+    system: Annotated[str | None, typer.Option(help="Only of this system, or `broker`.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only with this text in the name or the reason.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
+) -> None:
+    """Show the groups, those with the most failures first. Times are UTC."""
+    if context.invoked_subcommand is not None:
+        return
+    from queue_manager.web.routes.failures import grouped  # imported here, because it takes a second
+
+    with report_errors():
+        found = grouped(read_failures(systems()), system=system, search=search)
+    if as_json:
+        print_json(found.model_dump_json(indent=2))
+        return
+    screen = console()
+    if not found.groups:
+        screen.print("no failure")
+    for one in found.groups:
+        times = f"{to_iso(one.first_at)} to {to_iso(one.last_at)}"
+        lines = (f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}", f"    {one.reason}")
+        for line in lines:
+            screen.print(Text(printable(line)), soft_wrap=True)
+    for part in found.lists:
+        if not part.is_complete:
+            why = part.problem or f"only the newest {part.read:,} failures are counted"
+            screen.print(Text(printable(f"{part.title}: {why}")), soft_wrap=True)
+
+
+@failures_cli.command()
+def replay(
+    group: Annotated[str, typer.Argument(help="The id of a group.", metavar="GROUP")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Replay the dead letters, or retry the items or jobs, of a group, after confirmation.
+
+    Those that fail after the question are left alone. Exit code 1 if not all were replayed.
+    """
+    from queue_manager.web.routes.failures import action_on, audited_as, find_group, replay
+
+    with report_errors():
+        try:
+            found, is_complete = find_group(group)
+        except ApiError as error:
+            fail(str(error), code=1)
+        ids = found.until(None)
+        if not yes:
+            typer.confirm(printable(f"Replay {len(ids):,} of {found.name}: {found.reason}?"), abort=True)
+        with audited(action_on(found), **audited_as(found, ids)) as action:
+            action.count, is_in_time = replay(found, ids)
+    typer.echo(f"{action.count} of {len(ids)} replayed")
+    if not (is_complete and is_in_time):
+        typer.echo("there may be more: repeat it", err=True)
+    if not is_in_time or action.count != len(ids):
+        raise typer.Exit(1)

@@ -1,0 +1,74 @@
+// Failures of all kinds, grouped by what failed and why.
+
+import { Events, get, post, query } from "./api.js";
+import { moment, number } from "./clock.js";
+import { askFor } from "./dialog.js";
+import { PREFIX, byId, button, element, mayAct } from "./dom.js";
+import { List, cell } from "./list.js";
+
+const REFRESH_INTERVAL = 5000; // ms between two readings because something happened
+const VERBS = { message: "Replay", item: "Retry", job: "Retry", broker: "Replay" };
+/** @type {number | undefined} */
+let soon;
+
+/** @param {Values} values @param {Options} options */
+async function load(values, options) {
+  /** @type {GroupedFailures} */
+  const { groups, of, lists } = await get(`/failures${query(values)}`, options);
+  const bounds = lists.filter((list) => !list.is_complete).map(({ title, read, problem }) => `${title}: ${problem ?? `of the newest ${number(read)}`}`);
+  byId("bounds").textContent = bounds.join(" · ");
+  byId("bounds").hidden = !bounds.length;
+  return { rows: groups, cursor: null, total: of };
+}
+
+/** @param {FailureGroup} group */
+function cells(group) {
+  const { kind, system, name, reason, sample, count, first_at: first, last_at: last, page } = group;
+  return [
+    element("th", { scope: "row", class: "text" }, page ? element("a", { class: "link whole", href: PREFIX + page }, reason) : reason, sample !== reason && element("div", { class: "clip hint" }, sample)),
+    cell("Of", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, titleOf(system)))),
+    cell("Count", number(count), "number"),
+    cell("First", moment(first), "nowrap"),
+    cell("Last", moment(last), "nowrap"),
+    cell("Last 24 hours", spark(group.by_hour)),
+    mayAct && element("td", { class: "number" }, button(`${VERBS[kind]} …`, () => replay(group), "quiet")),
+  ];
+}
+
+/** @param {string} system */
+const titleOf = (system) => [...byId("filter-system").options].find(({ value }) => value === system)?.text ?? system;
+
+/** @param {number[]} hours */
+function spark(hours) {
+  const most = Math.max(...hours, 1);
+  const last = hours.reduce((sum, count) => sum + count, 0);
+  return element("div", { class: "spark", role: "img", "aria-label": `${number(last)} in the last 24 hours, ${number(hours[hours.length - 1])} in the last hour` }, hours.map((count) => {
+    const bar = element("i");
+    bar.style.height = `${(count / most) * 100}%`;
+    return bar;
+  }));
+}
+
+/** @param {FailureGroup} group */
+function replay({ id, kind, name, reason, count, last_at: until }) {
+  const verb = VERBS[kind];
+  askFor({
+    title: `${verb} ${number(count)} of ${name || "no type"}?`, verb, text: `${reason}. What fails with this reason from now on is left alone.`,
+    async act() {
+      const { replayed, of, is_complete: isAll } = await post(`/failures/${id}/replay`, { until });
+      list.refresh();
+      return `${number(replayed)} of ${number(of)} ${verb === "Retry" ? "retried" : "replayed"}${isAll ? "" : "; there may be more"}`;
+    },
+  });
+}
+
+const list = new List({ load, cells, id: ({ id }) => id });
+new Events("/overview/events", "overview", {
+  event() {
+    soon ??= setTimeout(() => {
+      soon = undefined;
+      list.refresh();
+    }, REFRESH_INTERVAL);
+  },
+  reload: () => list.refresh(),
+});

@@ -1,0 +1,67 @@
+"""The page of failures: groups of all kinds, the way to their members, and the replay of a group."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser import furnished
+from tests.browser.visit import Visit, Visiting
+from tests.real_servers import Servers
+from tests.tasks.hand_worker import waiting_messages
+from tests.web.credentials import VIEWER
+from tests.web.queue_client import Queue
+
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
+
+
+@pytest.mark.smoke
+def test_a_group_leads_to_its_members_and_is_replayed(visit: Visit, queue: Queue) -> None:
+    dead = {queue.dead(payload=number) for number in range(2)}
+    page = visit.open("/")
+    page.get_by_role("link", name="Failures").click()
+    row = page.locator("#rows > tr").filter(has_text="broken")
+    expect(row.locator("[data-label=Count]")).to_have_text("2")
+    expect(row.get_by_role("img")).to_have_accessible_name("2 in the last 24 hours, 2 in the last hour")
+    row.get_by_role("link", name="broken").click()
+    expect(page.locator("#rows > tr")).to_have_count(2)
+    assert visit.path == "/messages/failed?filterType=mail&search=broken"
+    page.go_back()
+    visit.press("Replay …", row)
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Replay 2 of mail?")
+    visit.press("Replay", visit.dialog)
+    expect(page.locator("#toasts")).to_contain_text("2 of 2 replayed")
+    expect(row).to_have_count(0)
+    assert set(queue.ids("main")) == dead
+
+
+def test_items_are_filtered_by_system_and_retried(visit: Visit, queue: Queue, clean: Servers) -> None:
+    rooms = furnished.rooms(reason="Boom 7")
+    queue.dead()
+    page = visit.open("/failures?system=support-snooze")
+    row = page.locator("#rows > tr")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("Boom <number>")
+    visit.press("Retry …", row)
+    visit.press("Retry", visit.dialog)
+    expect(page.locator("#toasts")).to_contain_text("1 of 1 retried")
+    (message,) = waiting_messages(clean.valkey.url, "support-snooze")
+    assert message.args[0] == rooms["failed"]
+    visit.press("Clear the filter")
+    expect(row).to_contain_text("broken")
+
+
+def test_a_new_failure_appears_without_reloading(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/failures")
+    expect(page.get_by_role("heading", name="Nothing has failed")).to_be_visible()
+    queue.dead()
+    expect(page.locator("#rows > tr")).to_contain_text("broken")
+
+
+def test_a_viewer_has_no_buttons(guarded: Queue, visiting: Visiting) -> None:
+    furnished.rooms()
+    viewer = visiting(guarded.web)
+    viewer.log_in(VIEWER)
+    page = viewer.open("/failures")
+    expect(page.locator("#rows > tr")).to_have_count(1)
+    expect(page.locator("#rows button")).to_have_count(0)

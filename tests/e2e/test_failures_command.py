@@ -1,0 +1,69 @@
+"""`queue-manager failures`: groups of failures, and replays of a group."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import Any
+
+import pytest
+
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from tests.e2e.celery_processes import ROOT
+from tests.e2e.commands import environment
+from tests.e2e.test_start_checks import COMMAND
+from tests.real_servers import Servers
+from tests.rooms import make_room, make_work, scan
+from tests.tasks.hand_worker import waiting_messages
+
+pytestmark = pytest.mark.processes
+HOSTILE = "\x1b[31mred [bold]x[/]"
+
+
+def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "failures", *arguments]
+    return subprocess.run(
+        command, env=environment(), cwd=ROOT, input=answer, capture_output=True, text=True, timeout=60
+    )
+
+
+def groups() -> list[Any]:
+    listed: list[Any] = json.loads(run("--json").stdout)["groups"]
+    return listed
+
+
+def fail_room(reason: str) -> str:
+    work = make_work(server_now)
+    make_room(server_now() - seconds(300))
+    (item,) = scan(work)
+    work.give_up(item, error=reason)
+    return str(item.args[0])
+
+
+def test_groups_are_shown_and_replayed_after_confirmation(clean: Servers) -> None:
+    rooms = {fail_room(f"{HOSTILE} {number}") for number in range(2)}
+    fail_room("something else")
+    shown = run()
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"^[0-9a-f]{12}  2  support-snooze  support-snooze  \S+Z to \S+Z$", shown.stdout, re.MULTILINE)
+    assert "\x1b" not in shown.stdout
+    assert "red [bold]x[/] <number>" in shown.stdout
+    group = groups()[0]
+    assert group["count"] == 2
+    assert run("replay", group["id"], answer="n\n").returncode == 1
+    assert waiting_messages(clean.valkey.url, "support-snooze") == []
+    replayed = run("replay", group["id"], answer="y\n")
+    assert replayed.returncode == 0, replayed.stderr
+    assert replayed.stdout.endswith("2 of 2 replayed\n")
+    assert {message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")} == rooms
+    assert [one["reason"] for one in groups()] == ["something else"]
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_group_that_does_not_exist_is_one_line() -> None:
+    assert run().stdout == "no failure\n"
+    gone = run("replay", "0123456789ab", "--yes")
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert "There is no group '0123456789ab'" in gone.stderr

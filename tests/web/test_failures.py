@@ -1,0 +1,181 @@
+"""Failures over HTTP: grouped by what failed and why, and replayed by the group."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from models.database import server_now
+from models.job import JobState
+from queue_manager.broker import dead_letters
+from queue_manager.core.clock import hours, seconds
+from queue_manager.core.redis_client import connect
+from services.failures import MAX_FAILURES
+from tests.any_jobs import INVOICE
+from tests.any_jobs import MODULE as JOBS_MODULE
+from tests.eventually import eventually
+from tests.job_lab import end_job
+from tests.real_servers import Servers
+from tests.rooms import make_room, make_work, scan
+from tests.tasks.hand_worker import waiting_messages
+from tests.web.credentials import KEYS, VIEWER
+from tests.web.queue_client import Queue, empty_queue
+
+MESSAGES, ROOMS, JOBS = "overdue-messages", "support-snooze", "job-queues"
+
+
+@pytest.fixture
+def queue(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(clean, tmp_path_factory, QM_JOBS="true", QM_HOOKS="true", JOBS_IMPORTS=JOBS_MODULE)
+
+
+def fail_message(queue: Queue, reason: str, type: str = "mail") -> str:
+    id = queue.add(type=type, maxAttempts=1, priority=9)
+    taken = queue.take()
+    queue.post(f"/queue/message/{id}/nack", {"lock_token": taken["lock_token"], "errorReason": reason})
+    return id
+
+
+def fail_rooms(*reasons: str) -> list[str]:
+    """Return the ids of rooms whose last attempt failed."""
+    work, ids = make_work(server_now), []
+    for reason in reasons:
+        make_room(server_now() - seconds(300))
+        (item,) = scan(work)
+        work.give_up(item, error=reason)
+        ids.append(str(item.args[0]))
+    return ids
+
+
+def fail_job(queue: Queue, reason: str) -> str:
+    id = str(queue.post("/jobs", {"name": INVOICE, "arguments": [reason]}).body["job"]["_id"])
+    end_job(id, JobState.FAILURE, backoff=hours(1), error=reason)
+    return id
+
+
+def fail_letter(servers: Servers, reason: str, number: int = 0) -> None:
+    about = {"delivery_tag": str(number), "delivery_info": {"exchange": "", "routing_key": "scans"}}
+    message = {"body": "", "content-type": "x", "content-encoding": "x", "headers": {}, "properties": about}
+    with connect(servers.valkey.url) as client:
+        letter = {"at": time.time(), "queue": "scans", "reason": reason, "message": json.dumps(message)}
+        client.lpush(dead_letters.DEAD_LETTERS, json.dumps(letter))
+
+
+def read(queue: Queue, reasons: set[str], query: str = "") -> list[Any]:
+    """Return the groups, once they are those of these reasons, which no other test has."""
+
+    def groups() -> list[Any] | None:
+        answer = queue.get(f"/failures?{query}")
+        assert answer.status == 200, answer.text
+        found: list[Any] = answer.body["groups"]
+        return found if {one["reason"] for one in found} == reasons else None
+
+    return eventually(groups, within=30)
+
+
+def test_failures_of_each_kind_are_grouped_by_name_and_reason(clean: Servers, queue: Queue) -> None:
+    for number in range(3):
+        fail_message(queue, f"Timeout after {number}.5 s")
+    fail_message(queue, "Timeout after 1.5 s", type="letter")
+    fail_rooms("Boom at 10.0.0.1", "Boom at 10.0.0.2")
+    for number in range(2):
+        fail_job(queue, f"no order {number}")
+        fail_letter(clean, f"unknown task {number}", number)
+    reasons = {"Timeout after <duration>", "Boom at <address>", "no order <number>", "unknown task <number>"}
+    groups = {(one["kind"], one["system"], one["name"], one["reason"]): one for one in read(queue, reasons)}
+    assert {key: one["count"] for key, one in groups.items()} == {
+        ("message", MESSAGES, "mail", "Timeout after <duration>"): 3,
+        ("message", MESSAGES, "letter", "Timeout after <duration>"): 1,
+        ("item", ROOMS, ROOMS, "Boom at <address>"): 2,
+        ("job", JOBS, INVOICE, "no order <number>"): 2,
+        ("broker", "broker", "scans", "unknown task <number>"): 2,
+    }
+    for one in groups.values():
+        assert one["first_at"] <= one["last_at"]
+        assert (len(one["by_hour"]), sum(one["by_hour"])) == (24, one["count"])
+    pages = {one["kind"]: one["page"] and urlsplit(one["page"]) for one in groups.values() if one["name"] != "letter"}
+    assert {kind: page and (page.path, dict(parse_qsl(page.query))) for kind, page in pages.items()} == {
+        "message": ("/messages/failed", {"filterType": "mail", "search": "Timeout after"}),
+        "item": ("/rooms", {"state": "failed", "search": "Boom at"}),
+        "job": ("/jobs", {"name": INVOICE, "state": "failure", "search": "no order"}),
+        "broker": None,
+    }
+
+
+def test_the_groups_are_filtered(queue: Queue) -> None:
+    fail_message(queue, "first reason")
+    fail_message(queue, "other reason")
+    fail_rooms("first reason")
+    assert len(read(queue, {"first reason", "other reason"})) == 3
+    assert [one["kind"] for one in read(queue, {"first reason"}, "system=support-snooze")] == ["item"]
+    assert {one["kind"] for one in read(queue, {"first reason"}, "search=FIRST")} == {"item", "message"}
+    assert queue.get("/failures?serach=x").status == 422
+
+
+def test_a_group_of_messages_is_replayed_without_the_others(queue: Queue) -> None:
+    wanted = [fail_message(queue, f"broken {number}") for number in range(3)]
+    other = fail_message(queue, "something else")
+    first, _ = read(queue, {"broken <number>", "something else"})
+    answer = queue.post(f"/failures/{first['id']}/replay", {"until": first["last_at"]})
+    assert answer.body == {"replayed": 3, "of": 3, "is_complete": True}
+    assert sorted(queue.ids("main")) == sorted(wanted)
+    assert queue.ids("dead") == [other]
+    (entry,) = queue.get("/audit").body["entries"]
+    assert (entry["action"], entry["system"], sorted(entry["ids"])) == ("replay", MESSAGES, sorted(wanted))
+    assert (entry["filter"], entry["count"]) == ({"name": "mail", "reason": "broken <number>"}, 3)
+    assert len(read(queue, {"something else"})) == 1
+
+
+def test_what_fails_after_the_given_time_is_left_alone(queue: Queue) -> None:
+    early = fail_message(queue, "late 1")
+    (group,) = read(queue, {"late <number>"})
+    late = fail_message(queue, "late 2")
+    answer = queue.post(f"/failures/{group['id']}/replay", {"until": group["last_at"]})
+    assert answer.body == {"replayed": 1, "of": 1, "is_complete": True}
+    assert (queue.ids("main"), queue.ids("dead")) == ([early], [late])
+    assert queue.post(f"/failures/{group['id']}/replay").body["replayed"] == 1
+
+
+def test_groups_of_items_jobs_and_broker_messages_are_retried(clean: Servers, queue: Queue) -> None:
+    rooms = fail_rooms("lost 1", "lost 2")
+    jobs = [fail_job(queue, f"no invoice {number}") for number in range(2)]
+    for number in range(2):
+        fail_letter(clean, f"no task {number}", number)
+    for group in read(queue, {"lost <number>", "no invoice <number>", "no task <number>"}):
+        answer = queue.post(f"/failures/{group['id']}/replay")
+        assert answer.body == {"replayed": 2, "of": 2, "is_complete": True}, group
+    assert {message.args[0] for message in waiting_messages(clean.valkey.url, ROOMS)} == set(rooms)
+    assert {queue.get(f"/jobs/{id}").body["job"]["state"] for id in jobs} == {"pending"}
+    with connect(clean.valkey.url) as client:
+        assert (client.llen("scans"), dead_letters.count(client)) == (2, 0)
+    audited = {(entry["action"], entry["system"]) for entry in queue.get("/audit").body["entries"]}
+    assert audited >= {("retry", ROOMS), ("retry", JOBS), ("replay", "broker")}
+
+
+def test_only_the_newest_of_many_are_read(clean: Servers, queue: Queue) -> None:
+    with connect(clean.valkey.url) as client:
+        letter = {"at": time.time(), "queue": "scans", "reason": "x", "message": "{}"}
+        client.lpush(
+            dead_letters.DEAD_LETTERS, *(json.dumps({**letter, "message": str(n)}) for n in range(MAX_FAILURES + 1))
+        )
+    (group,) = read(queue, {"x"})
+    assert group["count"] == MAX_FAILURES
+    lists = {one["system"]: one for one in queue.get("/failures").body["lists"]}
+    assert (lists["broker"]["read"], lists["broker"]["is_complete"]) == (MAX_FAILURES, False)
+    assert lists[MESSAGES]["is_complete"]
+
+
+def test_a_group_that_is_gone_and_a_wrong_time_are_refused(queue: Queue) -> None:
+    assert queue.post("/failures/0123456789ab/replay").status == 404
+    answer = queue.post("/failures/0123456789ab/replay", {"until": "yesterday"})
+    assert (answer.status, answer.body["field"]) == (422, "until")
+
+
+def test_a_viewer_reads_and_does_not_replay(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    guarded = empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS)
+    assert guarded.get("/failures", X_API_KEY=VIEWER).status == 200
+    assert guarded.post("/failures/0123456789ab/replay", {}, X_API_KEY=VIEWER).status == 403
