@@ -37,6 +37,7 @@ interface ElementsById {
   queues: HTMLElement;
   replay: HTMLButtonElement | null;
   "replay-all": HTMLButtonElement | null;
+  retry: HTMLButtonElement | null;
   "retry-all": HTMLButtonElement | null;
   rows: HTMLElement;
   run: HTMLButtonElement | null;

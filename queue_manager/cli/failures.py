@@ -17,6 +17,7 @@ from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.web.http.errors import ApiError
 from services.failures import read_failures
+from tasks.registration import require_tasks
 
 failures_cli = typer.Typer(
     help="Show failures of messages, items, jobs and the broker, grouped by what failed and why; replay a group.",
@@ -66,6 +67,7 @@ def replay(
     """
     from queue_manager.web.routes.failures import action_on, audited_as, find_group, replay
 
+    require_tasks()  # they send the items
     with report_errors():
         try:
             found, is_complete = find_group(group)

@@ -249,6 +249,21 @@ function remove(id, name) {
   });
 }
 
+/** @param {string} path @param {string} verb @param {string[]} ids */
+async function change(path, verb, ids) {
+  const { changed, of } = await post(`/jobs/${path}`, { ids });
+  list.selection.clear();
+  return done(`${verb} ${number(changed)} of ${number(of)}`);
+}
+
+/** @param {string[]} ids */
+const retrySelected = (ids) => attempt(async () => toast(await change("retry", "Due now:", ids)));
+
+/** @param {string} path @param {string} verb @param {string} past @param {string} text */
+const confirmed = (path, verb, past, text) => (/** @type {string[]} */ ids) => askFor({
+  title: `${verb} ${number(ids.length)} job${ids.length === 1 ? "" : "s"}?`, verb: `${verb} jobs`, kind: "danger", text, act: () => change(path, past, ids),
+});
+
 function run() {
   askFor({
     title: "Run a job", verb: "Run", text: "Without a time it is due at once.",
@@ -333,6 +348,9 @@ function begin() {
   recount(0);
   readLatencies();
   new Events("/jobs/events", "job-update", { event: receive, reload });
+  list.selection.on("retry", retrySelected);
+  list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Those that are executing are asked to stop. Those that ended are left alone."));
+  list.selection.on("delete", confirmed("delete", "Delete", "Deleted", "With their history. This cannot be undone. Those that are executing are left alone."));
   byId("run")?.addEventListener("click", () => withNames(run));
   byId("clear")?.addEventListener("click", () => withNames(clear));
 }

@@ -5,6 +5,7 @@ import { AWAY, Problem, query } from "./api.js";
 import { number } from "./clock.js";
 import { byId, complain, element } from "./dom.js";
 import { Pace, nextFrame } from "./pace.js";
+import { Selection } from "./selection.js";
 
 const TYPING_DELAY = 250; // ms after the last key until a filter is applied
 const REFRESH_INTERVAL = 250; // ms
@@ -34,6 +35,7 @@ export class List {
     /** @type {Progress | undefined} */
     this.progress = undefined; // of the search that runs, or was stopped
     this.pace = new Pace();
+    this.selection = new Selection(this);
     this.form.addEventListener("input", () => this.typed());
     this.form.addEventListener("change", () => this.settled());
     this.form.addEventListener("submit", (event) => event.preventDefault());
@@ -105,6 +107,7 @@ export class List {
 
   /** @param {string[]} trail @param {string | null | undefined} cursor */
   turn(trail, cursor) {
+    this.selection.clear();
     this.ask({ ...this.values, cursor }, "pushState", trail);
     byId("rows").closest(".sheet").scrollIntoView({ block: "nearest" });
   }
@@ -275,7 +278,8 @@ export class List {
 
   /** @param {Row} row */
   make(row) {
-    return element("tr", { "data-id": this.on.id(row) }, this.on.cells(row));
+    const id = this.on.id(row);
+    return element("tr", { "data-id": id }, byId("pick-all") && this.selection.cell(id), this.on.cells(row));
   }
 
   /** Show a changed row before the list is read again. @param {Row} row */
@@ -322,6 +326,7 @@ export class List {
     byId("previous").disabled = !this.trail.length;
     byId("next").disabled = !this.cursor || isSearching;
     byId("previous").closest(".pages").hidden = isEmpty && !this.trail.length && !this.cursor;
+    this.selection.show();
   }
 }
 

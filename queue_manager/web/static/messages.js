@@ -237,7 +237,7 @@ function clear() {
 
 /** @param {{ message: string }} answer */
 function done(answer) {
-  list.picked.clear();
+  list.selection.clear();
   list.refresh();
   return answer.message;
 }
@@ -329,7 +329,7 @@ function begin() {
   list = new MessageList({ load, search, cells, id: ({ id }) => id }, PAGE);
   new Events("/queue/events", "queue-update", { event: receive, parse: String, reload });
   for (const [id, act] of /** @type {const} */ ([["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll)]])) byId(id)?.addEventListener("click", act);
-  for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) byId(id)?.addEventListener("click", () => act([...list.picked]));
+  for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) list.selection.on(id, act);
   configure();
 }
 

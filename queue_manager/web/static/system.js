@@ -33,10 +33,12 @@ async function load(values, options) {
   for (const tab of document.querySelectorAll("[data-state]")) {
     tab.ariaCurrent = tab.dataset.state === state ? "page" : null;
   }
-  const { all, title, text } = STATES[state];
+  const { verb, all, title, text } = STATES[state];
   put(byId("empty"), state, () => [element("h2", {}, title), element("p", {}, text)]);
-  const retryButton = byId("retry-all");
-  if (retryButton) Object.assign(retryButton, { textContent: all, hidden: !all });
+  const [retryButton, allButton, pickAll] = [byId("retry"), byId("retry-all"), byId("pick-all")];
+  if (retryButton) retryButton.textContent = verb ?? "";
+  if (allButton) Object.assign(allButton, { textContent: all, hidden: !all });
+  if (pickAll) pickAll.disabled = !verb;
   const wanted = { state, search: values.search, cursor: values.cursor, order: values.order === "asc" ? "oldest" : "newest", limit: PAGE };
   /** @type {ItemPage} */
   const page = await get(`${path}/items${query(wanted)}`, options);
@@ -63,6 +65,7 @@ function go(event) {
   event.preventDefault();
   const { state = "" } = /** @type {HTMLElement} */ (event.currentTarget).dataset;
   /** @type {Control} */ (byId("filter").elements.state).value = state;
+  list.selection.clear();
   list.ask(list.written());
 }
 
@@ -79,6 +82,14 @@ async function send(to, done) {
 
 /** @param {Item} item */
 const retry = ({ id }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `Sent ${id}`);
+
+/** @param {string[]} ids */
+const retrySelected = (ids) => attempt(async () => {
+  const { sent, of } = await post(`${path}/items/retry`, { ids });
+  toast(`Sent ${number(sent)} of ${number(of)}`);
+  list.selection.clear();
+  list.refresh();
+});
 
 async function retryAll() {
   const filter = { state: stateOf(list.values), search: list.values.search };
@@ -200,6 +211,7 @@ function readAll() {
 const list = new List({ load, cells, id: ({ id }) => id });
 for (const tab of document.querySelectorAll("[data-state]")) tab.addEventListener("click", go);
 byId("pause")?.addEventListener("click", turn);
+list.selection.on("retry", retrySelected);
 byId("retry-all")?.addEventListener("click", () => attempt(retryAll));
 byId("scans-more").addEventListener("click", () => readScans(older));
 new Events("/overview/events", "overview", { event: receive, reload: readAll });

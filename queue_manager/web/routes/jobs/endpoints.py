@@ -31,8 +31,12 @@ from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, Search
 from queue_manager.web.routes.jobs.schemas import (
     MAX_JOB_BODY,
     AnyJob,
+    ChangedJob,
+    ChangedJobs,
+    ChangeResult,
     DeletedJobs,
     JobAnswer,
+    JobIds,
     JobLatencies,
     JobName,
     Jobs,
@@ -71,6 +75,13 @@ JOB_ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     DuplicateJob: (HTTPStatus.CONFLICT, "blocked"),
 }
 
+REFUSALS: dict[type[Exception], ChangeResult] = {
+    InvalidJob: "NOT_FOUND",
+    UnknownJob: "NOT_FOUND",
+    WrongState: "WRONG_STATE",
+    DuplicateJob: "BLOCKED",
+}
+
 ACTION_TEXTS: dict[ActionName, str] = {
     "cancel": "canceled",
     "retry": "made due now",
@@ -80,6 +91,7 @@ ACTION_TEXTS: dict[ActionName, str] = {
 }
 
 NoBody = Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_JOB_BODY, is_required=False))]
+SelectedJobs = Annotated[JobIds, Depends(JsonBody(JobIds, max_bytes=MAX_JOB_BODY))]
 QueueNames = Annotated[Names, Depends(JsonBody(Names, max_bytes=MAX_JOB_BODY))]
 
 log = get_logger("QM/jobs")
@@ -258,6 +270,24 @@ def clear(
     return DeletedJobs(deleted=deleted, undo=action.undo)
 
 
+@commands.post("/jobs/cancel")
+def cancel_many(body: SelectedJobs, actor: CurrentActor) -> ChangedJobs:
+    """Cancel up to 1,000 jobs, each as `/jobs/{id}/cancel`."""
+    return _changed_many(actor, "cancel", jobs.cancel, body.ids)
+
+
+@commands.post("/jobs/retry")
+def retry_many(body: SelectedJobs, actor: CurrentActor) -> ChangedJobs:
+    """Make up to 1,000 jobs due now that are not executing."""
+    return _changed_many(actor, "retry", jobs.retry, body.ids)
+
+
+@commands.post("/jobs/delete")
+def remove_many(body: SelectedJobs, actor: CurrentActor) -> ChangedJobs:
+    """Delete up to 1,000 jobs that are not executing."""
+    return _changed_many(actor, "remove", jobs.remove, body.ids)
+
+
 @commands.post("/jobs/{id}/cancel", response_model=JobAnswer, responses=errors(404, 409))
 def cancel(id: str, _: NoBody, actor: CurrentActor) -> JSONResponse:
     """Cancel a job that is pending or failed, or ask one that is executing to stop.
@@ -311,6 +341,25 @@ def _changed(
         done.changed(changeable(before), changeable(job))
     log.info(f"A job was {ACTION_TEXTS[action]} by hand", job=id, name=job["name"])
     return JSONResponse({"job": as_json(job)})
+
+
+def _changed_many(
+    actor: Actor, action: ActionName, change: Callable[[str], dict[str, Any]], ids: list[str]
+) -> ChangedJobs:
+    with recorded(actor, action, system=system.name, ids=list(dict.fromkeys(ids))) as done:
+        results = [ChangedJob(id=id, result=_result(change, id)) for id in done.ids]
+        done.succeeded([one.id for one in results if one.result == "CHANGED"])
+    log.info(f"Jobs were {ACTION_TEXTS[action]} by hand", jobs=done.count, of=len(results))
+    return ChangedJobs(changed=len(done.ids), of=len(results), results=results)
+
+
+def _result(change: Callable[[str], dict[str, Any]], id: str) -> ChangeResult:
+    try:
+        with mongodb():
+            change(id)
+    except (InvalidJob, UnknownJob, WrongState, DuplicateJob) as error:
+        return REFUSALS[type(error)]
+    return "CHANGED"
 
 
 def _switch(

@@ -18,7 +18,9 @@ from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY,
 
 MAX_JOB_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
 MAX_NAMES = 1_000
+MAX_CHANGED = 1_000  # jobs that one request changes
 
+ChangeResult = Literal["CHANGED", "NOT_FOUND", "WRONG_STATE", "BLOCKED"]
 SortField = Literal["created", "due", "updated", "priority", "attempts"]
 
 
@@ -95,6 +97,12 @@ class JobsToDelete(Members):
         min_length=1, max_length=MAX_NAMES
     )
     name: JobName | None = Field(default=None, description="Jobs of all names without it.")
+
+
+class JobIds(Members):
+    """Which jobs to change."""
+
+    ids: list[str] = Field(min_length=1, max_length=MAX_CHANGED)
 
 
 # Answers
@@ -251,3 +259,20 @@ class DeletedJobs(BaseModel):
 
     deleted: int
     undo: UndoId
+
+
+class ChangedJob(BaseModel):
+    """What became of one job of many."""
+
+    id: str
+    result: ChangeResult = Field(
+        description="`BLOCKED`: it is singular, and another with its name and arguments is live."
+    )
+
+
+class ChangedJobs(BaseModel):
+    """How many jobs were changed, and what became of each."""
+
+    changed: int
+    of: int
+    results: list[ChangedJob]

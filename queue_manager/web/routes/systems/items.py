@@ -27,11 +27,12 @@ from queue_manager.system import System
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
-from queue_manager.web.http.errors import ApiError, errors
+from queue_manager.web.http.errors import ApiError, errors, invalid
 from queue_manager.web.http.requests import JsonBody, NoMembers
 from queue_manager.web.routes.systems.queries import DEFAULT_PAGE_SIZE, PageSize, find_system
 from queue_manager.web.routes.systems.schemas import (
     MAX_ITEM_SEARCH_LENGTH,
+    MAX_RETRIED,
     ItemCount,
     ItemDocument,
     Items,
@@ -48,8 +49,7 @@ from tasks.item import ItemTask
 
 MAX_SEARCHED = 5_000  # items that one page of a search reads; the next page starts after them
 MAX_COUNTED = 20_000  # items
-MAX_RETRIED = 1_000  # items that one request sends
-MAX_RETRY_BODY = 4 * 1024  # bytes
+MAX_RETRY_BODY = 256 * 1024  # bytes
 MAX_DOCUMENT_LENGTH = 1024 * 1024  # characters
 
 Search = Annotated[
@@ -156,17 +156,26 @@ def retry_items(
     body: Annotated[RetriedItems, Depends(JsonBody(RetriedItems, max_bytes=MAX_RETRY_BODY))],
     actor: CurrentActor,
 ) -> Sent:
-    """Send the tasks of all items that match, at most 1,000. `of` counts them, up to 20,000."""
+    """Send the tasks of the items of `ids`, or of all that match, at most 1,000. `of` counts them, up to 20,000.
+
+    Items that are in progress, not due or gone are left alone.
+    """
+    if (body.ids is None) == (body.state is None):
+        raise invalid("ids", "must be given, or state, but not both")
     system, open_list = found
-    with mongodb():
-        listed = open_list()
-        read = islice(listed.items(body.state), MAX_COUNTED)
-        matching = list(dict.fromkeys(item.id for item in read if matches(item, body.search)))
-    ids, selected = matching[:MAX_RETRIED], {"state": body.state, "search": body.search}
+    listed = open_list()
+    matching = _matching(listed, body.state, body.search) if body.state else list(dict.fromkeys(body.ids or []))
+    ids, selected = matching[:MAX_RETRIED], {"state": body.state, "search": body.search} if body.state else None
     with recorded(actor, "retry", system=system.name, filter=selected, ids=ids, total=len(matching)) as action:
         action.count = sent = retry_some(system, listed, ids)
-    log.info("Items are retried by hand", system=system.name, state=body.state, sent=sent, of=len(matching))
+    log.info("Items are retried by hand", system=system.name, state=body.state or "any", sent=sent, of=len(matching))
     return Sent(sent=sent, of=len(matching))
+
+
+def _matching(listed: Listed, state: State, search: str | None) -> list[str]:
+    with mongodb():
+        read = islice(listed.items(state), MAX_COUNTED)
+        return list(dict.fromkeys(item.id for item in read if matches(item, search)))
 
 
 def retry_some(system: System, listed: Listed, ids: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from queue_manager.web.http.responses import Moment, NextCursor, Number, PauseSt
 from queue_manager.web.routes.latency import Latency
 
 MAX_ITEM_SEARCH_LENGTH = 256
+MAX_RETRIED = 1_000  # items that one request sends
 
 SystemFlag = Annotated[
     str | None, Field(description="The setting that switches the system on; null if it is always on.")
@@ -270,9 +271,10 @@ class PausedSystem(BaseModel):
 
 
 class RetriedItems(Members):
-    """Which items to retry."""
+    """Which items to retry: those of `ids`, or those in a state."""
 
-    state: Literal["due", "stuck", "failed"]
+    ids: list[str] | None = Field(default=None, max_length=MAX_RETRIED, description="Instead of `state` and `search`.")
+    state: Literal["due", "stuck", "failed"] | None = None
     search: str | None = Field(
         default=None, max_length=MAX_ITEM_SEARCH_LENGTH, description="A text in the id, the title or the reason."
     )
