@@ -180,10 +180,11 @@ def _read(
 
 
 def _add(one: _Found, kind: FailureKind, system: str, groups: dict[tuple[str, str, str], FailureGroup]) -> None:
-    normalized = normalize(one.reason)
-    key = (system, one.name, normalized)
+    name, sample = (text.encode("utf-8", "replace").decode() for text in (one.name, one.reason))
+    normalized = normalize(sample)
+    key = (system, name, normalized)
     if key not in groups:
-        groups[key] = FailureGroup(kind=kind, system=system, name=one.name, reason=normalized, sample=one.reason)
+        groups[key] = FailureGroup(kind=kind, system=system, name=name, reason=normalized, sample=sample)
     groups[key].members.append(FailureMember(id=one.id, at=one.at))
 
 

@@ -113,7 +113,13 @@ def test_the_groups_are_filtered(queue: Queue) -> None:
     assert len(read(queue, {"first reason", "other reason"})) == 3
     assert [one["kind"] for one in read(queue, {"first reason"}, "system=support-snooze")] == ["item"]
     assert {one["kind"] for one in read(queue, {"first reason"}, "search=FIRST")} == {"item", "message"}
+    assert queue.get("/failures?system=&search=").status == 200
     assert queue.get("/failures?serach=x").status == 422
+
+
+def test_a_reason_that_is_not_utf_8_is_shown(clean: Servers, queue: Queue) -> None:
+    fail_letter(clean, "odd \ud800 text")
+    assert read(queue, {"odd ? text"})[0]["name"] == "scans"
 
 
 def test_a_group_of_messages_is_replayed_without_the_others(queue: Queue) -> None:

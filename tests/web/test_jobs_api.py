@@ -363,6 +363,25 @@ class TestChanging:
         assert again["state"] == "pending"
         assert again["due"] < job["due"]
 
+    def test_many_are_changed_with_a_result_for_each(self, api: Api) -> None:
+        ids = [api.run(INVOICE, number, **NOT_YET)["_id"] for number in range(2)]
+        nothing = "0" * 24
+        answer = api.post("/cancel", {"ids": [*ids, nothing, ids[0]]})
+        assert answer.body == {
+            "changed": 2,
+            "of": 3,
+            "results": [
+                *({"id": id, "result": "CHANGED"} for id in ids),
+                {"id": nothing, "result": "NOT_FOUND"},
+            ],
+        }
+        again = api.post("/cancel", {"ids": ids}).body
+        assert (again["changed"], {one["result"] for one in again["results"]}) == (0, {"WRONG_STATE"})
+        assert api.post("/retry", {"ids": ids}).body["changed"] == 2
+        assert api.post("/delete", {"ids": ids}).body["changed"] == 2
+        assert api.post("/delete", {"ids": []}).body["field"] == "ids"
+        assert api.post("/delete", {"ids": ["x"] * 1_001}).body["field"] == "ids"
+
     def test_reschedule(self, api: Api) -> None:
         id, at = api.run()["_id"], to_iso(server_now() + seconds(90))
         job = api.post(f"/{id}/reschedule", {"at": at, "priority": 9}).body["job"]

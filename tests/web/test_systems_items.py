@@ -208,11 +208,20 @@ def test_unknown_names_and_states_are_refused(clean: Servers, process: Web) -> N
     assert process.post(f"{ROOMS}/retry", "{}").body["field"] == "state"
     assert process.post(f"{ROOMS}/retry", '{"state": "in-progress"}').status == 422
     assert process.post(f"{ROOMS}/retry", '{"state": "due", "more": 1}').body["field"] == "more"
+    assert process.post(f"{ROOMS}/retry", '{"state": "due", "ids": []}').body["field"] == "state"
+    assert process.post(f"{ROOMS}/retry", json.dumps({"ids": ["x"] * 1_001})).body["field"] == "ids"
     assert process.post(f"{ROOMS}/retry", "[").status == 400
     assert process.post(f"{ROOMS}/x/retry", '{"more": 1}').body["field"] == "more"
 
 
 # Trying again
+
+
+def test_those_of_the_given_ids_are_sent_that_can_be(clean: Servers, rooms: dict[str, ObjectId], process: Web) -> None:
+    ids = [str(rooms[name]) for name in ("failed", "due", "later", "in-progress", "due")]
+    answer = process.post(f"{ROOMS}/retry", json.dumps({"ids": [*ids, "nothing"]}))
+    assert (answer.status, answer.body) == (202, {"sent": 2, "of": 5})
+    assert {message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")} >= {*ids[:2]}
 
 
 @pytest.mark.parametrize("state", ["due", "stuck", "failed"])

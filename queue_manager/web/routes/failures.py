@@ -52,6 +52,8 @@ MAX_REPLAY_DURATION = 20.0  # seconds after which no further slice is begun
 MAX_REPLAY_BODY = 4 * 1024  # bytes
 DETAILS_PAGES: dict[FailureKind, str] = {"message": "/messages/failed", "job": "/jobs"}
 
+SearchText = Annotated[str, Field(max_length=256)]
+
 log = get_logger("QM/failures")
 queries = APIRouter(responses=errors(503))
 commands = APIRouter(responses=errors(404, 503))
@@ -145,9 +147,7 @@ _reader = FailureReader()
 @queries.get("/failures")
 def failures(
     system: Annotated[str | None, EmptyIsNone, Query(description="Only of this system.")] = None,
-    search: Annotated[
-        str | None, EmptyIsNone, Query(max_length=256, description="A text in the name or the reason.")
-    ] = None,
+    search: Annotated[SearchText | None, EmptyIsNone, Query(description="A text in the name or the reason.")] = None,
 ) -> GroupedFailures:
     """Group the newest 5,000 failures of each list by what failed and why; at most a few seconds old."""
     return grouped(_reader.read(), system=system, search=search)

@@ -8,6 +8,7 @@ import { List, cell } from "./list.js";
 
 const REFRESH_INTERVAL = 5000; // ms between two readings because something happened
 const VERBS = { message: "Replay", item: "Retry", job: "Retry", broker: "Replay" };
+const BARS = "▁▂▃▄▅▆▇█";
 /** @type {number | undefined} */
 let soon;
 
@@ -30,7 +31,7 @@ function cells(group) {
     cell("Count", number(count), "number"),
     cell("First", moment(first), "nowrap"),
     cell("Last", moment(last), "nowrap"),
-    cell("Last 24 hours", spark(group.by_hour)),
+    cell("Last 24 hours", spark(group.by_hour), "nowrap"),
     mayAct && element("td", { class: "number" }, button(`${VERBS[kind]} …`, () => replay(group), "quiet")),
   ];
 }
@@ -40,13 +41,9 @@ const titleOf = (system) => [...byId("filter-system").options].find(({ value }) 
 
 /** @param {number[]} hours */
 function spark(hours) {
-  const most = Math.max(...hours, 1);
-  const last = hours.reduce((sum, count) => sum + count, 0);
-  return element("div", { class: "spark", role: "img", "aria-label": `${number(last)} in the last 24 hours, ${number(hours[hours.length - 1])} in the last hour` }, hours.map((count) => {
-    const bar = element("i");
-    bar.style.height = `${(count / most) * 100}%`;
-    return bar;
-  }));
+  const most = Math.max(...hours);
+  const total = hours.reduce((sum, count) => sum + count, 0);
+  return element("code", { role: "img", "aria-label": `${number(total)} in the last 24 hours` }, hours.map((count) => (count ? BARS[Math.ceil((count / most) * BARS.length) - 1] : "·")));
 }
 
 /** @param {FailureGroup} group */
@@ -64,11 +61,9 @@ function replay({ id, kind, name, reason, count, last_at: until }) {
 
 const list = new List({ load, cells, id: ({ id }) => id });
 new Events("/overview/events", "overview", {
-  event() {
-    soon ??= setTimeout(() => {
-      soon = undefined;
-      list.refresh();
-    }, REFRESH_INTERVAL);
-  },
+  event: () => soon ??= setTimeout(() => {
+    soon = undefined;
+    list.refresh();
+  }, REFRESH_INTERVAL),
   reload: () => list.refresh(),
 });

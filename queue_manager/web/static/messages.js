@@ -4,8 +4,7 @@ import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from ".
 import { at, countdown, moment, number } from "./clock.js";
 import { TYPED_FROM, askFor, details, show } from "./dialog.js";
 import { byId, button, copier, element, mayAct, pill, toast } from "./dom.js";
-import { cell } from "./list.js";
-import { MessageList } from "./message_list.js";
+import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
 
 const PAGE = 50;
@@ -14,6 +13,7 @@ const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", ackn
 const place = /** @type {MessageState} */ (document.getElementById("tabs")?.dataset.place);
 const MAX_EVENTS = 500; // that are shown at once
 const MAX_SUGGESTIONS = 100;
+const FILL_DELAY = 1000; // ms, and up to as many more, so that not all open pages ask at once
 /** @type {number | undefined} */
 let size; // messages in this place, when it is known
 /** @type {QueueConfig | undefined} */
@@ -45,6 +45,47 @@ function exactly(text) {
   const messagesOf = (/** @type {any} */ parsed) => (Array.isArray(parsed) ? parsed : parsed.messages ?? []);
   if (exact) for (const [index, message] of messagesOf(answer).entries()) message.payload = messagesOf(exact)[index].payload;
   return answer;
+}
+
+// The list also shows messages that events contain, before it is read again.
+
+/** @extends {List<Message>} */
+class MessageList extends List {
+  /** @type {number | undefined} */
+  filling;
+
+  // Make every row anew: what they show besides themselves has changed.
+  redraw() {
+    for (const drawn of this.drawn.values()) drawn.json = "";
+    this.draw();
+  }
+
+  // True if the first page is shown in its default order, with any filter.
+  get isUsual() {
+    return location.search === "";
+  }
+
+  /**
+   * Show messages that are new or have changed, the latest last. Only for a list in its usual order.
+   * @param {string[]} ids of all of them @param {Message[]} messages the latest, as many as a page can show
+   */
+  put(ids, messages) {
+    this.isAhead = true;
+    if (this.total !== undefined) this.total += ids.filter((id) => !this.rows.has(id)).length;
+    const latest = new Map(messages.map((message) => [message.id, message]));
+    const added = messages.filter(({ id }) => !this.rows.has(id));
+    this.arrange([...added.reverse(), ...[...this.rows].map(([id, { row }]) => latest.get(id) ?? row)].slice(0, PAGE));
+    this.showWhere();
+  }
+
+  // Read again before long, if rows that went away have left room for others.
+  fill() {
+    if (this.rows.size >= Math.min(this.total ?? 0, PAGE)) return;
+    this.filling ??= setTimeout(() => {
+      this.filling = undefined;
+      this.refresh();
+    }, FILL_DELAY + Math.random() * FILL_DELAY);
+  }
 }
 
 // Showing
@@ -326,7 +367,7 @@ function reload() {
 }
 
 function begin() {
-  list = new MessageList({ load, search, cells, id: ({ id }) => id }, PAGE);
+  list = new MessageList({ load, search, cells, id: ({ id }) => id });
   new Events("/queue/events", "queue-update", { event: receive, parse: String, reload });
   for (const [id, act] of /** @type {const} */ ([["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll)]])) byId(id)?.addEventListener("click", act);
   for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) list.selection.on(id, act);

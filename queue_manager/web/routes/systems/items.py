@@ -161,7 +161,7 @@ def retry_items(
     Items that are in progress, not due or gone are left alone.
     """
     if (body.ids is None) == (body.state is None):
-        raise invalid("ids", "must be given, or state, but not both")
+        raise invalid("state", "must be given, or ids, but not both")
     system, open_list = found
     listed = open_list()
     matching = _matching(listed, body.state, body.search) if body.state else list(dict.fromkeys(body.ids or []))
