@@ -26,7 +26,7 @@ async function load(values, options) {
 function cells(group) {
   const { kind, system, name, reason, sample, count, first_at: first, last_at: last, page } = group;
   return [
-    element("th", { scope: "row", class: "text" }, page ? element("a", { class: "link whole", href: PREFIX + page }, reason) : reason, sample !== reason && element("div", { class: "clip hint" }, sample)),
+    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, page ? element("a", { class: "link whole", href: PREFIX + page }, reason) : reason), sample !== reason && element("div", { class: "clip hint" }, sample)),
     cell("Of", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, titleOf(system)))),
     cell("Count", number(count), "number"),
     cell("First", moment(first), "nowrap"),
