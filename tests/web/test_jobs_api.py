@@ -374,6 +374,7 @@ class TestChanging:
                 *({"id": id, "result": "CHANGED"} for id in ids),
                 {"id": nothing, "result": "NOT_FOUND"},
             ],
+            "undo": None,
         }
         again = api.post("/cancel", {"ids": ids}).body
         assert (again["changed"], {one["result"] for one in again["results"]}) == (0, {"WRONG_STATE"})
@@ -445,7 +446,7 @@ class TestChanging:
         for job in jobs:
             end(job, JobState.SUCCESS)
         left = api.run()
-        assert api.post("/clear", {"states": ["success"], "name": REPORT}).body == {"deleted": 1}
+        assert api.post("/clear", {"states": ["success"], "name": REPORT}).body["deleted"] == 1
         assert api.post("/clear", {"states": ["success", "cancelled", "failure"]}).body == {"deleted": 1}
         assert api.ids() == [left["_id"]]
 

@@ -122,6 +122,8 @@ def test_jobs_are_restored_with_their_counts(queue: Queue) -> None:
     assert queue.get("/jobs").body["jobs"] == []
     for one in (removed, cleared):
         assert undo(queue, one["undo"])["restored"] == 1
+    deleted = queue.post("/jobs/delete", {"ids": [kept["_id"], ended["_id"]]}).body
+    assert undo(queue, deleted["undo"])["restored"] == 2
     assert queue.get(f"/jobs/{kept['_id']}").body["job"] == kept
     assert queue.get(f"/jobs/{ended['_id']}").body["job"] == ended
     assert queue.get("/jobs/status").body["queues"] == before

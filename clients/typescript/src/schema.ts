@@ -263,7 +263,9 @@ export interface paths {
         put?: never;
         /**
          * Retry Items
-         * @description Send the tasks of all items that match, at most 1,000. `of` counts them, up to 20,000.
+         * @description Send the tasks of the items of `ids`, or of all that match, at most 1,000. `of` counts them, up to 20,000.
+         *
+         *     Items that are in progress, not due or gone are left alone.
          */
         post: operations["systems_retry_items"];
         delete?: never;
@@ -512,6 +514,49 @@ export interface paths {
          * @description Restore what an action deleted, within 10 minutes. Messages go to the end of their state.
          */
         post: operations["audit_undo_action"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/failures": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Failures
+         * @description Group the newest 5,000 failures of each list by what failed and why; at most a few seconds old.
+         */
+        get: operations["failures_failures"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/failures/{id}/replay": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Replay Failures
+         * @description Replay the dead letters, or retry the items or jobs, of a group, for about 20 s.
+         *
+         *     Those that fail with the same reason after `until` are left alone. Of more than 5,000 failures, only the newest are
+         *     replayed: repeat it then.
+         */
+        post: operations["failures_replay_failures"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1298,6 +1343,66 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/jobs/cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Cancel Many
+         * @description Cancel up to 1,000 jobs, each as `/jobs/{id}/cancel`.
+         */
+        post: operations["jobs_cancel_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/jobs/retry": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Retry Many
+         * @description Make up to 1,000 jobs due now that are not executing.
+         */
+        post: operations["jobs_retry_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/jobs/delete": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Remove Many
+         * @description Delete up to 1,000 jobs that are not executing.
+         */
+        post: operations["jobs_remove_many"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/jobs/{id}/cancel": {
         parameters: {
             query?: never;
@@ -1659,6 +1764,37 @@ export interface components {
              * @description The path of the page of its system, below which each id has its own.
              */
             page: string | null;
+        };
+        /**
+         * ChangedJob
+         * @description What became of one job of many.
+         */
+        ChangedJob: {
+            /** Id */
+            id: string;
+            /**
+             * Result
+             * @description `BLOCKED`: it is singular, and another with its name and arguments is live.
+             * @enum {string}
+             */
+            result: "CHANGED" | "NOT_FOUND" | "WRONG_STATE" | "BLOCKED";
+        };
+        /**
+         * ChangedJobs
+         * @description How many jobs were changed, and what became of each.
+         */
+        ChangedJobs: {
+            /** Changed */
+            changed: number;
+            /** Of */
+            of: number;
+            /** Results */
+            results: components["schemas"]["ChangedJob"][];
+            /**
+             * Undo
+             * @description The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot.
+             */
+            undo: string | null;
         };
         /**
          * ChangedMessage
@@ -2025,6 +2161,65 @@ export interface components {
             field?: string | null;
         };
         /**
+         * FailureCounts
+         * @description Failures of one kind with the same reason, apart from numbers, ids, paths and so on.
+         */
+        FailureCounts: {
+            /**
+             * Id
+             * @description The same for the same failures, in every process.
+             */
+            id: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "message" | "item" | "job" | "broker";
+            /**
+             * System
+             * @description The system; `broker` for Celery messages that no worker could decode or execute.
+             */
+            system: string;
+            /**
+             * Name
+             * @description The message type, the system, the job name, or the Celery queue.
+             */
+            name: string;
+            /**
+             * Reason
+             * @description With `<number>`, `<id>` and so on for what is different every time.
+             */
+            reason: string;
+            /**
+             * Sample
+             * @description The newest reason as it is.
+             */
+            sample: string;
+            /** Count */
+            count: number;
+            /**
+             * First At
+             * Format: date-time
+             * @description Of the failures that were read.
+             */
+            first_at: string;
+            /**
+             * Last At
+             * Format: date-time
+             */
+            last_at: string;
+            /**
+             * By Hour
+             * @description How many failed in each of the last 24 hours, oldest first.
+             */
+            by_hour: number[];
+            /**
+             * Page
+             * @description The path of the page that lists them; null if there is none.
+             */
+            page: string | null;
+        };
+        /**
          * FoundThing
          * @description An item, a message or a job, and why it is in its state.
          */
@@ -2093,6 +2288,27 @@ export interface components {
              * @description False if reading the batches of a day took too long.
              */
             has_whole_timeline: boolean;
+        };
+        /**
+         * GroupedFailures
+         * @description The groups with the most failures first.
+         */
+        GroupedFailures: {
+            /** Groups */
+            groups: components["schemas"]["FailureCounts"][];
+            /**
+             * Of
+             * @description How many groups match; at most 200 are listed.
+             */
+            of: number;
+            /** Lists */
+            lists: components["schemas"]["ReadFailures"][];
+            /**
+             * Server Time
+             * Format: date-time
+             * @description The time of the database server when the answer was made.
+             */
+            server_time: string;
         };
         /**
          * History
@@ -3389,6 +3605,33 @@ export interface components {
             title: string;
         };
         /**
+         * ReadFailures
+         * @description A list of failures, as far as it was read.
+         */
+        ReadFailures: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "message" | "item" | "job" | "broker";
+            /** System */
+            system: string;
+            /** Title */
+            title: string;
+            /** Read */
+            read: number;
+            /**
+             * Is Complete
+             * @description False if there are more than the newest 5,000.
+             */
+            is_complete: boolean;
+            /**
+             * Problem
+             * @description Why it could not be read.
+             */
+            problem: string | null;
+        };
+        /**
          * RemovedJob
          * @description The job that was deleted.
          */
@@ -3461,6 +3704,21 @@ export interface components {
              * @description For a filter: false if the time was not enough for all. Repeat it then.
              */
             is_complete?: boolean | null;
+        };
+        /**
+         * ReplayedFailures
+         * @description How many failures were replayed.
+         */
+        ReplayedFailures: {
+            /** Replayed */
+            replayed: number;
+            /** Of */
+            of: number;
+            /**
+             * Is Complete
+             * @description False if there are more that could not be read, or the time was over.
+             */
+            is_complete: boolean;
         };
         /**
          * Resumed
@@ -5138,10 +5396,16 @@ export interface operations {
             content: {
                 "application/json": {
                     /**
-                     * State
-                     * @enum {string}
+                     * Ids
+                     * @description Instead of `state` and `search`.
+                     * @default null
                      */
-                    state: "due" | "stuck" | "failed";
+                    ids?: string[] | null;
+                    /**
+                     * State
+                     * @default null
+                     */
+                    state?: ("due" | "stuck" | "failed") | null;
                     /**
                      * Search
                      * @description A text in the id, the title or the reason.
@@ -6125,6 +6389,181 @@ export interface operations {
             };
             /** @description The current state does not allow it */
             409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    failures_failures: {
+        parameters: {
+            query?: {
+                /** @description Only of this system. */
+                system?: string | null;
+                /** @description A text in the name or the reason. */
+                search?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupedFailures"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    failures_replay_failures: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /**
+                     * Until
+                     * @description Only what failed at this time or earlier, such as the `last_at` that was shown; all without it.
+                     * @default null
+                     */
+                    until?: string | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReplayedFailures"];
+                };
+            };
+            /** @description The body is not JSON, or something is missing */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9746,6 +10185,276 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["DeletedJobs"];
+                };
+            };
+            /** @description The body is not JSON, or something is missing */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    jobs_cancel_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    /** Ids */
+                    ids: string[];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ChangedJobs"];
+                };
+            };
+            /** @description The body is not JSON, or something is missing */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    jobs_retry_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    /** Ids */
+                    ids: string[];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ChangedJobs"];
+                };
+            };
+            /** @description The body is not JSON, or something is missing */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    jobs_remove_many: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    /** Ids */
+                    ids: string[];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ChangedJobs"];
                 };
             };
             /** @description The body is not JSON, or something is missing */

@@ -350,7 +350,7 @@ function begin() {
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
   list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Those that are executing are asked to stop. Those that ended are left alone."));
-  list.selection.on("delete", confirmed("delete", "Delete", "Deleted", "With their history. This cannot be undone. Those that are executing are left alone."));
+  list.selection.on("delete", confirmed("delete", "Delete", "Deleted", `With their history. ${UNDO} Those that are executing are left alone.`));
   byId("run")?.addEventListener("click", () => withNames(run));
   byId("clear")?.addEventListener("click", () => withNames(clear));
 }

@@ -85,6 +85,7 @@ REFUSALS: dict[type[Exception], ChangeResult] = {
 ACTION_TEXTS: dict[ActionName, str] = {
     "cancel": "canceled",
     "retry": "made due now",
+    "remove": "removed",
     "reschedule": "rescheduled",
     "pause": "paused",
     "resume": "resumed",
@@ -344,13 +345,15 @@ def _changed(
 
 
 def _changed_many(
-    actor: Actor, action: ActionName, change: Callable[[str], dict[str, Any]], ids: list[str]
+    actor: Actor, action: ActionName, change: Callable[..., dict[str, Any]], ids: list[str]
 ) -> ChangedJobs:
     with recorded(actor, action, system=system.name, ids=list(dict.fromkeys(ids))) as done:
+        if action == "remove":
+            change = partial(change, keep=_keep(done))
         results = [ChangedJob(id=id, result=_result(change, id)) for id in done.ids]
         done.succeeded([one.id for one in results if one.result == "CHANGED"])
     log.info(f"Jobs were {ACTION_TEXTS[action]} by hand", jobs=done.count, of=len(results))
-    return ChangedJobs(changed=len(done.ids), of=len(results), results=results)
+    return ChangedJobs(changed=len(done.ids), of=len(results), results=results, undo=done.undo)
 
 
 def _result(change: Callable[[str], dict[str, Any]], id: str) -> ChangeResult:

@@ -276,3 +276,4 @@ class ChangedJobs(BaseModel):
     changed: int
     of: int
     results: list[ChangedJob]
+    undo: UndoId
