@@ -34,7 +34,7 @@ export async function ask(method, path, body, { signal, parse = JSON.parse } = {
 
 export const UNDO = "It can be undone for 10 minutes.";
 
-/** A button that restores what an action has deleted. @param {string} id of its entry in the audit @param {() => void} [done] */
+/** Restores what an action deleted. @param {string} id @param {() => void} [done] */
 export const undoButton = (id, done) => button("Undo", (event) => attempt(async () => {
   const { message } = await post(`/audit/${id}/undo`);
   /** @type {Element} */ (event.target).remove();

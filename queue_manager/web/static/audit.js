@@ -32,7 +32,7 @@ function cells({ id, at, who, via, address, action, system, count, outcome, undo
     cell("Action", element("span", {}, element("b", {}, action), system && element("div", { class: "hint soft" }, titles[system] ?? system)), "nowrap"),
     element("td", { class: "text" }, what(about)),
     cell("Changed", number(count), "number"),
-    cell("Outcome", element("span", {}, pill(outcome, OUTCOMES[outcome]), canUndo(until) && [" ", undoButton(id, refresh)]), "nowrap"),
+    cell("Outcome", element("span", {}, pill(outcome, OUTCOMES[outcome]), canUndo(until) && undoButton(id, refresh)), "nowrap"),
   ];
 }
 

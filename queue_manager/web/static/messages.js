@@ -241,8 +241,6 @@ function remove(ids) {
   });
 }
 
-const MAX_ARCHIVED = 100_000; // messages of one action that can be restored
-
 /** @param {string[]} ids */
 const replay = (ids) => attempt(async () => toast(done(await post("/queue/replay", { messageIds: ids }))));
 
@@ -270,7 +268,7 @@ function clear() {
   const isMany = size === undefined || size > TYPED_FROM;
   const what = size === undefined ? "messages" : counted(size);
   askFor({
-    title: `Delete all ${what} in ${name}?`, text: `Filters do not count here. ${(size ?? 0) > MAX_ARCHIVED ? "So many cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
+    title: `Delete all ${what} in ${name}?`, text: `Filters do not count here. ${(size ?? 0) > 1e5 ? "So many cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
     typed: isMany && { name, of: "queue" },
     act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
   });
