@@ -24,6 +24,7 @@ from dev.binaries import MONGOD
 from dev.children import spawn
 from dev.ports import free_port
 from dev.servers import DATABASE, Mongo, Valkey
+from models import schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
@@ -80,7 +81,7 @@ def indexed(url: str) -> set[str]:
 def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str, tmp_path: Path) -> None:
     result = queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_CONVERSATIONS="true")
     assert result.returncode == 0, result.stderr
-    assert indexed(empty) == {"support_rooms", "scan_runs", "qm_item_events", "qm_owed", "qm_failed_items"}
+    assert indexed(empty) == {"support_rooms", "qm_owed", "qm_failed_items", *schema.shared_collections()}
     queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_JOBS="true", JOBS_PRODUCTION_ONLY="true")
     assert {"jobs_data", "job_queues"} <= indexed(empty)
 
@@ -232,7 +233,10 @@ WRONG = {  # in the order of the settings
     "QM_CONVERSATIONS": ("ture", "QM_CONVERSATIONS='ture': must be true or false"),
     "MANAGED_SUBSCRIPTIONS": ("seo,,ads", "MANAGED_SUBSCRIPTIONS='seo,,ads': must be texts separated by commas"),
     "REVIEW_AFTER_DAYS": ("inf", "REVIEW_AFTER_DAYS='inf': must be a number from 0 to 36500"),
-    "JOBS_IMPORTS": ('["billing"', """JOBS_IMPORTS='["billing"': must be texts separated by commas"""),
+    "JOBS_IMPORTS": (
+        '["billing"',
+        """JOBS_IMPORTS='["billing"': must be names of Python modules, separated by commas""",
+    ),
     "QM_API_KEYS": ("s3cret", "QM_API_KEYS: must be a JSON list of"),
 }
 

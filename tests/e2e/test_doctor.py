@@ -18,6 +18,7 @@ from pymongo import MongoClient
 
 from dev.ports import LOOPBACK, free_port
 from dev.servers import DATABASE, Valkey
+from models import schema
 from models.database import collection
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
@@ -187,7 +188,9 @@ def test_rights_that_the_user_of_mongodb_lacks_are_named(clean: Servers, tmp_pat
     assert reader.problems("mongodb-permissions") == [
         *(
             f"The user of MONGO_DB_URL may not insert, update, remove in the collection {name}"
-            for name in ("qm_failed_items", "qm_item_events", "qm_owed", "qm_readiness", "scan_marks", "scan_runs")
+            for name in sorted(
+                {"qm_failed_items", "qm_owed", "qm_readiness", "scan_marks", *schema.shared_collections()}
+            )
         ),
         "The user of MONGO_DB_URL may not update in the collection support_rooms",
     ]
