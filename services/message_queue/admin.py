@@ -112,8 +112,10 @@ class QueueAdmin(MessageBrowser):
         if keep is None:
             return self._each("delete", ids, source or "", 1)
         outcomes: dict[str, MessageOutcome] = dict.fromkeys(checked_ids(ids), "CHANGED")
+        self._other_programs.adopt()
         for _ in range(MAX_DELETIONS):
-            for batch in self._copies([id for id, outcome in outcomes.items() if outcome == "CHANGED"], outcomes):
+            left = [id for id, outcome in outcomes.items() if outcome == "CHANGED"]
+            for batch in self._copies(left, outcomes):
                 wanted = [one for one in batch if source in (None, one["state"])]
                 keep_only = keep(wanted)
                 results = self._delete_exactly(wanted, source)
@@ -125,7 +127,6 @@ class QueueAdmin(MessageBrowser):
 
     def _copies(self, ids: Sequence[str], outcomes: dict[str, MessageOutcome]) -> Iterator[list[dict[str, Any]]]:
         """Yield the stored records of messages in batches. An id without one has the outcome `NOT_FOUND`."""
-        self._other_programs.adopt()
         done = 0
         while done < len(ids):
             rows, scanned = self._scripts.run("copy", *ids[done : done + BULK_BATCH_SIZE])
