@@ -249,12 +249,18 @@ class QueueAdmin(MessageBrowser):
         Messages enqueued after the beginning are kept. A message that changes its state meanwhile may be kept. With
         `keep`, it is called with what is deleted, for `restore`, except entries of other programs that are no messages.
         """
-        _, progress = self._scripts.run("clear", state or "", self._options.levels, "")
+        progress: bytes | str = ""
+        kept = 0
         if keep is not None:
-            yield from self._clear_kept(MESSAGE_STATES if state is None else [state], keep)
-        while progress:
-            cleared, progress = self._scripts.run("clear", state or "", self._options.levels, progress)
+            _, progress = self._scripts.run("clear", state or "", self._options.levels, "begin", 0)
+            for deleted in self._clear_kept(MESSAGE_STATES if state is None else [state], keep):
+                kept += deleted
+                yield deleted
+        while True:
+            cleared, progress = self._scripts.run("clear", state or "", self._options.levels, progress, kept)
             yield cleared
+            if not progress:
+                return
 
     def _clear_kept(self, states: Sequence[MessageState], keep: Keep) -> Iterator[int]:
         for state in states:

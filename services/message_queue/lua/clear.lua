@@ -2,13 +2,14 @@
 -- Deletes the messages of one state, or of all states, in slices. Messages added after the beginning are kept.
 --
 -- KEYS[1]  queue name
--- ARGV     state ('' for all), priority levels, progress: '' to begin, which deletes nothing, then as it was returned
+-- ARGV     state ('' for all), priority levels, progress: '' or 'begin', which deletes nothing, then as it was returned;
+--          number of messages that were deleted meanwhile by other scripts
 -- Returns  {number of messages deleted by this slice, progress for the next slice or '' at the end}
 --
 -- Atomic, so that a message that changes its state meanwhile is deleted or kept as a whole, and counted once.
 -- allow-oom, because it frees memory.
 
-local state, levels, progress = unpack(ARGV)
+local state, levels, progress, others = unpack(ARGV)
 local cleared = 0
 
 local function last_added(stream)
@@ -126,16 +127,18 @@ local function is_done(step, last)
   return clear_stream(step[2], last[step[2]], step[1] == 'waiting')
 end
 
-if progress == '' then
+if progress == 'begin' then
   return { 0, cjson.encode(begin()) }
 end
-local left = cjson.decode(progress)
+local left = progress == '' and begin() or cjson.decode(progress)
 while left.steps[1] and not is_slice_full() do
   if is_done(left.steps[1], left.last) then
     table.remove(left.steps, 1)
   end
 end
-if cleared > 0 or not left.steps[1] then
-  announce('clear', '{"count":' .. cleared .. ',"queue":"' .. (state ~= '' and state or 'all') .. '"}')
+local is_end = not left.steps[1]
+if cleared > 0 or is_end then
+  local count = string.format('%d', cleared + (is_end and others or 0))
+  announce('clear', '{"count":' .. count .. ',"queue":"' .. (state ~= '' and state or 'all') .. '"}')
 end
 return { cleared, left.steps[1] and cjson.encode(left) or '' }
