@@ -51,7 +51,10 @@ class Session:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def execute(self, block: Block) -> None:
-        """Execute a block. Raises AssertionError with the command and its output if it does not do what is shown."""
+        """Execute a block. Raises AssertionError with the command and its output if it does not do what is shown.
+
+        A command after which nothing is shown must succeed.
+        """
         if block.marker.startswith("setup:"):
             self._script(block.marker.removeprefix("setup:"))
         elif block.is_session:
@@ -82,25 +85,27 @@ class Session:
         for command, expected in re.findall(r"^((?:\$|>>>) .*)\n((?:(?!\$ |>>> ).*\n)*)", code, re.MULTILINE):
 
             def is_as_shown(command: str = command, expected: str = expected) -> bool:
-                output = self._output_of(self._transcript.filled_in(command))
+                status, output = self._result_of(self._transcript.filled_in(command))
+                assert status == 0 or expected.strip(), f"{command}\n{output}"
                 assert not is_compared or self._transcript.matches(expected, output), f"{command}\n{output}"
                 return True
 
             eventually(is_as_shown, within=WITHIN if is_repeated else 0, every=1)
 
-    def _output_of(self, command: str) -> str:
+    def _result_of(self, command: str) -> tuple[int, str]:
+        """Return the status and the output. Code that raises has no status: it raises AssertionError here."""
         if command.startswith(PYTHON_PROMPT):
-            return self._interpret("single", command.removeprefix(PYTHON_PROMPT) + "\n")
+            return 0, self._interpret("single", command.removeprefix(PYTHON_PROMPT) + "\n")
         if command == f"{PROMPT}python":
-            return ""  # the lines after it are for the interpreter
-        return self._shell_command(command.removeprefix(PROMPT))[1]
+            return 0, ""  # the lines after it are for the interpreter
+        return self._shell_command(command.removeprefix(PROMPT))
 
     def _shell_command(self, command: str) -> tuple[int, str]:
         """Return the status and the output. The output of a program in the background goes to a file."""
         command = self._here(command)
         if is_background := command.endswith(" &"):
             command = f"{command.removesuffix(' &')} >>background.log 2>&1 &"
-        self._write(self._shell, f"{command}\necho; echo {END} $?\n")
+        self._write(self._shell, f"{command}\nprintf '\\n{END} %s\\n' $?\n")
         lines: list[str] = []
         while not (line := self._read(self._shell)).startswith(END):
             lines.append(line)

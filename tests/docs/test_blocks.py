@@ -31,7 +31,7 @@ EXECUTABLE = {"python", "bash", "sh", "console", "js", "ts"}
 SHOWN = {"text", "json", "yaml", "toml", "ini", "mermaid", "nginx", "caddyfile", "dockerfile", "systemd"}
 MARKER = re.compile(r"(file|run|tested by|not run): (.+)")
 RUN = {"the output differs", "until it is so"}
-MAX_NOT_RUN = 12
+MAX_NOT_RUN = 8
 SMOKE = "dead-letters.md"  # starts no process that stays
 SETUP = re.compile(r"^<!-- setup:\n(.*?)^-->\n", re.MULTILINE | re.DOTALL)
 

@@ -1,0 +1,32 @@
+"""What a reader who follows a page notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dev.site.markdown import Block
+from tests.docs.session import Session
+
+
+@pytest.mark.parametrize("marker", ["", "run: the output differs"])
+def test_a_command_after_which_nothing_is_shown_must_succeed(marker: str, tmp_path: Path) -> None:
+    with Session(tmp_path) as session:
+        session.execute(Block("console", "$ true\n$ echo anything\n", marker, 1))
+        with pytest.raises(AssertionError, match=r"\$ false"):
+            session.execute(Block("console", "$ true\n$ false\n$ true\n", marker, 1))
+
+
+def test_every_command_of_a_script_must_succeed(tmp_path: Path) -> None:
+    with Session(tmp_path) as session:
+        session.execute(Block("bash", "true\n", "", 1))
+        with pytest.raises(AssertionError, match=r"^false"):
+            session.execute(Block("bash", "false\ntrue\n", "", 1))
+
+
+def test_a_command_may_fail_if_its_output_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    with Session(tmp_path) as session:
+        session.execute(Block("console", "$ echo away && false\naway\n", "", 1))
+        with pytest.raises(AssertionError, match=r"\$ echo away"):
+            session.execute(Block("console", "$ echo away\nhere\n", "", 1))
