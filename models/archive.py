@@ -26,7 +26,7 @@ ARCHIVE_COLLECTION = "qm_archive"
 UNDO_TIME = minutes(10)
 MAX_ARCHIVED = 100_000
 """Maximum number of records of one action that is archived, where it is known before."""
-MAX_SLICE_BYTES = 4 * 1024 * 1024
+MAX_ARCHIVE_BYTES = 4 * 1024 * 1024
 _RETENTION = 2 * UNDO_TIME  # an undo that has begun has time to end
 _EXACT: CodecOptions[Document] = CodecOptions(
     tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_AUTO
@@ -50,7 +50,7 @@ def add(
     """Store records of an action, in as many documents as needed; return their ids."""
     size, some, ids = 0, list[bytes](), list[ObjectId]()
     for record in map(bson.encode, records):
-        if some and size + len(record) > MAX_SLICE_BYTES:
+        if some and size + len(record) > MAX_ARCHIVE_BYTES:
             ids.append(_insert(action, kind, some, session))
             size, some = 0, []
         some.append(record)

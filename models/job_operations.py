@@ -36,7 +36,7 @@ from queue_manager.core.errors import Contended
 
 DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
 DELETABLE_STATES = (*WAITING_STATES, *FINISHED_STATES)
-Keep = Callable[[Sequence[Document], ClientSession], object]
+KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 """Stores jobs in the transaction that deletes them."""
 
 
@@ -112,7 +112,7 @@ def _change(
     )
 
 
-def remove(job_id: JobId, *, now: datetime, keep: Keep | None = None) -> Document | None:
+def remove(job_id: JobId, *, now: datetime, keep: KeepJobs | None = None) -> Document | None:
     """Delete a job unless it is executing or reserved; return it, or `None`."""
     query = {"_id": job_id, "state": {"$in": [*DELETABLE_STATES]}, **_not_reserved(now), **COUNTED_ATTEMPTS}
 
@@ -125,7 +125,12 @@ def remove(job_id: JobId, *, now: datetime, keep: Keep | None = None) -> Documen
 
 
 def clear(
-    states: Sequence[JobState], name: str | None, *, now: datetime, limit: int | None = None, keep: Keep | None = None
+    states: Sequence[JobState],
+    name: str | None,
+    *,
+    now: datetime,
+    limit: int | None = None,
+    keep: KeepJobs | None = None,
 ) -> int:
     """Delete up to `limit` jobs in `states`, of one name or of all names, except reserved ones; return their number."""
     query: Document = {**_not_reserved(now), "state": {"$in": [*states]}, **IS_JOB}
@@ -159,7 +164,7 @@ def restore(gone: Sequence[Document]) -> int:
     return len(restored)
 
 
-def _delete_batch(query: Document, *, limit: int, hint: str | None = None, keep: Keep | None = None) -> int:
+def _delete_batch(query: Document, *, limit: int, hint: str | None = None, keep: KeepJobs | None = None) -> int:
     def delete(session: ClientSession) -> int:
         projection = None if keep else {"name": 1, "state": 1, "uncounted": 1}
         found = list(jobs().find(query, projection, hint=hint, limit=limit, session=session))
@@ -172,7 +177,7 @@ def _delete_batch(query: Document, *, limit: int, hint: str | None = None, keep:
     return transact(delete)
 
 
-def _deleted(gone: Sequence[Document], keep: Keep | None, session: ClientSession) -> None:
+def _deleted(gone: Sequence[Document], keep: KeepJobs | None, session: ClientSession) -> None:
     """Count and keep jobs in the transaction that deletes them."""
     job_counts.subtract([one for one in gone if one["state"] in FINISHED_STATES], session)
     if keep is not None and gone:

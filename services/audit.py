@@ -50,7 +50,7 @@ ACTION_LABELS: Mapping[ActionName, str] = {
 """What the timelines call the actions that name ids."""
 DELETING_ACTIONS: tuple[ActionName, ...] = ("delete", "remove")
 
-Records = Sequence[Mapping[str, Any]]
+ArchivedRecords = Sequence[Mapping[str, Any]]
 
 log = get_logger("QM/audit")
 
@@ -76,7 +76,7 @@ class Archive:
         archive.add(self.action, "job", jobs, session)
         self.count += len(jobs)
 
-    def keep(self, kind: Kind, records: Records) -> Callable[[Records], None]:
+    def keep(self, kind: Kind, records: ArchivedRecords) -> Callable[[ArchivedRecords], None]:
         """Store records from Redis. Returns a function that keeps only some of them.
 
         If MongoDB refuses them, that is logged, and they cannot be restored. Raises `Unavailable` if it is away.
@@ -84,7 +84,7 @@ class Archive:
         ids = self._stored(lambda: archive.add(self.action, kind, records))
         self.count += len(records) if ids else 0
 
-        def keep_only(some: Records) -> None:
+        def keep_only(some: ArchivedRecords) -> None:
             if ids and self._stored(lambda: archive.add(self.action, kind, some)) is not None:
                 archive.remove(ids)
                 self.count -= len(records) - len(some)
@@ -123,7 +123,9 @@ class AuditedAction:
         if self.total is None and self.ids:
             self.total = len(self.ids)
 
-    def keeper(self, kind: Kind, *, expected: int = 0) -> Callable[[Records], Callable[[Records], None]] | None:
+    def keeper(
+        self, kind: Kind, *, expected: int = 0
+    ) -> Callable[[ArchivedRecords], Callable[[ArchivedRecords], None]] | None:
         """Return `Archive.keep` for records of a kind; `None` if so many cannot be restored."""
         if self.archive is None or expected > MAX_ARCHIVED:
             return None

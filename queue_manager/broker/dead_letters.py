@@ -22,7 +22,7 @@ DEAD_LETTERS = "qm:dead-letters"
 MAX_DEAD_LETTERS = 10_000
 MAX_REASON_LENGTH = 500  # characters
 ID_DIGITS = 12
-READ_BATCH_SIZE = 500
+LETTERS_PER_READ = 500
 STOCK_PRIORITY_STEPS = (0, 3, 6, 9)
 FAILED_ONCE = "put_aside"
 """Property of a message that failed dispatch once."""
@@ -78,8 +78,8 @@ def count(client: Redis) -> int:
 def latest(client: Redis, *, limit: int = 50) -> list[DeadLetter]:
     """Return the newest dead letters. Read in slices, because they contain whole messages."""
     letters: dict[str, DeadLetter] = {}  # by id: new ones shift the others into the next slice
-    for begin in range(0, limit, READ_BATCH_SIZE):
-        end = min(begin + READ_BATCH_SIZE, limit)
+    for begin in range(0, limit, LETTERS_PER_READ):
+        end = min(begin + LETTERS_PER_READ, limit)
         found = [_letter(stored) for stored in client.lrange(DEAD_LETTERS, begin, end - 1)]
         letters |= {letter.id: letter for letter in found}
         if len(found) < end - begin:

@@ -49,7 +49,7 @@ jobs = typer.Typer(
     no_args_is_help=True,
 )
 
-JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...")]
+JobIdArguments = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...")]
 JobNames = Annotated[list[str], typer.Argument(help="Names of jobs.", metavar="NAME...")]
 ApiJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON as in the HTTP API.")]
 
@@ -138,7 +138,7 @@ def run(
 
 
 @jobs.command()
-def cancel(ids: JobIds) -> None:
+def cancel(ids: JobIdArguments) -> None:
     """Cancel pending or failed jobs, and ask executing ones to stop; print an outcome for each.
 
     The process of a job that does not stop is ended after JOBS_GRACE_SECONDS.
@@ -152,13 +152,13 @@ def cancel(ids: JobIds) -> None:
 
 
 @jobs.command()
-def retry(ids: JobIds) -> None:
+def retry(ids: JobIdArguments) -> None:
     """Make jobs due now unless they are executing; print an outcome for each."""
     _each("retry", ids, job_queues.jobs.retry, lambda _: "due now")
 
 
 @jobs.command()
-def remove(ids: JobIds) -> None:
+def remove(ids: JobIdArguments) -> None:
     """Delete jobs unless they are executing; print an outcome for each, and how to undo it."""
     _each("remove", ids, job_queues.jobs.remove, lambda _: "removed")
 

@@ -183,7 +183,7 @@ class Jobs:
         """Make a job due now unless it is executing. Raises like `reschedule`."""
         return self._make_due(id, RETRYABLE_STATES, self._clock(), None, "be retried")
 
-    def remove(self, id: str, *, keep: job_operations.Keep | None = None) -> Document:
+    def remove(self, id: str, *, keep: job_operations.KeepJobs | None = None) -> Document:
         """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`.
 
         Args:
@@ -256,7 +256,7 @@ class Jobs:
         name: str | None = None,
         *,
         limit: int | None = None,
-        keep: job_operations.Keep | None = None,
+        keep: job_operations.KeepJobs | None = None,
     ) -> int:
         """Delete up to `limit` jobs in these states, of one name or of all names; return their number.
 

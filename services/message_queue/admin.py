@@ -41,8 +41,8 @@ REPLAY_BUDGET = DELETE_BUDGET = seconds(10)
 DEFAULT_MOVE_REASON = "Moved by hand"
 
 MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "CHANGED", "UNDECODABLE"]
-Records = Sequence[Mapping[str, Any]]
-Keep = Callable[[Records], Callable[[Records], None]]
+MessageCopies = Sequence[Mapping[str, Any]]
+KeepMessages = Callable[[MessageCopies], Callable[[MessageCopies], None]]
 """Stores records of messages before they are deleted. Returns a function that keeps only those that were."""
 RESTORE_BATCH_SIZE = 50  # messages per script call, so that it takes less than 10 ms
 MAX_DELETIONS = 3  # attempts at a message that changes between being read and being deleted
@@ -103,7 +103,7 @@ class QueueAdmin(MessageBrowser):
         return replayed
 
     def delete(
-        self, ids: Sequence[str], *, source: MessageState | None = None, keep: Keep | None = None
+        self, ids: Sequence[str], *, source: MessageState | None = None, keep: KeepMessages | None = None
     ) -> dict[str, MessageOutcome]:
         """Delete messages from `source` or from any state, even while a consumer holds the lock.
 
@@ -146,7 +146,7 @@ class QueueAdmin(MessageBrowser):
             answers += self._scripts.run("delete", source or "", 2, *pairs)
         return {one["id"]: cast(MessageOutcome, answer.decode()) for one, answer in zip(copies, answers, strict=True)}
 
-    def restore(self, copies: Records) -> int:
+    def restore(self, copies: MessageCopies) -> int:
         """Add deleted messages again, each to the end of its state; return their number.
 
         One that was being processed waits again. An id that exists is not added. Raises QueueFull.
@@ -164,7 +164,7 @@ class QueueAdmin(MessageBrowser):
         where: Filter,
         *,
         within: timedelta = DELETE_BUDGET,
-        keep: Keep | None = None,
+        keep: KeepMessages | None = None,
     ) -> DeleteResult:
         """Delete the messages in `states` that match now, as `delete` does; stop after `within`."""
         ends = time.monotonic() + within.total_seconds()
@@ -243,7 +243,7 @@ class QueueAdmin(MessageBrowser):
         """Delete all messages in `state`, or in all states; return their number. See `clear_in_batches`."""
         return sum(self.clear_in_batches(state))
 
-    def clear_in_batches(self, state: MessageState | None = None, *, keep: Keep | None = None) -> Iterator[int]:
+    def clear_in_batches(self, state: MessageState | None = None, *, keep: KeepMessages | None = None) -> Iterator[int]:
         """Delete all messages in `state`, or in all states, in batches; yield the number deleted by each.
 
         Messages enqueued after the beginning are kept. A message that changes its state meanwhile may be kept. With
@@ -262,7 +262,7 @@ class QueueAdmin(MessageBrowser):
             if not progress:
                 return
 
-    def _clear_kept(self, states: Sequence[MessageState], keep: Keep) -> Iterator[int]:
+    def _clear_kept(self, states: Sequence[MessageState], keep: KeepMessages) -> Iterator[int]:
         for state in states:
             for ids in self._ids(state):
                 for begin in range(0, len(ids), BULK_BATCH_SIZE):

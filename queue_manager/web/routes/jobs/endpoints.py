@@ -17,7 +17,7 @@ from pydantic import BeforeValidator
 from models.audit import ActionName
 from models.database import id_text, server_now
 from models.job import JobState
-from models.job_operations import Keep
+from models.job_operations import KeepJobs
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
@@ -67,7 +67,7 @@ from services.job_queues import (
 )
 from services.job_queues.fields import MAX_JOB_SEARCH_LENGTH, STATE_ALIASES
 
-CLEAR_BATCH_SIZE = 5_000  # jobs that are deleted in one statement, which takes less than the server's timeout
+CLEAR_BATCH_SIZE = 1_000  # jobs that one transaction deletes, which takes less than the timeout of the server
 JOB_ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     InvalidJob: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
     UnknownJob: (HTTPStatus.NOT_FOUND, "not found"),
@@ -315,7 +315,7 @@ def remove(id: str, actor: CurrentActor) -> JSONResponse:
     return JSONResponse({"job": as_json(job), "undo": action.undo})
 
 
-def _keep(action: AuditedAction) -> Keep | None:
+def _keep(action: AuditedAction) -> KeepJobs | None:
     return None if action.archive is None else action.archive.keep_jobs
 
 
