@@ -213,7 +213,7 @@ def test_a_real_beat_says_when_it_scans_next(clean: Servers, process: Web, tmp_p
         assert leader["lease_left_seconds"] <= 6
         with promptly(5):
             entry = eventually(lambda: next_run(process), within=30)
-        assert seconds(20) < datetime.fromisoformat(entry) - server_now() <= seconds(30)
+        assert seconds(20) < datetime.fromisoformat(entry) - server_now() < seconds(31)
         with promptly(3):
             eventually(lambda: system(process)["next_scan_at"] == entry, within=20)
     # It was killed: after its lock has ended nobody leads, and nobody knows.
@@ -293,7 +293,8 @@ def test_a_system_is_paused_until_it_is_resumed(clean: Servers, process: Web) ->
         made = answer.body["pause"]
         assert (answer.status, answer.body) == (200, {"name": "support-snooze", "is_paused": True, "pause": made})
         assert (made["by"], made["reason"]) == ("loopback", reason)
-        assert seconds(0) <= server_now() - datetime.fromisoformat(made["at"]) < seconds(60)
+        # Each process estimates the server's time: by milliseconds this one may be behind that one.
+        assert abs(server_now() - datetime.fromisoformat(made["at"])) < seconds(60)
     assert pauses.paused().keys() == {"support-snooze"}
     eventually(lambda: system(process)["pause"] == made)
     assert system(process)["idle"] == "paused"
