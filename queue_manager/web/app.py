@@ -17,7 +17,7 @@ from queue_manager.core.settings import Settings
 from queue_manager.web import auth
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.http.direct import DirectRoutes
-from queue_manager.web.http.middleware import HeadMiddleware, PrefixMiddleware, SecurityMiddleware
+from queue_manager.web.http.middleware import HeadMiddleware, PrefixMiddleware, SecurityMiddleware, ShutdownMiddleware
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.live.socketio_server import Live
 from queue_manager.web.routes import (
@@ -48,7 +48,7 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     require_tasks()
     api = api_of(chosen, ending)
     application = socketio.ASGIApp(api.state.live.server, other_asgi_app=HeadMiddleware(auth.AuditLogMiddleware(api)))
-    secured = SecurityMiddleware(application, local_only=not chosen.has_credentials)
+    secured = SecurityMiddleware(ShutdownMiddleware(application), local_only=not chosen.has_credentials)
     return PrefixMiddleware(secured, chosen.qm_web_prefix) if chosen.qm_web_prefix else secured
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,11 @@ class ReplicaSet:
         eventually(lambda: self.primary() not in (None, before), within=30)
         return before
 
+    def write_to_disk(self, member: Member) -> None:
+        """Let a member write a checkpoint now. It may fail, and end."""
+        with suppress(PyMongoError), self._direct(member) as client:
+            client.admin.command("fsync")
+
     def is_complete(self) -> bool:
         """Return True if there are a primary and its secondaries, and no member is away."""
         with self._direct(self.members[0]) as client:
@@ -83,11 +88,9 @@ class ReplicaSet:
 
 
 @contextmanager
-def replica_set(directory: Path) -> Iterator[ReplicaSet]:
+def replica_set(directory: Path, member: Callable[[Path], Member] = Member) -> Iterator[ReplicaSet]:
     with ExitStack() as stack:
-        members = [
-            stack.enter_context(Member(directory / f"member{number}", cache_gb=0.25)) for number in range(MEMBERS)
-        ]
+        members = [stack.enter_context(member(directory / f"member{number}")) for number in range(MEMBERS)]
         running = ReplicaSet(members)
         running.initiate()
         yield running

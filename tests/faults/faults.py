@@ -38,7 +38,10 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of fault. `names` is what /readyz must name meanwhile; `weight` is how often it is drawn."""
+    """A kind of fault. `names` is what /readyz must name meanwhile; `weight` is how often it is drawn.
+
+    One that is `isolated` needs a network and disks of the run's own.
+    """
 
     name: str
     block: Callable[[World, Fault], AbstractContextManager[None]]
@@ -47,6 +50,7 @@ class Kind:
     names: str | None = None
     weight: int = 1
     may_outlast_leases: bool = False
+    isolated: bool = False
 
 
 def kind(
@@ -56,6 +60,7 @@ def kind(
     names: str | None = None,
     weight: int = 1,
     may_outlast_leases: bool = False,
+    isolated: bool = False,
 ) -> Callable[[Callable[[World, Fault], Iterator[None]]], Kind]:
     """Declare a kind by its block; the name of the function is that of the kind."""
 
@@ -68,6 +73,7 @@ def kind(
             names=names,
             weight=weight,
             may_outlast_leases=may_outlast_leases,
+            isolated=isolated,
         )
 
     return declare

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Event
@@ -15,6 +14,7 @@ from queue_manager.broker.keys import UNACKED
 from queue_manager.core.threads import in_thread
 from tests.e2e.replica_set import Member
 from tests.eventually import eventually
+from tests.faults import isolation
 from tests.faults.faults import Fault, kind
 from tests.faults.process_faults import PROCESSES, frozen
 from tests.faults.world import World
@@ -111,7 +111,14 @@ def fail_over_redis(world: World, _: Fault) -> Iterator[None]:
         yield
     finally:
         old.kill()
-        shutil.rmtree(old.directory)
+        isolation.remove_disk(old.directory)
+
+
+@kind(REDIS, (1, 6), names="Redis", weight=3, isolated=True)
+def fill_disk_of_redis(world: World, _: Fault) -> Iterator[None]:
+    """Redis cannot write to its append-only file, and refuses every write until it can."""
+    with isolation.full_disk(world.redis.directory):
+        yield
 
 
 # MongoDB
@@ -146,6 +153,36 @@ def step_down_primary(world: World, _: Fault) -> Iterator[None]:
 def freeze_primary(world: World, _: Fault) -> Iterator[None]:
     primary = eventually(world.mongo.primary)
     yield from frozen([primary.pid])
+    eventually(world.mongo.primary)
+
+
+@kind(PROCESSES, (1, 7), weight=4, isolated=True, may_outlast_leases=True)
+def cut_off_process_from_mongodb(world: World, fault: Fault) -> Iterator[None]:
+    """Nothing passes between one process and MongoDB: its primary, or all of its members."""
+    members = [eventually(world.mongo.primary)] if fault.chance < 0.5 else world.mongo.members
+    with isolation.cut_off([fault.target], [member.port for member in members]):
+        yield
+
+
+@kind(MONGODB, (1, 7), weight=3, isolated=True, may_outlast_leases=True)
+def cut_off_primary_from_secondaries(world: World, _: Fault) -> Iterator[None]:
+    """The clients reach all members, and the primary does not know yet that the others elect another."""
+    primary, secondaries = eventually(world.mongo.primary), _secondaries(world)
+    others = [member.port for member in secondaries]
+    with isolation.cut_off([primary.port], others), isolation.cut_off(others, [primary.port]):
+        yield
+    eventually(world.mongo.primary)
+
+
+@kind(MONGODB, (1, 5), weight=3, isolated=True, may_outlast_leases=True)
+def fill_disk_of_mongodb(world: World, fault: Fault) -> Iterator[None]:
+    """The disk of the primary or of a secondary is full. The member ends when it cannot write, and is started again."""
+    member: Member = eventually(world.mongo.primary) if fault.chance < 0.5 else _secondaries(world)[0]
+    with isolation.full_disk(member.directory):
+        world.mongo.write_to_disk(member)
+        yield
+    if not member.is_running:
+        member.start()
     eventually(world.mongo.primary)
 
 
@@ -226,11 +263,15 @@ KINDS = (
     close_connections_to_redis,
     freeze_redis,
     fail_over_redis,
+    fill_disk_of_redis,
     kill_primary,
     kill_secondary,
     kill_majority,
     step_down_primary,
     freeze_primary,
+    cut_off_process_from_mongodb,
+    cut_off_primary_from_secondaries,
+    fill_disk_of_mongodb,
     duplicate_deliveries,
     late_deliveries,
 )

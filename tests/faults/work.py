@@ -192,7 +192,8 @@ class Work:
     def is_done(self, kind: str) -> bool:
         checks: dict[str, Callable[[], bool]] = {
             "rooms": lambda: self._count_snoozed() == 0,
-            "events": lambda: collection(owed.OWED_COLLECTION).count_documents({}) == 0,
+            # Those that are postponed were sent, and are sent again to servers that are still subscribing.
+            "events": lambda: collection(owed.OWED_COLLECTION).count_documents({"postponed_until": None}) == 0,
             "messages": self._are_messages_done,
             "jobs": lambda: job.jobs().count_documents({**self._of_schedule, "state": {"$ne": "success"}}) == 0,
         }

@@ -32,9 +32,10 @@ from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership
 from queue_manager.telemetry import worker_heartbeats
 from tests.e2e.celery_processes import ROOT, TESTS, LoggedProcess
-from tests.e2e.replica_set import ReplicaSet, replica_set
+from tests.e2e.replica_set import Member, ReplicaSet, replica_set
 from tests.e2e.tcp_proxy import TcpProxy
 from tests.eventually import eventually
+from tests.faults import isolation
 from tests.faults.app import STACKS_SIGNAL
 from tests.faults.history import JOB_LEASE, RoomEvent
 from tests.faults.job_works import LOG_VARIABLE
@@ -44,6 +45,7 @@ READY_WITHIN = 60.0  # seconds
 HTTP_TIMEOUT = 5.0  # seconds
 LEFT_OUT = (RELEASE, "flower")  # it only watches
 EVENTS = "socket.io"
+REDIS_DISK, MONGODB_DISK = 256, 1_024  # megabytes
 # A process that is killed then loses nothing that it has written, and no write waits for a disk.
 REDIS_CONFIG = {"appendfsync": "no", "repl-diskless-sync-delay": "0"}
 SETTINGS = {
@@ -63,6 +65,17 @@ SETTINGS = {
 }
 
 
+class IsolatedMember(Member):
+    """A member of MongoDB on a small disk, which the firewall knows by its port."""
+
+    def __init__(self, directory: Path) -> None:
+        isolation.mount_disk(directory, MONGODB_DISK)
+        super().__init__(directory)
+
+    def _command(self, program: str) -> list[str]:
+        return [*isolation.in_group(self.port), *super()._command(program)]
+
+
 class SystemProcess(LoggedProcess):
     """A process of the system, whose clock can be set, with its way to Redis."""
 
@@ -74,6 +87,7 @@ class SystemProcess(LoggedProcess):
         env = {"PYTHONPATH": path, "SHIFTED_CLOCK_FILE": str(self._clock), "REDIS_URL": proxy.redis_url}
         self.started_at = 0.0
         super().__init__(directory / f"{name}.log", *command, env=env)
+        self._command = [*isolation.in_group(name), *self._command]
 
     def start(self, *, ready: bool = True) -> Self:
         self.started_at = time.monotonic()
@@ -173,7 +187,7 @@ class World:
         return redis.Redis.from_url(self.redis.url, decode_responses=True, socket_timeout=10)
 
     def add_redis(self) -> Valkey:
-        server = Valkey(self.directory / f"redis{self._next_redis}", config=REDIS_CONFIG)
+        server = redis_in(self.directory / f"redis{self._next_redis}")
         self._next_redis += 1
         server.start()
         return server
@@ -221,6 +235,11 @@ class World:
         self.job_log.write_text("")
 
 
+def redis_in(directory: Path) -> Valkey:
+    isolation.mount_disk(directory, REDIS_DISK)
+    return Valkey(directory, config=REDIS_CONFIG)
+
+
 def _event(entry: Any) -> RoomEvent:
     _, data = json.loads(entry[1]["data"])["packet"]["data"]
     return RoomEvent(room=data["room_id"], woken=data["timestamp"])
@@ -243,9 +262,10 @@ def running_world(directory: Path) -> Iterator[World]:
     """Start everything in an empty directory, and wait until it is ready."""
     if wheel := VALKEY.in_wheel():  # the same server on every machine
         os.environ.setdefault(VALKEY.variable, str(wheel))
-    first_redis = Valkey(directory / "redis0", config=REDIS_CONFIG)
+    first_redis = redis_in(directory / "redis0")
     with ExitStack() as stack:
-        mongo = stack.enter_context(replica_set(directory / "mongo"))
+        stack.callback(isolation.remove_disks)
+        mongo = stack.enter_context(replica_set(directory / "mongo", IsolatedMember))
         first_redis.start()
         world = World(directory, mongo, first_redis)
         stack.callback(lambda: world.redis.kill())

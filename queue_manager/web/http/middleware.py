@@ -1,7 +1,8 @@
-"""ASGI middleware: path prefix, security headers, `Host` check of a process without keys, `HEAD` requests."""
+"""ASGI middleware: path prefix, security headers, `Host` check without keys, `HEAD` requests, end of the process."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -98,6 +99,30 @@ class HeadMiddleware:
 
         state = {**scope.get("state", {}), "is_head": True}
         await self._app({**scope, "method": "GET", "state": state}, receive, send_headers)
+
+
+class ShutdownMiddleware:
+    """Answers 503 to a request that is not answered when the process has to end. Only the server cancels a request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except asyncio.CancelledError:
+            if has_started or scope["type"] != "http":
+                raise
+            message = "The process is ending; whether the request took effect is unknown"
+            error = {"error": "stopping", "message": message}
+            await JSONResponse(error, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})(scope, receive, send)
 
 
 def _host(scope: Scope) -> str:
