@@ -15,7 +15,7 @@ from queue_manager.core.redis_url import CREDENTIALS, TLS_FILES, is_encrypted, p
 from queue_manager.core.setting_types import AMQP_SCHEMES
 from queue_manager.core.settings import Settings
 
-BATCHED_VISIBILITY_TIMEOUT = 30  # seconds; a live worker renews the messages that it holds
+BATCHED_VISIBILITY_TIMEOUT = 10  # seconds; a live worker renews the messages that it holds every quarter of it
 STOCK_VISIBILITY_TIMEOUT = 6 * 3600  # seconds; longer than any task, because kombu's own transports do not renew
 BATCHED_TRANSPORTS = {
     "redis": "queue_manager.broker.transport:Transport",

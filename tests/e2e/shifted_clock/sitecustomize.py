@@ -7,6 +7,7 @@ The interpreter imports this module before any other, so that all of them see th
 
 from __future__ import annotations
 
+import copyreg
 import datetime
 import mmap
 import os
@@ -51,7 +52,13 @@ class _ShiftedDatetime(_DATETIME, metaclass=_AnyDatetime):
         return _DATETIME.now(datetime.UTC).replace(tzinfo=None) + datetime.timedelta(seconds=_shift())
 
 
+def _rebuilt(*state: Any) -> datetime.datetime:
+    return _DATETIME(*state)
+
+
 if {"SHIFTED_CLOCK_FILE", "SHIFTED_CLOCK_SECONDS"} & {*os.environ}:
     time.time = lambda: _TIME() + _shift()
     time.time_ns = lambda: _TIME_NS() + round(_shift() * 1e9)
     datetime.datetime = _ShiftedDatetime  # type: ignore[misc]
+    # Instances of the original class could not be pickled: its name leads to the other class.
+    copyreg.pickle(_DATETIME, lambda one: (_rebuilt, one.__reduce_ex__(4)[1]))  # type: ignore[arg-type, return-value]
