@@ -177,13 +177,17 @@ class Channel(stock.Channel):
         self._is_script_loaded = True
         self._is_drained = len(reply) < 3 * batch_size
         unwanted = []
-        for number, tag, message in zip(*[iter(reply)] * 3, strict=True):
-            name = lists[number - 1]
-            self._used_lists.add(name)
-            if self._closing or self._queue_of(name) not in self.connection._callbacks:
-                unwanted.append(bytes_to_str(tag))
-            else:
-                self._dispatch(name, bytes_to_str(tag), message)
+        self.qos.arriving = [bytes_to_str(tag) for tag in reply[1::3]]
+        try:
+            for number, tag, message in zip(reply[::3], self.qos.arriving, reply[2::3], strict=True):
+                name = lists[number - 1]
+                self._used_lists.add(name)
+                if self._closing or self._queue_of(name) not in self.connection._callbacks:
+                    unwanted.append(tag)
+                else:
+                    self._dispatch(name, tag, message)
+        finally:
+            self.qos.arriving = ()
         self.qos.requeue_first(unwanted)
         if not reply:
             raise Empty

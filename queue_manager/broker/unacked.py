@@ -35,6 +35,8 @@ class UnackedMessages(stock.QoS):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pending_acks: deque[str] = deque()  # threads may append
+        self.arriving: Sequence[str] = ()
+        """The tags of the batch that is being delivered. A pool without processes executes each before the next."""
 
     @property
     def free_slots(self) -> int | None:
@@ -108,8 +110,8 @@ class UnackedMessages(stock.QoS):
     # Renewal
 
     def renew(self) -> None:
-        """Renew the registration of all messages that are in work or wait for their countdown."""
-        tags = self._held_tags()
+        """Renew the registration of all messages that are in work, or wait for their turn or countdown."""
+        tags = [*self.arriving, *self._held_tags()]
         with refusals_as_connection_errors(), self.channel.conn_or_acquire() as client:
             for start in range(0, len(tags), TAGS_PER_COMMAND):
                 scripts.RENEW_UNACKED(client, [self.unacked_index_key], tags[start : start + TAGS_PER_COMMAND])

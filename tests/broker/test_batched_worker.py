@@ -63,9 +63,10 @@ def test_long_work_and_long_waits_are_done_once(
         with worker(server, tmp_path / "two.log", f"--pool={pool}", "--concurrency=2") as two:
             one.says(" ready.", within=60)
             two.says(" ready.", within=60)
-            app.send_task("guard_app.hold", [length, str(running)], queue="q")
-            app.send_task("guard_app.hold", [0, str(waiting)], queue="q", countdown=length)
-            app.send_task("guard_app.hold", [0, str(waiting)], queue="q", countdown=length)
+            app.send_task("guard_app.hold", [length, str(running)], queue="elsewhere")
+            app.send_task("guard_app.hold", [0, str(waiting)], queue="elsewhere", countdown=length - 3)
+            app.send_task("guard_app.hold", [0, str(waiting)], queue="elsewhere", countdown=length - 3)
+            client.rename("elsewhere", "q")  # a worker takes all in one batch
 
             eventually(lambda: lines(running) and len(lines(waiting)) == 4, within=40)
             eventually(lambda: held(client) == (0, 0), within=20)
