@@ -215,7 +215,7 @@ class Runner:
     # Writes
 
     def _start(self, next_job: Document) -> list[Document]:
-        now = self.clock()
+        began, now = time.monotonic(), self.clock()
         try:
             is_started = job_attempt.start(
                 next_job, token=self.token, now=now, until=now + self.lease, limit=self._limit
@@ -224,19 +224,32 @@ class Runner:
             self._next_jobs.clear()
             self.report.stopped = "another run executes a job of this name"
             return []
-        self._claimed = next_job if is_started else None
-        return [next_job] if is_started else []
+        started = self._held([next_job] if is_started else [], began)
+        self._claimed = started[0] if started else None
+        return started
 
     def _finish_and_start(self, page: list[Document]) -> list[Document]:
         """Write the outcomes and start a page in one round trip; return the jobs that were started."""
         # The claimed one last: until then no other run can start the reserved ones, however much this one was delayed.
         ended, self._ended = sorted(self._ended, key=lambda one: not one.is_reserved), []
+        began = time.monotonic()
         stored, started = self._write_with_retry(ended, page)
+        started = self._held(started, began)
         for one, is_stored in zip(ended, stored, strict=True):
             self._count(one.outcome, is_stored)
         self._claimed = started[0] if started else None
         self._slowest = 0.0
         return started
+
+    def _held(self, started: list[Document], began: float) -> list[Document]:
+        """Return the jobs that were started, unless that took so long that their lease has ended and they were lost."""
+        if not started or time.monotonic() - began < self.lease.total_seconds() / 3:
+            return started
+        claimed = started[0]["_id"]
+        if job_attempt.renew(claimed, token=self.token, until=self.clock() + self.lease):
+            return started
+        log.warning("The claim of a job was lost before it was executed", job=str(claimed), name=self.name)
+        return []
 
     def _write_with_retry(self, ended: list[EndedAttempt], page: list[Document]) -> tuple[list[bool], list[Document]]:
         """Write the outcomes; retry during an outage of the database for the duration of the lease."""

@@ -71,11 +71,12 @@ def possible(faults: list[Fault]) -> list[Fault]:
 
 def _happen(world: World, fault: Fault, schedule_began: float) -> FaultSpan:
     time.sleep(max(0.0, schedule_began + fault.begins - time.monotonic()))
-    began = time.monotonic()
-    with fault.happen(world):
-        time.sleep(fault.lasts)
-        lasted = time.monotonic()
-    ended = time.monotonic()
+    with world.locks[fault.target]:
+        began = time.monotonic()
+        with fault.happen(world):
+            time.sleep(fault.lasts)
+            lasted = time.monotonic()
+        ended = time.monotonic()
     return FaultSpan(
         kind=fault.kind.name,
         target=fault.target,

@@ -12,10 +12,12 @@ import shutil
 import signal
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import redis
@@ -119,6 +121,8 @@ class World:
         self.web_ports: dict[str, int] = {}
         self.losses: list[float] = []
         """When Redis lost its data."""
+        self.locks = defaultdict[str, Lock](Lock)
+        """By target: a fault begins after the one before it, however long that one takes."""
         self.complaints: list[str] = []
         """Processes that did not end when they should."""
         self._lost_events: list[RoomEvent] = []

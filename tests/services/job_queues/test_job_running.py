@@ -277,6 +277,26 @@ def test_other_names_run_meanwhile(lab: Lab) -> None:
     assert lab.run_through("report").succeeded == 1
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_job_whose_start_was_delayed_runs_only_if_its_lease_is_still_held(
+    lab: Lab, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = lab.run("mail")
+    start = job_attempt.start
+
+    def delayed(*arguments: Any, **options: Any) -> bool:
+        is_started = start(*arguments, **options)
+        time.sleep(0.4)  # the database answers late
+        if is_lost:
+            lost_lease(id)
+            lab.dispatch()
+        return is_started
+
+    monkeypatch.setattr(job_attempt, "start", delayed)
+    report = lab.run_through(lease=seconds(1))
+    assert (len(lab.ran), report.succeeded, report.lost) == ((0, 0, 0) if is_lost else (1, 1, 0))
+
+
 def test_late_result_is_refused_after_the_lease_was_lost(lab: Lab) -> None:
     id = lab.run("mail")
 
