@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -69,16 +69,16 @@ class Diagnosis(BaseModel):
     server_time: ServerTime
 
 
-def diagnose(id: str, *, system: str | None = None) -> Diagnosis:
+def diagnose(id: str, *, among: Collection[str] | None = None) -> Diagnosis:
     """Explain what an id names: an item of any system, a message, a job, or the item of a task.
 
     Args:
-        system: the name of the only system to be searched.
+        among: the names of the only systems to be searched.
 
     Raises:
         Unavailable: Redis or MongoDB does not answer.
     """
-    searched = [one for one in systems() if system in (None, one.name)]
+    searched = [one for one in systems() if among is None or one.name in among]
     states = _dispatch_states(searched)
     found: list[Explanation] = []
     unread: dict[str, str] = {}

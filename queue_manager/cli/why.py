@@ -32,7 +32,7 @@ def why(
     if system is not None and system not in names:
         fail(f"there is no system {system!r}; the systems are: {', '.join(names)}", code=2)
     with report_errors():
-        diagnosis = diagnose(id, system=system)
+        diagnosis = diagnose(id, among=None if system is None else [system])
     if as_json:
         print_json(diagnosis.model_dump_json(indent=2))
     else:

@@ -2,7 +2,7 @@
 
 Guarantee: no error message and no `repr` contains a secret.
 
-Form: a list of `{"name", "key", "role": "viewer" | "operator", "expires"?: ISO 8601 with a zone}`.
+Form: a list of `{"name", "key", "role": "viewer" | "operator", "expires"?: ISO 8601 with a zone, "systems"?: names}`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 MIN_KEY_LENGTH, MAX_KEY_LENGTH = 32, 512  # characters
 MIN_DISTINCT_CHARACTERS = 6  # a random key, even of digits only, has more
-API_KEY_MEMBERS = {"name", "key", "role", "expires"}
-API_KEYS_FORM = 'a JSON list of {"name", "key", "role": "viewer" or "operator", "expires"?}'
+API_KEY_MEMBERS = {"name", "key", "role", "expires", "systems"}
+API_KEYS_FORM = 'a JSON list of {"name", "key", "role": "viewer" or "operator", "expires"?, "systems"?}'
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _KEY = re.compile(rf"[\x21-\x7e]{{{MIN_KEY_LENGTH},{MAX_KEY_LENGTH}}}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApiKey:
-    """An API key with its owner, role and expiry; `None` means that it does not expire."""
+    """An API key with its owner, role, expiry and systems; `None` means that it does not expire, or is for all."""
 
     name: str
     key: SecretStr
     role: Role
     expires_at: datetime | None = None
+    systems: tuple[str, ...] | None = None
 
     def is_expired(self, now: datetime) -> bool:
         return self.expires_at is not None and now >= self.expires_at
@@ -77,7 +78,13 @@ def _key(index: int, value: Any) -> ApiKey:
         raise _invalid(f"[{index}].key: random, with at least {MIN_DISTINCT_CHARACTERS} different characters")
     if role not in ROLES:
         raise _invalid(f"[{index}].role: {' or '.join(ROLES)}")
-    return ApiKey(name=name, key=SecretStr(key), role=role, expires_at=_expiry(index, value.get("expires")))
+    return ApiKey(
+        name=name,
+        key=SecretStr(key),
+        role=role,
+        expires_at=_expiry(index, value.get("expires")),
+        systems=_systems(index, value.get("systems")),
+    )
 
 
 def _expiry(index: int, value: Any) -> datetime | None:
@@ -86,6 +93,14 @@ def _expiry(index: int, value: Any) -> datetime | None:
     except PermanentError:
         accepted = "an ISO 8601 time with a time zone, such as 2027-01-31T00:00:00Z"
         raise _invalid(f"[{index}].expires: {accepted}") from None
+
+
+def _systems(index: int, value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+        raise _invalid(f"[{index}].systems: a list of the names of systems, such as support-snooze")
+    return tuple(value)
 
 
 def _refuse_repeated(values: Sequence[str], member: str) -> None:

@@ -101,13 +101,13 @@ def _install(
     api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
     api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
     api.include_router(workers.router, prefix="/api", dependencies=[auth.viewer], tags=["systems"])
-    api.include_router(search.router, prefix="/api", dependencies=[auth.viewer], tags=["search"])
+    api.include_router(search.router, prefix="/api", dependencies=[auth.viewer_of(auth.EACH)], tags=["search"])
     api.include_router(audit.router, prefix="/api", dependencies=[auth.viewer], tags=["audit"])
-    api.include_router(audit.commands, prefix="/api", dependencies=[auth.operator], tags=["audit"])
+    api.include_router(audit.commands, prefix="/api", dependencies=[auth.operator_of(auth.EACH)], tags=["audit"])
     api.include_router(failures.queries, prefix="/api", dependencies=[auth.viewer], tags=["failures"])
     api.include_router(failures.commands, prefix="/api", dependencies=[auth.operator], tags=["failures"])
     if chosen.qm_hooks:
-        api.include_router(triggers.router, dependencies=[auth.operator], tags=["systems"])
+        api.include_router(triggers.router, dependencies=[auth.operator_of(auth.EACH)], tags=["systems"])
     if background is not None:
         messages.install(api, background)
     if job_feed is not None:

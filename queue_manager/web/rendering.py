@@ -32,6 +32,14 @@ class Link(NamedTuple):
     title: str
 
 
+PAGES_OF_ALL = (
+    Link("/failures", "Failures"),
+    Link(SCHEDULE_PAGE, "Schedule"),
+    Link(WORKERS_PAGE, "Workers"),
+    Link("/audit", "Audit"),
+)
+
+
 def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
     """Return a page."""
     chosen = settings()
@@ -44,14 +52,10 @@ def rendered_page(
     template: str, request: Request, principal: Principal | None, *, status: HTTPStatus = HTTPStatus.OK, **values: Any
 ) -> HTMLResponse:
     """Return a page with the navigation and the principal, `None` if nobody is authenticated."""
-    of_systems = [Link(system.page, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
-    others = [
-        Link("/failures", "Failures"),
-        Link(SCHEDULE_PAGE, "Schedule"),
-        Link(WORKERS_PAGE, "Workers"),
-        Link("/audit", "Audit"),
-    ]
-    pages = [Link("/", "Overview"), *of_systems, *others]
+    listed = [system for system in systems() if principal is None or principal.has_system(system.name)]
+    pages = [Link("/", "Overview"), *(Link(one.page, one.title) for one in listed if one.page != SCHEDULE_PAGE)]
+    if principal is None or principal.has_system(None):
+        pages += PAGES_OF_ALL
     path = request.url.path
     here = next((page.path for page in pages[1:] if f"{path}/".startswith(f"{page.path}/")), path)
     return rendered(template, status=status, nav=pages, here=here, principal=principal, **values)

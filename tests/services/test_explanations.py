@@ -268,8 +268,8 @@ class TestFinding:
 
     def test_one_system_alone(self) -> None:
         room = str(make_room(server_now() + hours(1)))
-        assert [one.system for one in diagnose(room, system="support-snooze").found] == ["support-snooze"]
-        assert diagnose(room, system="stale-thumbnails").found == []
+        assert [one.system for one in diagnose(room, among=["support-snooze"]).found] == ["support-snooze"]
+        assert diagnose(room, among=["stale-thumbnails"]).found == []
 
 
 class TestSites:

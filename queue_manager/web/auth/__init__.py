@@ -11,24 +11,34 @@ from fastapi import FastAPI
 from queue_manager.web.auth import login
 from queue_manager.web.auth.authentication import Authenticator, Principal
 from queue_manager.web.auth.authorization import (
+    EACH,
+    IN_PATH,
     AuditLogMiddleware,
     CurrentPrincipal,
     operator,
+    operator_of,
     public,
+    require_system,
     required_roles,
     viewer,
+    viewer_of,
 )
 
 __all__ = [
+    "EACH",
+    "IN_PATH",
     "AuditLogMiddleware",
     "Authenticator",
     "CurrentPrincipal",
     "Principal",
     "install",
     "operator",
+    "operator_of",
     "public",
+    "require_system",
     "required_roles",
     "viewer",
+    "viewer_of",
 ]
 
 

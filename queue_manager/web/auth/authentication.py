@@ -52,9 +52,15 @@ class Principal:
     """The id by which the session is revoked."""
     expires_at: datetime | None = None
     """When the key or the session ends."""
+    systems: tuple[str, ...] | None = None
+    """The names of the only systems that the key is for; `None`: all."""
 
     def has_role(self, role: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(role)
+
+    def has_system(self, name: str | None) -> bool:
+        """Return True if the key is for this system; with `None`, if it is for all."""
+        return self.systems is None or name in self.systems
 
     @property
     def may_act(self) -> bool:
@@ -118,14 +124,15 @@ class Authenticator:
         await self._wrong_keys.count(key, connection.client.host if connection.client else None)
 
     def is_valid(self, principal: Principal) -> bool:
-        """Return True if the key or session of `principal` is still valid and has the same role."""
+        """Return True if the key or session of `principal` is still valid, with the same role and systems."""
         if principal is LOOPBACK:
             return True
         key = self._keys.named(principal.name)
         has_expired = principal.expires_at is not None and now() >= principal.expires_at
         if key is None or has_expired or self._revocations.is_known(principal.session):
             return False
-        return key.role == principal.role and hmac.compare_digest(_digest(key), principal.key_digest)
+        is_same = (key.role, key.systems) == (principal.role, principal.systems)
+        return is_same and hmac.compare_digest(_digest(key), principal.key_digest)
 
     async def log_out(self, headers: Headers) -> None:
         """Revoke the session of a request, in every process."""
@@ -201,7 +208,14 @@ def _cookie_path() -> str:
 
 
 def _holder(key: ApiKey) -> Principal:
-    return Principal(name=key.name, role=key.role, by="key", key_digest=_digest(key), expires_at=key.expires_at)
+    return Principal(
+        name=key.name,
+        role=key.role,
+        by="key",
+        key_digest=_digest(key),
+        expires_at=key.expires_at,
+        systems=key.systems,
+    )
 
 
 def _digest(key: ApiKey) -> bytes:

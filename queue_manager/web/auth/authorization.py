@@ -2,8 +2,9 @@
 
     api.include_router(listing.router, prefix="/api", dependencies=[viewer])
 
-A `viewer` reads, an `operator` acts; a `public` route needs no key. Guarantee: an application with a route that has no
-role, or two, does not start.
+A `viewer` reads, an `operator` acts; a `public` route needs no key. A key that is for some systems only is refused by
+all routes but those of its systems (`viewer_of`, `operator_of`), and those that answer for its systems (`EACH`).
+Guarantee: an application with a route that has no role, or two, does not start.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from queue_manager.web.auth.authentication import Principal, authenticator_of, s
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view, refuse_unknown_parameters
 
+IN_PATH = "{name}"
+"""The system that the path of a route names."""
+EACH = "*"
+"""All systems of the key: the route answers for no other."""
 PUBLIC_MOUNTS = {"/static"}  # the login page needs it
 REPETITION_PERIOD = 1.0  # seconds
 
@@ -36,10 +41,14 @@ class LoginRequired(Exception):
 
 
 class RequiredRole:
-    """A dependency of a route that lets a request pass, or raises `ApiError` or `LoginRequired`."""
+    """A dependency of a route that lets a request pass, or raises `ApiError` or `LoginRequired`.
 
-    def __init__(self, role: Literal["public", "viewer", "operator"]) -> None:
-        self.role = role
+    Args:
+        system: the name of the system that the route is about, `IN_PATH` or `EACH`; `None`: all systems.
+    """
+
+    def __init__(self, role: Literal["public", "viewer", "operator"], *, system: str | None = None) -> None:
+        self.role, self.system = role, system
 
     async def __call__(self, request: Request) -> None:
         if self.role == "public":
@@ -53,6 +62,8 @@ class RequiredRole:
         if not principal.has_role(self.role):
             message = f"The key {principal.name} is a {principal.role}'s; this needs an {self.role}'s"
             raise ApiError(HTTPStatus.FORBIDDEN, "forbidden", message)
+        if self.system != EACH:
+            require_system(principal, request.path_params.get("name") if self.system == IN_PATH else self.system)
         if not self._accepts_site(principal, request.headers):
             raise _other_site()
         refuse_unknown_parameters(request)
@@ -76,6 +87,21 @@ class RequiredRole:
 public = Depends(RequiredRole("public"))
 viewer = Depends(RequiredRole("viewer"))
 operator = Depends(RequiredRole("operator"))
+
+
+def viewer_of(system: str) -> Any:
+    return Depends(RequiredRole("viewer", system=system))
+
+
+def operator_of(system: str) -> Any:
+    return Depends(RequiredRole("operator", system=system))
+
+
+def require_system(principal: Principal, name: str | None) -> None:
+    """Raise `ApiError` unless the key is for this system; with `None`, for all."""
+    if not principal.has_system(name):
+        message = f"The key {principal.name} is only for: {', '.join(principal.systems or ())}"
+        raise ApiError(HTTPStatus.FORBIDDEN, "forbidden", message)
 
 
 def _principal(request: Request) -> Principal:

@@ -7,11 +7,13 @@ the keys as they are: a partial write must not lock users out.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 
+from beat_schedule import systems
 from queue_manager.core import api_keys
 from queue_manager.core.api_keys import ApiKey
 from queue_manager.core.errors import ConfigurationError
@@ -38,6 +40,8 @@ class KeyRing:
         self._file = chosen.qm_api_keys_file
         self._checked_at = time.monotonic()
         self._stamp = _stamp(self._file) if self._file is not None else None
+        if self._file is None:
+            _require_systems(chosen.qm_api_keys, "QM_API_KEYS")
         self._keys = _with_digests(_read(self._file) if self._file is not None else chosen.qm_api_keys)
 
     def find(self, key: str) -> ApiKey | None:
@@ -79,7 +83,7 @@ def now() -> datetime:
 
 def _read(file: Path) -> list[ApiKey]:
     try:
-        return api_keys.parse(file.read_text(encoding="utf-8"))
+        keys = api_keys.parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"{FILE_SETTING}={str(file)!r}: must be a readable file; it cannot be read ({error.strerror})"
@@ -88,6 +92,18 @@ def _read(file: Path) -> list[ApiKey]:
         raise ConfigurationError(f"{FILE_SETTING}={str(file)!r}: must be a file of JSON in UTF-8") from None
     except ValueError as error:
         raise ConfigurationError(f"{FILE_SETTING}={str(file)!r}: must be a file of {error}") from None
+    _require_systems(keys, FILE_SETTING)
+    return keys
+
+
+def _require_systems(keys: Sequence[ApiKey], setting: str) -> None:
+    """Raise `ConfigurationError` if a key is for a system that does not exist."""
+    known = [system.name for system in systems()]
+    for key in keys:
+        for name in key.systems or ():
+            if name not in known:
+                accepted = ", ".join(known)
+                raise ConfigurationError(f"{setting}: the key {key.name} names the system {name!r}; known: {accepted}")
 
 
 def _stamp(file: Path) -> tuple[int, ...] | None:

@@ -214,13 +214,27 @@ class Feed(Generic[PositionT]):
             if not self._listeners:
                 self._has_listeners.clear()
 
-    async def serve(self, request: Request, last: str | None = None) -> EventStream:
-        """Return the response to a client that has seen the event with the id `last`. Raises `Unavailable`."""
+    async def serve(
+        self,
+        request: Request,
+        last: str | None = None,
+        *,
+        shown: Callable[[Event[PositionT]], Event[PositionT]] = lambda event: event,
+    ) -> EventStream:
+        """Return the response to a client that has seen the event with the id `last`. Raises `Unavailable`.
+
+        `shown` returns what this client may see of an event.
+        """
         with self.subscribe():  # so that the reader runs
             start = await self.source.start(last, self._reader_position)
-        return EventStream(self._blocks(start, disconnection.is_over(request)))
+        return EventStream(self._blocks(start, disconnection.is_over(request), shown))
 
-    async def _blocks(self, start: StartPosition[PositionT], is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
+    async def _blocks(
+        self,
+        start: StartPosition[PositionT],
+        is_over: Callable[[], bool],
+        shown: Callable[[Event[PositionT]], Event[PositionT]],
+    ) -> AsyncIterator[bytes]:
         yield bytes(ServerSentEvent(retry=CLIENT_RETRY_DELAY_MS, id=start.id or None).encode())
         if start.is_gap:
             yield reset(start.after, start.id).block
@@ -232,7 +246,7 @@ class Feed(Generic[PositionT]):
                     aclosing(self._events(start.after, listener)) as batches,
                 ):
                     async for events in batches:
-                        for chunk in _chunks(events):
+                        for chunk in _chunks(list(map(shown, events))):
                             yield chunk
         finally:
             self._clients -= 1

@@ -24,11 +24,12 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
 from queue_manager.web.auth import tokens
 from queue_manager.web.auth.authentication import LOGIN_HINT, Authenticator, unauthorized
-from queue_manager.web.auth.authorization import is_from_own_page
+from queue_manager.web.auth.authorization import is_from_own_page, require_system
 from queue_manager.web.auth.disconnection import ACCESS_CHECK_INTERVAL
 from queue_manager.web.auth.tokens import ANY, Access, TokenRefused, is_account
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.live.redis_channel import RedisChannel
+from services import support_snooze
 
 MAX_PACKET_SIZE = 64_000  # bytes; the largest packet that clients send is their token
 NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
@@ -114,6 +115,7 @@ class Live:
             principal = authenticator.key_holder(token)
         else:
             principal = await authenticator.authenticate(connection)
+        require_system(principal, support_snooze.system.name)
         if principal.by == "session" and not is_from_own_page(connection.headers):
             raise unauthorized(LOGIN_HINT)
         return Access(has_ended=lambda: not authenticator.is_valid(principal))

@@ -18,6 +18,7 @@ from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError, Unavailable, reason
 from queue_manager.diagnosis import MAX_SEARCH_ID_LENGTH
 from queue_manager.web.actor import CurrentActor
+from queue_manager.web.auth import CurrentPrincipal, require_system
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
@@ -134,10 +135,12 @@ def undo_action(
     id: str,
     _: Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_UNDO_BODY, is_required=False))],
     actor: CurrentActor,
+    principal: CurrentPrincipal,
 ) -> Undone:
     """Restore what an action deleted, within 10 minutes. Messages go to the end of their state."""
     with mongodb():
         entry, now = _entry(id), server_now()
+    require_system(principal, entry.system)
     with recorded(actor, "undo", system=entry.system, ids=entry.ids, total=entry.total, detail=f"of {id}") as action:
         try:
             result = undo(entry, now=now)

@@ -42,7 +42,7 @@ async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
 
 
 def install(api: FastAPI) -> None:
-    api.include_router(router, dependencies=[auth.viewer])
+    api.include_router(router, dependencies=[auth.viewer_of(auth.EACH)])
 
 
 def openapi_of(api: FastAPI) -> OpenApi:

@@ -38,7 +38,7 @@ from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import count_history, counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
-from queue_manager.web.routes.systems.events import overview
+from queue_manager.web.routes.systems.events import current_overview
 from queue_manager.web.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
 from services.job_queues import jobs_by_state
 
@@ -85,7 +85,7 @@ router = APIRouter()
 def metrics(request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
     registry = CollectorRegistry()
-    registry.register(SystemsCollector(from_thread.run(overview, request).all_problems))
+    registry.register(SystemsCollector(from_thread.run(current_overview, request).all_problems))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

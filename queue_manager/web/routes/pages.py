@@ -22,7 +22,7 @@ from beat_schedule import systems
 from models.audit import AUDITED_ACTIONS
 from queue_manager.core.settings import settings
 from queue_manager.system import SCHEDULE_PAGE, System
-from queue_manager.web.auth import CurrentPrincipal, Principal, viewer
+from queue_manager.web.auth import EACH, CurrentPrincipal, Principal, viewer, viewer_of
 from queue_manager.web.rendering import WORKERS_PAGE, rendered_page
 from services import job_queues, message_queue
 from services.failures import BROKER
@@ -46,7 +46,7 @@ TABS = (
     Tab("archived", "archived", "Archived"),
 )
 
-router = APIRouter(include_in_schema=False)
+of_each, of_messages, of_jobs, of_all = (APIRouter(include_in_schema=False) for _ in range(4))
 
 
 class Static(StaticFiles):
@@ -61,17 +61,20 @@ class Static(StaticFiles):
 
 
 def install(api: FastAPI) -> None:
-    of_systems = APIRouter(include_in_schema=False)
     for system in systems():
         if system.items is not None:
-            of_systems.add_api_route(system.page, _page_of(system))
-            of_systems.add_api_route(f"{system.page}/{{id:path}}", _page_of_item(system))
-    api.include_router(router, dependencies=[viewer])
-    api.include_router(of_systems, dependencies=[viewer])
+            of_system = APIRouter(include_in_schema=False)
+            of_system.add_api_route(system.page, _page_of(system))
+            of_system.add_api_route(f"{system.page}/{{id:path}}", _page_of_item(system))
+            api.include_router(of_system, dependencies=[viewer_of(system.name)])
+    api.include_router(of_each, dependencies=[viewer_of(EACH)])
+    api.include_router(of_messages, dependencies=[viewer_of(message_queue.system.name)])
+    api.include_router(of_jobs, dependencies=[viewer_of(job_queues.system.name)])
+    api.include_router(of_all, dependencies=[viewer])
     api.mount("/static", GZipMiddleware(Static(directory=STATIC)))
 
 
-@router.get("/")
+@of_each.get("/")
 async def overview(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page("overview.html", request, principal)
 
@@ -95,13 +98,13 @@ def _item_page(system: System, request: Request, principal: Principal, id: str) 
     return rendered_page("explanation.html", request, principal, system=system, id=id, product=product)
 
 
-@router.get("/search")
+@of_each.get("/search")
 async def search(request: Request, principal: CurrentPrincipal, id: str = "") -> HTMLResponse:
     return rendered_page("search.html", request, principal, id=id.strip())
 
 
-@router.get("/messages")
-@router.get("/messages/{slug:path}")
+@of_messages.get("/messages")
+@of_messages.get("/messages/{slug:path}")
 async def messages(request: Request, principal: CurrentPrincipal, slug: str = "") -> HTMLResponse:
     """The list of a tab, or the message of an id that is not the name of one."""
     tab = next((tab for tab in TABS if tab.slug == slug), None)
@@ -119,28 +122,28 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
     )
 
 
-@router.get("/jobs")
+@of_jobs.get("/jobs")
 async def jobs(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page("jobs.html", request, principal, is_on=settings().runs_jobs)
 
 
-@router.get("/jobs/{id:path}")
+@of_jobs.get("/jobs/{id:path}")
 async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLResponse:
     return _item_page(job_queues.system, request, principal, id)
 
 
-@router.get(WORKERS_PAGE)
+@of_all.get(WORKERS_PAGE)
 async def workers(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page("workers.html", request, principal)
 
 
-@router.get("/failures")
+@of_all.get("/failures")
 async def failures(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     listed = [(system.name, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
     return rendered_page("failures.html", request, principal, systems=[*listed, (BROKER, "Broker")])
 
 
-@router.get("/audit")
+@of_all.get("/audit")
 async def audit(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page(
         "audit.html",
@@ -152,6 +155,6 @@ async def audit(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     )
 
 
-@router.get("/schedule")
+@of_all.get("/schedule")
 async def schedule(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page("schedule.html", request, principal, has_hooks=settings().qm_hooks)

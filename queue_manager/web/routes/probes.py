@@ -31,7 +31,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.http.errors import Error
-from queue_manager.web.routes.systems.events import overview
+from queue_manager.web.routes.systems.events import current_overview
 from queue_manager.web.server_calls import broker
 from services.message_queue import server_url
 
@@ -79,7 +79,7 @@ async def readyz(request: Request, deep: Deep = None) -> JSONResponse | Alive:
     """Return 200 when every server that this process needs takes a write and, if `deep`, no system has a problem."""
     reasons = await _readiness.problems()
     if deep is not None:
-        state = await overview(request)
+        state = await current_overview(request)
         reasons = reasons + [f"{problem.system}: {problem.rule.id}" for problem in state.all_problems]
     if not reasons:
         return Alive()

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 
 from beat_schedule import systems
 from queue_manager.diagnosis import MAX_SEARCH_ID_LENGTH, Diagnosis, diagnose
+from queue_manager.web.auth import CurrentPrincipal, require_system
 from queue_manager.web.http.errors import errors
 from queue_manager.web.routes.systems.queries import find_system
 
@@ -20,6 +21,7 @@ def search(
         str,
         Query(min_length=1, max_length=MAX_SEARCH_ID_LENGTH, description="Of an item, a message, a job, or a task."),
     ],
+    principal: CurrentPrincipal,
     system: Annotated[str | None, Query(description="The only system to be searched.")] = None,
 ) -> Diagnosis:
     """Explain what an id names: one answer in words, and a timeline of what happened.
@@ -27,5 +29,6 @@ def search(
     The id of an item is the 24 hexadecimal digits of an ObjectId, a text, a number, a UUID, or extended JSON.
     """
     if system is not None:
+        require_system(principal, system)
         find_system(system, systems())
-    return diagnose(id.strip(), system=system)
+    return diagnose(id.strip(), among=principal.systems if system is None else [system])

@@ -21,6 +21,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE, System
 from queue_manager.web.actor import CurrentActor
+from queue_manager.web.auth import CurrentPrincipal, require_system
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.server_calls import Unavailable, broker, mongodb, redis_server
 from services.audit import recorded
@@ -49,12 +50,13 @@ class TriggeredScan(BaseModel):
 
 
 @router.post("/api/trigger/{path:path}", status_code=HTTPStatus.ACCEPTED, responses=errors(404, 409, 503))
-def trigger(path: str, actor: CurrentActor) -> TriggeredScan:
+def trigger(path: str, actor: CurrentActor, principal: CurrentPrincipal) -> TriggeredScan:
     """Send the scan that `path` names. 409: it is running."""
     system = next((system for system in systems() if path in spellings(system.trigger)), None)
     if system is None:
         known = ", ".join(system.trigger for system in systems())
         raise ApiError(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
+    require_system(principal, system.name)
     token = str(uuid4())
     with recorded(actor, "scan", system=system.name, detail=f"task {token}"):
         _mark(system, token)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from queue_manager.web.auth import operator, viewer
+from queue_manager.web.auth import operator_of, viewer_of
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.routes.jobs import endpoints, events
 from queue_manager.web.routes.jobs.events import JobEvents
-from services.job_queues import registry
+from services.job_queues import registry, system
 
 __all__ = ["JobEvents", "install"]
 
@@ -21,5 +21,9 @@ def install(api: FastAPI, feed: Feed[str]) -> None:
     registry.load()
     api.state.job_feed = feed
     endpoints.install_error_responses(api)
-    for router, role in ((events.router, viewer), (endpoints.queries, viewer), (endpoints.commands, operator)):
-        api.include_router(router, prefix="/api", dependencies=[role], tags=["jobs"])
+    for router, role_of in (
+        (events.router, viewer_of),
+        (endpoints.queries, viewer_of),
+        (endpoints.commands, operator_of),
+    ):
+        api.include_router(router, prefix="/api", dependencies=[role_of(system.name)], tags=["jobs"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from queue_manager.web.auth import operator, viewer
+from queue_manager.web.auth import operator_of, viewer_of
 from queue_manager.web.routes.messages import (
     activity,
     delivery,
@@ -19,6 +19,7 @@ from queue_manager.web.routes.messages import (
     stats,
 )
 from queue_manager.web.routes.messages.background import Background
+from services.message_queue import system
 
 __all__ = ["Background", "install"]
 
@@ -28,6 +29,6 @@ def install(api: FastAPI, background: Background) -> None:
     api.state.background = background
     error_responses.install(api)
     for part in (delivery, operator_actions):
-        api.include_router(part.router, prefix="/api", dependencies=[operator], tags=["queue"])
+        api.include_router(part.router, prefix="/api", dependencies=[operator_of(system.name)], tags=["queue"])
     for part in (stats, events, activity, listing):
-        api.include_router(part.router, prefix="/api", dependencies=[viewer], tags=["queue"])
+        api.include_router(part.router, prefix="/api", dependencies=[viewer_of(system.name)], tags=["queue"])

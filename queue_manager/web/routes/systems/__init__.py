@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from queue_manager.web.auth import operator, viewer
+from queue_manager.web.auth import EACH, IN_PATH, operator, operator_of, viewer, viewer_of
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.routes.systems import commands, events, history, items, queries
 from queue_manager.web.routes.systems.events import OverviewStates
@@ -19,7 +19,14 @@ __all__ = ["OverviewStates", "install"]
 def install(api: FastAPI, overview: Feed[int]) -> None:
     """Add the routes."""
     api.state.overview_feed = overview
-    for router in (queries.router, events.router, items.router, history.router):
-        api.include_router(router, prefix="/api", dependencies=[viewer], tags=["systems"])
-    for router in (items.retries, commands.router, history.marks):
-        api.include_router(router, prefix="/api", dependencies=[operator], tags=["systems"])
+    for router, role in (
+        (queries.router, viewer_of(IN_PATH)),
+        (queries.of_all, viewer),
+        (events.router, viewer_of(EACH)),
+        (items.router, viewer_of(IN_PATH)),
+        (history.router, viewer_of(IN_PATH)),
+        (items.retries, operator_of(IN_PATH)),
+        (commands.router, operator_of(IN_PATH)),
+        (history.marks, operator),
+    ):
+        api.include_router(router, prefix="/api", dependencies=[role], tags=["systems"])

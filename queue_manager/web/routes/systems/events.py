@@ -7,13 +7,22 @@ event is the whole overview, so that a client that reconnects has missed nothing
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from beat_schedule import systems
+from queue_manager.health.readings import sources
+from queue_manager.telemetry import count_history, counters
+from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.auth.keys import now as own_now
+from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
     Event,
     EventSource,
@@ -24,7 +33,8 @@ from queue_manager.web.live.event_feed import (
     StartPosition,
 )
 from queue_manager.web.routes.systems.overview import read_overview
-from queue_manager.web.routes.systems.schemas import Overview
+from queue_manager.web.routes.systems.schemas import History, Overview
+from queue_manager.web.server_calls import redis_server
 
 READ_INTERVAL = 1.0  # seconds
 MAX_SILENCE = 5.0  # seconds after which a state that did not change is sent again
@@ -38,18 +48,47 @@ FREQUENT_CHANGES: dict[str, Any] = {
 router = APIRouter()
 
 
-@router.get("/overview")
-async def overview(request: Request) -> Overview:
-    """Return the leader, the workers online, and the state of each system, also while a server is away."""
+async def current_overview(request: Request) -> Overview:
+    """Return the overview of all systems."""
     source: OverviewStates = request.app.state.overview_feed.source
     return await source.state()
 
 
+@router.get("/overview")
+async def overview(request: Request, principal: CurrentPrincipal) -> Overview:
+    """Return the leader, the workers online, and the state of each system, also while a server is away."""
+    state = await current_overview(request)
+    return state if principal.systems is None else state.of_systems(principal.systems)
+
+
+@router.get("/overview/history", responses=errors(503))
+def overview_history(principal: CurrentPrincipal) -> History:
+    """Return how many items ended in the last 24 hours, by outcome, in buckets of ten minutes."""
+    with redis_server() as client:
+        day = count_history.last_day(client, sources())
+    return History(
+        server_time=own_now(),
+        bucket_seconds=counters.BUCKET_SECONDS,
+        begins_at=day.begins_at,
+        systems={one.name: day.counts.get(one.name) for one in systems() if principal.has_system(one.name)},
+    )
+
+
 @router.get("/overview/events", status_code=HTTPStatus.OK, response_class=EventStream)
-async def overview_events(request: Request) -> EventStream:
+async def overview_events(request: Request, principal: CurrentPrincipal) -> EventStream:
     """Send the answer of `GET /api/overview` as events named `overview`: now, on every change, and every 5 s."""
     feed: Feed[int] = request.app.state.overview_feed
-    return await feed.serve(request)
+    if principal.systems is None:
+        return await feed.serve(request)
+    return await feed.serve(request, shown=partial(_event_for, principal.systems))
+
+
+def _event_for(names: Collection[str], event: Event[int]) -> Event[int]:
+    if not event.name:
+        return event
+    state = json.loads(event.text)
+    state["systems"] = [one for one in state["systems"] if one["name"] in names]
+    return replace(event, text=json.dumps(state).encode())
 
 
 class OverviewStates(EventSource[int]):

@@ -14,16 +14,13 @@ from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.settings import settings
-from queue_manager.health.readings import sources
 from queue_manager.system import System
-from queue_manager.telemetry import count_history, counters
-from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.routes.systems.events import overview
+from queue_manager.web.routes.systems.events import current_overview
 from queue_manager.web.routes.systems.overview import leader_of, numbers_of, scan_of
-from queue_manager.web.routes.systems.schemas import History, OneSystem, Scan, Scans, Schedule, ScheduleEntry
+from queue_manager.web.routes.systems.schemas import OneSystem, Scan, Scans, Schedule, ScheduleEntry
 from queue_manager.web.routes.triggers import path_of as trigger_of
 from queue_manager.web.server_calls import mongodb, redis_server
 
@@ -33,7 +30,7 @@ RUN_FIELDS = {"_id", "scan", "at", "found", "claimed", "enqueued", "errors", "du
 
 PageSize = Annotated[int, Query(ge=1, le=200)]
 
-router = APIRouter()
+router, of_all = APIRouter(), APIRouter()
 
 
 def find_system(name: str, known: Iterable[System]) -> System:
@@ -53,23 +50,10 @@ Named = Annotated[System, Depends(_named)]
 """The system that a path names."""
 
 
-@router.get("/overview/history", responses=errors(503))
-def overview_history() -> History:
-    """Return how many items ended in the last 24 hours, by outcome, in buckets of ten minutes."""
-    with redis_server() as client:
-        day = count_history.last_day(client, sources())
-    return History(
-        server_time=own_now(),
-        bucket_seconds=counters.BUCKET_SECONDS,
-        begins_at=day.begins_at,
-        systems={one.name: day.counts.get(one.name) for one in systems()},
-    )
-
-
 @router.get("/systems/{name}", responses=errors(404))
 async def one(system: Named, request: Request) -> OneSystem:
     """Return the state of one system."""
-    state = await overview(request)
+    state = await current_overview(request)
     (found,) = [one for one in state.systems if one.name == system.name]
     hooks = settings().qm_hooks
     trigger = trigger_of(system) if hooks else None
@@ -95,7 +79,7 @@ def scans(
     )
 
 
-@router.get("/schedule", responses=errors(503))
+@of_all.get("/schedule", responses=errors(503))
 def schedule() -> Schedule:
     """List the scans of the schedule: when each runs next, and what its last runs did."""
     with redis_server() as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -102,6 +103,10 @@ class Overview(BaseModel):
     problems: list[Problem] = Field(description="Problems of components; those of a system stand at the system.")
     counted_to: int = Field(description="A count that has reached this number stands for that many or more.")
     systems: list[SystemState]
+
+    def of_systems(self, names: Collection[str]) -> Overview:
+        """Return what it says of these systems, and of the servers and processes."""
+        return self.model_copy(update={"systems": [one for one in self.systems if one.name in names]})
 
     @property
     def all_problems(self) -> list[Problem]:
