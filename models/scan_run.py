@@ -76,6 +76,12 @@ def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
     return list(islice(found, limit))
 
 
+def slowest(scan: str, *, limit: int) -> list[Document]:
+    """Return the slowest runs of `scan` with their ids, slowest first. Reads all of them, which are those of a day."""
+    order = [("duration_ms", DESCENDING), *((field, DESCENDING) for field in RUN_ORDER)]
+    return list(collection(RUNS_COLLECTION).find({"scan": scan}, sort=order, limit=limit, hint=BY_SCAN))
+
+
 def errors(since: datetime) -> dict[str, int]:
     """Return the number of errors by scan since a time; scans without errors are omitted."""
     groups: Any = collection(RUNS_COLLECTION).aggregate(

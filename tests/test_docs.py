@@ -49,9 +49,12 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert set((ROOT / "docs").rglob("*.md")) - linked == {index}
 
 
-def test_each_failure_that_is_described_has_a_test_that_makes_it_happen() -> None:
-    text = (ROOT / "docs" / "explanation" / "failures.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| failure")]
+@pytest.mark.parametrize(
+    ("page", "begins"), [("explanation/failures.md", "| failure"), ("reference/dashboard.md", "| task")]
+)
+def test_each_row_names_a_test_that_shows_it(page: str, begins: str) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    rows = [row for table in tables if table.startswith(begins) for row in table.splitlines()[2:]]
     assert rows
     for row in rows:
         named = re.findall(r"\[(test_\w+)\]\(\.\./\.\./(tests/\S+\.py)\)", row)

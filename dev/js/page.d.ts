@@ -45,6 +45,7 @@ interface ElementsById {
   "scan-hint": HTMLElement | null;
   scans: HTMLElement;
   "scans-more": HTMLButtonElement;
+  "scans-sort": HTMLButtonElement;
   "scans-where": HTMLElement;
   schedule: HTMLElement;
   searched: HTMLProgressElement;

@@ -181,6 +181,15 @@ def test_scans_are_listed_by_pages_the_newest_first(clean: Servers, process: Web
     assert "error" not in seen[0]
 
 
+def test_the_slowest_scans_come_first_on_demand(clean: Servers, process: Web) -> None:
+    now = server_now()
+    for number, took in enumerate((40, 900, 200, 900)):
+        scan_run.record(SCAN, {**RUN, "found": number, "duration_ms": took}, error=None, now=now - seconds(number))
+    page = get(process, "/systems/support-snooze/scans?sort=duration&limit=3")
+    assert [run["found"] for run in page["scans"]] == [1, 3, 2]
+    assert page["cursor"] is None
+
+
 @pytest.mark.parametrize("cursor", ["nonsense", "W10=", "WyJhIl0=", "W251bGwsbnVsbF0=", "%ff"])
 def test_a_cursor_that_is_none_is_422(cursor: str, clean: Servers, process: Web) -> None:
     answer = process.get(f"/api/systems/support-snooze/scans?cursor={cursor}")

@@ -48,26 +48,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/overview/history": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Overview History
-         * @description Return how many items ended in the last 24 hours, by outcome, in buckets of ten minutes.
-         */
-        get: operations["systems_overview_history"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/systems/{name}": {
         parameters: {
             query?: never;
@@ -97,7 +77,7 @@ export interface paths {
         };
         /**
          * Scans
-         * @description List the scans of the last 24 hours, the newest first.
+         * @description List the scans of the last 24 hours.
          */
         get: operations["systems_scans"];
         put?: never;
@@ -140,6 +120,26 @@ export interface paths {
          * @description Return the leader, the workers online, and the state of each system, also while a server is away.
          */
         get: operations["systems_overview"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/overview/history": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Overview History
+         * @description Return how many items ended in the last 24 hours, by outcome, in buckets of ten minutes.
+         */
+        get: operations["systems_overview_history"];
         put?: never;
         post?: never;
         delete?: never;
@@ -4665,71 +4665,6 @@ export interface operations {
             };
         };
     };
-    systems_overview_history: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["History"];
-                };
-            };
-            /** @description No key, or an unknown or expired one */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The key's role does not allow it, or a page of another site sent the request */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A field is invalid; `field` names it */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many wrong keys from this address; see `Retry-After` */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A server does not answer */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
     systems_one: {
         parameters: {
             query?: never;
@@ -4803,6 +4738,8 @@ export interface operations {
                 /** @description The `cursor` of an earlier page of the same list. */
                 cursor?: string | null;
                 limit?: number;
+                /** @description The newest first, or the slowest, which have no `cursor`. */
+                sort?: "at" | "duration";
             };
             header?: never;
             path: {
@@ -4989,6 +4926,71 @@ export interface operations {
             };
             /** @description Too many wrong keys from this address; see `Retry-After` */
             429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    systems_overview_history: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["History"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -131,6 +131,7 @@ async function change(what, body, done) {
 const shownScans = new Map(); // by id, newest first
 /** @type {string | null} */
 let older = null; // where those begin that were not read
+let sort = "at";
 
 /** @param {Scan} scan */
 function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, error, noted }) {
@@ -146,7 +147,8 @@ function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, erro
 /** @param {string | null} [cursor] */
 async function scansFrom(cursor) {
   /** @type {ScanPage} */
-  const page = await get(`${path}/scans${query({ cursor, limit: SCANS })}`);
+  const page = await get(`${path}/scans${query({ cursor, limit: SCANS, sort })}`);
+  if (sort !== "at") shownScans.clear();
   const all = cursor ? [...shownScans.values(), ...page.scans] : [...page.scans, ...shownScans.values()];
   const isGap = !cursor && shownScans.size && !page.scans.some(({ id }) => shownScans.has(id));
   if (cursor || !shownScans.size || isGap) older = page.cursor;
@@ -155,7 +157,15 @@ async function scansFrom(cursor) {
   fill(byId("scans"), [...shownScans.values()], scanRow);
   byId("scans").closest(".sheet").hidden = !shownScans.size;
   byId("scans-where").textContent = shownScans.size ? "" : "No scan ran in the last 24 hours.";
+  byId("scans-sort").hidden = !shownScans.size;
   byId("scans-more").hidden = !older || shownScans.size >= MAX_SCANS;
+}
+
+function sortScans() {
+  sort = sort === "at" ? "duration" : "at";
+  shownScans.clear();
+  byId("scans-sort").textContent = sort === "at" ? "Slowest first" : "Newest first";
+  readScans();
 }
 
 /** @param {string | null} [cursor] */
@@ -214,4 +224,5 @@ byId("pause")?.addEventListener("click", turn);
 list.selection.on("retry", retrySelected);
 byId("retry-all")?.addEventListener("click", () => attempt(retryAll));
 byId("scans-more").addEventListener("click", () => readScans(older));
+byId("scans-sort").addEventListener("click", sortScans);
 new Events("/overview/events", "overview", { event: receive, reload: readAll });

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
@@ -65,9 +65,16 @@ def scans(
     system: Named,
     cursor: Cursor = None,
     limit: PageSize = DEFAULT_PAGE_SIZE,
+    sort: Annotated[
+        Literal["at", "duration"], Query(description="The newest first, or the slowest, which have no `cursor`.")
+    ] = "at",
 ) -> Scans:
-    """List the scans of the last 24 hours, the newest first."""
+    """List the scans of the last 24 hours."""
     after = cursors.decode(cursor, of=system.name)
+    if sort == "duration":
+        with mongodb():
+            runs = scan_run.slowest(system.scan_task, limit=limit)
+            return Scans(scans=list(map(_scan, runs)), cursor=None, server_time=server_now())
     with mongodb(), cursors.checked():
         found = scan_run.page(system.scan_task, after=after, limit=limit + 1)
         now = server_now()
