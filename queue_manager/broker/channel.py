@@ -322,7 +322,8 @@ class Channel(stock.Channel):
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         try:
-            super()._queue_bind(exchange, routing_key, pattern, queue)
+            with refusals_as_connection_errors(but=(OutOfMemoryError,)):
+                super()._queue_bind(exchange, routing_key, pattern, queue)
         except OutOfMemoryError:
             keys = [self.keyprefix_queue % exchange, self.keyprefix_binding_permanent % exchange]
             with self.conn_or_acquire() as client:
@@ -380,7 +381,8 @@ class Channel(stock.Channel):
     def queue_delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
         """Delete a queue. A closing channel without a connection leaves it, so that it can close the rest."""
         try:
-            super().queue_delete(queue, *args, **kwargs)
+            with refusals_as_connection_errors():
+                super().queue_delete(queue, *args, **kwargs)
         except REDIS_OUTAGES:
             if not self._closing:
                 raise

@@ -18,9 +18,11 @@ class BrokerRefuses(RedisConnectionError):
 
 
 @contextmanager
-def refusals_as_connection_errors() -> Iterator[None]:
-    """Raise `BrokerRefuses` instead of a `ResponseError`, which would end the worker."""
+def refusals_as_connection_errors(*, but: tuple[type[ResponseError], ...] = ()) -> Iterator[None]:
+    """Raise `BrokerRefuses` instead of a `ResponseError`, which would end the worker, `but` for these."""
     try:
         yield
+    except but:
+        raise
     except ResponseError as error:
         raise BrokerRefuses(f"Redis refuses: {error}") from error

@@ -58,6 +58,23 @@ def test_broadcasts_are_not_read_from_an_outdated_connection(connection: Connect
             channel._receive()
 
 
+def test_a_worker_that_connects_reconnects_if_the_server_refuses(connection: Connection, client: Redis) -> None:
+    known, new = (
+        Queue(name, Exchange("mailboxes", type="direct"), auto_delete=True)(connection.default_channel)
+        for name in ("known", "new")
+    )
+    known.declare()
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        for step in (new.declare, known.delete):
+            with pytest.raises(connection.connection_errors, match="Redis refuses: .*NOREPLICAS"):
+                step()
+    finally:
+        client.config_set("min-replicas-to-write", 0)
+    known.delete()
+    assert client.keys("*mailboxes*") == []
+
+
 def test_higher_priority_is_taken_first(server: Valkey, client: Redis) -> None:
     with connected(server.url, priority_steps=[0, 3, 6]) as connection:
         for priority in (7, 4, 0, 3):

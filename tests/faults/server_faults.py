@@ -119,6 +119,10 @@ def fill_disk_of_redis(world: World, _: Fault) -> Iterator[None]:
     """Redis cannot write to its append-only file, and refuses every write until it can."""
     with isolation.full_disk(world.redis.directory):
         yield
+    with world.connect() as client:  # a restart may refuse the file as it is: writes of it failed halfway
+        eventually(client.bgrewriteaof, within=30)
+        eventually(lambda: not client.info("persistence")["aof_rewrite_in_progress"], within=30)
+        assert client.info("persistence")["aof_last_bgrewrite_status"] == "ok"
 
 
 # MongoDB
