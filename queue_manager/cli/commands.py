@@ -25,6 +25,7 @@ from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.doctor import doctor
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.failures import failures_cli
+from queue_manager.cli.items import items_cli
 from queue_manager.cli.jobs import jobs
 from queue_manager.cli.messages import queue
 from queue_manager.cli.systems import systems_cli
@@ -41,10 +42,10 @@ from queue_manager.telemetry import worker_heartbeats
 cli = typer.Typer(
     help="Finds what is due in MongoDB and acts on it, once.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 cli.add_typer(systems_cli, name="systems")
+cli.add_typer(items_cli, name="items")
 cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")

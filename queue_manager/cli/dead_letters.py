@@ -73,7 +73,7 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for 
         with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
             action.count = dead_letters.clear(client, keep=action.keeper("dead-letter"))
         typer.echo(f"{action.count} deleted")
-        echo_undo(action)
+        echo_undo(action.undo)
 
 
 @dead_letters_cli.command()

@@ -21,6 +21,7 @@ from models import database
 from models.due_documents import COUNTED, DueCollection
 from queue_manager import pauses
 from queue_manager.cli.audited import audited
+from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.cli.pauses import PauseReason, checked_reason
@@ -42,7 +43,10 @@ systems_cli = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(help="A system; see `queue-manager systems list`.", metavar="NAME")]
+Name = Annotated[
+    str,
+    typer.Argument(help="A system; see `queue-manager systems list`.", metavar="NAME", autocompletion=complete_system),
+]
 Target = Annotated[str, typer.Argument(help="A module that declares systems, or a name.", metavar="MODULE_OR_NAME")]
 
 

@@ -36,11 +36,12 @@ def why(
     if as_json:
         print_json(diagnosis.model_dump_json(indent=2))
     else:
-        _print(diagnosis, id)
+        print_diagnosis(diagnosis, id)
     sys.exit(0 if diagnosis.found else 1)
 
 
-def _print(diagnosis: Diagnosis, id: str) -> None:
+def print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
+    """Print what an id names, why that is in its state, and its timeline."""
     screen = console()
     for number, found in enumerate(diagnosis.found):
         if number:
