@@ -17,6 +17,7 @@ from models import audit
 from models.audit import AUDITED_ACTIONS, AuditQuery
 from models.database import server_now
 from queue_manager.cli.audited import audited
+from queue_manager.cli.completion import complete_action, complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import parse_utc, to_iso
@@ -39,8 +40,11 @@ audit_cli = typer.Typer(
 def list_entries(
     context: typer.Context,
     who: Annotated[str | None, typer.Option(help="Only of this key, or of this user of the operating system.")] = None,
-    action: Annotated[str | None, typer.Option(help=f"Only this action: {', '.join(AUDITED_ACTIONS)}.")] = None,
-    system: Annotated[str | None, typer.Option(help="Only of this system.")] = None,
+    action: Annotated[
+        str | None,
+        typer.Option(help=f"Only this action: {', '.join(AUDITED_ACTIONS)}.", autocompletion=complete_action),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="Only of this system.", autocompletion=complete_system)] = None,
     id: Annotated[str | None, typer.Option(help="Only what was done to this item, message or job.")] = None,
     since: Annotated[str | None, typer.Option("--from", help="From this time on, such as 2026-01-31T09:30Z.")] = None,
     until: Annotated[str | None, typer.Option("--to", help="Up to this time.")] = None,

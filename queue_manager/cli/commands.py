@@ -21,12 +21,14 @@ from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.alerts import alerts_cli
 from queue_manager.cli.audit import audit_cli
 from queue_manager.cli.audited import audited, user_name
+from queue_manager.cli.completion import complete_system
 from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.doctor import doctor
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.failures import failures_cli
 from queue_manager.cli.items import items_cli
 from queue_manager.cli.jobs import jobs
+from queue_manager.cli.keys import keys
 from queue_manager.cli.messages import queue
 from queue_manager.cli.systems import systems_cli
 from queue_manager.cli.why import why
@@ -54,6 +56,7 @@ cli.add_typer(adopt_cli, name="adopt")
 cli.add_typer(alerts_cli, name="alerts")
 cli.add_typer(audit_cli, name="audit")
 cli.command()(doctor)
+cli.command()(keys)
 cli.command()(why)
 cli.command()(workers)
 log = logging.get_logger("QM/cli")
@@ -133,7 +136,12 @@ def _log_indexes(names: Sequence[str]) -> None:
 
 
 @cli.command()
-def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.")]) -> None:
+def scan(
+    name: Annotated[
+        str,
+        typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.", autocompletion=complete_system),
+    ],
+) -> None:
     """Run one scan now, in this process, and print its result as JSON; workers execute the items."""
     scans = {system.name: system.scan_task for system in systems()}
     if name not in scans:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from beat_schedule import systems
 from models import job_counts
+from models.audit import AUDITED_ACTIONS
 from models.job import JobState
 from queue_manager.core.errors import AppError
 from queue_manager.web.server_calls import mongodb
@@ -38,6 +39,11 @@ def complete_job_name(incomplete: str) -> list[str]:
 def complete_job_state(incomplete: str) -> list[str]:
     """Complete the state of jobs."""
     return _beginning(incomplete, (state.value for state in JobState))
+
+
+def complete_action(incomplete: str) -> list[str]:
+    """Complete an action of the audit."""
+    return _beginning(incomplete, AUDITED_ACTIONS)
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:

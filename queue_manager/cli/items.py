@@ -28,7 +28,6 @@ from queue_manager.diagnosis import diagnose
 from queue_manager.items import Listed, State
 from queue_manager.system import System
 from queue_manager.web.http.requests import validated
-from tasks.registration import require_tasks
 
 ITEM_COLUMNS = ("id", "title", "state", "due_at", "since", "attempts", "next_at", "reason")
 PAGE_SIZE = 200  # items that an export reads at once
@@ -160,6 +159,7 @@ def retry(
     """
     from queue_manager.web.routes.systems.items import count_items, retry_items
     from queue_manager.web.routes.systems.schemas import RetriedItems
+    from tasks.registration import require_tasks
 
     if bool(ids) == bool(state) or (search is not None and state is None):
         fail("give ids of items, or --state, optionally with --search", code=2)

@@ -1,5 +1,7 @@
 """`queue-manager systems`: list systems, check a declaration before it is switched on, pause and resume.
 
+`system_queries` has the commands that show their state.
+
 Guarantee: `check` writes nothing, neither documents nor indexes.
 """
 
@@ -21,10 +23,10 @@ from models import database
 from models.due_documents import COUNTED, DueCollection
 from queue_manager import pauses
 from queue_manager.cli.audited import audited
-from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.cli.pauses import PauseReason, checked_reason
+from queue_manager.cli.system_queries import SystemName, history, scans, schedule, status
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.pause import COMMAND_LINE, Pause
@@ -37,16 +39,12 @@ DOCUMENTS_TIMEOUT = seconds(10)  # without the index, MongoDB scans the whole co
 JSON_OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED)
 
 systems_cli = typer.Typer(
-    help="List systems, check a declaration before it is switched on, pause and resume.\n\n"
+    help="Show systems, their scans and history; check a declaration before it is switched on; pause and resume.\n\n"
     "A system is one kind of due work: its scan finds what is due and dispatches one Celery task per item. "
     "QM_SYSTEMS names the modules of your own systems; QM_DRY_RUN names systems that only count what is due.",
     no_args_is_help=True,
 )
 
-Name = Annotated[
-    str,
-    typer.Argument(help="A system; see `queue-manager systems list`.", metavar="NAME", autocompletion=complete_system),
-]
 Target = Annotated[str, typer.Argument(help="A module that declares systems, or a name.", metavar="MODULE_OR_NAME")]
 
 
@@ -89,7 +87,7 @@ def check(target: Target) -> None:
 
 
 @systems_cli.command()
-def pause(name: Name, reason: PauseReason = None) -> None:
+def pause(name: SystemName, reason: PauseReason = None) -> None:
     """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight end as usual.
 
     Manual retries and `function.delay(id)` still run.
@@ -102,13 +100,17 @@ def pause(name: Name, reason: PauseReason = None) -> None:
 
 
 @systems_cli.command()
-def resume(name: Name) -> None:
+def resume(name: SystemName) -> None:
     """Dispatch the items of a paused system again, starting with its next scan."""
     with report_errors():
         system = named(name, systems()).name
         with audited("resume", system=system, is_in_redis=True):
             pauses.resume(system)
     typer.echo(f"{name}  resumed")
+
+
+for _query in (status, scans, history, schedule):
+    systems_cli.command()(_query)
 
 
 # Output

@@ -233,6 +233,7 @@ COMMANDS = {
     "health": ["health"],
     "items": ["items", "list", "support-snooze"],
     "jobs": ["jobs", "list"],
+    "keys": ["keys"],
     "mark": ["mark", "v1"],
     "migrate": ["migrate"],
     "queue": ["queue", "list"],

@@ -23,7 +23,7 @@ from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.routes.systems.events import overview
 from queue_manager.web.routes.systems.overview import leader_of, numbers_of, scan_of
-from queue_manager.web.routes.systems.schemas import History, OneSystem, Scan, Scans, Schedule, ScheduleEntry
+from queue_manager.web.routes.systems.schemas import History, OneSystem, Overview, Scan, Scans, Schedule, ScheduleEntry
 from queue_manager.web.routes.triggers import path_of as trigger_of
 from queue_manager.web.server_calls import mongodb, redis_server
 
@@ -69,7 +69,11 @@ def overview_history() -> History:
 @router.get("/systems/{name}", responses=errors(404))
 async def one(system: Named, request: Request) -> OneSystem:
     """Return the state of one system."""
-    state = await overview(request)
+    return one_of(await overview(request), system)
+
+
+def one_of(state: Overview, system: System) -> OneSystem:
+    """Return the state of one system."""
     (found,) = [one for one in state.systems if one.name == system.name]
     hooks = settings().qm_hooks
     trigger = trigger_of(system) if hooks else None
