@@ -83,7 +83,10 @@ def list_entries(
 def show(
     id: Annotated[str, typer.Argument(help="The id of an entry.", metavar="ID")],
 ) -> None:
-    """Print one entry as JSON, with all ids that are stored. Exit code 1 if there is none."""
+    """Print one entry as JSON, with all ids that are stored. Exit code 1 if there is none.
+
+    Example: `queue-manager audit show 65a1b2c3d4e5f60718293a4b`
+    """
     with report_errors():
         found = audit.get(id)
     if found is None:
@@ -98,6 +101,8 @@ def undo_action(
     """Restore what an action has deleted, within 10 minutes. Exit code 1 if that is not possible.
 
     Messages go to the end of their state. What exists again is left as it is.
+
+    Example: `queue-manager audit undo 65a1b2c3d4e5f60718293a4b`
     """
     with report_errors():
         if (entry := audit.get(id)) is None:

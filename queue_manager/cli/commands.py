@@ -93,6 +93,8 @@ def migrate(
     Idempotent; waits until MongoDB is reachable. Other programs may read and write while an index is built; the
     progress of a large one is logged. If documents violate an index, lists them and the systems that were not
     migrated, migrates the other systems, and exits with 2.
+
+    Example: `queue-manager migrate`
     """
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
@@ -142,7 +144,10 @@ def scan(
         typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.", autocompletion=complete_system),
     ],
 ) -> None:
-    """Run one scan now, in this process, and print its result as JSON; workers execute the items."""
+    """Run one scan now, in this process, and print its result as JSON; workers execute the items.
+
+    Example: `queue-manager scan support-snooze`
+    """
     scans = {system.name: system.scan_task for system in systems()}
     if name not in scans:
         fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
@@ -171,7 +176,10 @@ def web(
         ),
     ] = 1,
 ) -> None:
-    """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C."""
+    """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C.
+
+    Example: `queue-manager web --host 0.0.0.0 --port 6002 --workers 2`
+    """
     from queue_manager.web.serve import serve  # imported here, because only this command needs it
 
     serve(host=host, port=port, workers=workers)
@@ -179,7 +187,10 @@ def web(
 
 @cli.command("mark")
 def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v1.4".', metavar="TEXT")]) -> None:
-    """Mark the present in the charts, for example after a deployment."""
+    """Mark the present in the charts, for example after a deployment.
+
+    Example: `queue-manager mark "v1.4"`
+    """
     if not 1 <= len(text) <= mark.MAX_TEXT_LENGTH:
         fail(f"the text must have 1 to {mark.MAX_TEXT_LENGTH} characters", code=2)
     with report_errors(), audited("mark", detail=text):
@@ -191,7 +202,10 @@ def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v
 def show_health(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Show servers, leader, last scans and systems. Exit code 1 if there is a problem."""
+    """Show servers, leader, last scans and systems. Exit code 1 if there is a problem.
+
+    Example: `queue-manager health --json`
+    """
     state = health()
     if as_json:
         typer.echo(state.model_dump_json(indent=2))

@@ -66,6 +66,8 @@ def replay(
     """Replay the dead letters, or retry the items or jobs, of a group, after confirmation.
 
     Those that fail after the question are left alone. Exit code 1 if not all were replayed.
+
+    Example: `queue-manager failures replay 3f2a9c01d4e5`
     """
     from queue_manager.web.routes.failures import action_on, audited_as, find_group, replay
     from tasks.registration import require_tasks

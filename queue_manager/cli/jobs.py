@@ -136,7 +136,10 @@ def export_jobs(
 def show(
     id: Annotated[str, typer.Argument(help="The job's id.", metavar="ID")], is_json: ApiJsonOption = False
 ) -> None:
-    """Show all fields of one job and its history. Times are UTC."""
+    """Show all fields of one job and its history. Times are UTC.
+
+    Example: `queue-manager jobs show 6b01475714001c3a87bb78b8`
+    """
     with report_errors():
         job = job_queues.jobs.get(id)
     if is_json:
@@ -193,6 +196,8 @@ def cancel(ids: JobIdArguments) -> None:
     """Cancel pending or failed jobs, and ask executing ones to stop; print an outcome for each.
 
     The process of a job that does not stop is ended after JOBS_GRACE_SECONDS.
+
+    Example: `queue-manager jobs cancel 6b01475714001c3a87bb78b8`
     """
     _each(
         "cancel",
@@ -204,13 +209,19 @@ def cancel(ids: JobIdArguments) -> None:
 
 @jobs.command()
 def retry(ids: JobIdArguments) -> None:
-    """Make jobs due now unless they are executing; print an outcome for each."""
+    """Make jobs due now unless they are executing; print an outcome for each.
+
+    Example: `queue-manager jobs retry 6b01475714001c3a87bb78b8`
+    """
     _each("retry", ids, job_queues.jobs.retry, lambda _: "due now")
 
 
 @jobs.command()
 def remove(ids: JobIdArguments) -> None:
-    """Delete jobs unless they are executing; print an outcome for each, and how to undo it."""
+    """Delete jobs unless they are executing; print an outcome for each, and how to undo it.
+
+    Example: `queue-manager jobs remove 6b01475714001c3a87bb78b8`
+    """
     _each("remove", ids, job_queues.jobs.remove, lambda _: "removed")
 
 
@@ -266,7 +277,10 @@ def clear(
 
 @jobs.command()
 def pause(names: JobNames, reason: PauseReason = None) -> None:
-    """Pause queues in the whole system: no job of these names is started; an executing one finishes."""
+    """Pause queues in the whole system: no job of these names is started; an executing one finishes.
+
+    Example: `queue-manager jobs pause send_invoice --reason "the mail provider is down"`
+    """
     why = checked_reason(reason)
     change = partial(job_queues.jobs.pause, reason=why, by=COMMAND_LINE)
     _switch("pause", names, change, "paused", reason=why)
@@ -274,7 +288,10 @@ def pause(names: JobNames, reason: PauseReason = None) -> None:
 
 @jobs.command()
 def resume(names: JobNames) -> None:
-    """Resume paused queues."""
+    """Resume paused queues.
+
+    Example: `queue-manager jobs resume send_invoice`
+    """
     _switch("resume", names, job_queues.jobs.resume, "resumed")
 
 
@@ -283,6 +300,8 @@ def status(is_json: ApiJsonOption = False) -> None:
     """Show the leader, and the jobs of each name by state, executing and due.
 
     Includes names without jobs that are registered by JOBS_IMPORTS.
+
+    Example: `queue-manager jobs status --json`
     """
     with report_errors():
         found = job_queues.jobs.status()
@@ -295,7 +314,10 @@ def status(is_json: ApiJsonOption = False) -> None:
 
 @jobs.command()
 def latency(is_json: AnswerJsonOption = False) -> None:
-    """Show how long the jobs of each name waited and ran in the last 24 hours, in milliseconds."""
+    """Show how long the jobs of each name waited and ran in the last 24 hours, in milliseconds.
+
+    Example: `queue-manager jobs latency --json`
+    """
     from queue_manager.web.routes.jobs.endpoints import latency as read_latency
 
     with report_errors():

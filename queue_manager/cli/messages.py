@@ -177,6 +177,8 @@ def show(
     """Show all fields of one message, in any state.
 
     Times are UTC. `--json` prints it as in the HTTP API, with the payload unchanged.
+
+    Example: `queue-manager queue show mail-1 --json`
     """
     with report_errors():
         message = message_queue.queue_admin().find(id)

@@ -112,7 +112,10 @@ def history(
 
 
 def schedule(as_json: AnswerJsonOption = False) -> None:
-    """Show when each scan runs next, whether it runs now, and with `--json` its last ten runs. Times are UTC."""
+    """Show when each scan runs next, whether it runs now, and with `--json` its last ten runs. Times are UTC.
+
+    Example: `queue-manager systems schedule`
+    """
     from queue_manager.web.routes.systems.queries import schedule as read_schedule
 
     with report_errors():

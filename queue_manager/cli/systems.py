@@ -91,6 +91,8 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
     """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight end as usual.
 
     Manual retries and `function.delay(id)` still run.
+
+    Example: `queue-manager systems pause support-snooze --reason "the mail provider is down"`
     """
     with report_errors():
         system, why = named(name, systems()).name, checked_reason(reason)
@@ -101,7 +103,10 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
 
 @systems_cli.command()
 def resume(name: SystemName) -> None:
-    """Dispatch the items of a paused system again, starting with its next scan."""
+    """Dispatch the items of a paused system again, starting with its next scan.
+
+    Example: `queue-manager systems resume support-snooze`
+    """
     with report_errors():
         system = named(name, systems()).name
         with audited("resume", system=system, is_in_redis=True):
