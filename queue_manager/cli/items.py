@@ -47,7 +47,7 @@ ItemSystem = Annotated[
     ),
 ]
 ItemId = Annotated[str, typer.Argument(help="The item's id.", metavar="ID")]
-ItemState = Annotated[State, typer.Argument(help="The state of the items.")]
+StateOfItems = Annotated[State, typer.Argument(help="The state of the items.")]
 ItemSearch = Annotated[str | None, typer.Option(help="Only items with this text in the id, the title or the reason.")]
 IsOldestFirst = Annotated[bool, typer.Option("--oldest-first", help="The oldest first instead of the newest.")]
 
@@ -55,7 +55,7 @@ IsOldestFirst = Annotated[bool, typer.Option("--oldest-first", help="The oldest 
 @items_cli.command("list")
 def list_items(
     system: ItemSystem,
-    state: ItemState = "due",
+    state: StateOfItems = "due",
     search: ItemSearch = None,
     limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="Maximum number of items.")] = 20,
     cursor: CursorOption = None,
@@ -79,7 +79,7 @@ def list_items(
 
 
 @items_cli.command()
-def count(system: ItemSystem, state: ItemState = "due", search: ItemSearch = None) -> None:
+def count(system: ItemSystem, state: StateOfItems = "due", search: ItemSearch = None) -> None:
     """Count the items of a system in a state, up to 20,000.
 
     Example: `queue-manager items count support-snooze failed`
@@ -123,7 +123,7 @@ def show(
 @items_cli.command("export")
 def export_items(
     system: ItemSystem,
-    state: ItemState = "due",
+    state: StateOfItems = "due",
     search: ItemSearch = None,
     form: FormatOption = "jsonl",
     is_oldest_first: IsOldestFirst = False,
