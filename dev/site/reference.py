@@ -70,7 +70,7 @@ def _operations() -> str:
         "[HTTP API](../http-api.md) is the overview. "
         "A web process serves the description of its own operations at `/openapi.json` and `/docs`.",
     ]
-    schema = _openapi()
+    schema = complete_openapi()
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             sections += [f"## {method.upper()} {path}", _escaped(operation.get("description", ""))]
@@ -88,7 +88,8 @@ def _operations() -> str:
     return "\n\n".join(one for one in sections if one) + "\n"
 
 
-def _openapi() -> dict[str, Any]:
+def complete_openapi() -> dict[str, Any]:
+    """Return the OpenAPI description of a web process with every system switched on."""
     keys = json.dumps([{"name": "docs", "key": secrets.token_urlsafe(32), "role": "operator"}])
     chosen = Settings(
         qm_message_queue=True,

@@ -96,6 +96,8 @@ def jobs(
     Stop the application that stored them first, or have it no longer register these names; otherwise both run its jobs.
     Workers may run. An interrupted adoption is continued by the same command. Exit code 1 if documents of these names
     were left as they are.
+
+    Example: `queue-manager adopt jobs send_invoice --yes`
     """
     with report_errors():
         registered = job_queues.registry.names()

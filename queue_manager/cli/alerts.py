@@ -82,7 +82,10 @@ def silence(
 
 @alerts_cli.command()
 def unsilence(system: SystemArgument, rule: RuleId) -> None:
-    """End a silence. Exit code 1 if there is none."""
+    """End a silence. Exit code 1 if there is none.
+
+    Example: `queue-manager alerts unsilence support-snooze lag`
+    """
     key = _key(system, rule)
     with report_errors(), audited("unsilence", system=system, filter={"rule": rule}) as action:
         was_silenced = alert.unsilence(key)

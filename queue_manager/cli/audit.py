@@ -17,6 +17,7 @@ from models import audit
 from models.audit import AUDITED_ACTIONS, AuditQuery
 from models.database import server_now
 from queue_manager.cli.audited import audited
+from queue_manager.cli.completion import complete_action, complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import parse_utc, to_iso
@@ -39,8 +40,11 @@ audit_cli = typer.Typer(
 def list_entries(
     context: typer.Context,
     who: Annotated[str | None, typer.Option(help="Only of this key, or of this user of the operating system.")] = None,
-    action: Annotated[str | None, typer.Option(help=f"Only this action: {', '.join(AUDITED_ACTIONS)}.")] = None,
-    system: Annotated[str | None, typer.Option(help="Only of this system.")] = None,
+    action: Annotated[
+        str | None,
+        typer.Option(help=f"Only this action: {', '.join(AUDITED_ACTIONS)}.", autocompletion=complete_action),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="Only of this system.", autocompletion=complete_system)] = None,
     id: Annotated[str | None, typer.Option(help="Only what was done to this item, message or job.")] = None,
     since: Annotated[str | None, typer.Option("--from", help="From this time on, such as 2026-01-31T09:30Z.")] = None,
     until: Annotated[str | None, typer.Option("--to", help="Up to this time.")] = None,
@@ -79,7 +83,10 @@ def list_entries(
 def show(
     id: Annotated[str, typer.Argument(help="The id of an entry.", metavar="ID")],
 ) -> None:
-    """Print one entry as JSON, with all ids that are stored. Exit code 1 if there is none."""
+    """Print one entry as JSON, with all ids that are stored. Exit code 1 if there is none.
+
+    Example: `queue-manager audit show 65a1b2c3d4e5f60718293a4b`
+    """
     with report_errors():
         found = audit.get(id)
     if found is None:
@@ -94,6 +101,8 @@ def undo_action(
     """Restore what an action has deleted, within 10 minutes. Exit code 1 if that is not possible.
 
     Messages go to the end of their state. What exists again is left as it is.
+
+    Example: `queue-manager audit undo 65a1b2c3d4e5f60718293a4b`
     """
     with report_errors():
         if (entry := audit.get(id)) is None:

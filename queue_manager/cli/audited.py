@@ -22,20 +22,21 @@ from services.audit import Actor, AuditedAction, recorded
 @contextmanager
 def audited(action: ActionName, **known: Any) -> Iterator[AuditedAction]:
     """Record what a command does in the block; see `services.audit.recorded`."""
-    if not logging.getLogger().handlers:  # so that an entry that cannot be stored is one line on stderr
-        log.configure(level="WARNING", form=settings().qm_log_format)
-    with recorded(_actor(), action, **known) as done:
+    with recorded(current_actor(), action, **known) as done:
         yield done
 
 
-def echo_undo(done: AuditedAction) -> None:
+def echo_undo(undo: str | None) -> None:
     """Print how to undo a deletion, if that is possible."""
-    if done.undo is not None:
+    if undo is not None:
         minutes = UNDO_TIME.total_seconds() / 60
-        typer.echo(f"To undo it within {minutes:.0f} minutes: queue-manager audit undo {done.undo}")
+        typer.echo(f"To undo it within {minutes:.0f} minutes: queue-manager audit undo {undo}")
 
 
-def _actor() -> Actor:
+def current_actor() -> Actor:
+    """Return who runs the command, for the audit, whose errors are one line on stderr."""
+    if not logging.getLogger().handlers:
+        log.configure(level="WARNING", form=settings().qm_log_format)
     return Actor(who=user_name(), via="cli", address=socket.gethostname())
 
 

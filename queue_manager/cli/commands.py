@@ -21,11 +21,14 @@ from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.alerts import alerts_cli
 from queue_manager.cli.audit import audit_cli
 from queue_manager.cli.audited import audited, user_name
+from queue_manager.cli.completion import complete_system
 from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.doctor import doctor
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.failures import failures_cli
+from queue_manager.cli.items import items_cli
 from queue_manager.cli.jobs import jobs
+from queue_manager.cli.keys import keys
 from queue_manager.cli.messages import queue
 from queue_manager.cli.systems import systems_cli
 from queue_manager.cli.why import why
@@ -41,10 +44,10 @@ from queue_manager.telemetry import worker_heartbeats
 cli = typer.Typer(
     help="Finds what is due in MongoDB and acts on it, once.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 cli.add_typer(systems_cli, name="systems")
+cli.add_typer(items_cli, name="items")
 cli.add_typer(queue, name="queue")
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead_letters_cli, name="dead-letters")
@@ -53,6 +56,7 @@ cli.add_typer(adopt_cli, name="adopt")
 cli.add_typer(alerts_cli, name="alerts")
 cli.add_typer(audit_cli, name="audit")
 cli.command()(doctor)
+cli.command()(keys)
 cli.command()(why)
 cli.command()(workers)
 log = logging.get_logger("QM/cli")
@@ -89,6 +93,8 @@ def migrate(
     Idempotent; waits until MongoDB is reachable. Other programs may read and write while an index is built; the
     progress of a large one is logged. If documents violate an index, lists them and the systems that were not
     migrated, migrates the other systems, and exits with 2.
+
+    Example: `queue-manager migrate`
     """
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     url = settings().mongo_db_url
@@ -132,8 +138,16 @@ def _log_indexes(names: Sequence[str]) -> None:
 
 
 @cli.command()
-def scan(name: Annotated[str, typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.")]) -> None:
-    """Run one scan now, in this process, and print its result as JSON; workers execute the items."""
+def scan(
+    name: Annotated[
+        str,
+        typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.", autocompletion=complete_system),
+    ],
+) -> None:
+    """Run one scan now, in this process, and print its result as JSON; workers execute the items.
+
+    Example: `queue-manager scan support-snooze`
+    """
     scans = {system.name: system.scan_task for system in systems()}
     if name not in scans:
         fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
@@ -162,7 +176,10 @@ def web(
         ),
     ] = 1,
 ) -> None:
-    """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C."""
+    """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C.
+
+    Example: `queue-manager web --host 0.0.0.0 --port 6002 --workers 2`
+    """
     from queue_manager.web.serve import serve  # imported here, because only this command needs it
 
     serve(host=host, port=port, workers=workers)
@@ -170,7 +187,10 @@ def web(
 
 @cli.command("mark")
 def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v1.4".', metavar="TEXT")]) -> None:
-    """Mark the present in the charts, for example after a deployment."""
+    """Mark the present in the charts, for example after a deployment.
+
+    Example: `queue-manager mark "v1.4"`
+    """
     if not 1 <= len(text) <= mark.MAX_TEXT_LENGTH:
         fail(f"the text must have 1 to {mark.MAX_TEXT_LENGTH} characters", code=2)
     with report_errors(), audited("mark", detail=text):
@@ -182,7 +202,10 @@ def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v
 def show_health(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Show servers, leader, last scans and systems. Exit code 1 if there is a problem."""
+    """Show servers, leader, last scans and systems. Exit code 1 if there is a problem.
+
+    Example: `queue-manager health --json`
+    """
     state = health()
     if as_json:
         typer.echo(state.model_dump_json(indent=2))

@@ -65,7 +65,10 @@ def list_dead_letters(
 
 @dead_letters_cli.command()
 def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False) -> None:
-    """Delete all dead letters, after confirmation."""
+    """Delete all dead letters, after confirmation.
+
+    Example: `queue-manager dead-letters clear --yes`
+    """
     with _redis() as client:
         count = dead_letters.count(client)
         if count and not yes:
@@ -73,7 +76,7 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for 
         with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
             action.count = dead_letters.clear(client, keep=action.keeper("dead-letter"))
         typer.echo(f"{action.count} deleted")
-        echo_undo(action)
+        echo_undo(action.undo)
 
 
 @dead_letters_cli.command()
@@ -84,6 +87,8 @@ def replay(
     """Put messages back into their queues. Undecodable messages are refused, with the reason.
 
     Exit code 1 if a message was not replayed.
+
+    Example: `queue-manager dead-letters replay --all`
     """
     if bool(ids) == all_letters:
         raise typer.BadParameter("give the ids of dead letters, or --all")

@@ -25,6 +25,8 @@ def doctor(
 
     For each problem, it says what to do. A check that cannot be made says why. Changes nothing, and takes at most 20
     seconds, also while servers are away. Exit code 1 if there is a problem.
+
+    Example: `queue-manager doctor --json`
     """
     report = examine()
     if as_json:

@@ -7,22 +7,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+import redis
 import typer
 
 from models import database
 from queue_manager.cli.messages_render import printable
-from queue_manager.core.errors import AppError, ConfigurationError
+from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.web.http.errors import ApiError
+from services.job_queues import InvalidJob
+from services.message_queue import InvalidMessage
+
+INVALID_INPUT_STATUSES = (400, 413, 422)
 
 
 @contextmanager
-def report_errors(*invalid: type[AppError]) -> Iterator[None]:
-    """Report errors in one line; exit code 2 for `invalid` arguments, 1 for other errors."""
+def report_errors() -> Iterator[None]:
+    """Report errors in one line; exit code 2 for invalid arguments, 1 for other errors."""
     try:
         yield
     except ConfigurationError:
         raise
-    except AppError as error:
-        fail(str(error), code=2 if isinstance(error, invalid) else 1)
+    except ApiError as error:
+        names_unknown_system = error.field == "name"
+        fail(str(error), code=2 if error.status in INVALID_INPUT_STATUSES or names_unknown_system else 1)
+    except (InvalidJob, InvalidMessage) as error:
+        fail(str(error), code=2)
+    except (AppError, redis.RedisError) as error:
+        fail(reason(error), code=1)
     except database.Error as error:
         fail(database.describe(error), code=1)
 

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from beat_schedule import systems
 from queue_manager.cli.audited import audited
+from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.web.http.errors import ApiError
 from services.failures import read_failures
-from tasks.registration import require_tasks
 
 failures_cli = typer.Typer(
     help="Show failures of messages, items, jobs and the broker, grouped by what failed and why; replay a group.",
@@ -28,7 +28,9 @@ failures_cli = typer.Typer(
 @failures_cli.callback()
 def list_groups(
     context: typer.Context,
-    system: Annotated[str | None, typer.Option(help="Only of this system, or `broker`.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="Only of this system, or `broker`.", autocompletion=complete_system)
+    ] = None,
     search: Annotated[str | None, typer.Option(help="Only with this text in the name or the reason.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
 ) -> None:
@@ -64,8 +66,11 @@ def replay(
     """Replay the dead letters, or retry the items or jobs, of a group, after confirmation.
 
     Those that fail after the question are left alone. Exit code 1 if not all were replayed.
+
+    Example: `queue-manager failures replay 3f2a9c01d4e5`
     """
     from queue_manager.web.routes.failures import action_on, audited_as, find_group, replay
+    from tasks.registration import require_tasks
 
     require_tasks()  # they send the items
     with report_errors():

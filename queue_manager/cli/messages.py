@@ -1,22 +1,28 @@
-"""`queue-manager queue`: list, export and import messages, replay dead letters, requeue overdue messages.
+"""`queue-manager queue`: list, count, export and import messages, requeue overdue messages.
 
-Guarantee: commands on several messages report an outcome for each; exit code 1 if one failed.
+`message_changes` has the commands that change messages.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Annotated
 
-import redis
 import typer
 
 from queue_manager.cli.audited import audited
-from queue_manager.cli.errors import fail
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.lists import (
+    AnswerJsonOption,
+    CursorOption,
+    FormatOption,
+    export_rows,
+    print_answer,
+    print_table,
+)
+from queue_manager.cli.message_changes import add, clear, delete, edit, move, replay
+from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import (
     console,
     counts_line,
@@ -27,50 +33,49 @@ from queue_manager.cli.messages_render import (
     table_of,
 )
 from queue_manager.core.clock import minutes
-from queue_manager.core.errors import AppError, reason
 from services import message_queue
-from services.message_queue import Filter, InvalidMessage, MessageState, SweepResult
-from services.message_queue.admin import MessageOutcome
-from services.message_queue.browser import BULK_BATCH_SIZE, MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
-from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
+from services.message_queue import Filter, MessageState, SweepResult
+from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
 from services.message_queue.transfer import import_messages, parse_lines
 
 TRIGGERED_BY = "command line"
+ACTIVITY_COLUMNS = (
+    *("message_id", "action", "timestamp", "message_type", "consumer_id", "attempt_count"),
+    *("source_queue", "dest_queue", "triggered_by", "error_reason"),
+)
+CSV_COLUMNS = (
+    *("id", "type", "payload", "priority", "attempt_count", "created_at", "custom_ack_timeout", "custom_max_attempts"),
+    *("consumer_id", "deadline_at", "failed_at", "acknowledged_at", "archived_at", "last_error"),
+)
 SWEEP_BUDGET = minutes(5)
 SWEEP_PROGRESS_INTERVAL = 2.0  # seconds between two progress lines of a long sweep
-OUTCOME_TEXTS: dict[MessageOutcome, str] = {
-    "MOVED": "replayed",
-    "NOT_FOUND": "is not a dead letter",
-    "UNDECODABLE": "cannot be decoded, so it is not replayed",
-}
 
 queue = typer.Typer(
-    help="List messages, replay dead letters, requeue overdue messages.\n\n"
+    help="List, add, edit, move, delete and replay messages; requeue overdue messages.\n\n"
     "A message waits in `main`, is locked by a consumer in `processing`, and ends in `acknowledged` (the last 100) or, "
     "after its last attempt, in `dead`. Operators move messages to `archived`. A `replay` resets the attempts.",
     no_args_is_help=True,
 )
 
-TypeOption = Annotated[str | None, typer.Option("--type", help="Only messages of this type.")]
-PriorityOption = Annotated[int | None, typer.Option(min=0, help="Only messages of this priority; 0 is the lowest.")]
-AttemptsOption = Annotated[int | None, typer.Option(min=0, help="Only messages with this number of deliveries.")]
-SearchOption = Annotated[
-    str | None, typer.Option(help="Only messages with this text in payload, id, type or last error; case-insensitive.")
+MessageStateArgument = Annotated[
+    MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
 ]
 JsonMessagesOption = Annotated[bool, typer.Option("--json", help="Print JSON, with payloads byte for byte.")]
 
 
 @queue.command("list")
+@filtered
 def list_messages(
-    state: Annotated[
-        MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
-    ] = "main",
-    type: TypeOption = None,
-    priority: PriorityOption = None,
-    attempts: AttemptsOption = None,
-    search: SearchOption = None,
+    where: Filter,
+    state: MessageStateArgument = "main",
     limit: Annotated[int, typer.Option(min=1, max=MAX_MESSAGES_PER_PAGE, help="Maximum number of messages.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")] = None,
+    cursor: CursorOption = None,
+    sort_by: Annotated[
+        str | None, typer.Option("--sort", help="By created_at or priority in main; else by the time of the state.")
+    ] = None,
+    is_ascending: Annotated[
+        bool, typer.Option("--ascending", help="The oldest or lowest first instead of the newest or highest.")
+    ] = False,
     as_json: JsonMessagesOption = False,
 ) -> None:
     """List the messages in a state, newest first, and count the messages by state.
@@ -79,13 +84,12 @@ def list_messages(
 
     Examples: `queue-manager queue list dead --type send_mail`, `queue-manager queue list processing --json`
     """
-    with _report_errors():
-        wanted = _filter(type, priority, attempts, search)
-        page = message_queue.queue_admin().list(state, limit=limit, cursor=cursor, where=wanted)
-        if as_json:
-            print_json(page_json(page))
-            return
-        counts = message_queue.queue_admin().counts()
+    admin = message_queue.queue_admin()
+    page = admin.list(state, limit=limit, cursor=cursor, where=where, sort_by=sort_by, ascending=is_ascending)
+    if as_json:
+        print_json(page_json(page))
+        return
+    counts = admin.counts()
     screen = console()
     if page.messages:
         screen.print(table_of(state, page.messages, counts.now))
@@ -98,14 +102,85 @@ def list_messages(
 
 
 @queue.command()
+@filtered
+def count(where: Filter, state: MessageStateArgument = "main") -> None:
+    """Count the messages in a state that match, for about 2 s at most.
+
+    Example: `queue-manager queue count dead --type send_mail`
+    """
+    found = message_queue.queue_admin().count(state, where)
+    typer.echo(f"{found.count}" if found.is_complete else f"{found.count} or more")
+
+
+@queue.command()
+def status(as_json: AnswerJsonOption = False) -> None:
+    """Show how many messages are in each state, and how many wait by priority.
+
+    Example: `queue-manager queue status --json`
+    """
+    from queue_manager.web.routes.messages.stats import status as read_status  # imported here: it takes a second
+
+    with report_errors():
+        if as_json:
+            print_json(bytes(read_status(has_messages=False).body).decode())
+            return
+        counts = message_queue.queue_admin().counts()
+    typer.echo(counts_line(counts))
+    waiting = [f"{number} of priority {priority}" for priority, number in enumerate(counts.waiting) if number]
+    typer.echo(f"waiting: {', '.join(reversed(waiting)) or 'none'}")
+
+
+@queue.command("config")
+def show_config() -> None:
+    """Print the settings of the queue as JSON."""
+    from queue_manager.web.routes.messages.stats import config
+
+    print_answer(config())
+
+
+@queue.command("activity")
+def list_activity(
+    message_id: Annotated[str | None, typer.Option("--message", help="Only of this message.", metavar="ID")] = None,
+    consumer_id: Annotated[str | None, typer.Option("--consumer", help="Only of this consumer.")] = None,
+    action: Annotated[
+        str | None, typer.Option(help="Only these actions, such as dlq,nack: separated by commas.")
+    ] = None,
+    is_anomaly: Annotated[bool, typer.Option("--anomalies", help="Only what is unusual.")] = False,
+    since: Annotated[str | None, typer.Option(help="From this time on, such as 2026-01-31T09:30Z.")] = None,
+    until: Annotated[str | None, typer.Option(help="Up to this time.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of entries.")] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="How many entries to leave out.")] = 0,
+    as_json: AnswerJsonOption = False,
+) -> None:
+    """Show what happened in the queue, newest first, as far back as its events are kept (about 10,000).
+
+    Example: `queue-manager queue activity --action dlq --since 2026-01-31T09:00Z`
+    """
+    from queue_manager.web.routes.messages.activity import activity, entries_of
+    from queue_manager.web.routes.messages.requests import parse_time
+
+    with report_errors():
+        entries = entries_of(action, parse_time(since, "--since"), parse_time(until, "--until"))
+        page = activity(entries, message_id, consumer_id, is_anomaly or None, limit=limit, offset=offset)
+    if as_json:
+        print_answer(page)
+        return
+    print_table(page.logs, ACTIVITY_COLUMNS, nothing="no such entry")
+    if page.pagination.has_more:
+        typer.echo(f"there are {page.pagination.total}: --offset {offset + limit}")
+
+
+@queue.command()
 def show(
     id: Annotated[str, typer.Argument(help="The message's id.", metavar="ID")], as_json: JsonMessagesOption = False
 ) -> None:
     """Show all fields of one message, in any state.
 
     Times are UTC. `--json` prints it as in the HTTP API, with the payload unchanged.
+
+    Example: `queue-manager queue show mail-1 --json`
     """
-    with _report_errors():
+    with report_errors():
         message = message_queue.queue_admin().find(id)
     if message is None:
         fail(f"there is no message {printable(id)}", code=1)
@@ -115,66 +190,15 @@ def show(
         print_message(console(), message)
 
 
-@queue.command()
-def replay(
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="ID")] = None,
-    is_all: Annotated[
-        bool, typer.Option("--all", help="Replay all dead letters, or all that match the options.")
-    ] = False,
-    type: TypeOption = None,
-    priority: PriorityOption = None,
-    attempts: AttemptsOption = None,
-    search: SearchOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-) -> None:
-    """Move dead letters back to the main queue; their attempts are reset and their history is kept.
-
-    Asks for confirmation with the number of messages. Prints an outcome for each; exit code 1 if one was not replayed.
-
-    Examples: `queue-manager queue replay 3f2a…`, `queue-manager queue replay --all --type send_mail --yes`
-    """
-    is_filtered = any(value is not None for value in (type, priority, attempts, search))
-    if bool(ids) == is_all or (is_filtered and not is_all):
-        fail("give ids of dead letters, or --all, optionally with filters", code=2)
-    with _report_errors():
-        chosen = list(ids or _dead_letters(_filter(type, priority, attempts, search)))
-        if not chosen:
-            typer.echo("no dead letter to replay")
-            return
-        if not yes:
-            typer.confirm(f"Replay {len(chosen)} dead letter{'s'[: len(chosen) > 1]}?", abort=True)
-        replayed: list[str] = []
-        selected = {"type": type, "priority": priority, "attempts": attempts, "search": search} if is_all else None
-        with audited(
-            "replay", system=message_queue.system.name, is_in_redis=True, filter=selected, ids=chosen
-        ) as action:
-            for begin in range(0, len(chosen), BULK_BATCH_SIZE):
-                outcomes = _replay(chosen[begin : begin + BULK_BATCH_SIZE])
-                replayed += [id for id, outcome in outcomes.items() if outcome == "MOVED"]
-                action.succeeded(replayed)
-    failed = len(set(chosen)) - len(replayed)
-    typer.echo(f"{len(replayed)} replayed, {failed} not")
-    sys.exit(1 if failed else 0)
-
-
 @queue.command("export")
-def export_messages(
-    state: Annotated[
-        MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
-    ],
-    type: TypeOption = None,
-    priority: PriorityOption = None,
-    attempts: AttemptsOption = None,
-    search: SearchOption = None,
-) -> None:
-    """Print the messages in a state as JSON lines, oldest first.
+@filtered
+def export_messages(where: Filter, state: MessageStateArgument, form: FormatOption = "jsonl") -> None:
+    """Print the messages in a state as JSON lines, for `import`, or as CSV, oldest first.
 
     Example: `queue-manager queue export dead --type send_mail > dead.jsonl`
     """
-    with _report_errors():
-        for page in message_queue.queue_admin().export(state, _filter(type, priority, attempts, search)):
-            for message in page:
-                print_json(message.to_json())
+    pages = message_queue.queue_admin().export(state, where)
+    export_rows((message.to_json() for page in pages for message in page), form, columns=CSV_COLUMNS)
 
 
 @queue.command("import")
@@ -188,7 +212,7 @@ def import_lines(
 
     Example: `queue-manager queue import dead.jsonl`
     """
-    with _report_errors():
+    with report_errors():
         target = message_queue.message_queue()
         with audited("import", system=message_queue.system.name, is_in_redis=True, detail=file.name) as action:
             result = import_messages(target, parse_lines(file, target.options))
@@ -202,7 +226,7 @@ def requeue() -> None:
 
     Messages without attempts left are dead-lettered. Workers and `web` do this automatically.
     """
-    with _report_errors():
+    with report_errors():
         with audited("requeue", system=message_queue.system.name, is_in_redis=True) as action:
             swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
             action.count = len(swept.requeued) + len(swept.dead_lettered)
@@ -211,27 +235,8 @@ def requeue() -> None:
     typer.echo(json.dumps(swept.as_dict()))
 
 
-# Arguments
-
-
-def _filter(type: str | None, priority: int | None, attempts: int | None, search: str | None) -> Filter:
-    for name, text in (("--type", type), ("--search", search)):
-        if text is not None:
-            checked_text(text, name, max_bytes=MAX_TYPE_BYTES)
-    return Filter(type=type, priority=priority, attempts=attempts, search=search)
-
-
-def _dead_letters(wanted: Filter) -> list[str]:
-    """Return the ids of the matching dead letters, oldest first, which is the order of their redelivery."""
-    return list(dict.fromkeys(id for some in message_queue.queue_admin().dead_letters(wanted) for id in some))
-
-
-def _replay(ids: Sequence[str]) -> dict[str, MessageOutcome]:
-    """Replay a batch and print its outcomes immediately, because the next batch may fail."""
-    outcomes = message_queue.queue_admin().replay(ids)
-    for id, outcome in outcomes.items():
-        typer.echo(f"{printable(id)}  {OUTCOME_TEXTS.get(outcome, outcome)}")
-    return outcomes
+for _command in (add, edit, replay, move, delete, clear):
+    queue.command()(_command)
 
 
 class _Progress:
@@ -246,17 +251,3 @@ class _Progress:
             typer.echo(
                 f"{len(swept.requeued) + len(swept.dead_lettered)} messages requeued or dead-lettered so far", err=True
             )
-
-
-# Errors
-
-
-@contextmanager
-def _report_errors() -> Iterator[None]:
-    """Report errors of the queue in one line; exit code 2 for invalid arguments, 1 for other errors."""
-    try:
-        yield
-    except InvalidMessage as error:
-        fail(str(error), code=2)
-    except (AppError, redis.RedisError) as error:
-        fail(reason(error), code=1)

@@ -1,5 +1,7 @@
 """`queue-manager systems`: list systems, check a declaration before it is switched on, pause and resume.
 
+`system_queries` has the commands that show their state.
+
 Guarantee: `check` writes nothing, neither documents nor indexes.
 """
 
@@ -24,6 +26,7 @@ from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.cli.pauses import PauseReason, checked_reason
+from queue_manager.cli.system_queries import SystemName, history, scans, schedule, status
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.pause import COMMAND_LINE, Pause
@@ -36,13 +39,12 @@ DOCUMENTS_TIMEOUT = seconds(10)  # without the index, MongoDB scans the whole co
 JSON_OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED)
 
 systems_cli = typer.Typer(
-    help="List systems, check a declaration before it is switched on, pause and resume.\n\n"
+    help="Show systems, their scans and history; check a declaration before it is switched on; pause and resume.\n\n"
     "A system is one kind of due work: its scan finds what is due and dispatches one Celery task per item. "
     "QM_SYSTEMS names the modules of your own systems; QM_DRY_RUN names systems that only count what is due.",
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(help="A system; see `queue-manager systems list`.", metavar="NAME")]
 Target = Annotated[str, typer.Argument(help="A module that declares systems, or a name.", metavar="MODULE_OR_NAME")]
 
 
@@ -85,10 +87,12 @@ def check(target: Target) -> None:
 
 
 @systems_cli.command()
-def pause(name: Name, reason: PauseReason = None) -> None:
+def pause(name: SystemName, reason: PauseReason = None) -> None:
     """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight end as usual.
 
     Manual retries and `function.delay(id)` still run.
+
+    Example: `queue-manager systems pause support-snooze --reason "the mail provider is down"`
     """
     with report_errors():
         system, why = named(name, systems()).name, checked_reason(reason)
@@ -98,13 +102,20 @@ def pause(name: Name, reason: PauseReason = None) -> None:
 
 
 @systems_cli.command()
-def resume(name: Name) -> None:
-    """Dispatch the items of a paused system again, starting with its next scan."""
+def resume(name: SystemName) -> None:
+    """Dispatch the items of a paused system again, starting with its next scan.
+
+    Example: `queue-manager systems resume support-snooze`
+    """
     with report_errors():
         system = named(name, systems()).name
         with audited("resume", system=system, is_in_redis=True):
             pauses.resume(system)
     typer.echo(f"{name}  resumed")
+
+
+for _query in (status, scans, history, schedule):
+    systems_cli.command()(_query)
 
 
 # Output

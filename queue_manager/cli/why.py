@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from beat_schedule import systems
+from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.diagnosis import Diagnosis, FoundThing, TimelineEvent, diagnose
@@ -19,7 +20,9 @@ TONE_STYLES = {"good": "green", "neutral": "dim", "warn": "yellow", "bad": "red"
 
 def why(
     id: Annotated[str, typer.Argument(help="The id of an item, a message, a job or a task.", metavar="ID")],
-    system: Annotated[str | None, typer.Option(help="The only system to be searched.", metavar="NAME")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="The only system to be searched.", metavar="NAME", autocompletion=complete_system)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
 ) -> None:
     """Say why an item, a message or a job is in its state, and what happened to it. Times are UTC.
@@ -36,11 +39,12 @@ def why(
     if as_json:
         print_json(diagnosis.model_dump_json(indent=2))
     else:
-        _print(diagnosis, id)
+        print_diagnosis(diagnosis, id)
     sys.exit(0 if diagnosis.found else 1)
 
 
-def _print(diagnosis: Diagnosis, id: str) -> None:
+def print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
+    """Print what an id names, why that is in its state, and its timeline."""
     screen = console()
     for number, found in enumerate(diagnosis.found):
         if number:

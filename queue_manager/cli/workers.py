@@ -22,6 +22,8 @@ def workers(
     """Show the workers that are online: queues, pool, what each process does and for how long, rate, memory, version.
 
     Names the queues that no worker consumes.
+
+    Example: `queue-manager workers --json`
     """
     with report_errors():
         found = read_workers()

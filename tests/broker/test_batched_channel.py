@@ -67,7 +67,7 @@ def test_a_worker_that_connects_reconnects_if_the_server_refuses(connection: Con
     client.config_set("min-replicas-to-write", 1)
     try:
         for step in (new.declare, known.delete):
-            with pytest.raises(connection.connection_errors, match="Redis refuses: .*NOREPLICAS"):
+            with pytest.raises(connection.connection_errors, match=r"Redis refuses: .*NOREPLICAS"):
                 step()
     finally:
         client.config_set("min-replicas-to-write", 0)

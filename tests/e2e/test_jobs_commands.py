@@ -129,9 +129,9 @@ class TestList:
     def test_a_page_says_where_the_next_one_begins(self, clean: Servers) -> None:
         ids = [str(made(INVOICE, number)["_id"]) for number in range(3)]
         page = run("list", "--limit", "2").stdout
-        cursor = page.partition("there are more: --before ")[2].strip()
+        cursor = page.partition("there are more: --cursor ")[2].strip()
         assert [id in page for id in ids] == [False, True, True]
-        rest = printed("list", "--before", cursor, "--json")
+        rest = printed("list", "--cursor", cursor, "--json")
         assert ([job["_id"] for job in rest["jobs"]], rest["cursor"]) == ([ids[0]], None)
 
     def test_name_and_state_narrow_it(self, clean: Servers) -> None:
@@ -141,7 +141,7 @@ class TestList:
             assert [job["_id"] for job in printed("list", "--json", *narrowed)["jobs"]] == [str(canceled["_id"])]
         assert run("list", "--state", "failure").stdout == "no such job\n"
 
-    @pytest.mark.parametrize("arguments", [["--state", "x"], ["--name", "a b"], ["--before", "x"], ["--limit", "0"]])
+    @pytest.mark.parametrize("arguments", [["--state", "x"], ["--name", "a b"], ["--cursor", "x"], ["--limit", "0"]])
     def test_what_is_not_accepted_is_said(self, arguments: list[str], clean: Servers) -> None:
         result = run("list", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
@@ -305,7 +305,7 @@ def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Serve
     ids = [str(made(INVOICE, str(number))["_id"]) for number in range(3)]
 
     first = printed("list", "--json", "--limit", "2")
-    rest = printed("list", "--json", "--limit", "2", "--before", first["cursor"])
+    rest = printed("list", "--json", "--limit", "2", "--cursor", first["cursor"])
 
     assert [job["_id"] for page in (first, rest) for job in page["jobs"]] == ids[::-1]
     assert run("list").returncode == 0
@@ -341,5 +341,5 @@ def test_pages_of_jobs_with_text_ids_continue_at_the_printed_cursor(clean: Serve
     model.jobs().insert_many([foreign_job(INVOICE, "pending", server_now(), id=id) for id in ("a" * 24, "b c", "d")])
     adopt("--yes")
     first = printed("list", "--json", "--limit", "2")
-    rest = printed("list", "--json", "--limit", "2", "--before", first["cursor"])
+    rest = printed("list", "--json", "--limit", "2", "--cursor", first["cursor"])
     assert [job["_id"] for page in (first, rest) for job in page["jobs"]] == ["d", "b c", "a" * 24]

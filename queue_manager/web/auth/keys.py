@@ -57,6 +57,10 @@ class KeyRing:
         known = next((known for _, known in self._current() if known.name == name), None)
         return known if known is not None and not known.is_expired(now()) else None
 
+    def all(self) -> list[ApiKey]:
+        """Return all keys, also those that have expired."""
+        return [known for _, known in self._current()]
+
     def _current(self) -> list[tuple[bytes, ApiKey]]:
         if self._file is not None and time.monotonic() - self._checked_at >= FILE_CHECK_INTERVAL:
             self._checked_at = time.monotonic()

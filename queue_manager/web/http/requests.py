@@ -112,10 +112,10 @@ class JsonBody(Body, Generic[M]):
 
     async def __call__(self, request: Request) -> M:
         body = await read_body(request, self._max_bytes, field="body")
-        return _validated(self._type, _object(body) if self.is_required or body.strip() else {})
+        return validated(self._type, _object(body) if self.is_required or body.strip() else {})
 
 
-def _validated(model: type[M], given: dict[str, Any]) -> M:
+def validated(model: type[M], given: dict[str, Any]) -> M:
     """Return the members of a body as a `model`. Raises `ApiError` about the first invalid one."""
     for name in given:
         if name not in model.model_fields:

@@ -129,7 +129,7 @@ ActivityLimit = Annotated[
 ]
 
 
-def _entries(
+def entries_of(
     action: Annotated[str | None, EmptyIsNone, Query(description="Comma-separated list of actions.")] = None,
     start: Annotated[MomentOf, Query(alias="start_time")] = None,
     end: Annotated[MomentOf, Query(alias="end_time")] = None,
@@ -145,7 +145,7 @@ def _entries(
     ]
 
 
-Entries = Annotated[list[ActivityEntry], Depends(_entries)]
+Entries = Annotated[list[ActivityEntry], Depends(entries_of)]
 
 
 @router.get("/queue/activity")

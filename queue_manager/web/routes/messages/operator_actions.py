@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -219,22 +219,25 @@ def replay(
 @router.delete("/queue/clear")
 def clear(request: Request, actor: CurrentActor) -> Cleared:
     """Delete all messages of all queues, for 50 s at most."""
-    return _cleared(None, request, actor)
+    return cleared(None, actor, is_over=_is_over(request))
 
 
 @router.delete("/queue/{queueType}/clear", responses=errors(404))
 def clear_one(queue: NamedQueue, request: Request, actor: CurrentActor) -> Cleared:
     """Delete all messages of one queue, for 50 s at most."""
-    return _cleared(queue, request, actor)
+    return cleared(queue, actor, is_over=_is_over(request))
 
 
-def _cleared(queue: MessageState | None, request: Request, actor: Actor) -> Cleared:
-    """Delete in batches, each of which is an event.
-
-    Stops after 50 s, or when the process shuts down; the rest is left for the next request.
-    """
+def _is_over(request: Request) -> Callable[[], bool]:
+    """Return a function that returns True after 50 s, or when the process shuts down."""
     background: Background = request.app.state.background
-    started_at = logged_at = time.monotonic()
+    ends = time.monotonic() + MAX_CLEAR_DURATION
+    return lambda: time.monotonic() >= ends or background.end.done()
+
+
+def cleared(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:
+    """Delete in batches, each of which is an event, until `is_over`; the rest is left for the next request."""
+    logged_at = time.monotonic()
     count, is_complete = 0, True
     with recorded(actor, "clear", **AUDITED_QUEUE, filter={"state": queue or "all"}) as action:
         admin = queue_admin()
@@ -246,7 +249,7 @@ def _cleared(queue: MessageState | None, request: Request, actor: Actor) -> Clea
             if now - logged_at >= CLEAR_LOG_INTERVAL:
                 log.info("Clearing by hand", queue=queue or "all", messages=count)
                 logged_at = now
-            if now - started_at >= MAX_CLEAR_DURATION or background.end.done():
+            if is_over():
                 is_complete, action.detail = False, INCOMPLETE_DETAIL
                 break
     log.info("Cleared by hand", queue=queue or "all", messages=count, complete=is_complete)

@@ -61,13 +61,13 @@ router = APIRouter(responses=errors(404, 503))
 retries = APIRouter()
 
 
-def _with_items(name: Annotated[str, Path()]) -> tuple[System, Callable[[], Listed]]:
+def system_with_items(name: Annotated[str, Path()]) -> tuple[System, Callable[[], Listed]]:
     system = find_system(name, [system for system in systems() if system.items is not None])
     assert system.items is not None
     return system, system.items
 
 
-WithItems = Annotated[tuple[System, Callable[[], Listed]], Depends(_with_items)]
+WithItems = Annotated[tuple[System, Callable[[], Listed]], Depends(system_with_items)]
 """The system that a path names, and its list of items."""
 
 

@@ -20,7 +20,7 @@ from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.routes.systems.events import current_overview
 from queue_manager.web.routes.systems.overview import leader_of, numbers_of, scan_of
-from queue_manager.web.routes.systems.schemas import OneSystem, Scan, Scans, Schedule, ScheduleEntry
+from queue_manager.web.routes.systems.schemas import OneSystem, Overview, Scan, Scans, Schedule, ScheduleEntry
 from queue_manager.web.routes.triggers import path_of as trigger_of
 from queue_manager.web.server_calls import mongodb, redis_server
 
@@ -53,7 +53,11 @@ Named = Annotated[System, Depends(_named)]
 @router.get("/systems/{name}", responses=errors(404))
 async def one(system: Named, request: Request) -> OneSystem:
     """Return the state of one system."""
-    state = await current_overview(request)
+    return one_of(await current_overview(request), system)
+
+
+def one_of(state: Overview, system: System) -> OneSystem:
+    """Return the state of one system."""
     (found,) = [one for one in state.systems if one.name == system.name]
     hooks = settings().qm_hooks
     trigger = trigger_of(system) if hooks else None

@@ -1,0 +1,50 @@
+"""Completion of names in a shell. Nothing is completed if a server does not answer in a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from beat_schedule import systems
+from models import job_counts
+from models.audit import AUDITED_ACTIONS
+from models.job import JobState
+from queue_manager.core.errors import AppError
+from queue_manager.web.server_calls import mongodb
+
+COMPLETION_TIMEOUT = 1.0  # seconds
+
+
+def complete_system(incomplete: str) -> list[str]:
+    """Complete the name of a system."""
+    with suppress(AppError):
+        return _beginning(incomplete, (one.name for one in systems()))
+    return []
+
+
+def complete_system_with_items(incomplete: str) -> list[str]:
+    """Complete the name of a system whose items can be listed."""
+    with suppress(AppError):
+        return _beginning(incomplete, (one.name for one in systems() if one.items is not None))
+    return []
+
+
+def complete_job_name(incomplete: str) -> list[str]:
+    """Complete the name of stored jobs."""
+    with suppress(AppError), mongodb(COMPLETION_TIMEOUT):
+        return _beginning(incomplete, job_counts.by_name())
+    return []
+
+
+def complete_job_state(incomplete: str) -> list[str]:
+    """Complete the state of jobs."""
+    return _beginning(incomplete, (state.value for state in JobState))
+
+
+def complete_action(incomplete: str) -> list[str]:
+    """Complete an action of the audit."""
+    return _beginning(incomplete, AUDITED_ACTIONS)
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))

@@ -1,0 +1,202 @@
+"""`queue-manager items`: list, explain, export and retry the items of every system, also of users' own.
+
+Guarantee: the commands call the functions of the HTTP API, so that they find, audit and send the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+import typer
+
+from queue_manager.cli.audited import current_actor
+from queue_manager.cli.completion import complete_system_with_items
+from queue_manager.cli.confirmation import YesOption, confirm
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.lists import (
+    AnswerJsonOption,
+    CursorOption,
+    FormatOption,
+    export_rows,
+    print_answer,
+    print_table,
+)
+from queue_manager.cli.messages_render import print_json
+from queue_manager.cli.why import print_diagnosis
+from queue_manager.diagnosis import diagnose
+from queue_manager.items import Listed, State
+from queue_manager.system import System
+from queue_manager.web.http.requests import validated
+
+ITEM_COLUMNS = ("id", "title", "state", "due_at", "since", "attempts", "next_at", "reason")
+PAGE_SIZE = 200  # items that an export reads at once
+
+items_cli = typer.Typer(
+    help="List, explain, export and retry the items of a system: rooms, agencies, sites, and those of your own "
+    "systems. For messages see `queue-manager queue`, for jobs `queue-manager jobs`.\n\n"
+    "An item is `due`, then `in-progress`; it is `stuck` if its time passed without a result, and `failed` while it "
+    "cools down after its last attempt.",
+    no_args_is_help=True,
+)
+
+ItemSystem = Annotated[
+    str,
+    typer.Argument(
+        help="A system with items, such as support-snooze.", metavar="SYSTEM", autocompletion=complete_system_with_items
+    ),
+]
+ItemId = Annotated[str, typer.Argument(help="The item's id.", metavar="ID")]
+StateOfItems = Annotated[State, typer.Argument(help="The state of the items.")]
+ItemSearch = Annotated[str | None, typer.Option(help="Only items with this text in the id, the title or the reason.")]
+IsOldestFirst = Annotated[bool, typer.Option("--oldest-first", help="The oldest first instead of the newest.")]
+
+
+@items_cli.command("list")
+def list_items(
+    system: ItemSystem,
+    state: StateOfItems = "due",
+    search: ItemSearch = None,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="Maximum number of items.")] = 20,
+    cursor: CursorOption = None,
+    is_oldest_first: IsOldestFirst = False,
+    as_json: AnswerJsonOption = False,
+) -> None:
+    """List the items of a system in a state, newest first. Times are UTC.
+
+    A search reads 5,000 items at a time: a page may be short or empty, and prints the cursor to continue.
+
+    Example: `queue-manager items list support-snooze failed --search timeout`
+    """
+    from queue_manager.web.routes.systems.items import items  # imported here, because it takes a second
+
+    with report_errors():
+        page = items(_found(system), state, search, cursor, limit, _order(is_oldest_first))
+    if as_json:
+        print_answer(page)
+    else:
+        print_table(page.items, ITEM_COLUMNS, nothing="no such item", cursor=page.cursor)
+
+
+@items_cli.command()
+def count(system: ItemSystem, state: StateOfItems = "due", search: ItemSearch = None) -> None:
+    """Count the items of a system in a state, up to 20,000.
+
+    Example: `queue-manager items count support-snooze failed`
+    """
+    from queue_manager.web.routes.systems.items import count_items
+
+    with report_errors():
+        found = count_items(_found(system), state, search)
+    typer.echo(f"{found.count}" if found.is_complete else f"{found.count} or more")
+
+
+@items_cli.command()
+def show(
+    system: ItemSystem,
+    id: ItemId,
+    is_document: Annotated[
+        bool, typer.Option("--document", help="Print its document instead, in relaxed extended JSON.")
+    ] = False,
+    as_json: AnswerJsonOption = False,
+) -> None:
+    """Say why an item is in its state, and what happened to it. Exit code 1 if there is none. Times are UTC.
+
+    Example: `queue-manager items show support-snooze 65a1b2c3d4e5f60718293a4b`
+    """
+    from queue_manager.web.routes.systems.items import item_document
+
+    with report_errors():
+        found = _found(system)
+        if is_document:
+            print_json(bytes(item_document(found, id).body).decode())
+            return
+        diagnosis = diagnose(id, among=[system])
+    if as_json:
+        print_answer(diagnosis)
+    else:
+        print_diagnosis(diagnosis, id)
+    if not diagnosis.found:
+        raise typer.Exit(1)
+
+
+@items_cli.command("export")
+def export_items(
+    system: ItemSystem,
+    state: StateOfItems = "due",
+    search: ItemSearch = None,
+    form: FormatOption = "jsonl",
+    is_oldest_first: IsOldestFirst = False,
+) -> None:
+    """Print all items of a system in a state, as JSON lines or CSV.
+
+    Example: `queue-manager items export support-snooze failed --format csv > failed.csv`
+    """
+    from queue_manager.web.routes.systems.schemas import ListedItem
+
+    with report_errors():
+        rows = _exported(_found(system), state, search, _order(is_oldest_first))
+        export_rows(rows, form, columns=[*ListedItem.model_fields])
+
+
+@items_cli.command()
+def retry(
+    system: ItemSystem,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of items.", metavar="[ID]...")] = None,
+    state: Annotated[
+        Literal["due", "stuck", "failed"] | None, typer.Option(help="Instead of ids: all items in this state.")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="With --state: only those with this text.")] = None,
+    yes: YesOption = False,
+) -> None:
+    """Send items to the workers now: dispatch those that are due, retry those that are stuck or failed.
+
+    At most 1,000 are sent at once. Items that are in progress, not due or gone are left alone. `--state` asks for
+    confirmation with the number of items. Exit code 1 if not all were sent.
+
+    Examples: `queue-manager items retry support-snooze 65a1b2c3d4e5f60718293a4b`, `queue-manager items retry
+    support-snooze --state failed --search timeout --yes`
+    """
+    from queue_manager.web.routes.systems.items import count_items, retry_items
+    from queue_manager.web.routes.systems.schemas import RetriedItems
+    from tasks.registration import require_tasks
+
+    if bool(ids) == bool(state) or (search is not None and state is None):
+        fail("give ids of items, or --state, optionally with --search", code=2)
+    require_tasks()  # they send the items
+    with report_errors():
+        found = _found(system)
+        given: dict[str, Any] = {"ids": ids} if ids else {"state": state, "search": search}
+        body = validated(RetriedItems, given)
+        if state is not None and not yes:
+            counted = count_items(found, state, search)
+            more = "" if counted.is_complete else " or more"
+            confirm(f"Send {counted.count:,}{more} items of {system}?", yes=yes)
+        answer = retry_items(found, body, current_actor())
+    typer.echo(f"{answer.sent} of {answer.of} sent")
+    if answer.sent != answer.of:
+        raise typer.Exit(1)
+
+
+def _found(name: str) -> tuple[System, Callable[[], Listed]]:
+    """Return a system, and its list of items. Raises `ApiError` if it has none."""
+    from queue_manager.web.routes.systems.items import system_with_items
+
+    return system_with_items(name)
+
+
+def _exported(
+    found: tuple[System, Callable[[], Listed]], state: State, search: str | None, order: Literal["newest", "oldest"]
+) -> Iterator[str]:
+    from queue_manager.web.routes.systems.items import items
+
+    page = items(found, state, search, None, PAGE_SIZE, order)
+    while True:
+        yield from (item.model_dump_json() for item in page.items)
+        if page.cursor is None:
+            return
+        page = items(found, state, search, page.cursor, PAGE_SIZE, order)
+
+
+def _order(is_oldest_first: bool) -> Literal["newest", "oldest"]:
+    return "oldest" if is_oldest_first else "newest"

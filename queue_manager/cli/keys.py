@@ -1,0 +1,37 @@
+"""`queue-manager keys`: the API keys of the web process."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from queue_manager.cli.lists import print_table
+from queue_manager.core.clock import to_iso
+from queue_manager.core.settings import settings
+
+
+def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
+    """List the API keys of QM_API_KEYS or QM_API_KEYS_FILE: name, role and expiry; never a secret.
+
+    Exit code 2 if the file cannot be read or is invalid: a web process that runs goes on with its last valid keys.
+
+    Example: `queue-manager keys --json`
+    """
+    from queue_manager.web.auth.keys import KeyRing, now  # imported here, because it takes a second
+
+    found = KeyRing(settings()).all()
+    if as_json:
+        listed = [
+            {
+                "name": one.name,
+                "role": one.role,
+                "expires": one.expires_at and to_iso(one.expires_at),
+                "is_expired": one.is_expired(now()),
+            }
+            for one in found
+        ]
+        typer.echo(json.dumps(listed, indent=2))
+    else:
+        print_table(found, ("name", "role", "expires_at"), nothing="no key: only this machine has access, as operator")

@@ -1,0 +1,282 @@
+"""`queue-manager queue`: add, edit, replay, move and delete messages, and clear a state.
+
+Guarantee: commands on several messages report an outcome for each; exit code 1 if one failed. Each is in the audit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import typer
+
+from models.audit import ActionName
+from queue_manager.cli.audited import audited, current_actor, echo_undo
+from queue_manager.cli.confirmation import YesOption, confirm, confirm_deletion
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.message_filters import filtered
+from queue_manager.cli.messages_render import print_json, printable
+from services import message_queue
+from services.audit import AuditedAction
+from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
+from services.message_queue.admin import DEFAULT_MOVE_REASON, MessageOutcome
+from services.message_queue.browser import BULK_BATCH_SIZE, MATCH_ALL, MESSAGE_STATES, KeptState
+
+DEFAULT = "default"
+"""Stands for the queue's own timeout or number of attempts."""
+
+MessageIdArguments = Annotated[list[str] | None, typer.Argument(help="Ids of messages.", metavar="[ID]...")]
+IsAll = Annotated[bool, typer.Option("--all", help="Instead of ids: all that are in --state and match the options.")]
+PriorityOfMessage = Annotated[int | None, typer.Option(help="A higher one is delivered first.")]
+AckTimeoutOption = Annotated[
+    str | None, typer.Option(help="Seconds to acknowledge a delivery, or `default`.", metavar="SECONDS")
+]
+MaxAttemptsOption = Annotated[
+    str | None, typer.Option(help="Deliveries before it is dead-lettered, or `default`.", metavar="NUMBER")
+]
+FromState = Annotated[MessageState | None, typer.Option("--state", help="Only messages in this state.")]
+Change = Callable[[Sequence[str], AuditedAction], Mapping[str, MessageOutcome]]
+
+
+def add(
+    type: Annotated[str, typer.Argument(help="The message's type.", metavar="TYPE")],
+    payload: Annotated[str, typer.Argument(help="JSON, which consumers get byte for byte.", metavar="[JSON]")] = "null",
+    priority: PriorityOfMessage = None,
+    ack_timeout: AckTimeoutOption = None,
+    max_attempts: MaxAttemptsOption = None,
+    id: Annotated[str | None, typer.Option(help="An id; a message whose id exists is not added again.")] = None,
+) -> None:
+    """Add a message to the main queue, and print its id.
+
+    Example: `queue-manager queue add send_mail '{"to": "ada@example.org"}' --priority 5`
+    """
+    from queue_manager.web.routes.messages.requests import decode_message, parse_object
+
+    with report_errors():
+        members = {"type": type, **_options(priority, ack_timeout, max_attempts), **({"id": id} if id else {})}
+        message = NewMessage.from_members(decode_message(parse_object(_body(members, payload))))
+        (added,) = message_queue.message_queue().enqueue_batch([message])
+    typer.echo(added.id)
+
+
+def edit(
+    id: Annotated[str, typer.Argument(help="The message's id.", metavar="ID")],
+    type: Annotated[str | None, typer.Option("--type", help="Its new type.")] = None,
+    payload: Annotated[str | None, typer.Option(help="Its new payload.", metavar="JSON")] = None,
+    priority: PriorityOfMessage = None,
+    ack_timeout: AckTimeoutOption = None,
+    max_attempts: MaxAttemptsOption = None,
+    state: FromState = None,
+) -> None:
+    """Change a message that no consumer holds, and print it as JSON.
+
+    A failed message stays where it is: replay it afterwards.
+
+    Example: `queue-manager queue edit 3f2a… --payload '{"to": "ada@example.org"}' --max-attempts default`
+    """
+    from queue_manager.web.routes.messages.operator_actions import update
+
+    with report_errors():
+        members = {**({"type": type} if type is not None else {}), **_options(priority, ack_timeout, max_attempts)}
+        update(id, _body(members, payload), current_actor(), state)
+        changed = message_queue.queue_admin().find(id)
+    if changed is not None:
+        print_json(changed.to_json())
+
+
+@filtered
+def replay(
+    where: Filter,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="[ID]...")] = None,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Replay all dead letters, or all that match the options.")
+    ] = False,
+    yes: YesOption = False,
+) -> None:
+    """Move dead letters back to the main queue; their attempts are reset and their history is kept.
+
+    Asks for confirmation with the number of messages. Prints an outcome for each; exit code 1 if one was not replayed.
+
+    Examples: `queue-manager queue replay 3f2a…`, `queue-manager queue replay --all --type send_mail --yes`
+    """
+    chosen = _chosen(ids, is_all, "dead", where)
+    selected = _selection("dead", where) if is_all else None
+    _change(
+        ("replay", "replayed"), chosen, lambda some, _: message_queue.queue_admin().replay(some), selected, "dead", yes
+    )
+
+
+@filtered
+def move(
+    where: Filter,
+    to: Annotated[Literal["main", "dead", "acknowledged", "archived"], typer.Option(help="The state to move them to.")],
+    ids: MessageIdArguments = None,
+    state: FromState = None,
+    is_all: IsAll = False,
+    reason: Annotated[str, typer.Option(help="Why; kept with dead letters.")] = DEFAULT_MOVE_REASON,
+    yes: YesOption = False,
+) -> None:
+    """Move messages to another state, after confirmation with their number. To `main`, their attempts are reset.
+
+    Prints an outcome for each; exit code 1 if one was not moved.
+
+    Examples: `queue-manager queue move 3f2a… --to archived`, `queue-manager queue move --all --state dead --until
+    2026-01-31 --to archived`
+    """
+    if to == state:
+        fail(f"--to: must be another state than --state, which is {state}", code=2)
+    chosen = _chosen(ids, is_all, state, where)
+    selected = _selection(state, where) if is_all else None
+
+    def change(some: Sequence[str], _: AuditedAction) -> Mapping[str, MessageOutcome]:
+        return message_queue.queue_admin().move(some, to=to, source=state, reason=reason)
+
+    _change(("move", "moved"), chosen, change, selected, state, yes, detail=f"to {to} ({reason})")
+
+
+@filtered
+def delete(
+    where: Filter,
+    ids: MessageIdArguments = None,
+    state: FromState = None,
+    is_all: IsAll = False,
+    yes: YesOption = False,
+) -> None:
+    """Delete messages, after confirmation with their number. Can be undone for 10 minutes.
+
+    Prints an outcome for each; exit code 1 if one was not deleted.
+
+    Examples: `queue-manager queue delete 3f2a…`, `queue-manager queue delete --all --state archived --until 2026-01-31`
+    """
+    chosen = _chosen(ids, is_all, state, where)
+    selected = _selection(state, where) if is_all else None
+
+    def change(some: Sequence[str], action: AuditedAction) -> Mapping[str, MessageOutcome]:
+        keep = action.keeper("message", expected=len(chosen))
+        return message_queue.queue_admin().delete(some, source=state, keep=keep)
+
+    _change(("delete", "deleted"), chosen, change, selected, state, yes)
+
+
+def clear(
+    state: Annotated[
+        MessageState | None,
+        typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE"),
+    ] = None,
+    is_all: Annotated[bool, typer.Option("--all", help="The messages in all states.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Delete all messages in a state, after confirmation. Above 1,000 messages, the name of the state must be typed.
+
+    Messages that are added meanwhile are kept. Can be undone for 10 minutes, unless there are more than 100,000.
+
+    Example: `queue-manager queue clear archived`
+    """
+    from queue_manager.web.routes.messages.operator_actions import cleared
+
+    if (state is None) != is_all:
+        fail("give a state, or --all", code=2)
+    with report_errors():
+        counts = message_queue.queue_admin().counts()
+        count = sum(map(counts.of, MESSAGE_STATES if state is None else [state]))
+        name = state or "all"
+        confirm_deletion(f"Delete {_counted(count)} in {name}?", count=count, name=name, yes=yes)
+        answer = cleared(state, current_actor(), is_over=lambda: False)
+    typer.echo(f"{answer.cleared} deleted")
+    echo_undo(answer.undo)
+
+
+# Arguments
+
+
+def _options(priority: int | None, ack_timeout: str | None, max_attempts: str | None) -> dict[str, Any]:
+    """Return the options of a message that were given, by their names in the HTTP API. Raises `InvalidMessage`."""
+    given = {"ackTimeout": ack_timeout, "maxAttempts": max_attempts}
+    options = {name: None if text == DEFAULT else _number(text, name) for name, text in given.items() if text}
+    return options | ({} if priority is None else {"priority": priority})
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise InvalidMessage(name, f"a number, or `{DEFAULT}`") from None
+
+
+def _body(members: Mapping[str, Any], payload: str | None) -> bytes:
+    """Return the body of a request, put together as text, so that the payload stays as it was given."""
+    if payload is None:
+        return json.dumps(members).encode()
+    try:
+        json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage("payload", f"JSON ({error})") from None
+    inner = "".join(f"{json.dumps(name)}:{json.dumps(value)}," for name, value in members.items())
+    return f'{{{inner}"payload":{payload}}}'.encode("utf-8", "surrogatepass")
+
+
+def _chosen(ids: list[str] | None, is_all: bool, state: MessageState | None, where: Filter) -> list[str]:
+    """Return the ids that were given, or those of all that match, oldest first."""
+    if bool(ids) == is_all or (where != MATCH_ALL and not is_all):
+        noun = "dead letters" if state == "dead" else "messages"
+        fail(f"give ids of {noun}, or --all, optionally with filters", code=2)
+    if ids:
+        return list(dict.fromkeys(ids))
+    if state is None or state == "processing":
+        fail("--state: must be main, dead, acknowledged or archived together with --all", code=2)
+    kept: KeptState = state
+    return list(dict.fromkeys(id for some in message_queue.queue_admin().matching_ids(kept, where) for id in some))
+
+
+def _selection(state: MessageState | None, where: Filter) -> dict[str, Any]:
+    return {"state": state, **asdict(where)}
+
+
+def _counted(count: int, noun: str = "message") -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+# Changes
+
+
+def _change(
+    words: tuple[ActionName, str],
+    ids: Sequence[str],
+    change: Change,
+    selected: Mapping[str, Any] | None,
+    state: MessageState | None,
+    yes: bool,
+    detail: str = "",
+) -> None:
+    """Change messages in batches, and print the outcomes of each at once, because the next one may fail."""
+    action, past = words
+    noun = "dead letter" if state == "dead" else "message"
+    if not ids:
+        typer.echo(f"no {noun} to {action}")
+        return
+    confirm(f"{action.capitalize()} {_counted(len(ids), noun)}?", yes=yes)
+    changed: list[str] = []
+    with audited(
+        action, system=message_queue.system.name, is_in_redis=True, filter=selected, ids=ids, detail=detail
+    ) as done:
+        for begin in range(0, len(ids), BULK_BATCH_SIZE):
+            outcomes = change(ids[begin : begin + BULK_BATCH_SIZE], done)
+            for id, outcome in outcomes.items():
+                typer.echo(f"{printable(id)}  {_outcome_text(outcome, past, state)}")
+            changed += [id for id, outcome in outcomes.items() if outcome in ("MOVED", "DELETED")]
+            done.succeeded(changed)
+    echo_undo(done.undo)
+    typer.echo(f"{len(changed)} {past}, {len(ids) - len(changed)} not")
+    if len(changed) < len(ids):
+        raise typer.Exit(1)
+
+
+def _outcome_text(outcome: MessageOutcome, past: str, state: MessageState | None) -> str:
+    place = f"is not in {state}" if state else "is not in the queue"
+    return {
+        "NOT_FOUND": "is not a dead letter" if state == "dead" else place,
+        "UNDECODABLE": f"cannot be decoded, so it is not {past}",
+        "CHANGED": f"changed meanwhile, so it is not {past}",
+    }.get(outcome, past)

@@ -1,0 +1,149 @@
+"""`queue-manager systems`: the state, the scans, the history and the schedule of systems, as the pages show them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from beat_schedule import systems
+from queue_manager.cli.completion import complete_system
+from queue_manager.cli.errors import report_errors
+from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_table
+from queue_manager.cli.messages_render import printable
+from queue_manager.core.clock import seconds, to_iso
+from queue_manager.health_rules import Problem
+from services.history import Range
+
+if TYPE_CHECKING:
+    from queue_manager.web.routes.systems.schemas import History
+
+STATUS_COLUMNS = (
+    *("name", "is_on", "due", "in_progress", "stuck", "failed", "lag_seconds", "done_per_minute"),
+    *("failed_per_minute", "next_scan_at"),
+)
+SCAN_COLUMNS = ("at", "found", "claimed", "enqueued", "errors", "duration_ms", "error")
+SCHEDULE_COLUMNS = ("name", "is_on", "period_seconds", "cron", "is_running", "next_run_at")
+
+SystemName = Annotated[
+    str,
+    typer.Argument(help="A system; see `queue-manager systems list`.", metavar="NAME", autocompletion=complete_system),
+]
+OneOrAll = Annotated[
+    str | None, typer.Argument(help="A system; all without it.", metavar="[NAME]", autocompletion=complete_system)
+]
+
+
+def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
+    """Show how many items are due, in progress, stuck and failed, the rates and the problems.
+
+    Servers that do not answer are named; numbers that could not be read are empty.
+
+    Example: `queue-manager systems status support-snooze --json`
+    """
+    from queue_manager.web.routes.systems.overview import read_overview  # imported here, because it takes a second
+    from queue_manager.web.routes.systems.queries import find_system, one_of
+
+    with report_errors():
+        system = None if name is None else find_system(name, systems())
+        state = asyncio.run(read_overview())
+    if as_json:
+        print_answer(state if system is None else one_of(state, system))
+        return
+    shown = [one for one in state.systems if system is None or one.name == system.name]
+    print_table(shown, STATUS_COLUMNS, nothing="no system")
+    problems = state.all_problems if system is None else shown[0].problems
+    _print_problems([text for text in (state.servers.mongodb, state.servers.redis) if text], problems)
+
+
+def scans(
+    name: SystemName,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Maximum number of scans.")] = 20,
+    cursor: CursorOption = None,
+    slowest: Annotated[bool, typer.Option("--slowest", help="The slowest first, without a cursor.")] = False,
+    as_json: AnswerJsonOption = False,
+) -> None:
+    """List the scans of the last 24 hours, newest first. Times are UTC.
+
+    Example: `queue-manager systems scans support-snooze --slowest`
+    """
+    from queue_manager.web.routes.systems.queries import find_system
+    from queue_manager.web.routes.systems.queries import scans as read_scans
+
+    with report_errors():
+        page = read_scans(find_system(name, systems()), cursor, limit, "duration" if slowest else "at")
+    if as_json:
+        print_answer(page)
+    else:
+        print_table(page.scans, SCAN_COLUMNS, nothing="no scan in 24 hours", cursor=page.cursor)
+
+
+def history(
+    name: OneOrAll = None,
+    chosen: Annotated[Range, typer.Option("--range", help="How far back; 24h without NAME.")] = "24h",
+    as_json: AnswerJsonOption = False,
+) -> None:
+    """Show how many items ended, by outcome: of one system in steps of a range, or of all systems in 24 hours.
+
+    The JSON also has the percentiles and the marks of the charts.
+
+    Example: `queue-manager systems history support-snooze --range 7d`
+    """
+    from queue_manager.web.routes.systems.history import system_history
+    from queue_manager.web.routes.systems.events import history_of
+    from queue_manager.web.routes.systems.queries import find_system
+
+    with report_errors():
+        if name is None:
+            _print_day(history_of(systems()), as_json=as_json)
+            return
+        found = system_history(find_system(name, systems()), chosen)
+    if as_json:
+        print_answer(found)
+        return
+    step = seconds(found.step_seconds)
+    steps = [
+        SimpleNamespace(begin=to_iso(found.begins_at + number * step), **dict(zip(found.outcomes, counts, strict=True)))
+        for number, counts in enumerate(zip(*found.outcomes.values(), strict=True))
+        if any(counts)
+    ]
+    print_table(steps, ("begin", *found.outcomes), nothing="nothing ended in this range")
+
+
+def schedule(as_json: AnswerJsonOption = False) -> None:
+    """Show when each scan runs next, whether it runs now, and with `--json` its last ten runs. Times are UTC.
+
+    Example: `queue-manager systems schedule`
+    """
+    from queue_manager.web.routes.systems.queries import schedule as read_schedule
+
+    with report_errors():
+        found = read_schedule()
+    if as_json:
+        print_answer(found)
+        return
+    print_table(found.entries, SCHEDULE_COLUMNS, nothing="no scan")
+    leader = "no beat leads" if found.leader is None else f"leader {found.leader.holder}"
+    typer.echo(printable(leader))
+
+
+def _print_day(day: History, *, as_json: bool) -> None:
+    if as_json:
+        print_answer(day)
+        return
+    rows = [
+        SimpleNamespace(name=name, ended=", ".join(f"{outcome} {sum(counts)}" for outcome, counts in found.items()))
+        for name, found in day.systems.items()
+        if found is not None
+    ]
+    print_table(rows, ("name", "ended"), nothing="no system")
+
+
+def _print_problems(unread: Sequence[str], problems: Sequence[Problem]) -> None:
+    for text in unread:
+        typer.echo(printable(text))
+    for one in problems:
+        typer.echo(printable(f"problem  {one.system}, {one.rule.id}: {one.text}"))

@@ -1,0 +1,198 @@
+"""`queue-manager queue`: adding, editing, moving, deleting and clearing messages, and what happened to them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from models import audit
+from models.audit import AuditQuery
+from queue_manager.cli.confirmation import TYPED_FROM
+from services.message_queue import Json, MessageQueue, MessageState, NewMessage, message_queue, queue_admin
+from tests.e2e.commands import invoke
+from tests.real_servers import Servers
+
+NASTY = '{ "n":1.50, "big":12345678901234567890.10 }'
+
+
+@pytest.fixture
+def queue(clean: Servers) -> MessageQueue:
+    return message_queue()
+
+
+def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    return invoke("queue", *arguments, answer=answer)
+
+
+def add(queue: MessageQueue, number: int, type: str = "send_mail") -> list[str]:
+    return [one.id for one in queue.enqueue_batch([NewMessage(type=type) for _ in range(number)])]
+
+
+def state_of(id: str) -> MessageState | None:
+    found = queue_admin().find_with_state(id)
+    return found and found[0]
+
+
+def last_audited() -> Any:
+    entries, _ = audit.page(AuditQuery(), after=None, limit=1)
+    return entries[0]
+
+
+class TestAddAndEdit:
+    def test_payload_is_kept_byte_for_byte(self, queue: MessageQueue) -> None:
+        added = run("add", "send_mail", NASTY, "--priority", "3", "--max-attempts", "7", "--id", "mail-1")
+        assert (added.returncode, added.stdout) == (0, "mail-1\n"), added.stderr
+        message = queue_admin().find("mail-1")
+        assert message is not None
+        assert (message.type, message.priority, message.payload_json) == ("send_mail", 3, NASTY)
+        assert message.fields["custom_max_attempts"] == 7
+
+    def test_edit_changes_what_is_given_and_is_audited(self, queue: MessageQueue) -> None:
+        queue.enqueue("send_mail", Json("1"), id="mail-1", max_attempts=7)
+        edited = run("edit", "mail-1", "--payload", NASTY, "--max-attempts", "default", "--ack-timeout", "1.5")
+        assert edited.returncode == 0, edited.stderr
+        assert f'"payload":{NASTY}' in edited.stdout
+        message = queue_admin().find("mail-1")
+        assert message is not None
+        assert "custom_max_attempts" not in message.fields
+        assert (message.type, message.fields["custom_ack_timeout"]) == ("send_mail", 1.5)
+        entry = last_audited()
+        assert (entry.action, entry.via, entry.ids, entry.after["payload"]) == ("edit", "cli", ["mail-1"], NASTY)
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            (["add", "x", "{"], "payload: must be JSON ("),
+            (["add", "x", '1,"id":"y"'], "payload: must be JSON ("),
+            (["add", ""], "type: must be "),
+            (["add", "x", "--priority", "99"], "priority: must be "),
+            (["add", "x", "--ack-timeout", "soon"], "ackTimeout: must be a number, or `default`"),
+            (["add", "x", "--max-attempts", "0"], "maxAttempts: must be "),
+            (["add", "x", "--id", "a b"], "id: must be 1 to 128 letters"),
+            (["edit", "x"], "body: must be an object with at least one of type, payload"),
+        ],
+    )
+    def test_invalid_field_is_named(self, arguments: list[str], error: str, queue: MessageQueue) -> None:
+        result = run(*arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"queue-manager: {error}")
+        assert queue_admin().counts().main == 0
+
+    def test_edit_of_unknown_or_held_message(self, queue: MessageQueue) -> None:
+        assert run("edit", "gone", "--priority", "1").returncode == 1
+        (id,) = add(queue, 1)
+        queue.dequeue()
+        held = run("edit", id, "--priority", "1")
+        assert held.returncode == 1
+        assert held.stderr.startswith(f"queue-manager: A consumer is processing the message {id}")
+
+
+class TestMoveAndDelete:
+    def test_move_by_id_and_back(self, queue: MessageQueue) -> None:
+        one, other = add(queue, 2)
+        moved = run("move", one, "gone", "--to", "dead", "--reason", "by mistake", "--yes")
+        assert moved.returncode == 1
+        assert moved.stdout.splitlines() == [f"{one}  moved", "gone  is not in the queue", "1 moved, 1 not"]
+        assert (state_of(one), state_of(other)) == ("dead", "main")
+        assert "by mistake" in run("show", one).stdout
+        entry = last_audited()
+        assert (entry.action, entry.count, entry.detail) == ("move", 1, "to dead (by mistake)")
+        assert run("move", "--all", "--state", "dead", "--to", "main", answer="y\n").returncode == 0
+        assert state_of(one) == "main"
+
+    def test_delete_by_filter_after_confirmation_and_undo(self, queue: MessageQueue) -> None:
+        mails, (export,) = add(queue, 2), add(queue, 1, "export")
+        refused = run("delete", "--all", "--state", "main", "--type", "send_mail", answer="n\n")
+        assert refused.returncode == 1
+        assert "Delete 2 messages? [y/N]" in refused.stdout
+        deleted = run("delete", "--all", "--state", "main", "--type", "send_mail", answer="y\n")
+        assert deleted.returncode == 0, deleted.stderr
+        assert [state_of(id) for id in (*mails, export)] == [None, None, "main"]
+        assert last_audited().filter == {"state": "main", "type": "send_mail"}
+        undo = deleted.stdout.partition("queue-manager audit undo ")[2].split()[0]
+        assert invoke("audit", "undo", undo).returncode == 0
+        assert [state_of(id) for id in mails] == ["main", "main"]
+
+    def test_times_select(self, queue: MessageQueue) -> None:
+        (id,) = add(queue, 1)
+        assert run("delete", "--all", "--state", "main", "--until", "2026-01-31T00:00Z").stdout == (
+            "no message to delete\n"
+        )
+        assert id in run("list", "main", "--since", "2026-01-31T00:00Z").stdout
+        assert run("count", "--until", "2026-01-31T00:00Z").stdout == "0\n"
+        assert run("count", "--until", "soon").stderr.startswith("queue-manager: --until: must be ISO 8601")
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            (["delete"], "give ids of messages, or --all"),
+            (["delete", "a", "--all", "--state", "main"], "give ids of messages, or --all"),
+            (["delete", "a", "--type", "x"], "give ids of messages, or --all"),
+            (["delete", "--all"], "--state: must be main, dead, acknowledged or archived together with --all"),
+            (["move", "a", "--to", "dead", "--state", "dead"], "--to: must be another state than --state"),
+            (["clear"], "give a state, or --all"),
+            (["clear", "dead", "--all"], "give a state, or --all"),
+        ],
+    )
+    def test_what_to_give_is_named(self, arguments: list[str], error: str, queue: MessageQueue) -> None:
+        result = run(*arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"queue-manager: {error}")
+
+
+class TestClear:
+    def test_one_state_after_confirmation(self, queue: MessageQueue) -> None:
+        waiting, dead = add(queue, 2)
+        queue_admin().move([dead], to="dead")
+        assert run("clear", "main", answer="n\n").returncode == 1
+        assert state_of(waiting) == "main"
+        cleared = run("clear", "main", answer="y\n")
+        assert cleared.returncode == 0, cleared.stderr
+        assert "1 deleted\nTo undo it within 10 minutes: queue-manager audit undo " in cleared.stdout
+        assert (state_of(waiting), state_of(dead)) == (None, "dead")
+        assert run("clear", "--all", "--yes").stdout.startswith("1 deleted\n")
+
+    def test_name_is_typed_above_a_thousand(self, queue: MessageQueue) -> None:
+        for _ in range(3):
+            add(queue, 400)
+        refused = run("clear", "main", answer="y\n")
+        assert refused.returncode == 1
+        assert f"Delete {3 * 400:,} messages in main? Type main to confirm" in refused.stdout
+        assert queue_admin().counts().main == 1_200 > TYPED_FROM
+        assert run("clear", "main", answer="main\n").returncode == 0
+        assert queue_admin().counts().main == 0
+
+
+class TestQueries:
+    def test_status_and_config(self, queue: MessageQueue) -> None:
+        queue.enqueue("send_mail", priority=5)
+        assert run("status").stdout.splitlines()[1] == "waiting: 1 of priority 5"
+        assert json.loads(run("status", "--json").stdout)["main"] == 1
+        assert json.loads(run("config").stdout)["max_priority_levels"] > 5
+
+    def test_list_is_sorted_and_count_filters(self, queue: MessageQueue) -> None:
+        for priority in (1, 3, 2):
+            queue.enqueue("send_mail", priority=priority, id=f"p{priority}")
+        found = json.loads(run("list", "--sort", "priority", "--ascending", "--json").stdout)["messages"]
+        assert [message["id"] for message in found] == ["p1", "p2", "p3"]
+        assert run("count", "main", "--priority", "3").stdout == "1\n"
+        assert run("list", "--sort", "age").stderr == (
+            "queue-manager: sortBy: must be created_at or priority in main\n"
+        )
+
+    def test_activity_is_filtered(self, queue: MessageQueue) -> None:
+        (id,) = add(queue, 1)
+        queue.dequeue(consumer_id="mailer-1")
+        logs = json.loads(run("activity", "--message", id, "--action", "dequeue", "--json").stdout)["logs"]
+        assert [(one["message_id"], one["consumer_id"]) for one in logs] == [(id, "mailer-1")]
+        assert "mailer-1" in run("activity", "--consumer", "mailer-1").stdout
+        assert run("activity", "--consumer", "nobody").stdout == "no such entry\n"
+
+    def test_export_as_csv_has_no_formula(self, queue: MessageQueue) -> None:
+        queue.enqueue("=1+1", {"a": 1}, id="mail-1")
+        (row,) = csv.DictReader(run("export", "main", "--format", "csv").stdout.splitlines())
+        assert (row["id"], row["type"], row["payload"]) == ("mail-1", "'=1+1", '{"a": 1}')

@@ -1,0 +1,101 @@
+"""`queue-manager systems status`, `scans`, `history` and `schedule`, and `queue-manager keys`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beat_schedule import SYSTEMS
+from models.database import server_now
+from queue_manager.cli.completion import complete_system, complete_system_with_items
+from queue_manager.core.clock import seconds
+from queue_manager.core.settings import settings
+from tests.e2e.commands import invoke
+from tests.real_servers import Servers
+from tests.rooms import make_room
+
+ROOMS = "support-snooze"
+SECRET = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return invoke("systems", *arguments)
+
+
+def printed(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_status_of_one_and_of_all(clean: Servers) -> None:
+    make_room(server_now() - seconds(1))
+    one = printed("status", ROOMS)
+    assert (one["name"], one["due"], one["servers"]) == (ROOMS, 1, {"mongodb": None, "redis": None})
+    assert [system["name"] for system in printed("status")["systems"]] == [system.name for system in SYSTEMS]
+    shown = run("status", ROOMS).stdout.splitlines()
+    assert shown[0].split()[:3] == ["name", "is", "on"]
+    assert shown[1].split()[:3] == [ROOMS, "true", "1"]
+    assert "problem  workers, no-workers: " in run("status").stdout
+
+
+def test_scans_are_listed(clean: Servers) -> None:
+    assert run("scans", ROOMS).stdout == "no scan in 24 hours\n"
+    make_room(server_now() - seconds(1))
+    assert invoke("scan", ROOMS).returncode == 0
+    (scan,) = printed("scans", ROOMS)["scans"]
+    assert (scan["found"], scan["enqueued"]) == (1, 1)
+    assert run("scans", ROOMS).stdout.splitlines()[0].split()[:3] == ["at", "found", "claimed"]
+
+
+def test_history_of_one_and_of_all(clean: Servers) -> None:
+    assert printed("history", ROOMS, "--range", "7d")["step_seconds"] == 6 * 3600 // 6
+    assert run("history", ROOMS).stdout == "nothing ended in this range\n"
+    assert set(printed("history")["systems"]) == {system.name for system in SYSTEMS}
+    assert ROOMS in run("history").stdout
+
+
+def test_schedule_names_every_scan(clean: Servers) -> None:
+    assert [entry["name"] for entry in printed("schedule")["entries"]] == [system.name for system in SYSTEMS]
+    shown = run("schedule").stdout
+    assert ROOMS in shown
+    assert shown.endswith("no beat leads\n")
+
+
+@pytest.mark.parametrize("command", ["status", "scans", "history"])
+def test_unknown_system_lists_the_known_ones(command: str, clean: Servers) -> None:
+    result = run(command, "nonsense")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(
+        "queue-manager: There is no system 'nonsense' here; the systems are: support-snooze"
+    )
+
+
+def test_names_of_systems_are_completed() -> None:
+    assert complete_system("s") == ["stale-thumbnails", ROOMS]
+    assert "overdue-messages" not in complete_system_with_items("")
+    assert ROOMS in complete_system_with_items("")
+
+
+def test_keys_are_listed_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys.json"
+    key = {"name": "ada", "key": SECRET, "role": "viewer", "expires": "2026-01-31T00:00:00Z"}
+    file.write_text(json.dumps([key, {"name": "bot", "key": SECRET[::-1], "role": "operator"}]))
+    assert invoke("keys").stdout == "no key: only this machine has access, as operator\n"
+    monkeypatch.setenv("QM_API_KEYS_FILE", str(file))
+    settings.cache_clear()
+    try:
+        table, listed = invoke("keys").stdout, invoke("keys", "--json").stdout
+    finally:
+        monkeypatch.delenv("QM_API_KEYS_FILE")
+        settings.cache_clear()
+    assert SECRET not in table + listed
+    assert [line.split() for line in table.splitlines()[1:]] == [
+        ["ada", "viewer", "2026-01-31T00:00:00.000Z"],
+        ["bot", "operator"],
+    ]
+    assert [(one["name"], one["is_expired"]) for one in json.loads(listed)] == [("ada", True), ("bot", False)]
