@@ -1,4 +1,4 @@
-"""`queue-manager queue`: list, export and import messages, replay dead letters, requeue overdue messages.
+"""`queue-manager queue`: list, export and import messages, replay dead letters, requeue overdue messages, pause types.
 
 Guarantee: commands on several messages report an outcome for each; exit code 1 if one failed.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
 import redis
 import typer
 
+from models.audit import ActionName
 from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import fail
 from queue_manager.cli.messages_render import (
@@ -26,8 +28,10 @@ from queue_manager.cli.messages_render import (
     printable,
     table_of,
 )
+from queue_manager.cli.pauses import PauseReason, checked_reason
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError, reason
+from queue_manager.core.pause import COMMAND_LINE
 from services import message_queue
 from services.message_queue import Filter, InvalidMessage, MessageState, SweepResult
 from services.message_queue.admin import MessageOutcome
@@ -57,6 +61,7 @@ AttemptsOption = Annotated[int | None, typer.Option(min=0, help="Only messages w
 SearchOption = Annotated[
     str | None, typer.Option(help="Only messages with this text in payload, id, type or last error; case-insensitive.")
 ]
+MessageTypes = Annotated[list[str], typer.Argument(help="Types of messages.", metavar="TYPE...")]
 JsonMessagesOption = Annotated[bool, typer.Option("--json", help="Print JSON, with payloads byte for byte.")]
 
 
@@ -86,6 +91,7 @@ def list_messages(
             print_json(page_json(page))
             return
         counts = message_queue.queue_admin().counts()
+        pauses = message_queue.queue_admin().pauses()
     screen = console()
     if page.messages:
         screen.print(table_of(state, page.messages, counts.now))
@@ -95,6 +101,8 @@ def list_messages(
         why = "the search stopped at its limit" if page.is_partial else "there may be more"
         screen.print(f"{why}: --cursor {printable(page.cursor)}", soft_wrap=True)
     screen.print(counts_line(counts), soft_wrap=True)
+    for paused, made in pauses.items():
+        screen.print(printable(f"Paused: {paused} {made}"), soft_wrap=True)
 
 
 @queue.command()
@@ -209,6 +217,34 @@ def requeue() -> None:
     if swept.is_locked:
         fail("another sweeper holds the lock, for at most 30 s", code=1)
     typer.echo(json.dumps(swept.as_dict()))
+
+
+@queue.command()
+def pause(types: MessageTypes, reason: PauseReason = None) -> None:
+    """Deliver no messages of these types: they wait, and those in processing go on. `queue list` shows the reason."""
+    why = checked_reason(reason)
+    change = partial(message_queue.queue_admin().pause, by=COMMAND_LINE, reason=why)
+    _switch("pause", types, change, "paused", reason=why)
+
+
+@queue.command()
+def resume(types: MessageTypes) -> None:
+    """Deliver messages of these types again, in the order in which they were added."""
+    _switch("resume", types, message_queue.queue_admin().resume, "resumed")
+
+
+def _switch(
+    action: ActionName,
+    types: Sequence[str],
+    change: Callable[[Sequence[str]], None],
+    what: str,
+    reason: str | None = None,
+) -> None:
+    selected = {"types": ", ".join(types)} | ({"reason": reason} if reason else {})
+    with _report_errors(), audited(action, system=message_queue.system.name, is_in_redis=True, filter=selected):
+        change(types)
+    for type in types:
+        typer.echo(f"{printable(type)}  {what}")
 
 
 # Arguments
