@@ -1,4 +1,4 @@
-"""`queue-manager queue`: list, count, export and import messages, requeue overdue messages.
+"""`queue-manager queue`: list, count, export and import messages, requeue overdue messages, pause types.
 
 `message_changes` has the commands that change messages.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from models.audit import ActionName
 from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import (
@@ -32,7 +35,9 @@ from queue_manager.cli.messages_render import (
     printable,
     table_of,
 )
+from queue_manager.cli.pauses import PauseReason, checked_reason
 from queue_manager.core.clock import minutes
+from queue_manager.core.pause import COMMAND_LINE
 from services import message_queue
 from services.message_queue import Filter, MessageState, SweepResult
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
@@ -60,6 +65,7 @@ queue = typer.Typer(
 MessageStateArgument = Annotated[
     MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
 ]
+MessageTypes = Annotated[list[str], typer.Argument(help="Types of messages.", metavar="TYPE...")]
 JsonMessagesOption = Annotated[bool, typer.Option("--json", help="Print JSON, with payloads byte for byte.")]
 
 
@@ -89,7 +95,7 @@ def list_messages(
     if as_json:
         print_json(page_json(page))
         return
-    counts = admin.counts()
+    counts, pauses = admin.counts(), admin.pauses()
     screen = console()
     if page.messages:
         screen.print(table_of(state, page.messages, counts.now))
@@ -99,6 +105,8 @@ def list_messages(
         why = "the search stopped at its limit" if page.is_partial else "there may be more"
         screen.print(f"{why}: --cursor {printable(page.cursor)}", soft_wrap=True)
     screen.print(counts_line(counts), soft_wrap=True)
+    for paused, made in pauses.items():
+        screen.print(printable(f"Paused: {paused} {made}"), soft_wrap=True)
 
 
 @queue.command()
@@ -237,6 +245,40 @@ def requeue() -> None:
 
 for _command in (add, edit, replay, move, delete, clear):
     queue.command()(_command)
+
+
+@queue.command()
+def pause(types: MessageTypes, reason: PauseReason = None) -> None:
+    """Deliver no messages of these types: they wait, and those in processing go on. `queue list` shows the reason.
+
+    Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
+    """
+    why = checked_reason(reason)
+    change = partial(message_queue.queue_admin().pause, by=COMMAND_LINE, reason=why)
+    _switch("pause", types, change, "paused", reason=why)
+
+
+@queue.command()
+def resume(types: MessageTypes) -> None:
+    """Deliver messages of these types again, in the order in which they were added.
+
+    Example: `queue-manager queue resume send_mail`
+    """
+    _switch("resume", types, message_queue.queue_admin().resume, "resumed")
+
+
+def _switch(
+    action: ActionName,
+    types: Sequence[str],
+    change: Callable[[Sequence[str]], None],
+    what: str,
+    reason: str | None = None,
+) -> None:
+    selected = {"types": ", ".join(types)} | ({"reason": reason} if reason else {})
+    with report_errors(), audited(action, system=message_queue.system.name, is_in_redis=True, filter=selected):
+        change(types)
+    for type in types:
+        typer.echo(f"{printable(type)}  {what}")
 
 
 class _Progress:

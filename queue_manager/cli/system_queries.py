@@ -92,8 +92,8 @@ def history(
 
     Example: `queue-manager systems history support-snooze --range 7d`
     """
-    from queue_manager.web.routes.systems.history import system_history
     from queue_manager.web.routes.systems.events import history_of
+    from queue_manager.web.routes.systems.history import system_history
     from queue_manager.web.routes.systems.queries import find_system
 
     with report_errors():

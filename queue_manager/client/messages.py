@@ -211,6 +211,17 @@ class MessageOperations(Resource, Generic[ReceivedT]):
         """Move dead letters back to the queue, with all their attempts."""
         return (yield from self._exchange("POST", "/api/queue/replay", ReplayCount, body={"messageIds": ids}))
 
+    @operation
+    def pause(self, types: Sequence[str], reason: str | None = None) -> Exchange[None]:
+        """Deliver no messages of these types; those that consumers hold go on."""
+        body = {"types": types, **({} if reason is None else {"reason": reason})}
+        yield from self._exchange("POST", "/api/queue/pause", object, body=body, is_repeatable=True)
+
+    @operation
+    def resume(self, types: Sequence[str]) -> Exchange[None]:
+        """Deliver messages of these types again, in the order in which they were added."""
+        yield from self._exchange("POST", "/api/queue/resume", object, body={"types": types}, is_repeatable=True)
+
     @event_stream
     def events(self, last_event_id: str | None = None) -> EventPosition:
         """Iterate over `queue-update` events."""

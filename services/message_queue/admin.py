@@ -1,4 +1,4 @@
-"""Changing the message queue for operators: move, replay, update and delete messages.
+"""Changing the message queue for operators: move, replay, update and delete messages; pause types.
 
 Guarantee: every operation reports an outcome per message. A message that is gone is reported and never recreated.
 """
@@ -38,6 +38,7 @@ from services.message_queue.messages import (
 from services.message_queue.scripts import Argument
 
 REPLAY_BUDGET = DELETE_BUDGET = seconds(10)
+MAX_PAUSED_TYPES = 100  # each dequeue reads them
 DEFAULT_MOVE_REASON = "Moved by hand"
 
 MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "CHANGED", "UNDECODABLE"]
@@ -78,6 +79,21 @@ class QueueAdmin(MessageBrowser):
     def activity(self) -> list[ActivityEntry]:
         """Return the activity log, oldest first."""
         return read_activity(self._scripts, self._options)
+
+    def pause(self, types: Sequence[str], *, by: str, reason: str | None = None) -> None:
+        """Deliver no messages of these types until they are resumed: they wait, and those in processing go on.
+
+        Raises `InvalidMessage` if more than 100 types would be paused; those before it are paused then.
+        """
+        about = json.dumps({"by": by, "reason": reason})[1:-1]
+        for type in checked_types(types):
+            if not self._scripts.run("pause", type, about, MAX_PAUSED_TYPES):
+                raise InvalidMessage("types", f"resumed first: at most {MAX_PAUSED_TYPES} types can be paused")
+
+    def resume(self, types: Sequence[str]) -> None:
+        """Deliver messages of these types again, in the order in which they were added."""
+        for type in checked_types(types):
+            self._scripts.run("resume", type)
 
     def move(
         self, ids: Sequence[str], *, to: MessageState, source: MessageState | None = None, reason: str | None = None
@@ -274,6 +290,11 @@ class QueueAdmin(MessageBrowser):
             yield from ([one.id for one in page if is_id(one.id)] for page in self.export(state))
         else:
             yield from self.matching_ids(state, MATCH_ALL)
+
+
+def checked_types(types: Sequence[str]) -> list[str]:
+    """Return the types. Raises `InvalidMessage`."""
+    return [checked_text(type, "types", max_bytes=MAX_TYPE_BYTES) for type in types]
 
 
 def checked_ids(ids: Sequence[str]) -> list[str]:

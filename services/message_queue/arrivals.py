@@ -29,11 +29,12 @@ class ArrivalNotifier:
 
     Args:
         connect: returns a client whose socket timeout is longer than `READ_BLOCK_TIMEOUT`.
-        streams: the streams of all priorities.
+        streams: the streams of all priorities; the first is named as the queue.
     """
 
     def __init__(self, connect: Callable[[], redis.Redis], streams: Sequence[str]) -> None:
         self._connect, self._streams = connect, streams
+        self._resumes = f"{streams[0]}:resumes".encode()
         self._subscribers: list[tuple[str | None, Future[None]]] = []
         self._changed = Condition()
         self._thread: Thread | None = None
@@ -75,6 +76,7 @@ class ArrivalNotifier:
 
     def _read(self, client: redis.Redis) -> None:
         ends: dict[Any, Any] = {stream.encode(): self._end_of(client, stream) for stream in self._streams}
+        ends[self._resumes] = self._end_of(client, self._resumes.decode())
         with self._changed:
             self._is_reading = True
             self._changed.notify_all()
@@ -87,7 +89,9 @@ class ArrivalNotifier:
             for stream, entries in _entries_by_stream(
                 client.xread(ends, count=ARRIVALS_PER_READ, block=int(READ_BLOCK_TIMEOUT * 1000))
             ):
-                ends[stream], arrived = entries[-1][0], arrived + len(entries)
+                # Resuming a type may make many messages available.
+                arrived += len(self._subscribers) if stream == self._resumes else len(entries)
+                ends[stream] = entries[-1][0]
             self.wake(arrived)
 
     @staticmethod

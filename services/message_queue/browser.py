@@ -11,14 +11,15 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Literal, get_args
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, get_args
 
 from queue_manager.core.clock import seconds
+from queue_manager.core.pause import Pause
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import Message, QueueOptions, checked_id, is_id
 from services.message_queue.other_programs import OtherPrograms
-from services.message_queue.scripts import Scripts
+from services.message_queue.scripts import Scripts, translate_errors
 
 MessageState = Literal["main", "processing", "dead", "acknowledged", "archived"]
 MESSAGE_STATES: tuple[MessageState, ...] = get_args(MessageState)
@@ -178,6 +179,12 @@ class MessageBrowser:
             if not cursor or time.monotonic() >= ends:
                 return MatchCount(count=count, is_complete=not cursor)
 
+    def pauses(self) -> Mapping[str, Pause]:
+        """Return the paused types, in alphabetical order, with since when, by whom and why."""
+        with translate_errors():
+            stored: Any = self._scripts.client.hgetall(f"{self._scripts.queue}:pauses")
+        return {_decoded(type): _pause(made) for type, made in sorted(stored.items()) if made}
+
     def list(
         self,
         state: MessageState,
@@ -292,6 +299,11 @@ class MessageBrowser:
             rows, scanned = self._scripts.run("locate", *ids[done : done + BULK_BATCH_SIZE])
             yield from ((state.decode(), Message.read(id, data, record)) for id, data, record, state in rows)
             done += scanned
+
+
+def _pause(stored: bytes) -> Pause:
+    made = json.loads(stored)
+    return Pause(at=datetime.fromtimestamp(made["at"] / 1000, UTC), by=made["by"], reason=made["reason"])
 
 
 def _order(state: MessageState, sort_by: str | None, ascending: bool) -> str:

@@ -92,7 +92,7 @@ class _MessageExplanation:
         match self._state:
             case "main":
                 yield f"Waiting since {self._when(self._last_at('requeued', 'replayed') or self._created_at)}"
-                yield self._others()
+                yield self._pause() or self._others()
                 yield from self._last_failure()
             case "processing":
                 yield from self._processing()
@@ -104,6 +104,10 @@ class _MessageExplanation:
                 yield f"it had been delivered for the {ordinal(self._message.attempt)} time"
             case "archived":
                 yield f"archived at {self._field('archived_at')}, so no consumer gets it"
+
+    def _pause(self) -> str | None:
+        pause = self._admin.pauses().get(self._message.type)
+        return None if pause is None else f"messages of its type are paused {pause}".rstrip()
 
     def _others(self) -> str:
         others = sum(self._admin.counts().waiting[self._message.priority :]) - 1

@@ -133,6 +133,17 @@ def test_a_list_follows_the_cursor(client: Client) -> None:
     assert [message.id for message in client.messages.list("main", page_size=3, type="sms")] == []
 
 
+def test_types_are_paused_and_resumed(client: Client, queue: Queue) -> None:
+    id = client.messages.enqueue("mail")
+    client.messages.pause(["mail"], reason="spilling")
+    assert client.messages.dequeue() is None
+    assert queue.get("/queue/status", X_API_KEY=OPERATOR).body["pauses"]["mail"]["reason"] == "spilling"
+    client.messages.resume(["mail"])
+    received = client.messages.dequeue()
+    assert received is not None
+    assert received.id == id
+
+
 def test_dead_letters_are_replayed(client: Client, queue: Queue) -> None:
     client.messages.enqueue("mail", max_attempts=1)
     message = client.messages.dequeue()

@@ -51,6 +51,31 @@ def bury(queue: MessageQueue, *messages: NewMessage) -> list[str]:
     return ids
 
 
+class TestPause:
+    def test_types_wait_until_they_are_resumed(self, queue: MessageQueue) -> None:
+        queue.enqueue("send_mail", id="first")
+        assert run("pause", "send_mail", "export", "--reason", "a [red]spill").stdout == (
+            "send_mail  paused\nexport  paused\n"
+        )
+        assert queue.dequeue() is None
+        made = queue_admin().pauses()["send_mail"]
+        assert (made.by, made.reason) == ("command line", "a [red]spill")
+        listed = run("list").stdout
+        assert "main 1 " in listed
+        assert "by command line: a [red]spill\n" in listed
+        assert "Paused: send_mail since 20" in listed
+        assert run("resume", "send_mail", "export").stdout == "send_mail  resumed\nexport  resumed\n"
+        received = queue.dequeue()
+        assert received is not None
+        assert received.id == "first"
+
+    def test_invalid_type_is_refused(self, queue: MessageQueue) -> None:
+        refused = run("pause", "a\nb")
+        assert refused.returncode != 0
+        assert "types: must be" in refused.stderr
+        assert queue_admin().pauses() == {}
+
+
 class TestList:
     def test_newest_first_with_what_is_where(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", {"to": "ada"}, priority=5, id="first")

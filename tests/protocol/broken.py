@@ -6,7 +6,8 @@ from tests.protocol.checker import Steps
 from tests.protocol.dispatch import Dispatch
 from tests.protocol.item_state import Attempt, Item, Sent
 from tests.protocol.lease import ItemLease
-from tests.protocol.messages import Delivery, MessageQueueProtocol, Record, Stored, Stream
+from tests.protocol.messages import Delivery, Entry, MessageQueueProtocol, Record, Stored, Stream
+from tests.protocol.pauses import MessageOrder, Order
 
 # Dispatch
 
@@ -171,3 +172,63 @@ class DeliveryWithoutDeadline(MessageQueueProtocol):
 
     def delivered(self, message: Stored, at: int, stream: Stream) -> Stored:
         return super().delivered(message, at, stream)._replace(deadline="none")
+
+
+class PauseOfNewOnes(MessageQueueProtocol):
+    """A pause keeps new messages aside, and does not ask for the type of one that is delivered."""
+
+    def may_deliver(self, message: Stored) -> bool:
+        return True
+
+
+class PassedOverIsPending(MessageQueueProtocol):
+    """What the group has read and no consumer gets is left in the pending list."""
+
+    def parked(self, message: Stored, at: int) -> Stored:
+        return message._replace(
+            entries=(*message.entries[:at], Entry("main", is_pending=True), *message.entries[at + 1 :])
+        )
+
+
+# Order of messages
+
+
+class ReadsBeforeResumed(MessageOrder):
+    """What was set aside is delivered when nothing else waits."""
+
+    def is_resumed_first(self) -> bool:
+        return False
+
+
+class ResumeReadsAgain(MessageOrder):
+    """A resume moves the group back to the first message that was set aside, and so to the others behind it."""
+
+    def resumed(self, order: Order, kind: str) -> Order:
+        first = min((at for at in order.parked if order.kinds[at] == kind), default=order.read)
+        parked = tuple(at for at in order.parked if at < first)
+        return super().resumed(order, kind)._replace(read=first, parked=parked)
+
+
+class PassedOverIsForgotten(MessageOrder):
+    """What the group has read and no consumer gets is not noted anywhere."""
+
+    def passed_over(self, order: Order) -> Order:
+        return order._replace(read=order.read + 1)
+
+
+class ResumedByType(MessageOrder):
+    """Of several resumed types, one is delivered after the other."""
+
+    def next_parked(self, order: Order) -> int | None:
+        return min(
+            (at for at in order.parked if order.kinds[at] not in order.paused),
+            key=lambda at: (order.kinds[at], at),
+            default=None,
+        )
+
+
+class PauseOfTheRest(MessageOrder):
+    """What was set aside is delivered even if its type is paused again."""
+
+    def next_parked(self, order: Order) -> int | None:
+        return next(iter(order.parked), None)

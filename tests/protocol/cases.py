@@ -8,6 +8,7 @@ from tests.protocol import broken
 from tests.protocol.checker import TRAP, Specification
 from tests.protocol.dispatch import Dispatch
 from tests.protocol.messages import MessageQueueProtocol
+from tests.protocol.pauses import MessageOrder
 
 SPECIFICATIONS: dict[str, tuple[Specification[Any], int]] = {
     "faults": (Dispatch(due_times=1, workers=1, faults=2, max_attempts=2), 29_338),
@@ -16,8 +17,9 @@ SPECIFICATIONS: dict[str, tuple[Specification[Any], int]] = {
     "snoozes": (Dispatch(due_times=2, workers=1, faults=1, max_attempts=1), 27_960),
     "races": (Dispatch(due_times=2, workers=2, faults=0, max_attempts=1), 38_040),
     "without leases": (broken.NoLease(due_times=2, workers=1, faults=0, max_attempts=1, queue_length=2), 9_772),
-    "message": (MessageQueueProtocol(), 837),
-    "message, larger": (MessageQueueProtocol(consumers=3, max_attempts=3, enqueues=3, operations=3), 4_543),
+    "message": (MessageQueueProtocol(), 2_639),
+    "message, larger": (MessageQueueProtocol(consumers=3, max_attempts=3, enqueues=3, operations=3), 14_289),
+    "order of messages": (MessageOrder(), 2_756),
 }
 """By name, with the number of states."""
 
@@ -50,4 +52,11 @@ BROKEN: list[tuple[Specification[Any], str]] = [
     (broken.RequeueRemovesFirst(), "nothing_is_lost"),
     (broken.UncountedDelivery(), "attempts_are_bounded"),
     (broken.DeliveryWithoutDeadline(), "delivered_with_a_deadline"),
+    (broken.PauseOfNewOnes(), "never_delivered_while_paused"),
+    (broken.PassedOverIsPending(), "delivered_with_a_deadline"),
+    (broken.ReadsBeforeResumed(), "order_is_kept"),
+    (broken.ResumedByType(), "order_is_kept"),
+    (broken.ResumeReadsAgain(), "a_pause_delivers_none_twice"),
+    (broken.PauseOfTheRest(), "none_is_delivered_while_paused"),
+    (broken.PassedOverIsForgotten(), "order_is_kept"),
 ]

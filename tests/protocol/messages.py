@@ -22,6 +22,8 @@ class Entry(NamedTuple):
     stream: Stream
     is_pending: bool = False
     """It is in the pending list of the consumer group: delivered, and not acknowledged."""
+    is_parked: bool = False
+    """The group has passed over it while its type was paused: it is in `<queue>:parked:<type>`, and still waiting."""
 
 
 class Record(NamedTuple):
@@ -53,6 +55,10 @@ class Stored(NamedTuple):
     """How often the producer may still enqueue it, since it got no answer."""
     operations: int = 0
     """How often an operator may still interfere."""
+    pauses: int = 0
+    """How often an operator may still pause its type."""
+    is_paused: bool = False
+    """Its type is paused, in `<queue>:pauses`."""
 
     is_stored: bool = False
     """It was enqueued, and neither deleted nor forgotten."""
@@ -66,6 +72,7 @@ class Stored(NamedTuple):
     is_touched_by_another: bool = False
     is_requeued_early: bool = False
     is_delivered_after_ack: bool = False
+    is_delivered_while_paused: bool = False
 
     @property
     def stream(self) -> Stream | None:
@@ -84,9 +91,10 @@ class MessageQueueProtocol(Specification[Stored]):
     max_attempts: int = 2
     enqueues: int = 2
     operations: int = 2
+    pauses: int = 1
 
     def initial(self) -> Stored:
-        return Stored(enqueues=self.enqueues, operations=self.operations)
+        return Stored(enqueues=self.enqueues, operations=self.operations, pauses=self.pauses)
 
     # Producers
 
@@ -105,11 +113,20 @@ class MessageQueueProtocol(Specification[Stored]):
 
     @step
     def receive(self, message: Stored) -> Steps[Stored]:
-        # dequeue.lua, delivery.lua: the group delivers the entry, the record gets a token, the deadline is set.
+        # dequeue.lua, delivery.lua: the group delivers the entry, or it is claimed for the group if it was parked; the
+        # record gets a token, the deadline is set.
         for at, entry in enumerate(message.entries):
-            if entry == Entry("main") and len(message.deliveries) < self.consumers:
+            is_waiting = entry.stream == "main" and not entry.is_pending
+            if is_waiting and self.may_deliver(message) and len(message.deliveries) < self.consumers:
                 yield "a consumer receives it", self.delivered(message, at, "main")
                 yield "a consumer receives it by its type", self.delivered(message, at, "typed")
+
+    @step
+    def pass_over(self, message: Stored) -> Steps[Stored]:
+        # dequeue.lua: the group reads the entry in its turn, and no consumer gets it.
+        for at, entry in enumerate(message.entries):
+            if entry == Entry("main") and message.is_paused:
+                yield "a consumer passes over it, since its type is paused", self.parked(message, at)
 
     @step
     def touch(self, message: Stored) -> Steps[Stored]:
@@ -181,6 +198,14 @@ class MessageQueueProtocol(Specification[Stored]):
             yield "an operator deletes it", gone._replace(operations=message.operations - 1)
 
     @step
+    def pause(self, message: Stored) -> Steps[Stored]:
+        # pause.lua, resume.lua: only the pause is written, or deleted.
+        if message.is_paused:
+            yield "an operator resumes its type", message._replace(is_paused=False)
+        elif message.pauses:
+            yield "an operator pauses its type", message._replace(is_paused=True, pauses=message.pauses - 1)
+
+    @step
     def trim(self, message: Stored) -> Steps[Stored]:
         # shared.lua, trim_history: only the last 100 acknowledged messages are kept. A producer that repeats its call
         # later than that enqueues a new message.
@@ -204,6 +229,10 @@ class MessageQueueProtocol(Specification[Stored]):
     @invariant
     def never_delivered_after_ack(self, message: Stored) -> bool:
         return not message.is_delivered_after_ack
+
+    @invariant
+    def never_delivered_while_paused(self, message: Stored) -> bool:
+        return not message.is_delivered_while_paused
 
     @invariant
     def attempts_are_bounded(self, message: Stored) -> bool:
@@ -237,6 +266,10 @@ class MessageQueueProtocol(Specification[Stored]):
     def is_known(self, message: Stored) -> bool:
         return message.record is not None
 
+    def may_deliver(self, message: Stored) -> bool:
+        """dequeue.lua, dequeue_typed.lua: its type is not paused."""
+        return not message.is_paused
+
     def may_extend(self, message: Stored, delivery: Delivery) -> bool:
         """shared.lua, locked_record: the caller has the token of the current delivery."""
         return message.is_processing and delivery.is_current
@@ -268,6 +301,13 @@ class MessageQueueProtocol(Specification[Stored]):
             deliveries=tuple(sorted((*others, Delivery()))),
             attempts=message.attempts + 1,
             is_delivered_after_ack=message.is_delivered_after_ack or message.acks > 0,
+            is_delivered_while_paused=message.is_delivered_while_paused or message.is_paused,
+        )
+
+    def parked(self, message: Stored, at: int) -> Stored:
+        """shared.lua, park: the entry stays where it is, and is pending for nobody."""
+        return message._replace(
+            entries=(*message.entries[:at], Entry("main", is_parked=True), *message.entries[at + 1 :])
         )
 
     def put(self, message: Stored, stream: Stream) -> Stored:

@@ -59,6 +59,11 @@ def test_everything_works_under_the_user(server: RedisServer, clean: Servers, tm
         text = shown(running)
         for arguments in ("systems pause support-snooze", "systems resume support-snooze", "queue list dead"):
             text += command(*arguments.split(), **running.env)
+        assert running.add_message() == 201
+        text += command("queue", "pause", "mail", **running.env)
+        assert running.ask("GET", "/api/queue/message").status == 404
+        text += command("queue", "resume", "mail", **running.env)
+        assert running.acknowledge(running.take()) == 200
         text += command("dead-letters", **running.env) + command("systems", "list", **running.env)
     assert denied(server) == []
     assert "Traceback" not in running.logs

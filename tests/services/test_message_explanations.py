@@ -55,6 +55,16 @@ def test_one_in_processing(queue: MessageQueue) -> None:
     assert found.timeline[2].detail == "for the 1st time to c1"
 
 
+def test_one_of_a_paused_type(queue: MessageQueue) -> None:
+    queue.enqueue("mail", id="m")
+    queue_admin().pause(["mail"], by="ada", reason="spilling")
+    assert queue.dequeue() is None
+    found = why("m")
+    assert found.state == "waiting"
+    assert "; messages of its type are paused since " in found.answer
+    assert found.answer.endswith(" by ada: spilling.")
+
+
 def test_one_whose_deadline_passed(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m", ack_timeout=0.001)
     queue.dequeue()

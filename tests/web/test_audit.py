@@ -74,6 +74,16 @@ def test_long_values_and_many_ids_are_bounded(queue: Queue) -> None:
     assert only(queue, f"id={ids[25]}")["id"] == listed["id"]
 
 
+def test_pause_of_a_type_is_recorded_with_its_reason(queue: Queue) -> None:
+    queue.post("/queue/pause", {"types": ["mail", "sms"], "reason": "spilling"})
+    queue.post("/queue/resume", {"types": ["mail"]})
+    found = [(one["action"], one["system"], one["filter"]) for one in entries(queue)]
+    assert found == [
+        ("resume", "overdue-messages", {"types": "mail"}),
+        ("pause", "overdue-messages", {"types": "mail, sms", "reason": "spilling"}),
+    ]
+
+
 def test_what_fails_is_recorded_with_its_reason(queue: Queue) -> None:
     assert queue.delete("/queue/message/nothing").status == 404
     entry = only(queue)

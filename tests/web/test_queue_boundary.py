@@ -31,6 +31,8 @@ ROUTES = [
     ("POST", "/queue/messages/delete"),
     ("POST", "/queue/move"),
     ("POST", "/queue/replay"),
+    ("POST", "/queue/pause"),
+    ("POST", "/queue/resume"),
     ("DELETE", "/queue/clear"),
     ("DELETE", "/queue/main/clear"),
     ("GET", "/queue/status"),

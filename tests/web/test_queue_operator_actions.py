@@ -85,6 +85,35 @@ def test_many_are_deleted_each_with_its_result(queue: Queue) -> None:
     assert queue.ids("main") == [second]
 
 
+def test_types_are_paused_and_resumed(queue: Queue) -> None:
+    id, other = queue.add(type="mail"), queue.add(type="sms")
+    paused = queue.post("/queue/pause", {"types": ["mail", "fax"], "reason": "spilling"})
+    assert paused.status == 200
+    made = paused.body["pauses"]["mail"]
+    assert (made["by"], made["reason"], made["at"][:2]) == ("loopback", "spilling", "20")
+    assert queue.get("/queue/status").body["pauses"] == paused.body["pauses"]
+    assert queue.take()["id"] == other
+    assert queue.get("/queue/message").status == 404
+    assert queue.sizes() == (1, 1, 0, 0, 0)
+    assert list(queue.post("/queue/resume", {"types": ["mail"]}).body["pauses"]) == ["fax"]
+    assert queue.take()["id"] == id
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "types"),
+        ({"types": []}, "types"),
+        ({"types": ["a\n"]}, "types"),
+        ({"types": ["a"], "reason": ""}, "reason"),
+    ],
+)
+def test_invalid_pauses_are_422(body: dict[str, Any], field: str, queue: Queue) -> None:
+    answer = queue.post("/queue/pause", body)
+    assert (answer.status, answer.body["field"].partition("[")[0]) == (422, field)
+    assert queue.get("/queue/status").body["pauses"] == {}
+
+
 def test_messages_move_by_id_or_whole(queue: Queue) -> None:
     one, other = queue.add(payload={"a": 1}), queue.add()
     whole = next(message for message in queue.page("main")["messages"] if message["id"] == one)

@@ -31,8 +31,8 @@ class PauseState(BaseModel):
     reason: str | None
 
     @classmethod
-    def of(cls, pause: Pause | None) -> PauseState | None:
-        return None if pause is None else cls(at=pause.at, by=pause.by, reason=pause.reason)
+    def of(cls, pause: Pause) -> PauseState:
+        return cls(at=pause.at, by=pause.by, reason=pause.reason)
 
 
 def optional(description: str) -> Any:

@@ -34,6 +34,9 @@ local function begin()
       last[stream] = (last_delivered(stream))
     end
   end
+  for kind in pairs((state == '' or state == 'main') and pauses() or {}) do
+    steps[#steps + 1] = { 'parked', kind, 0 }
+  end
   if state == '' or state == 'main' then
     last[MANUAL] = last_added(MANUAL)
     steps[#steps + 1] = { 'waiting', MANUAL }
@@ -99,6 +102,30 @@ local function clear_stream(stream, last, is_main)
   return false
 end
 
+-- Deletes the parked messages of a type; the third part of a step is the number of those that are kept.
+local function clear_parked(step, ends)
+  local key = PARKED .. step[2]
+  repeat
+    local member = redis.call('ZRANGE', key, step[3], step[3])[1]
+    if not member then
+      return true
+    end
+    local id = string.match(member, '^%d+:[%d-]+:(.*)$')
+    local record = record_of(id)
+    handled = handled + 1
+    if not record or not record.sid or parked_member(id, record) ~= member then
+      remove_parked(step[2], member)
+    elseif ends[record.stream] and not is_after(record.sid, ends[record.stream]) then
+      unindex(id, record)
+      cleared = cleared + redis.call('XDEL', record.stream, record.sid)
+      forget(id)
+    else
+      step[3] = step[3] + 1
+    end
+  until is_slice_full()
+  return false
+end
+
 local function clear_processing(step, last)
   repeat
     local answer = redis.call('ZSCAN', DEADLINES, step[2], 'COUNT', MAX_READ)
@@ -123,6 +150,8 @@ end
 local function is_done(step, last)
   if step[1] == 'processing' then
     return clear_processing(step, last)
+  elseif step[1] == 'parked' then
+    return clear_parked(step, last)
   end
   return clear_stream(step[2], last[step[2]], step[1] == 'waiting')
 end

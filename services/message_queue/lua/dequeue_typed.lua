@@ -50,6 +50,9 @@ local function pass_on(id, record, data)
   until not entry or entry[1] == record.sid
 end
 
+if is_paused(kind) then
+  return finish_deliveries(true)
+end
 local is_complete = index_others()
 repeat
   local member = redis.call('ZPOPMIN', QUEUE .. ':type:' .. kind)[1]
@@ -60,7 +63,10 @@ repeat
   local id = string.match(member, '^[%d-]+:(.*)$')
   local record = record_of(id)
   local data = record and record.sid and index_member(id, record) == member and entry_at(record.stream, record.sid)
-  if data and is_waiting(record) then
+  if data and is_waiting(id, record) then
+    if pauses()[kind] then
+      remove_parked(kind, parked_member(id, record))
+    end
     pass_on(id, record, data)
     deliver(id, record, data)
   end

@@ -127,7 +127,7 @@ local function adopt_entries(stream, is_known_only)
     if is_new then
       id, record = create_record(stream, entry[1], data)
     end
-    if id and record and (is_new or record.unindexed and is_index_kept()) and (state or is_waiting(record)) then
+    if id and record and (is_new or record.unindexed and is_index_kept()) and (state or is_waiting(id, record)) then
       if not state then
         index(id, record)
       end

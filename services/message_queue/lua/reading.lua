@@ -72,6 +72,40 @@ local function stream_source(stream, rank, is_up, from, to)
   return source
 end
 
+-- Returns a bound of parked messages: `from` or `to` of a range of entry ids.
+local function parked_bound(bound, priority, is_lower)
+  if bound == '-' or bound == '+' then
+    return is_lower and '[' .. priority .. ':' or '(' .. priority .. ';'
+  end
+  local is_open = string.sub(bound, 1, 1) == '('
+  local member = priority .. ':' .. sortable(is_open and string.sub(bound, 2) or bound)
+  return '(' .. member .. (is_open == is_lower and ';' or '') -- a member continues with ':', which is before ';'
+end
+
+-- Messages of a type that the group has passed over, as a part of the stream of their priority.
+local function parked_source(kind)
+  return function(stream, rank, is_up, from, to)
+    local source = { stream = stream, rank = rank, items = {}, position = 1 }
+    local first, last = parked_bound(from, rank, is_up), parked_bound(to, rank, not is_up)
+    function source.read(count)
+      local command = { 'ZRANGE', PARKED .. kind, first, last, 'BYLEX', 'LIMIT', 0, count }
+      if not is_up then
+        table.insert(command, 6, 'REV')
+      end
+      local entries = {}
+      for i, member in ipairs(redis.call(unpack(command))) do
+        local ms, sequence = string.match(member, '^%d+:0*(%d+)%-0*(%d+):')
+        entries[i] = redis.call('XRANGE', stream, ms .. '-' .. sequence, ms .. '-' .. sequence)[1]
+          or { ms .. '-' .. sequence, {} }
+        first = '(' .. member
+      end
+      spent = spent + #entries -- each is read by itself
+      return items_of(source, entries)
+    end
+    return source
+  end
+end
+
 -- Messages in processing, by deadline. Items with the same deadline are numbered in the cursor.
 local function processing_source(is_up, cursor)
   local source = { rank = 0, items = {}, position = 1 }
@@ -109,24 +143,24 @@ local function later_id(one, other)
 end
 
 -- Returns the source of the part of a stream after `bound` that earlier slices have not read; nil if there is none.
-local function part_of(stream, rank, order, cursor, bound)
+local function part_of(stream, rank, order, cursor, bound, source_of)
   local sid, ended_rank = string.match(cursor, '^(%d+-%d+)/(%d+)$')
   sid, ended_rank = sid and sortable(sid) and sid, tonumber(ended_rank)
   if not sid then
-    return order == 'oldest' and stream_source(stream, rank, true, '(' .. bound, '+')
-      or stream_source(stream, rank, false, '+', '(' .. bound)
+    return order == 'oldest' and source_of(stream, rank, true, '(' .. bound, '+')
+      or source_of(stream, rank, false, '+', '(' .. bound)
   elseif order == 'oldest' then
     local is_left = rank > ended_rank and is_later_id(sid, bound)
     local from = is_left and sid or '(' .. later_id(sid, bound)
-    return stream_source(stream, rank, true, from, '+')
+    return source_of(stream, rank, true, from, '+')
   elseif order == 'newest' then
-    return stream_source(stream, rank, false, rank < ended_rank and sid or '(' .. sid, '(' .. bound)
+    return source_of(stream, rank, false, rank < ended_rank and sid or '(' .. sid, '(' .. bound)
   end
   local is_over = order == 'highest' and rank > ended_rank or order == 'lowest' and rank < ended_rank
   if is_over then
     return nil
   end
-  return stream_source(stream, rank, false, rank == ended_rank and '(' .. sid or '+', '(' .. bound)
+  return source_of(stream, rank, false, rank == ended_rank and '(' .. sid or '+', '(' .. bound)
 end
 
 -- Returns groups of sources: groups are read one after another, the sources of a group are merged.
@@ -135,23 +169,28 @@ local function sources_of(state, levels, order, cursor, filter)
   if state == 'processing' then
     return { { processing_source(order == 'oldest', cursor) } }
   elseif RETAINED_STREAMS[state] then
-    return { { part_of(RETAINED_STREAMS[state], 0, order, cursor, since) } }
+    return { { part_of(RETAINED_STREAMS[state], 0, order, cursor, since, stream_source) } }
   end
-  local sources = {}
+  local groups, all = {}, {}
   for priority = 0, levels - 1 do
     if not filter.priority or filter.priority == priority then
-      local stream = stream_of(priority)
-      sources[#sources + 1] = part_of(stream, priority, order, cursor, later_id((last_delivered(stream)), since))
+      local stream, sources = stream_of(priority), {}
+      local unread = later_id((last_delivered(stream)), since)
+      sources[1] = part_of(stream, priority, order, cursor, unread, stream_source)
+      for kind in pairs(pauses()) do
+        if not filter.type or filter.type == kind then
+          sources[#sources + 1] = part_of(stream, priority, order, cursor, since, parked_source(kind))
+        end
+      end
+      for _, source in ipairs(sources) do
+        all[#all + 1] = source
+      end
+      if #sources > 0 then
+        table.insert(groups, order == 'lowest' and #groups + 1 or 1, sources)
+      end
     end
   end
-  if order == 'newest' or order == 'oldest' then
-    return { sources }
-  end
-  local groups = {}
-  for i = 1, #sources do
-    groups[i] = { sources[order == 'lowest' and i or #sources + 1 - i] }
-  end
-  return groups
+  return (order == 'newest' or order == 'oldest') and { all } or groups
 end
 
 -- Blocks: the next items in order, merged from the sources of a group

@@ -34,6 +34,7 @@ local TOTAL_REQUEUED = QUEUE .. ':stats:total_requeued' -- by sweeps, like TOTAL
 local TOTAL_DEAD = QUEUE .. ':stats:total_dead_lettered'
 local TYPES = QUEUE .. ':types' -- exists if type indexes are kept: since a consumer first asked for a type
 local NEXT_SWEEP = QUEUE .. ':next_sweep'
+local PAUSES = QUEUE .. ':pauses' -- by type, who paused it and why, as JSON; '' once resumed, while some are still parked
 
 local MAX_ACKNOWLEDGED = 100 -- acknowledged messages that are retained
 local MAX_EVENTS = 10000 -- approximate number of retained events, for clients that reconnect
@@ -424,11 +425,62 @@ local function index(id, record)
   end
 end
 
+-- Pauses: a message of a paused type is parked when its turn comes. Its entry stays where it is, acknowledged for the
+-- group, which has passed over it; it is still waiting. Its position is kept in a sorted set of its type, in stream order,
+-- and it is claimed for the group once the type is resumed.
+
+local PARKED = QUEUE .. ':parked:'
+local RESUMES = QUEUE .. ':resumes' -- stream, see arrivals.py
+local pauses_by_type
+
+local function pauses()
+  if not pauses_by_type then
+    pauses_by_type = {}
+    local found = redis.call('HGETALL', PAUSES)
+    for i = 1, #found, 2 do
+      pauses_by_type[found[i]] = found[i + 1]
+    end
+  end
+  return pauses_by_type
+end
+
+local function is_paused(kind)
+  return (pauses()[kind] or '') ~= ''
+end
+
+local function parked_member(id, record)
+  return priority_of(record.stream) .. ':' .. index_member(id, record)
+end
+
+local function is_parked(id, record)
+  return pauses()[record.type] and redis.call('ZSCORE', PARKED .. record.type, parked_member(id, record))
+end
+
+local function park(id, record)
+  redis.call('ZADD', PARKED .. record.type, 0, parked_member(id, record))
+  if not pauses()[record.type] then -- an operator has changed its type
+    redis.call('HSET', PAUSES, record.type, '')
+    pauses_by_type[record.type] = ''
+  end
+end
+
+-- Removes a member of the parked messages of a type. Returns true if it was one.
+local function remove_parked(kind, member)
+  local is_removed = redis.call('ZREM', PARKED .. kind, member) == 1
+  if is_removed and not is_paused(kind) and redis.call('EXISTS', PARKED .. kind) == 0 then
+    redis.call('HDEL', PAUSES, kind)
+    pauses_by_type[kind] = nil
+  end
+  return is_removed
+end
+
+-- Removes a message that leaves its place from the index of its type. Returns true if it was parked.
 local function unindex(id, record)
   if not record.unindexed then
     redis.call('ZREM', QUEUE .. ':type:' .. record.type, index_member(id, record))
   end
   record.unindexed = nil
+  return not record.deadline_at and pauses()[record.type] and record.sid and remove_parked(record.type, parked_member(id, record))
 end
 
 -- Adds a line to the events of a message: kind, time in ms and a text. Touches in a row are one line with their number.
@@ -629,6 +681,6 @@ local function last_delivered(stream)
   return '0-0', 0
 end
 
-local function is_waiting(record)
-  return index_member('', record) > index_member('', { sid = (last_delivered(record.stream)) })
+local function is_waiting(id, record)
+  return index_member('', record) > index_member('', { sid = (last_delivered(record.stream)) }) or is_parked(id, record)
 end

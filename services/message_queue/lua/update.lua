@@ -24,9 +24,7 @@ local data = entry_at(record.stream, record.sid)
 if not data then
   return 'NOT_FOUND'
 end
-if state == 'main' then
-  unindex(id, record)
-end
+local was_parked = state == 'main' and unindex(id, record)
 local stream, sid, priority = record.stream, record.sid, record.priority
 for name, value in pairs(cjson.decode(changes)) do
   record[name] = value ~= cjson.null and value or nil
@@ -37,12 +35,16 @@ if payload ~= '' then
   data = '{"id":' .. cjson.encode(id) .. ',"type":' .. kind_json .. ',"priority":' .. record.priority
     .. ',"created_at":' .. string.format('%.3f', record.created_at) .. ',"payload":' .. payload .. '}'
 end
-if payload ~= '' or (state == 'main' and record.priority ~= priority) then
+local is_moved = payload ~= '' or (state == 'main' and record.priority ~= priority)
+if is_moved then
   redis.call('XDEL', stream, sid)
   append(state == 'main' and stream_of(record.priority) or stream, id, record, data)
 end
 if state == 'main' then
   index(id, record)
+end
+if was_parked and not is_moved then
+  park(id, record)
 end
 save(id, record)
 announce_ids('update', { id })

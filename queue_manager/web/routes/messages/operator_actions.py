@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from models.audit import ActionName
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.web.actor import CurrentActor
@@ -31,6 +33,7 @@ from queue_manager.web.routes.messages.response_schemas import (
     DeletedRange,
     EditedMessage,
     Imported,
+    MessagePauses,
     Moved,
     Replayed,
     UpdatedMessage,
@@ -40,7 +43,10 @@ from queue_manager.web.routes.messages.schemas import (
     MessagesToDelete,
     Move,
     Replay,
+    TypesToPause,
+    TypesToResume,
 )
+from queue_manager.web.routes.messages.stats import pauses_by_type
 from services.audit import Actor, recorded
 from services.message_queue import (
     Filter,
@@ -214,6 +220,34 @@ def replay(
     if replayed.outcomes is not None:
         return Replayed(**_results("moved", "MOVED", replayed.outcomes), is_complete=replayed.is_complete)
     return Replayed(**_numbers("moved", replayed.moved, replayed.failed), is_complete=replayed.is_complete)
+
+
+@router.post("/queue/pause")
+def pause(
+    body: Annotated[TypesToPause, Depends(JsonBody(TypesToPause, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
+) -> MessagePauses:
+    """Deliver no messages of these types, which wait; those that consumers hold go on. At most 100 types are paused."""
+    return _switched(actor, "pause", body, partial(queue_admin().pause, by=actor.who, reason=body.reason))
+
+
+@router.post("/queue/resume")
+def resume(
+    body: Annotated[TypesToResume, Depends(JsonBody(TypesToResume, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
+) -> MessagePauses:
+    """Deliver messages of these types again, in the order in which they were added."""
+    return _switched(actor, "resume", body, queue_admin().resume)
+
+
+def _switched(
+    actor: Actor, action: ActionName, body: TypesToResume, change: Callable[[Sequence[str]], None]
+) -> MessagePauses:
+    selected = {"types": ", ".join(body.types)}
+    if isinstance(body, TypesToPause) and body.reason:
+        selected["reason"] = body.reason
+    with recorded(actor, action, **AUDITED_QUEUE, filter=selected):
+        change(body.types)
+    log.info("Types of messages switched by hand", action=action, types=selected["types"])
+    return MessagePauses(pauses=pauses_by_type())
 
 
 @router.delete("/queue/clear")

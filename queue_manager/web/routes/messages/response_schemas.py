@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from queue_manager.web.http.responses import NextCursor, Number, UndoId, optional
+from queue_manager.web.http.responses import NextCursor, Number, PauseState, UndoId, optional
 from queue_manager.web.routes.messages.schemas import Payload
 from services.message_queue import MessageState
 from services.message_queue.admin import MessageOutcome
@@ -270,7 +270,14 @@ class MessageQueueStatus(LengthsByOlderNames):
     total_acknowledged: int = Field(description="Ever; `acknowledged` counts those that are kept.")
     overdue: int = Field(description="Messages in processing whose deadline has passed.")
     first_deadline_at: Number | None
+    pauses: dict[str, PauseState] = Field(description="By type: since when, by whom and why it is paused.")
     server_time: QueueServerTime
+
+
+class MessagePauses(BaseModel):
+    """The types that are paused now."""
+
+    pauses: dict[str, PauseState] = Field(description="By type: since when, by whom and why.")
 
 
 class QueueMetrics(BaseModel):

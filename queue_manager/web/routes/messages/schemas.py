@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from queue_manager.core.settings import settings
-from queue_manager.web.http.requests import Members
+from queue_manager.web.http.requests import PAUSE_REASON, Members
 from queue_manager.web.routes.messages.requests import FilterText, FilterType, MomentOf, WholeFilter
 from services.message_queue import Filter, InvalidMessage, MessageState
+from services.message_queue.admin import MAX_PAUSED_TYPES
 from services.message_queue.browser import MAX_BULK_IDS
 from services.message_queue.messages import MAX_ACK_TIMEOUT, MAX_ATTEMPTS, MAX_ID_BYTES, MAX_TYPE_BYTES, checked_id
 
@@ -157,6 +158,18 @@ class Move(Members):
         default=None, description="Only messages that are there; anywhere without it."
     )
     errorReason: Reason | None = Field(default=None, description="Kept with dead letters.")
+
+
+class TypesToResume(Members):
+    """Types of messages."""
+
+    types: list[MessageType] = Field(min_length=1, max_length=MAX_PAUSED_TYPES)
+
+
+class TypesToPause(TypesToResume):
+    """Types of messages, and why they are paused."""
+
+    reason: str | None = PAUSE_REASON
 
 
 class MessageFilter(Members):

@@ -82,7 +82,7 @@ def _system(system: System, found: Readings) -> SystemState:
         is_running=mongo is not None and system.scan_task in mongo.running,
         is_starting=is_on and redis is not None and found.is_starting(system),
         idle=found.idle(system),
-        pause=PauseState.of(found.pause_of(system)),
+        pause=PauseState.of(pause) if (pause := found.pause_of(system)) else None,
         problems=problems_of_system(system, found),
         numbers=numbers,
     )
