@@ -35,6 +35,7 @@ app = Application(
     set_as_current=False,
 )
 app.config_from_object("tasks.celeryconfig")
+app.steps["worker"].add("tasks.pool:PoolSemaphore")
 
 
 @signals.beat_init.connect

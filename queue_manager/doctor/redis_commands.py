@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "XACK": (PROBE_KEY, "group", "0-1"),
     "XPENDING": (PROBE_KEY, "group"),
     "XREADGROUP": ("GROUP", "group", "consumer", "STREAMS", PROBE_KEY, ">"),
+    "XCLAIM": (PROBE_KEY, "group", "consumer", "0", "0-1"),
     "XGROUP": ("CREATE", PROBE_KEY, "group", "0"),
     "XINFO": ("STREAM", PROBE_KEY),
 }

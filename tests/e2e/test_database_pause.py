@@ -124,14 +124,19 @@ def was_seen_after(servers: Servers, name: str, moment: datetime) -> bool:
         return any(one.name == name and one.seen_at > moment for one in worker_heartbeats.online(client))
 
 
-def test_the_only_worker_executes_what_it_had_put_back(clean: Servers, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("env", "number"), [({}, ROOMS), ({"QM_BATCHING": "false"}, 1_000)], ids=["batches", "one by one"]
+)
+def test_the_only_worker_executes_what_it_had_put_back(
+    env: dict[str, str], number: int, clean: Servers, tmp_path: Path
+) -> None:
     with TcpProxy(clean.mongo.port) as proxy:
         through_proxy = f"mongodb://{LOOPBACK}:{proxy.port}/{DATABASE}?directConnection=true"
-        with item_worker(tmp_path, CUT_OFF, {"MONGO_DB_URL": through_proxy}) as process:
+        with item_worker(tmp_path, CUT_OFF, {**env, "MONGO_DB_URL": through_proxy}) as process:
             first = dispatch(5)
             eventually(lambda: all(map(is_open, first)), within=60)
             with proxy.cut_off():
-                rooms = dispatch(ROOMS)
+                rooms = dispatch(number)
                 eventually(lambda: "takes no items until MongoDB answers" in process.log, within=60)
             eventually(lambda: all(map(is_open, rooms)), within=60)
             eventually(lambda: "takes items again" in process.log, within=30)
