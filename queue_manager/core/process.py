@@ -13,6 +13,20 @@ def process_name(pid: int | None = None) -> str:
     return f"{socket.gethostname()}:{pid or os.getpid()}"
 
 
+def has_ended(name: str) -> bool:
+    """Return True if `name`, as `host:pid`, was a process of this machine and has ended. Of others it is unknown."""
+    host, _, pid = name.rpartition(":")
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
 def resident_memory(pid: int) -> int | None:
     """Return the resident memory of a process of this machine in bytes, shared pages included.
 

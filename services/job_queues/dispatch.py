@@ -25,6 +25,7 @@ from queue_manager.beat import leader_lock
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import Contended, Unavailable, reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.process import has_ended
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
@@ -129,7 +130,10 @@ class Dispatch(DueWork):
     def lost(self, item: DueItem) -> None:
         now = self.clock()
         for lost in job.executing({"claim.token": item.token}):
-            _reap(lost, now, is_over_limit=lost.ends_at is not None and lost.ends_at <= now)
+            is_over_limit = lost.ends_at is not None and lost.ends_at <= now
+            # A task that was delivered twice has one token: the job may be that of another process, which lives.
+            if is_over_limit or lost.worker is None or has_ended(lost.worker):
+                _reap(lost, now, is_over_limit=is_over_limit)
         super().lost(item)
 
     def renew_claims(self, running: Mapping[str, int]) -> None:

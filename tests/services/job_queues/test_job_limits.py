@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +15,7 @@ import queue_manager
 from models import job, job_attempt, job_counts
 from models.job_attempt import TimeLimit
 from queue_manager.core.clock import minutes, seconds
+from queue_manager.core.process import process_name
 from queue_manager.core.settings import settings
 from services.due_work import DueItem
 from services.job_queues import InvalidJob, JobCancelled, JobRun
@@ -195,8 +197,21 @@ def started(lab: Lab, *, limit: TimeLimit | None = None) -> str:
     return id
 
 
-def lose_process(lab: Lab) -> None:
+def lose_process(lab: Lab, *, claimed_by: str | None = None) -> None:
+    """Let the process of the token `t` have ended; by default, it is the one that claimed the job."""
+    if claimed_by is None:
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        claimed_by = process_name(ended.pid)
+    job.jobs().update_many({"claim.token": "t"}, {"$set": {"claim.worker": claimed_by}})
     lab.dispatching().lost(DueItem(token="t", args=("mail", None), lease=lease_name("mail", None)))
+
+
+@pytest.mark.parametrize("other", [process_name(), f"elsewhere:{os.getpid()}"])
+def test_a_job_of_a_task_that_was_delivered_twice_is_not_lost_with_the_other_process(lab: Lab, other: str) -> None:
+    id = started(lab)
+    lose_process(lab, claimed_by=other)
+    assert lab.state(id) == "executing"
 
 
 def test_claims_of_the_processes_of_this_worker_are_renewed_and_no_others(lab: Lab) -> None:
