@@ -5,6 +5,7 @@ interface ElementsById {
   "all-off": HTMLElement;
   attention: HTMLElement;
   bounds: HTMLElement;
+  columns: HTMLButtonElement;
   clear: HTMLButtonElement | null;
   create: HTMLButtonElement | null;
   delete: HTMLButtonElement | null;
@@ -20,6 +21,7 @@ interface ElementsById {
   health: HTMLElement;
   leader: HTMLElement;
   leaderless: HTMLElement;
+  list: HTMLTableElement;
   main: HTMLElement;
   more: HTMLElement;
   move: HTMLButtonElement | null;
@@ -41,6 +43,7 @@ interface ElementsById {
   "retry-all": HTMLButtonElement | null;
   rows: HTMLElement;
   run: HTMLButtonElement | null;
+  "save-view": HTMLButtonElement;
   scan: HTMLButtonElement | null;
   "scan-hint": HTMLElement | null;
   scans: HTMLElement;
@@ -59,6 +62,7 @@ interface ElementsById {
   toasts: HTMLElement;
   types: HTMLElement;
   unconsumed: HTMLElement;
+  views: HTMLElement;
   where: HTMLElement;
   workers: HTMLElement;
 }

@@ -94,6 +94,8 @@ def dialogs(visit: Visit) -> Iterator[tuple[str, Callable[[Page], None]]]:
     yield "/messages", first_row
     yield "/messages", button("Add message")
     yield "/messages", add_wrongly
+    yield "/messages", button("Columns …")
+    yield "/audit", button("Save view …")
     yield "/messages", lambda page: page.locator("#clear").click()
     yield "/messages", button_of_first_row
     yield "/messages/failed", button("Replay all that match")

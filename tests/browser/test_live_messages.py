@@ -301,6 +301,7 @@ def test_a_page_that_is_cut_off_says_so_and_catches_up(visiting: Visiting, queue
         visit = visiting(f"http://127.0.0.1:{line.port}")
         visit.expect(BROKEN_OFF)
         page = visit.open("/messages")
+        expect(page.get_by_role("heading", name="History")).to_be_visible()  # or its script would be cut off
         expect(page.locator("#state")).to_have_text("Live")
         line.close()
         expect(page.locator("#state")).to_have_text("Reconnecting …")

@@ -164,6 +164,13 @@ def test_all_script_and_style_together_travel_in_60_kb(process: Web) -> None:
     assert 10_000 < sum(compressed_size(process, f"/static/{name}") for name in names) <= 60_000
 
 
+def test_scripts_and_styles_are_sent_without_comments_and_keep_their_line_numbers(process: Web) -> None:
+    for file in STATIC.glob("*.[jc]s*"):
+        sent = process.get(f"/static/{file.name}").text
+        assert not re.search(r"/\*|\*/|^ *//", sent, re.MULTILINE), file.name
+        assert sent.count("\n") == file.read_text().count("\n")
+
+
 def compressed_size(process: Web, path: str) -> int:
     url = f"http://127.0.0.1:{process.port}{path}"
     with urlopen(Request(url, headers={"accept-encoding": "gzip"}), timeout=10) as answer:

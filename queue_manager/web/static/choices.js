@@ -8,20 +8,25 @@ export const CHOICES = {
 
 /** @param {Choice} name */
 export function chosen(name) {
-  let value = "";
-  try {
-    value = localStorage.getItem(name) ?? "";
-  } catch {
-    // This browser keeps nothing.
-  }
+  const value = kept(name) ?? "";
   return value in CHOICES[name] ? value : Object.keys(CHOICES[name])[0];
 }
 
-/** @param {Choice} name @param {string} value */
-export function choose(name, value) {
+/** @param {string} key */
+export function kept(key) {
   try {
-    localStorage.setItem(name, value);
+    return localStorage.getItem(key);
   } catch {
-    // It holds until the page is left.
+    return null; // this browser keeps nothing
+  }
+}
+
+/** Return false if this browser keeps nothing. @param {string} key @param {string} value */
+export function keep(key, value) {
+  try {
+    localStorage.setItem(key, value);
+    return true;
+  } catch {
+    return false;
   }
 }

@@ -1,6 +1,6 @@
 // How this browser shows times and colours, and the keys of a page. Loaded when somebody opens it.
 
-import { CHOICES, choose, chosen } from "./choices.js";
+import { CHOICES, chosen, keep } from "./choices.js";
 import { show } from "./dialog.js";
 import { element, facts } from "./dom.js";
 
@@ -12,7 +12,7 @@ function select(name) {
   /** @param {Event} event */
   const onchange = ({ target }) => {
     const { value } = /** @type {HTMLSelectElement} */ (target);
-    choose(name, value);
+    keep(name, value);
     if (name === "times") location.reload();
     else document.documentElement.dataset.theme = value;
   };

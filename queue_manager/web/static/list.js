@@ -5,6 +5,7 @@ import { AWAY, Problem, query } from "./api.js";
 import { number } from "./clock.js";
 import { byId, complain, element } from "./dom.js";
 import { Pace, nextFrame } from "./pace.js";
+import { Views } from "./views.js";
 
 const TYPING_DELAY = 250; // ms after the last key until a filter is applied
 const REFRESH_INTERVAL = 250; // ms
@@ -35,6 +36,7 @@ export class List {
     this.progress = undefined; // of the search that runs, or was stopped
     this.pace = new Pace();
     this.selection = new Selection(this);
+    this.views = new Views();
     this.form.addEventListener("input", () => this.typed());
     this.form.addEventListener("change", () => this.settled());
     this.form.addEventListener("submit", (event) => event.preventDefault());
@@ -55,7 +57,8 @@ export class List {
 
   /** @returns {Values} */
   get values() {
-    return Object.fromEntries(new URLSearchParams(location.search));
+    const { hide, ...values } = Object.fromEntries(new URLSearchParams(location.search));
+    return values;
   }
 
   /** @returns {string[]} cursors of the pages before */
@@ -73,6 +76,7 @@ export class List {
     this.isWriting = this.isStopped = false;
     for (const control of this.form.elements) if (control.name) control.value = values[control.name] ?? "";
     this.showOrder();
+    this.views.show();
     this.refresh();
   }
 
@@ -98,9 +102,11 @@ export class List {
   ask(values, how = "pushState", trail = []) {
     clearTimeout(this.typing);
     this.typing = undefined;
-    history[how]({ trail }, "", `${location.pathname}${query(values)}${location.hash}`);
+    const hide = new URLSearchParams(location.search).get("hide");
+    history[how]({ trail }, "", `${location.pathname}${query({ ...values, hide })}${location.hash}`);
     this.isStopped = false;
     this.showOrder();
+    this.views.show();
     this.refresh();
   }
 

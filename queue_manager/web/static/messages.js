@@ -62,7 +62,7 @@ class MessageList extends List {
 
   // True if the first page is shown in its default order, with any filter.
   get isUsual() {
-    return location.search === "";
+    return !Object.keys(this.values).length;
   }
 
   /**
