@@ -32,6 +32,7 @@ interface ElementsById {
   "pick-all": HTMLInputElement | null;
   past: HTMLElement;
   pause: HTMLButtonElement | null;
+  pauses: HTMLElement;
   picked: HTMLElement;
   "picked-count": HTMLElement;
   previous: HTMLButtonElement;

@@ -163,6 +163,25 @@ def test_what_was_taken_while_it_is_edited_is_refused_in_words(visit: Visit, que
 # Moving and deleting
 
 
+def test_a_type_is_paused_with_a_reason_and_resumed(visit: Visit, queue: Queue) -> None:
+    mail, letter = queue.add(type="mail"), queue.add(type="letter")
+    page = visit.open("/messages")
+    visit.wait_for([letter, mail])
+    visit.press("Pause a type …")
+    visit.dialog.get_by_label("Type").fill("mail")
+    visit.dialog.get_by_label("Reason").fill("the mail server is down")
+    assert visit.wrongs("the dialog") == []
+    visit.press("Pause", visit.dialog)
+    expect(toast(page)).to_contain_text("Paused mail")
+    expect(page.locator("#pauses")).to_contain_text("the mail server is down")
+    assert visit.wrongs("a pause") == []
+    assert queue.take()["id"] == letter
+    assert queue.get("/queue/message").status == 404
+    visit.press("Resume mail")
+    expect(page.locator("#pauses > *")).to_have_count(0)
+    assert queue.take()["id"] == mail
+
+
 def test_one_message_is_moved_with_a_reason(visit: Visit, queue: Queue) -> None:
     id, other = queue.add(), queue.add()
     visit.open("/messages")

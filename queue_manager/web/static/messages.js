@@ -6,6 +6,7 @@ import { TYPED_FROM, askFor, details, show } from "./dialog.js";
 import { byId, button, copier, element, mayAct, pill, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
+import { PAUSE_REASON, pauseNote } from "./systems.js";
 
 const PAGE = 50;
 /** @type {Record<MessageState, string>} */
@@ -274,6 +275,26 @@ function clear() {
   });
 }
 
+// Pauses
+
+/** @param {{ pauses: Record<string, Pause> }} status */
+function showPauses({ pauses }) {
+  byId("pauses").replaceChildren(...Object.entries(pauses).map(([type, made]) =>
+    element("div", { class: "bar" }, type, pauseNote(made), mayAct && button(`Resume ${type}`, () => attempt(() => change("resume", type)), "quiet"))));
+}
+
+/** @param {string} action @param {string} type @param {string} [reason] */
+const change = async (action, type, reason) => showPauses(await post(`/queue/${action}`, { types: [type], ...(reason && { reason }) }));
+
+const pause = () => askFor({
+  title: "Pause a type?", verb: "Pause", text: "Its messages wait until it is resumed.",
+  fields: [{ name: "type", label: "Type", isNeeded: true }, PAUSE_REASON],
+  async act({ type, reason }) {
+    await change("pause", type, reason);
+    return `Paused ${type}`;
+  },
+});
+
 /** @param {{ message: string }} answer */
 function done(answer) {
   list.selection.clear();
@@ -316,7 +337,7 @@ function happened(texts) {
     countsReceived += 1;
     showCounts(counts);
   }
-  if (events.some(({ type, messages }) => !messages || type === "clear")) return list.refresh();
+  if (events.some(({ type, messages }) => !messages || /clear|pause|resume/.test(type))) return reload();
   /** @type {Map<string, number | null>} */
   const latest = new Map(); // by id, the event that has the message; null where it is not here any more
   for (const [index, { payload, messages }] of events.entries()) {
@@ -342,6 +363,7 @@ async function count() {
   const before = countsReceived;
   try {
     const counts = await get("/queue/status");
+    showPauses(counts);
     if (countsReceived === before) showCounts(counts); // otherwise they may be older than an event received meanwhile
   } catch {
     setTimeout(count, 2000); // the list shows errors
@@ -367,7 +389,7 @@ function reload() {
 function begin() {
   list = new MessageList({ load, search, cells, id: ({ id }) => id });
   new Events("/queue/events", "queue-update", { event: receive, parse: String, reload });
-  for (const [id, act] of /** @type {const} */ ([["create", create], ["clear", clear], ["replay-all", () => attempt(replayAll)]])) byId(id)?.addEventListener("click", act);
+  for (const [id, act] of /** @type {const} */ ([["create", create], ["pause", pause], ["clear", clear], ["replay-all", () => attempt(replayAll)]])) byId(id)?.addEventListener("click", act);
   for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) list.selection.on(id, act);
   configure();
 }
