@@ -57,15 +57,17 @@ def test_pages_links_and_live_events_stay_below_the_prefix(visiting: Visiting, b
     assert [answer.path for answer in visit.answers if not answer.path.startswith(f"{PREFIX}/")] == []
 
 
-def test_a_session_that_ends_leads_to_the_log_in_below_the_prefix(visiting: Visiting, below: Queue) -> None:
+def test_a_session_that_ends_leads_to_the_log_in_below_the_prefix(
+    visiting: Visiting, below: Queue, queue: Queue
+) -> None:
     visit = visiting(f"http://127.0.0.1:{below.web.port}{PREFIX}")
     visit.log_in(OPERATOR)
-    page = visit.open("/jobs")
+    page = visit.open("/messages")
     expect(page.locator("#state")).to_have_text("Live")
     visit.expect_status(401)
     visit.context.clear_cookies()
-    page.get_by_label("Search arguments, name, error").fill("nothing")
+    queue.post("/queue/message", {"type": "more"})  # makes the page ask for its rows
     page.wait_for_url(f"{visit.origin}/login?next=**")
     page.get_by_label("API key").fill(OPERATOR)
     visit.press("Log in")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Messages")

@@ -47,6 +47,7 @@ def test_every_page_leads_to_every_other(visit: Visit) -> None:
         "Thumbnails",
         "Messages",
         "Jobs",
+        "Failures",
         "Schedule",
         "Workers",
         "Audit",
