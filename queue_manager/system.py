@@ -191,8 +191,10 @@ class System:
         return None if self.counted_as is None else counters.source(self.counted_as)
 
     def page_of(self, state: str) -> str:
-        """Return the page that lists its items in a state."""
-        return self.state_pages.get(state, f"{self.page}?state={state}")
+        """Return the page that lists its items in a state, or that are `late`; its page if it lists none."""
+        if self.items is None and not self.state_pages:
+            return self.page
+        return self.state_pages.get(state, f"{self.page}?state={'due' if state == 'late' else state}")
 
     def page_of_item(self, id: str) -> str:
         """Return the page of one item, message or job."""

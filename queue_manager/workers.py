@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from pydantic import BaseModel, Field
@@ -22,17 +22,30 @@ from services import job_queues
 MAX_WORKERS_SHOWN = 200
 
 
+def queues_of(names: Collection[str]) -> set[str]:
+    """Return the queues of these systems, and that of the scans of all."""
+    return {SCANS_QUEUE, *(system.queue for system in systems() if system.name in names and system.queue)}
+
+
 class WorkerTask(BaseModel):
     """What a process executes: a task, a job, or a batch of items of one system."""
 
-    task: str = Field(description="The name of the Celery task.")
-    task_id: str = Field(description="Its id; of a batch, the id of one of its tasks.")
+    task: str | None = Field(description="The name of the Celery task; null if the key is not for its system.")
+    task_id: str | None = Field(description="Its id; of a batch, the id of one of its tasks; null like `task`.")
     tasks: int = Field(description="How many tasks are executed together.")
     since: Moment = Field(description="When it began; of a job, when the attempt began.")
     system: str | None = Field(description="The system that it belongs to; null for a task of another program.")
     item: str | None = Field(description="The id of the item or job; null for a batch, a scan, and other tasks.")
     job_name: str | None = Field(description="The name of the job; null unless it is one.")
     page: str | None = Field(description="The path of the page of the item or job, or else of the system.")
+
+    def of_systems(self, names: Collection[str]) -> WorkerTask:
+        """Return it if it belongs to one of these systems, and else only since when there is one."""
+        if self.system in names:
+            return self
+        return WorkerTask(
+            task=None, task_id=None, tasks=1, since=self.since, system=None, item=None, job_name=None, page=None
+        )
 
 
 class WorkerProcess(BaseModel):
@@ -77,6 +90,25 @@ class Workers(BaseModel):
         description="Queues of systems that are on; empty if a worker does not report its queues."
     )
     server_time: Moment = Field(description="The time of Redis when the answer was made.")
+
+    def of_systems(self, names: Collection[str]) -> Workers:
+        """Return the workers that may execute what belongs to these systems, without what others have."""
+        queues = queues_of(names)
+        workers = [
+            one.model_copy(
+                update={
+                    "queues": None if one.queues is None else [queue for queue in one.queues if queue in queues],
+                    "processes": [
+                        process.model_copy(update={"running": [task.of_systems(names) for task in process.running]})
+                        for process in one.processes
+                    ],
+                }
+            )
+            for one in self.workers
+            if one.queues is None or not queues.isdisjoint(one.queues)
+        ]
+        unconsumed = [one for one in self.queues_without_worker if one.queue in queues]
+        return self.model_copy(update={"workers": workers, "count": len(workers), "queues_without_worker": unconsumed})
 
 
 def read_workers() -> Workers:

@@ -57,6 +57,7 @@ interface System {
   name: string;
   title: string;
   page: string;
+  pages: Record<string, string>;
   flag: string | null;
   is_on: boolean;
   due: number | null;
@@ -162,8 +163,8 @@ interface ScheduleEntry {
 }
 
 interface WorkerTask {
-  task: string;
-  task_id: string;
+  task: string | null;
+  task_id: string | null;
   tasks: number;
   since: Moment;
   item: string | null;

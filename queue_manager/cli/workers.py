@@ -71,7 +71,7 @@ def _state(worker: OneWorker, now: datetime) -> str:
 
 
 def _doing(task: WorkerTask, now: datetime) -> str:
-    parts = (f"{task.tasks} items" if task.tasks > 1 else "", task.job_name or "", task.item or "", task.task)
+    parts = (f"{task.tasks} items" if task.tasks > 1 else "", task.job_name or "", task.item or "", task.task or "")
     return f"{' '.join(filter(None, parts))}  for {_seconds(task.since, now)}"
 
 

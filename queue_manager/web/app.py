@@ -100,7 +100,7 @@ def _install(
     docs.install(api)
     api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
     api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
-    api.include_router(workers.router, prefix="/api", dependencies=[auth.viewer], tags=["systems"])
+    api.include_router(workers.router, prefix="/api", dependencies=[auth.viewer_of(auth.EACH)], tags=["systems"])
     api.include_router(search.router, prefix="/api", dependencies=[auth.viewer_of(auth.EACH)], tags=["search"])
     api.include_router(audit.router, prefix="/api", dependencies=[auth.viewer], tags=["audit"])
     api.include_router(audit.commands, prefix="/api", dependencies=[auth.operator_of(auth.EACH)], tags=["audit"])

@@ -54,8 +54,8 @@ def rendered_page(
     """Return a page with the navigation and the principal, `None` if nobody is authenticated."""
     listed = [system for system in systems() if principal is None or principal.has_system(system.name)]
     pages = [Link("/", "Overview"), *(Link(one.page, one.title) for one in listed if one.page != SCHEDULE_PAGE)]
-    if principal is None or principal.has_system(None):
-        pages += PAGES_OF_ALL
+    is_for_all = principal is None or principal.has_system(None)
+    pages += PAGES_OF_ALL if is_for_all else [Link(WORKERS_PAGE, "Workers")]
     path = request.url.path
     here = next((page.path for page in pages[1:] if f"{path}/".startswith(f"{page.path}/")), path)
     return rendered(template, status=status, nav=pages, here=here, principal=principal, **values)

@@ -86,7 +86,7 @@ def test_a_message_is_added(visit: Visit, queue: Queue) -> None:
     page.get_by_label("Payload, as JSON").fill('{"to": "ada", "big": 12345678901234567890}')
     visit.dialog.get_by_label("Priority").fill("4")
     page.get_by_label("Ack timeout, in seconds").fill("12.5")
-    page.get_by_label("Most attempts").fill("7")
+    page.get_by_label("Max attempts").fill("7")
     visit.press("Add", visit.dialog)
     expect(visit.dialog).to_have_count(0)
     (added,) = queue.page("main")["messages"]
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> 
         ("Payload, as JSON", "{", "JSON", "[]"),
         ("Priority", "99", "0 to 9", "9"),
         ("Ack timeout, in seconds", "soon", "number", ""),
-        ("Most attempts", "0", "maxAttempts", ""),
+        ("Max attempts", "0", "maxAttempts", ""),
     ):
         field = visit.dialog.get_by_label(label, exact=True)
         field.fill(wrong)
@@ -253,7 +253,7 @@ def test_a_place_is_cleared_whatever_the_filter_says(visit: Visit, queue: Queue)
     expect(page.locator('[data-count="main"]')).to_have_text("2")
     visit.press("Clear Waiting: 2 messages …")
     expect(visit.dialog.get_by_role("heading")).to_have_text("Delete all 2 messages in Waiting?")
-    expect(visit.dialog).to_contain_text("Filters do not count")
+    expect(visit.dialog).to_contain_text("This ignores the filters above")
     visit.press("Delete all")
     visit.wait_for([])
     assert (queue.sizes(), queue.ids("dead")) == ((0, 0, 1, 0, 0), [left])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, minutes
@@ -17,6 +19,15 @@ from tests.web.credentials import VIEWER
 from tests.web.queue_client import Queue
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
+
+BUSY = """globalThis.EventSource = class extends EventSource {
+  constructor(...parameters) {
+    super(...parameters);
+    setInterval(() => this.dispatchEvent(new MessageEvent("overview", { data: "{}" })), 50);
+  }
+}"""
+READINGS = """performance.getEntriesByType("resource")
+  .filter(({ name }) => name.includes("/api/search")).map(({ startTime }) => startTime)"""
 
 
 @pytest.mark.parametrize("keys", ["Control+k", "Meta+k", "/"])
@@ -79,6 +90,35 @@ def test_the_page_of_a_room_follows_what_happens(visit: Visit) -> None:
     assert page.evaluate("isSamePage")
 
 
+def test_an_explanation_is_read_again_at_most_every_three_seconds_and_never_while_hidden(
+    visiting: Visiting, queue: Queue
+) -> None:
+    visit = visiting(queue.web, script=BUSY)
+    requests: list[str] = []
+    visit.page.on("request", lambda request: requests.append(request.url) if "/api/search" in request.url else None)
+    page = visit.open(f"/rooms/{make_room(server_now() + hours(1))}")
+    eventually(lambda: len(page.evaluate(READINGS)) >= 3)
+    began = page.evaluate(READINGS)
+    assert all(later - earlier > 2990 for earlier, later in pairwise(began)), began
+    hide(page, is_hidden=True)
+    before = len(requests)
+    page.wait_for_timeout(4000)
+    assert len(requests) == before
+    hide(page, is_hidden=False)
+    eventually(lambda: page.evaluate("1") and len(requests) > before)
+
+
+def hide(page: Page, *, is_hidden: bool) -> None:
+    """Let the page believe that another tab covers it, or no longer does."""
+    page.evaluate(
+        """(isHidden) => {
+      Object.defineProperty(document, "hidden", { configurable: true, get: () => isHidden });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }""",
+        is_hidden,
+    )
+
+
 def test_the_document_is_one_press_away(visit: Visit) -> None:
     room = make_room(server_now() + hours(1))
     page = visit.open(f"/rooms/{room}")
@@ -95,7 +135,7 @@ def test_a_failed_room_is_opened_from_the_list_and_retried(visit: Visit, clean: 
     answer = page.get_by_role("region", name=f"room {room}")
     expect(answer).to_contain_text("Last error: Boom")
     visit.press("Retry")
-    expect(page.locator("#toasts")).to_contain_text(f"Sent {room}")
+    expect(page.locator("#toasts")).to_contain_text(f"Retry queued for {room}")
     expect(answer).to_contain_text("queued")
     assert [message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")] == [room]
     page.get_by_role("link", name="All rooms").click()

@@ -111,7 +111,7 @@ def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
     page = visit.open("/rooms?state=failed")
     visit.press("Retry", visit.row(rooms["failed"]))
     expect(page.locator("#empty")).to_be_visible()
-    expect(page.locator("#toasts")).to_contain_text(f"Sent {rooms['failed']}")
+    expect(page.locator("#toasts")).to_contain_text(f"Retry queued for {rooms['failed']}")
     (message,) = sent(clean, "support-snooze")
     assert message.args[0] == rooms["failed"]
 
@@ -139,7 +139,7 @@ def test_all_items_that_match_are_retried_after_a_count(visit: Visit, clean: Ser
     visit.press("Send all that match")
     expect(visit.dialog.get_by_role("heading")).to_contain_text("3 rooms")
     visit.press("Send now", visit.dialog)
-    expect(page.locator("#toasts")).to_contain_text("Sent 3 of 3")
+    expect(page.locator("#toasts")).to_contain_text("Queued 3 of 3")
     assert {message.args[0] for message in sent(clean, "support-snooze")} == loud
     visit.press("Clear the filter")
     visit.wait_for([quiet])
@@ -152,7 +152,7 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
     visit.open(f"/{page}")
     eventually(lambda: sorted(visit.ids) == sorted([first, second]), within=20)
     visit.press("Send now", visit.row(first))
-    expect(visit.page.locator("#toasts")).to_contain_text(f"Sent {first}")
+    expect(visit.page.locator("#toasts")).to_contain_text(f"Queued {first}")
     (message,) = sent(clean, name)
     assert first.split(":")[-1] in message.args
 
@@ -269,3 +269,11 @@ def test_each_scan_is_triggered_once(visit: Visit, clean: Servers) -> None:
     visit.expect_status(409)
     buttons.first.click()
     expect(page.locator("#toasts")).to_contain_text("is running")
+
+
+def test_an_id_is_shown_whole_in_at_most_two_lines(visit: Visit, clean: Servers) -> None:
+    lines = {"/rooms?state=failed": (furnished.rooms()["failed"], 1), "/thumbnails": (furnished.sites()[1], 2)}
+    for path, (id, most) in lines.items():
+        visit.open(path)
+        height = visit.row(id).get_by_role("link").evaluate("(link) => link.getBoundingClientRect().height")
+        assert height < 20 * most + 5, path  # px, 20 a line

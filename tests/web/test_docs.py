@@ -203,6 +203,7 @@ def test_both_are_for_viewers(guarded: Web) -> None:
     assert {guarded.get(path).status for path in ("/docs", "/openapi.json")} == {401}
 
 
+@pytest.mark.timeout(300)  # hundreds of requests: 20 s, and much longer on a busy machine
 def test_every_answer_is_as_described_and_none_is_an_internal_error(
     guarded: Web, schema: Any, figure: Callable[[str], None]
 ) -> None:

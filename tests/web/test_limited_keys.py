@@ -14,6 +14,8 @@ from bson import ObjectId
 from queue_manager.core.settings import Settings
 from queue_manager.web import auth
 from queue_manager.web.app import api_of
+from tests.browser import furnished
+from tests.documented import DOCS, block
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -21,11 +23,14 @@ from tests.web.credentials import LONG_AGO, OPERATOR, VIEWER, cookie, key, rewri
 from tests.web.listener import ConnectionRefused, Listener
 from tests.web.queue_client import Queue, Stream, empty_queue
 from tests.web.test_authorization import status
-from tests.web.web_process import Web, forked_web
+from tests.web.web_process import Web, forked_web, web
 
 CLERK = key("clerk", OPERATOR, "operator") | {"systems": ["support-snooze", "job-queues"]}
 READER = key("reader", VIEWER, "viewer") | {"systems": ["overdue-messages"]}
-HERS = r"/|/search|/rooms(/.*)?|/jobs(/.*)?|/docs|/openapi.json|/api/(jobs|overview|search|trigger|audit/0/undo)\b.*"
+HERS = (
+    r"/|/search|/workers|/rooms(/.*)?|/jobs(/.*)?|/docs|/openapi.json|"
+    r"/api/(jobs|overview|search|trigger|workers|audit/0/undo)\b.*"
+)
 AS_CLERK, AS_READER = {"X_API_KEY": OPERATOR}, {"X_API_KEY": VIEWER}
 
 
@@ -89,6 +94,27 @@ def test_the_overview_is_of_its_systems(process: Web) -> None:
         assert [one["name"] for one in state["systems"]] == ["overdue-messages"]
 
 
+def test_workers_are_shown_without_what_they_do_for_other_systems(clean: Servers, process: Web) -> None:
+    furnished.workers(clean.valkey.url)
+
+    def seen(headers: dict[str, str]) -> tuple[Any, list[Any]]:
+        answer = process.get("/api/workers", **headers)
+        assert answer.status == 200
+        (worker,) = answer.body["workers"]
+        return worker["queues"], [task for process in worker["processes"] for task in process["running"]]
+
+    queues, (item, batch, other) = seen(AS_CLERK)
+    assert queues == ["scans", "support-snooze"]
+    assert (item["item"], batch["tasks"], other["task"]) == (furnished.A_ROOM, 1_000, None)
+    queues, tasks = seen(AS_READER)
+    assert queues == ["scans"]
+    for task in tasks:
+        assert [name for name, value in task.items() if value not in (None, 1)] == ["since"]
+    # The overview is up to a second old: from before this worker, at first.
+    (worker,) = eventually(lambda: process.get("/api/overview", **AS_READER).body["workers"], within=10)
+    assert worker["queues"] == ["scans"]
+
+
 def test_the_search_finds_nothing_else(clean: Servers, process: Web) -> None:
     room = str(make_room())
 
@@ -121,8 +147,8 @@ def test_the_navigation_has_its_pages(process: Web) -> None:
         (nav,) = re.findall(r"<nav.*?</nav>", process.get("/", **headers).text, re.DOTALL)
         return re.findall(r'href="([^"]*)"', nav)
 
-    assert links(AS_CLERK) == ["/", "/rooms", "/jobs", "/docs"]
-    assert links(AS_READER) == ["/", "/messages", "/docs"]
+    assert links(AS_CLERK) == ["/", "/rooms", "/jobs", "/workers", "/docs"]
+    assert links(AS_READER) == ["/", "/messages", "/workers", "/docs"]
 
 
 def test_events_of_rooms_need_their_system(process: Web) -> None:
@@ -153,3 +179,14 @@ def test_a_key_for_an_unknown_system_stops_the_start(tmp_path: Path) -> None:
     with forked_web(tmp_path, QM_API_KEYS=wrong) as process:
         assert process.child.wait(timeout=20) == 2
         assert "QM_API_KEYS: the key clerk names the system 'rooms'; known: support-snooze, " in process.log
+
+
+def test_the_key_of_the_documentation_sees_its_system_only(servers: Servers, tmp_path: Path) -> None:
+    keys = block(0, heading="Limit a key to systems", page=DOCS / "how-to" / "secure.md")
+    (one,) = json.loads(keys)
+    with web(tmp_path, QM_API_KEYS=keys, QM_CONVERSATIONS="true", QM_JOBS="true") as process:
+        answer = process.get("/api/overview", X_API_KEY=one["key"])
+        paths = ("/api/systems/support-snooze", "/api/jobs/status")
+        statuses = [process.get(path, X_API_KEY=one["key"]).status for path in paths]
+    assert [system["name"] for system in answer.body["systems"]] == one["systems"] == ["support-snooze"]
+    assert statuses == [200, 403]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import jwt
@@ -13,6 +15,8 @@ import socketio
 
 from dev.servers import Valkey
 from services.realtime import RedisEvents
+from tests.deployment.programs import replaced
+from tests.documented import DOCS, block
 from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
@@ -49,6 +53,21 @@ def test_a_client_hears_the_accounts_of_its_token_and_no_others(secured: Web, ev
         for account in ("other", "a", "b"):
             events.emit(EVENT, woken(account), room=f"support-{account}")
         assert [client.next_event(), client.next_event()] == [(EVENT, woken("a")), (EVENT, woken("b"))]
+
+
+def test_the_client_of_the_documentation_hears_its_account(secured: Web, events: RedisEvents) -> None:
+    page = DOCS / "how-to" / "socketio.md"
+    code = block(0, heading="Authenticate with a signed token", page=page)
+    (account,) = re.findall(r'"accounts": \["(\w+)"\]', code)
+    printed: Queue[Any] = Queue()
+    names: dict[str, Any] = {"SOCKETIO_TOKEN_SECRET": SECRET, "print": printed.put}
+    exec(replaced(code, {"https://queue-manager.example": f"http://127.0.0.1:{secured.port}"}), names)
+    try:
+        for one in ("other", account):
+            events.emit(EVENT, woken(one), room=f"support-{one}")
+        assert printed.get(timeout=20) == woken(account)
+    finally:
+        names["client"].disconnect()
 
 
 def test_a_client_may_leave_and_join_its_own_accounts_only(secured: Web, events: RedisEvents) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +13,9 @@ from models import support_room
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, minutes
 from services.due_work import DueItem
+from tests.docs.transcript import Transcript
+from tests.documented import DOCS, block, output
+from tests.e2e.health_command import lead
 from tests.eventually import eventually
 from tests.odd_ids import ODD_IDS
 from tests.real_servers import Servers
@@ -58,6 +62,15 @@ def test_a_room_has_an_answer_and_paths(process: Web) -> None:
     assert process.get(one["page"], **HTML).status == 200
     document = process.get(one["document"]).body["document"]
     assert document["_id"] == {"$oid": str(room)}
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_room_is_found_as_in_the_documentation(process: Web, servers: Servers) -> None:
+    lead(servers, since=hours(1))
+    room = make_room(server_now() + hours(3) + minutes(12))
+    text = block(0, heading="Search for any id", page=DOCS / "reference" / "http-api.md")
+    path, query = re.findall(r"^\$ curl 'http://127.0.0.1:6002(/\S+id=)\w+'$", text, re.MULTILINE)[0], str(room)
+    assert Transcript().matches(output(text), process.get(path + query).text)
 
 
 def test_the_timeline_and_the_task_of_an_item(process: Web, sent: DueItem) -> None:

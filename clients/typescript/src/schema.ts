@@ -427,6 +427,8 @@ export interface paths {
          * Workers
          * @description List the workers that are online: queues, pool, what each process executes and since when, rate, memory, release.
          *
+         *     A key that is for some systems only sees the workers of their queues; what they execute for others has no name.
+         *
          *     A worker reports what it does every two seconds if that has changed, and at least once a minute.
          */
         get: operations["systems_workers"];
@@ -3132,6 +3134,13 @@ export interface components {
              */
             page: string | null;
             /**
+             * Pages
+             * @description By number, such as `stuck`: the path of the page that lists what it counts.
+             */
+            pages: {
+                [key: string]: string;
+            };
+            /**
              * Flag
              * @description The setting that switches the system on; null if it is always on.
              */
@@ -3801,7 +3810,8 @@ export interface components {
             "lag",
             "every system that is on except `review-requests`, unless it is paused or in a dry run",
             "The oldest due item that is not cooling off has waited longer than 3 periods of the scan (at least 15 s).",
-            "Check that the workers are running, keep up with the load and log no errors."
+            "Check that the workers are running, keep up with the load and log no errors.",
+            "late"
         ] | [
             "stuck-items",
             "systems of `DueDocuments`, `job-queues`",
@@ -4212,6 +4222,13 @@ export interface components {
              */
             page: string | null;
             /**
+             * Pages
+             * @description By number, such as `stuck`: the path of the page that lists what it counts.
+             */
+            pages: {
+                [key: string]: string;
+            };
+            /**
              * Flag
              * @description The setting that switches the system on; null if it is always on.
              */
@@ -4443,14 +4460,14 @@ export interface components {
         WorkerTask: {
             /**
              * Task
-             * @description The name of the Celery task.
+             * @description The name of the Celery task; null if the key is not for its system.
              */
-            task: string;
+            task: string | null;
             /**
              * Task Id
-             * @description Its id; of a batch, the id of one of its tasks.
+             * @description Its id; of a batch, the id of one of its tasks; null like `task`.
              */
-            task_id: string;
+            task_id: string | null;
             /**
              * Tasks
              * @description How many tasks are executed together.

@@ -148,7 +148,7 @@ async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLRes
     return _item_page(job_queues.system, request, principal, id)
 
 
-@of_all.get(WORKERS_PAGE)
+@of_each.get(WORKERS_PAGE)
 async def workers(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return rendered_page("workers.html", request, principal)
 

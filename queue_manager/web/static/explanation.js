@@ -4,6 +4,7 @@ import { answer, unreadable } from "./answer.js";
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, span } from "./clock.js";
 import { PREFIX, byId, button, complain, copier, element, mayAct, toast } from "./dom.js";
+import { seldom } from "./pace.js";
 import { put } from "./systems.js";
 
 const { id = "", system = "", list = "", item = "", items = "", product = "" } = byId("found").dataset;
@@ -11,6 +12,7 @@ const why = element("div");
 const past = element("div");
 const whole = element("pre", { role: "region", tabindex: 0, "aria-label": "Document" });
 const document_ = element("details", { hidden: true, ontoggle: readDocument }, element("summary", {}, "Show the document"), whole);
+const REFRESH_INTERVAL = 3000; // ms between two readings because something happened
 const MESSAGES = "overdue-messages";
 /** @type {Record<string, string>} */
 const VERBS = { due: "Send now", pending: "Run now" };
@@ -32,7 +34,7 @@ function card(found) {
   const { title, retry, retry_body: body, label, system: of } = found;
   return answer(found, title || "Why",
     element("span", {},
-      mayAct && retry && button(VERBS[label] ?? (of === MESSAGES ? "Replay" : "Retry"), () => again(retry, body), "primary"), " ",
+      mayAct && retry && button(VERBS[label] ?? (of === MESSAGES ? "Replay" : "Retry"), () => again(retry, body, label), "primary"), " ",
       copier("id", found.id), " ",
       product && [element("a", { class: "button", href: product, rel: "noopener noreferrer" }, `Open the ${item}`), " "],
       element("a", { class: "button", href: PREFIX + list }, `All ${items}`)));
@@ -56,10 +58,10 @@ function entry({ at, event, detail, worker, duration_ms: took, error, task_id: t
     error && element("div", { class: "bad" }, error)));
 }
 
-/** @param {string} path @param {object} body */
-const again = (path, body) => attempt(async () => {
+/** @param {string} path @param {object} body @param {string} label */
+const again = (path, body, label) => attempt(async () => {
   const { message } = await post(path.replace("/api", ""), body);
-  toast(message ?? `Sent ${id}`);
+  toast(message ?? `${label in VERBS ? "Queued" : "Retry queued for"} ${id}`);
   await read();
 });
 
@@ -73,8 +75,7 @@ async function readDocument() {
   });
 }
 
-const reload = () => attempt(read, ({ message }) => complain(message));
+const reload = seldom(() => attempt(read, ({ message }) => complain(message)), REFRESH_INTERVAL);
 
 byId("found").append(why, past, document_);
-await reload();
 new Events("/overview/events", "overview", { event: reload, reload });

@@ -5,12 +5,11 @@ import { moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
 import { PREFIX, byId, button, element, mayAct } from "./dom.js";
 import { List, cell } from "./list.js";
+import { seldom } from "./pace.js";
 
 const REFRESH_INTERVAL = 5000; // ms between two readings because something happened
 const VERBS = { message: "Replay", item: "Retry", job: "Retry", broker: "Replay" };
 const BARS = "▁▂▃▄▅▆▇█";
-/** @type {number | undefined} */
-let soon;
 
 /** @param {Values} values @param {Options} options */
 async function load(values, options) {
@@ -26,7 +25,7 @@ async function load(values, options) {
 function cells(group) {
   const { kind, system, name, reason, sample, count, first_at: first, last_at: last, page } = group;
   return [
-    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, page ? element("a", { class: "link whole", href: PREFIX + page }, reason) : reason), sample !== reason && element("div", { class: "clip hint" }, sample)),
+    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, page ? element("a", { href: PREFIX + page }, reason) : reason), sample.trim() !== reason && element("div", { class: "clip hint" }, sample)),
     cell("Of", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, titleOf(system)))),
     cell("Count", number(count), "number"),
     cell("First", moment(first), "nowrap"),
@@ -60,10 +59,5 @@ function replay({ id, kind, name, reason, count, last_at: until }) {
 }
 
 const list = new List({ load, cells, id: ({ id }) => id });
-new Events("/overview/events", "overview", {
-  event: () => soon ??= setTimeout(() => {
-    soon = undefined;
-    list.refresh();
-  }, REFRESH_INTERVAL),
-  reload: () => list.refresh(),
-});
+const refresh = seldom(async () => list.refresh(), REFRESH_INTERVAL);
+new Events("/overview/events", "overview", { event: refresh, reload: refresh });

@@ -16,6 +16,7 @@ const ALL_NAMES = "all names";
 const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
 const LATENCY_INTERVAL = 60000; // ms
 const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
+const NAMES_WAIT = 400; // ms that the list waits for the counts above it, which take long if there are many jobs
 /** @type {List<Job>} */
 let list;
 /** @type {JobQueue[]} */
@@ -31,6 +32,7 @@ let opened; // the job that is open, and the part of the page that changes
 async function load(values, options) {
   /** @type {JobPage} */
   const { jobs, cursor } = await get(`/jobs${query({ ...values, limit: PAGE })}`, { ...options, parse: exact });
+  setTimeout(() => Object.assign(byId("names"), { ariaBusy: null }), NAMES_WAIT);
   return { rows: jobs, cursor };
 }
 
@@ -57,7 +59,7 @@ async function readStatus() {
   const { queues: all, leader } = await get("/jobs/status");
   queues = all;
   byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
-  byId("names").hidden = !queues.length;
+  Object.assign(byId("names"), { hidden: !queues.length, ariaBusy: null });
   fill(byId("queues"), queues, rowOf);
   choices(list.values.name);
 }
@@ -137,7 +139,7 @@ function cells(job) {
     element("th", { scope: "row" }, button(job.name, () => look(job._id), "link whole")),
     element("td", { class: "text" }, element("code", { class: "clip" }, JSON.stringify(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, job.last_error.slice(0, 300))),
     cell("State", element("span", {}, stateOf(job)), "nowrap"),
-    cell("Due", element("span", {}, dueOf(job)), "nowrap"),
+    cell("Due", element("span", {}, dueOf(job))),
     cell("Priority", job.priority, "number"),
     cell("Attempts", job.attempts, "number"),
     cell("Created", moment(job.created)),
@@ -158,7 +160,7 @@ function describe(job) {
     progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
     job.last_error && [element("h3", {}, "Last error"), element("pre", { class: "bad", tabindex: 0, "aria-label": "Last error" }, job.last_error)],
     element("h3", {}, "History"),
-    grid(["When", "State", "Attempt", "Worker", "Took", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
+    grid(["When", "State", "Attempt", "Worker", "Duration", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
       moment(when), pill(one, STATES[one]), attempt, worker, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
     ])),
   ];
@@ -184,7 +186,7 @@ function actionsOf({ _id: id, state, name, priority }) {
     (state === "pending" || state === "failure") && cancel("Canceled"),
     ["Remove …", () => remove(id, name), "danger"],
     state !== "success" && ["Reschedule …", () => reschedule(id, name, priority)],
-    [state === "success" ? "Run again" : "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Due now"), "primary"],
+    [state === "success" ? "Run again" : "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Job queued to run now"), "primary"],
   ];
 }
 
@@ -257,7 +259,7 @@ async function change(path, verb, ids) {
 }
 
 /** @param {string[]} ids */
-const retrySelected = (ids) => attempt(async () => toast(await change("retry", "Due now:", ids)));
+const retrySelected = (ids) => attempt(async () => toast(await change("retry", "Queued to run now:", ids)));
 
 /** @param {string} path @param {string} verb @param {string} past @param {string} text */
 const confirmed = (path, verb, past, text) => (/** @type {string[]} */ ids) => askFor({

@@ -30,9 +30,9 @@ export function speed(latency, names, when) {
   const { on_time: onTime } = latency;
   const text = found ? `${names[measure]}, ${when}, ${number(found.count)} measured` : `${names[measure]}, ${when}: nothing was done`;
   return element("div", { class: "speed" },
-    facts("facts", [
+    found && facts("facts", [
       ["On time", element("span", { class: onTime ? (onTime.share < 0.99 ? "warn" : "good") : "soft" }, onTime ? percent(onTime.share) : "—")],
-      ["p50", duration(found ? found.p50_ms : null)], ["p95", duration(found ? found.p95_ms : null)], ["p99", duration(found ? found.p99_ms : null)],
+      ["p50", duration(found.p50_ms)], ["p95", duration(found.p95_ms)], ["p99", duration(found.p99_ms)],
     ]),
     element("p", { class: "hint" }, text, onTime && ` · on time: ${names[onTime.of].toLowerCase()} within ${duration(onTime.within_ms)}`));
 }

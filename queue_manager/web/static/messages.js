@@ -176,8 +176,8 @@ function fieldsOf(message = {}) {
     { name: "type", label: "Type", value: message.type, isNeeded: true },
     { name: "payload", label: "Payload, as JSON", kind: "area", value: message.id ? JSON.stringify(message.payload, null, 2) : "{}" },
     { name: "priority", label: "Priority", kind: "number", value: message.priority ?? 0, hint: `0 to ${config ? config.max_priority_levels - 1 : 9}, the highest first` },
-    { name: "ackTimeout", label: "Ack timeout, in seconds", kind: "number", value: message.custom_ack_timeout ?? "", hint: `Empty: the queue's own${config ? `, ${config.ack_timeout_seconds} s` : ""}` },
-    { name: "maxAttempts", label: "Most attempts", kind: "number", value: message.custom_max_attempts ?? "", hint: `Empty: the queue's own${config ? `, ${config.max_attempts}` : ""}` },
+    { name: "ackTimeout", label: "Ack timeout, in seconds", kind: "number", value: message.custom_ack_timeout ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.ack_timeout_seconds} s)` : ""}` },
+    { name: "maxAttempts", label: "Max attempts", kind: "number", value: message.custom_max_attempts ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.max_attempts})` : ""}` },
   ];
 }
 
@@ -269,7 +269,7 @@ function clear() {
   const isMany = size === undefined || size > TYPED_FROM;
   const what = size === undefined ? "messages" : counted(size);
   askFor({
-    title: `Delete all ${what} in ${name}?`, text: `Filters do not count here. ${(size ?? 0) > 1e5 ? "So many cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
+    title: `Delete all ${what} in ${name}?`, text: `This ignores the filters above. ${(size ?? 0) > 1e5 ? "So many cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
     typed: isMany && { name, of: "queue" },
     act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
   });

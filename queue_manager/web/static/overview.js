@@ -37,14 +37,14 @@ const rank = ({ needs: [worst] }) => (worst.kind === "bad" ? 0 : 1);
 function attention(list) {
   if (!list.length) return [pill("All well", "good"), " Nothing needs attention."];
   /** @param {Urgent} urgent */
-  const one = ({ title, page, needs: all }) => element("li", {}, pill(all[0].kind === "bad" ? "Act" : "Look", all[0].kind), element("div", {}, page ? element("a", { href: PREFIX + page, class: "strong" }, title) : element("b", {}, title), ...all.map(said)));
+  const one = ({ title, page, needs: all }) => element("li", {}, pill(all[0].kind === "bad" ? "Critical" : "Warning", all[0].kind), element("div", {}, page ? element("a", { href: PREFIX + page, class: "strong" }, title) : element("b", {}, title), ...all.map(said)));
   return [element("h2", {}, "Needs attention"), element("ul", {}, list.map(one))];
 }
 
 // Who is there
 
 /** @param {string | null} reason */
-const server = (reason) => (reason ? pill("Away", "bad") : pill("Answers", "good"));
+const server = (reason) => (reason ? pill("Down", "bad") : pill("Up", "good"));
 
 /** @param {Overview} overview @returns {Child} */
 function lead({ leader, servers }) {

@@ -9,6 +9,30 @@ export function nextFrame(draw) {
   else requestAnimationFrame(draw);
 }
 
+/**
+ * Return a function that calls `act`: soon, `interval` ms after the last call ended, and when the page is seen.
+ * @param {() => Promise<unknown>} act @param {number} interval
+ */
+export function seldom(act, interval) {
+  let isWanted = false;
+  let isResting = false;
+  async function run() {
+    if (!isWanted || isResting || document.hidden) return;
+    isWanted = false;
+    isResting = true;
+    await act();
+    setTimeout(() => {
+      isResting = false;
+      run();
+    }, interval);
+  }
+  document.addEventListener("visibilitychange", run);
+  return () => {
+    isWanted = true;
+    run();
+  };
+}
+
 export class Pace {
   constructor() {
     this.until = 0;

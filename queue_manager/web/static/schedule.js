@@ -27,7 +27,7 @@ const read = () => attempt(async () => {
 function receive({ systems, leader, servers }) {
   away = Object.values(servers).filter(Boolean).join(" · ");
   complain(away);
-  if (servers.redis) byId("leader").replaceChildren("Who leads is not known: Redis does not answer.");
+  if (servers.redis) byId("leader").replaceChildren("Leader unknown: Redis does not answer.");
   else lead(leader);
   const news = JSON.stringify([away, systems.map((one) => [one.name, one.is_on, one.is_running, one.last_scan?.at, one.next_scan_at])]);
   if (news === seen) return;
@@ -80,7 +80,7 @@ function marks({ title, last_runs: runs }) {
 }
 
 /** @param {ScanResult[]} runs */
-const table = (runs) => grid(["When", "Found", "Claimed", "Sent", "Errors", "Took", "Error"], runs.map((run) => [
+const table = (runs) => grid(["When", "Found", "Claimed", "Sent", "Errors", "Duration", "Error"], runs.map((run) => [
   moment(run.at), number(run.found), number(run.claimed), number(run.enqueued), number(run.errors), span(run.duration_ms), element("code", { class: "bad" }, run.error ?? ""),
 ]));
 

@@ -81,12 +81,12 @@ async function send(to, done) {
 }
 
 /** @param {Item} item */
-const retry = ({ id }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `Sent ${id}`);
+const retry = ({ id, state }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `${state === "due" ? "Queued" : "Retry queued for"} ${id}`);
 
 /** @param {string[]} ids */
 const retrySelected = (ids) => attempt(async () => {
   const { sent, of } = await post(`${path}/items/retry`, { ids });
-  toast(`Sent ${number(sent)} of ${number(of)}`);
+  toast(`Queued ${number(sent)} of ${number(of)}`);
   list.selection.clear();
   list.refresh();
 });
@@ -102,7 +102,7 @@ async function retryAll() {
     async act() {
       const { sent, of } = await post(`${path}/items/retry`, filter);
       list.refresh();
-      return `Sent ${number(sent)} of ${number(of)}`;
+      return `Queued ${number(sent)} of ${number(of)}`;
     },
   });
 }
@@ -140,7 +140,7 @@ function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, erro
     element("th", { scope: "row" }, moment(at)),
     cell("Found", number(found), "number"), cell("Claimed", number(claimed), "number"), cell("Sent", number(enqueued), "number"),
     cell("Errors", element("span", { class: errors ? "bad strong" : "" }, number(errors)), "number"),
-    cell("Took", span(took), "number nowrap"),
+    cell("Duration", span(took), "number nowrap"),
     element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), notes));
 }
 

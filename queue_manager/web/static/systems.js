@@ -41,7 +41,7 @@ export function standing(system) {
   const [worst] = needs(system);
   if (!system.is_on) return pill("Off");
   if (system.idle) return pill(system.idle === "paused" ? "Paused" : "Dry run", "warn");
-  if (worst) return pill(worst.kind === "bad" ? "Needs attention" : "Look at it", worst.kind);
+  if (worst) return pill(worst.kind === "bad" ? "Needs attention" : "Needs review", worst.kind);
   if (system.due === null && !system.last_scan) return pill("Unknown", "warn");
   if (system.is_starting) return pill("Starting");
   return system.is_running || system.in_progress ? pill("Working", "good") : pill("OK", "good");
@@ -62,16 +62,18 @@ export function howToTurnOn({ flag }) {
 export function figures(system) {
   /** @param {number | null} value */
   const figure = (value, kind = "", text = number(value)) => element("span", { class: value ? kind : "soft" }, text);
+  /** @param {"due" | "in_progress" | "stuck" | "failed" | "lag_seconds"} name */
+  const listed = (name, kind = "", text = number(system[name])) => (system[name] && system.pages[name] ? element("a", { class: kind, href: PREFIX + system.pages[name] }, text) : figure(system[name], kind, text));
   /** @param {number | null} value */
   const unlessZero = (value, kind = "", text = number(value)) => (value ? figure(value, kind, text) : null);
   const { lag_seconds: lag } = system;
   return facts("facts figures", [
-    ["Due now", figure(system.due)],
-    ["In progress", figure(system.in_progress)],
+    ["Due now", listed("due")],
+    ["In progress", listed("in_progress")],
     ["Done / min", figure(system.done_per_minute)],
-    ["Oldest waits", unlessZero(lag, "", span((lag ?? 0) * 1000))],
-    ["Stuck", unlessZero(system.stuck, "bad")],
-    ["Failed", unlessZero(system.failed, "warn")],
+    ["Oldest waiting", lag ? listed("lag_seconds", "", span(lag * 1000)) : null],
+    ["Stuck", system.stuck ? listed("stuck", "bad") : null],
+    ["Failed", system.failed ? listed("failed", "warn") : null],
     ["Failed / min", unlessZero(system.failed_per_minute, "warn")],
     ["Errors, 24 h", unlessZero(system.errors, "warn")],
   ]);
@@ -79,7 +81,7 @@ export function figures(system) {
 
 /** @param {System} system */
 export function scans({ last_scan: last, next_scan_at: next, is_running: isRunning, is_starting: isStarting, errors }) {
-  const did = last && [moment(last.at), ` found ${number(last.found)}, sent ${number(last.enqueued)}`, last.errors > 0 && element("span", { class: "bad" }, `, ${number(last.errors)} errors`)];
+  const did = last && [moment(last.at), ` found ${number(last.found)}, sent ${number(last.enqueued)}`, last.errors > 0 && element("span", { class: "bad" }, `, ${number(last.errors)} error${last.errors === 1 ? "" : "s"}`)];
   return facts("facts scans", [
     ["Last scan", did ? element("span", {}, did) : isStarting ? "none yet" : errors === null ? "—" : "none in 24 h"],
     ["Next scan", isRunning ? "running now" : countdown(next === null ? null : at(next), until)],

@@ -4,21 +4,17 @@ import { Events, attempt, get } from "./api.js";
 import { at, countdown, number, span } from "./clock.js";
 import { PREFIX, byId, complain, element, facts, pill } from "./dom.js";
 import { cell, fill } from "./list.js";
+import { seldom } from "./pace.js";
 
 const MEGABYTE = 1e6; // bytes
-let isReading = false;
+const REFRESH_INTERVAL = 500; // ms
 
-async function read() {
-  if (isReading) return; // the next event reads
-  isReading = true;
-  await attempt(async () => {
-    /** @type {Workers} */
-    const { workers, count, queues_without_worker: queues } = await get("/workers");
-    complain();
-    show(workers, count, queues);
-  }, ({ message }) => complain(message));
-  isReading = false;
-}
+const read = seldom(() => attempt(async () => {
+  /** @type {Workers} */
+  const { workers, count, queues_without_worker: queues } = await get("/workers");
+  complain();
+  show(workers, count, queues);
+}, ({ message }) => complain(message)), REFRESH_INTERVAL);
 
 /** @param {OneWorker[]} workers @param {number} count @param {Workers["queues_without_worker"]} queues */
 function show(workers, count, queues) {
@@ -70,6 +66,7 @@ const rows = ({ pid, memory_bytes: memory, running }) => (running.length ? runni
 
 /** @param {WorkerTask} task @returns {Child} */
 function does({ task, task_id: id, tasks, item, job_name: job, page }) {
+  if (!task) return element("span", { class: "soft" }, "works for another system");
   const what = tasks > 1 ? `${number(tasks)} items` : item ?? job;
   const to = page && what ? element("a", { href: PREFIX + page }, what) : page ? element("a", { href: PREFIX + page }, task) : element("code", { title: id }, task);
   return what && page ? [job && item && `${job} `, to, " ", element("code", { class: "soft", title: id }, task)] : to;

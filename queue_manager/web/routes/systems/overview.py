@@ -39,6 +39,9 @@ STATS_FIELDS = {
 }
 """The names of the overview's numbers, each with its names in the statistics of systems."""
 
+PAGE_STATES = {"lag_seconds": "late", "pending": "due", "in_progress": "in-progress", "cooling_off": "failed"}
+"""The states of lists, by the statistics of what is in them, where the names differ."""
+
 RUN_NUMBERS = ("found", "claimed", "enqueued", "errors", "duration_ms")
 
 
@@ -69,6 +72,7 @@ def _system(system: System, found: Readings) -> SystemState:
         name=system.name,
         title=system.title,
         page=system.page,
+        pages=_pages(system, numbers),
         flag=system.flag,
         is_on=is_on,
         **{field: _first(numbers, names) for field, names in STATS_FIELDS.items()},
@@ -90,6 +94,12 @@ def _system(system: System, found: Readings) -> SystemState:
 
 def _first(numbers: Mapping[str, float], names: tuple[str, ...]) -> float | None:
     return next((round(numbers[name], 3) for name in names if name in numbers), None)
+
+
+def _pages(system: System, numbers: Mapping[str, float]) -> dict[str, str]:
+    """Return by field the page that lists what it counts."""
+    known = {field: [name for name in names if name in numbers] for field, names in STATS_FIELDS.items()}
+    return {field: system.page_of(PAGE_STATES.get(names[0], names[0])) for field, names in known.items() if names}
 
 
 def _per_minute(system: System, redis: InRedis | None, outcome: str) -> int | None:

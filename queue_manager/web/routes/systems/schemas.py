@@ -15,6 +15,7 @@ from queue_manager.telemetry.latency import Measure
 from queue_manager.web.http.requests import PAUSE_REASON, Members
 from queue_manager.web.http.responses import Moment, NextCursor, Number, PauseState, ServerTime, optional
 from queue_manager.web.routes.latency import Latency
+from queue_manager.workers import queues_of
 
 MAX_ITEM_SEARCH_LENGTH = 256
 MAX_RETRIED = 1_000  # items that one request sends
@@ -71,6 +72,9 @@ class SystemState(BaseModel):
     name: str
     title: str
     page: str | None = Field(description="The path of its page.")
+    pages: dict[str, str] = Field(
+        description="By number, such as `stuck`: the path of the page that lists what it counts."
+    )
     flag: SystemFlag
     is_on: bool
     due: Number | None = Field(description="Items that are due and not in flight.")
@@ -105,8 +109,14 @@ class Overview(BaseModel):
     systems: list[SystemState]
 
     def of_systems(self, names: Collection[str]) -> Overview:
-        """Return what it says of these systems, and of the servers and processes."""
-        return self.model_copy(update={"systems": [one for one in self.systems if one.name in names]})
+        """Return what it says of these systems and their queues, and of the servers and processes."""
+        queues = queues_of(names)
+        workers = self.workers and [
+            one.model_copy(update={"queues": one.queues and [queue for queue in one.queues if queue in queues]})
+            for one in self.workers
+        ]
+        listed = [one for one in self.systems if one.name in names]
+        return self.model_copy(update={"workers": workers, "systems": listed})
 
     @property
     def all_problems(self) -> list[Problem]:
