@@ -293,7 +293,7 @@ def rights_to_migrate() -> Iterator[None]:
 def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     """Create missing indexes and rebuild changed ones; return their names as `collection.index`. Idempotent."""
     with within(MAX_INDEX_BUILD):  # instead of the timeout of other commands
-        return [f"{name}.{_create(name, index)}" for name, indexes in wanted.items() for index in indexes]
+        return [f"{name}.{index}" for name, indexes in wanted.items() for index in _create(name, indexes)]
 
 
 def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:
@@ -303,7 +303,16 @@ def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:
             collection(name).drop_index(index)
 
 
-def _create(name: str, index: IndexModel) -> str:
+def _create(name: str, indexes: Sequence[IndexModel]) -> list[str]:
+    try:
+        return collection(name).create_indexes([*indexes])
+    except OperationFailure as error:
+        if error.code not in _INDEX_DIFFERS:
+            raise
+        return [_create_or_rebuild(name, index) for index in indexes]
+
+
+def _create_or_rebuild(name: str, index: IndexModel) -> str:
     try:
         (created,) = collection(name).create_indexes([index])
     except OperationFailure as error:

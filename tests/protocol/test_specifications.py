@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from dev.site.markdown import blocks
 from tests.protocol.cases import BROKEN, LARGER, SPECIFICATIONS
 from tests.protocol.checker import TRAP, Specification, Violated, explore
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "protocol.md"
 
 
+@pytest.mark.timeout(300)  # it only computes: 3 s, and much longer on a busy machine
 @pytest.mark.parametrize("name", SPECIFICATIONS)
 def test_specification_holds_in_every_state(name: str) -> None:
     specification, states = SPECIFICATIONS[name]
@@ -48,3 +50,10 @@ def test_page_has_the_numbers_of_states() -> None:
     text = PAGE.read_text()
     for name, (_, states) in {**SPECIFICATIONS, **LARGER}.items():
         assert f"| {name} | {states:,} |" in text
+
+
+def test_page_shows_the_way_to_a_trap() -> None:
+    (shown,) = [block.code for block in blocks(PAGE.read_text()) if block.language == "text"]
+    with pytest.raises(Violated) as caught:
+        explore(next(one for one, _ in BROKEN if type(one).__name__ == "LostMessageKeepsLease"))
+    assert str(caught.value).startswith(shown)
