@@ -145,7 +145,7 @@ class MessageOperations(Resource, Generic[ReceivedT]):
 
         Args:
             type: only messages of this type.
-            ack_timeout: seconds to the deadline, for this delivery only.
+            ack_timeout: seconds to the deadline, for this delivery and for later ones without a timeout.
             consumer_id: shown while the message is held.
         """
         return (yield from self._dequeue(timeout, type, ack_timeout, consumer_id))

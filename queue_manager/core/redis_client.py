@@ -133,7 +133,7 @@ class Connection(redis.Connection):
         try:
             return super().read_response(*args, **kwargs)
         except redis.ResponseError as error:
-            if _is_refusal(error):
+            if is_refusal(error):
                 _refusals[self.host, self.port] += 1
             raise
 
@@ -147,7 +147,7 @@ def _finder(
     return None if cluster is None else partial(find_owner, **cluster)
 
 
-def _is_refusal(error: redis.ResponseError) -> bool:
+def is_refusal(error: redis.ResponseError) -> bool:
     """Return True if a working primary would have accepted the command."""
     return isinstance(error, _REFUSALS) or str(error).startswith(_REFUSAL_CODES)
 
@@ -174,7 +174,7 @@ class AsyncConnection(redis.asyncio.Connection):
         try:
             return await super().read_response(*args, **kwargs)
         except redis.ResponseError as error:
-            if _is_refusal(error):
+            if is_refusal(error):
                 await self.disconnect(nowait=True)
             raise
 

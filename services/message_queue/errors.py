@@ -38,4 +38,4 @@ class QueueFull(AppError):
 
 
 class QueueUnavailable(Unavailable):
-    """The queue's server did not answer; the outcome of the operation is unknown."""
+    """The queue's server did not answer, so the outcome is unknown; or it refused, as a replica does."""

@@ -99,7 +99,8 @@ class MessageQueue:
     ) -> Message | None:
         """Return the next message and lock it; wait up to `timeout` seconds (at most 60), then return `None`.
 
-        The highest priority comes first, then the oldest. `ack_timeout` (seconds) applies to this delivery only.
+        The highest priority comes first, then the oldest. `ack_timeout` (seconds) applies to this delivery, and to
+        later ones that name none if the message has none of its own.
 
         Raises: InvalidMessage, QueueUnavailable.
         """

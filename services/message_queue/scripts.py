@@ -16,7 +16,7 @@ import redis
 from redis.exceptions import MovedError, NoScriptError
 
 from queue_manager.core.errors import AppError, reason
-from queue_manager.core.redis_client import REDIS_OUTAGES, Script
+from queue_manager.core.redis_client import REDIS_OUTAGES, Script, is_refusal
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
 Argument: TypeAlias = str | bytes | int | float
@@ -78,7 +78,7 @@ class Scripts:
 
         Raises:
             QueueFull: the server's memory is full and the script would use more.
-            QueueUnavailable: the server did not answer.
+            QueueUnavailable: the server did not answer, or does not serve the queue now.
         """
         with translate_errors():
             try:
@@ -122,6 +122,10 @@ def translate_errors() -> Iterator[None]:
         raise QueueFull("The queue's server has no memory left, so it accepts no new message") from error
     except (*REDIS_OUTAGES, redis.exceptions.BusyLoadingError) as error:
         raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error
+    except redis.ResponseError as error:
+        if is_refusal(error):
+            raise QueueUnavailable(f"The queue's server refused ({reason(error)})") from error
+        raise
 
 
 def streams(queue: str, levels: int) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -60,6 +60,13 @@ POSTS = {
     "/api/queue/message": {"type": "mail", "payload": 1},
     "/api/trigger/jobs/dispatch": {},
 }
+
+
+def repeated_lines(lines: Iterable[str]) -> dict[tuple[str, str], int]:
+    """Return what a process logged too often in one outage: logger, event and how often."""
+    problems = [one for one in map(json.loads, lines) if one["level"] != "info"]
+    counted = Counter((one["logger"], one["event"].split("[")[0]) for one in problems)
+    return {event: number for event, number in counted.items() if number > MAX_LINES_PER_EVENT}
 
 
 class Deployment:
@@ -130,6 +137,4 @@ def test_an_outage_is_one_line_of_each_component(victim: str, deployment: Deploy
     assert failed
     assert [one for one in failed if "the outcome of the request is unknown" not in one[1]] == []
     for name, found in during.items():
-        problems = [json.loads(line) for line in found]
-        counted = Counter((one["logger"], one["event"].split("[")[0]) for one in problems if one["level"] != "info")
-        assert {event: number for event, number in counted.items() if number > MAX_LINES_PER_EVENT} == {}, name
+        assert repeated_lines(found) == {}, name

@@ -6,6 +6,7 @@ when it is over. Each process that is to be cut off runs in a group of its own, 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 TOOLS = ("unshare", "setpriv", "nft", "ip", "mount", "umount")
 ENTERED = "FAULTS_ARE_ISOLATED"
 GROUPS = range(50_000, 50_064)
+CLONE_NEWNET = 0x40000000
 BALLAST = "ballast"
 BLOCK = 1 << 20
 
@@ -56,14 +58,49 @@ def enter() -> None:
         environment = {**os.environ, ENTERED: "1"}
         command = ["unshare", "--net", "--mount", "--", sys.executable, *sys.orig_argv[1:]]
         os.execvpe("unshare", command, environment)
+    _set_up()
+
+
+@contextmanager
+def entered() -> Iterator[None]:
+    """Give this thread, and what it starts, a network of its own while the block runs."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/proc/thread-self/ns/net").open() as outside:
+        if libc.unshare(CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        os.environ[ENTERED] = "1"
+        try:
+            _set_up()
+            yield
+        finally:
+            del os.environ[ENTERED]
+            if libc.setns(outside.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+
+
+def _set_up() -> None:
     _run("ip", "link", "set", "lo", "up")
     subprocess.run(["nft", "-f", "-"], input=_FIREWALL, text=True, check=True)
 
 
 def in_group(name: str | int) -> list[str]:
     """Return what to put before the command of a process so that the firewall knows it by this name."""
-    group = _groups.setdefault(name, GROUPS[len(_groups)])
-    return ["setpriv", "--regid", str(group), "--clear-groups", "--"] if is_entered() else []
+    return ["setpriv", "--regid", str(_group(name)), "--clear-groups", "--"] if is_entered() else []
+
+
+@contextmanager
+def starting_group(name: str | int) -> Iterator[None]:
+    """Let the firewall know by this name what is started in the block. This process must open no connection there."""
+    group = _group(name)
+    os.setresgid(group, group, 0)
+    try:
+        yield
+    finally:
+        os.setresgid(0, 0, 0)
+
+
+def _group(name: str | int) -> int:
+    return _groups.setdefault(name, GROUPS[len(_groups)])
 
 
 @contextmanager

@@ -51,6 +51,10 @@ class Load:
         first = max(0, sum(at < since for at in done) - 1)
         return max(after - before for before, after in pairwise(done[first:]))
 
+    def first_success(self, kind: str, since: float) -> float | None:
+        """Return after how many seconds it succeeded for the first time."""
+        return next((at - since for at in self._successes[kind] if at >= since), None)
+
     def succeeded(self, kind: str, since: float) -> int:
         return sum(at >= since for at in self._successes[kind])
 

@@ -13,7 +13,7 @@ from dev.ports import free_port
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from services import message_queue
-from tests.e2e.celery_processes import ROOT, CeleryProcess
+from tests.e2e.celery_processes import ROOT, CeleryProcess, LoggedProcess
 from tests.e2e.commands import environment
 from tests.e2e.test_start_checks import COMMAND, ended
 from tests.eventually import eventually
@@ -71,7 +71,7 @@ def test_any_node_leads_to_the_queue(cluster: Cluster, monkeypatch: pytest.Monke
 
 
 def test_a_node_that_is_away_is_passed_over(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = use(cluster.url.replace("//", "//127.0.0.1:1,"), monkeypatch)
+    queue = use(cluster.url.replace("@", "@127.0.0.1:1,"), monkeypatch)
     queue.enqueue("mail")
     assert queue.take() is not None
 
@@ -92,6 +92,56 @@ def test_the_new_primary_is_followed_though_the_old_one_keeps_its_connections(
     queue.ack(message.id, message.lock_token)
     before.ask("CLUSTER", "FAILOVER")
     eventually(lambda: cluster.owner() is before, within=30)
+
+
+def received(queue: message_queue.MessageQueue) -> list[tuple[str, int]]:
+    """Receive and acknowledge everything; return the ids and attempts in their order."""
+    found = []
+    while message := queue.take():
+        found.append((message.id, message.fields["attempt_count"]))
+        queue.ack(message.id, message.lock_token)
+    return found
+
+
+def paused_types() -> list[str] | None:
+    """Return the paused types; `None` while the queue is away."""
+    try:
+        return [*message_queue.queue_admin().pauses()]
+    except message_queue.QueueUnavailable:
+        return None
+
+
+def test_a_pause_outlives_a_dead_consumer_and_a_restart_of_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "received"
+    with redis_cluster(tmp_path / "cluster") as cluster:
+        queue = use(cluster.url, monkeypatch)
+        queue.enqueue_batch([{"type": "mail", "id": f"m{number}"} for number in range(7)])
+        consumer = LoggedProcess(tmp_path / "consumer", "-m", "tests.servers.consumer", "mail", str(file), "600")
+        with consumer.start(ready=False):
+            eventually(file.exists, within=30)
+            held = queue.take(type="mail")
+            assert held is not None
+            message_queue.queue_admin().pause(["mail"], by="ada", reason="spilling mail")
+        queue.enqueue("sms", id="s0")
+        eventually(lambda: message_queue.requeue_overdue()["ids"] == ["m0"], within=30)  # the consumer was killed
+        assert received(queue) == [("s0", 1)]
+
+        for node in cluster.nodes:
+            node.kill()
+        for node in cluster.nodes:
+            node.start()
+        assert eventually(paused_types, within=60) == ["mail"]
+        queue.nack(held.id, held.lock_token)
+        queue.enqueue_batch([{"type": "mail", "id": "m7"}, {"type": "sms", "id": "s1"}])
+        assert received(queue) == [("s1", 1)]
+        assert queue.take(type="mail") is None
+        assert message_queue.stats().numbers["pending"] == 8
+
+        message_queue.queue_admin().resume(["mail"])
+        assert received(queue) == [*((f"m{number}", 1) for number in range(2, 7)), ("m0", 2), ("m1", 2), ("m7", 1)]
+        assert (paused_types(), message_queue.stats().numbers["acknowledged_total"]) == ([], 10)
 
 
 def works(running: Processes) -> bool:

@@ -13,13 +13,12 @@ from redis.exceptions import RedisError
 
 from models import job
 from queue_manager.core.redis_client import make_client
-from tests.e2e.brokers import MASTER
 from tests.e2e.replica_set import ReplicaSet, own_replica_set
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually
 from tests.servers.everything import processes
 from tests.servers.interruptions import KINDS, under_load
-from tests.servers.redis_servers import Group, RedisServer, sentinel_group
+from tests.servers.redis_servers import MASTER, Group, RedisServer, sentinel_group
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 

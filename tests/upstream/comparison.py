@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+NOT_RUN = "not run"
 Outcomes = Mapping[str, str]
-"""Test → `passed`, `failed` or `skipped`."""
+"""Test → `passed`, `failed`, `skipped` or `not run`, because the tests before it took too long."""
 
 
 @dataclass
@@ -28,22 +29,27 @@ class Comparison:
     """Pass on kombu's own transport, fail on ours, and are not listed."""
     not_different: list[str] = field(default_factory=list)
     """Are listed, but pass on ours, fail on both, or do not exist."""
+    not_run: list[str] = field(default_factory=list)
+    """Were reached on neither."""
 
     @property
     def is_as_listed(self) -> bool:
-        return not self.not_listed and not self.not_different
+        return not self.not_listed and not self.not_different and not self.not_run
 
 
 def compare(stock: Outcomes, ours: Outcomes, listed: Mapping[str, str]) -> Comparison:
     """Sort all tests; `listed` are the deliberate differences and the reason of each.
 
-    A test without an outcome did not end in time, and counts as failed.
+    A test that was not run on one of them counts as failed there.
     """
     result = Comparison()
     for test in sorted({*stock, *ours, *listed}):
-        kinds = stock.get(test, "failed"), ours.get(test, "failed")
+        found = stock.get(test, "failed"), ours.get(test, "failed")
+        kinds = tuple("failed" if outcome == NOT_RUN else outcome for outcome in found)
         is_listed = test in listed
-        if kinds == ("passed", "failed"):
+        if found == (NOT_RUN, NOT_RUN):
+            result.not_run.append(test)
+        elif kinds == ("passed", "failed"):
             (result.differences if is_listed else result.not_listed).append(test)
         elif is_listed:
             result.not_different.append(test)
@@ -69,6 +75,7 @@ def report(result: Comparison, listed: Mapping[str, str]) -> Iterator[str]:
         yield f"    {sum(listed[test] == reason for test in result.differences)}: {reason}"
     yield from _section("fail on our transport only, and are not listed", result.not_listed)
     yield from _section("are listed, but are no difference", result.not_different)
+    yield from _section("were reached on neither transport", result.not_run)
 
 
 def _section(title: str, tests: list[str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """A pytest plugin for the tests of kombu and Celery: bounds each test, and records its outcome at once.
 
-The file `UPSTREAM_OUTCOMES` gets one JSON line for each report, so that nothing is lost if the process is ended.
+The file `UPSTREAM_OUTCOMES` gets a JSON line for each collected test and for each report, so nothing is lost if the
+process is ended.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kombu import Connection
+
+from tests.upstream.comparison import NOT_RUN
 
 TEST_TIMEOUT = 180  # seconds
 
@@ -33,16 +35,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(min([TEST_TIMEOUT, *seconds])), append=False)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    for item in session.items:
+        _record(item.nodeid, NOT_RUN)
+
+
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.outcome != "passed":
-        _record(report)
+        _record(report.nodeid, report.outcome)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
-        _record(report)
+        _record(report.nodeid, report.outcome)
 
 
-def _record(report: Any) -> None:
+def _record(test: str, outcome: str) -> None:
     with Path(os.environ["UPSTREAM_OUTCOMES"]).open("a") as outcomes:
-        outcomes.write(json.dumps([report.nodeid, report.outcome]) + "\n")
+        outcomes.write(json.dumps([test, outcome]) + "\n")

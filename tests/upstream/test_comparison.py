@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tests.upstream.__main__ import ROOT, differences, versions
-from tests.upstream.comparison import compare, report
+from tests.upstream.comparison import NOT_RUN, compare, report
 
 PAGE = ROOT / "docs" / "decisions" / "upstream-tests.md"
 STOCK = {"both": "passed", "neither": "failed", "theirs": "passed", "ours": "failed", "none": "skipped"}
@@ -30,6 +30,14 @@ def test_a_failure_that_is_not_listed_is_found() -> None:
 
 def test_a_test_that_did_not_end_has_failed() -> None:
     assert compare({"a": "passed"}, {}, {}).not_listed == ["a"]
+    assert compare({"a": "passed"}, {"a": NOT_RUN}, {}).not_listed == ["a"]
+
+
+def test_a_test_that_was_reached_on_neither_transport_fails_the_run() -> None:
+    result = compare({"a": NOT_RUN}, {"a": NOT_RUN}, {})
+
+    assert result.not_run == ["a"]
+    assert not result.is_as_listed
 
 
 def test_a_listed_test_must_fail_on_our_transport_only() -> None:

@@ -157,6 +157,15 @@ class Lab:
             return []  # nobody has read it
         return [entry["message_id"] for entry in found]
 
+    def last_delivered(self, stream: str) -> list[int]:
+        """Return the parts of the id up to which the group has read a stream."""
+        try:
+            groups = self.client.xinfo_groups(stream)
+        except redis.ResponseError:
+            return []  # there is no such stream
+        ids = [group["last-delivered-id"] for group in groups if group["name"] == self.key("_group").encode()]
+        return [int(part) for id in ids for part in id.split(b"-")]
+
     def events(self) -> list[bytes]:
         return [fields[b"event"] for _, fields in self.client.xrange(self.key(":events"))]
 

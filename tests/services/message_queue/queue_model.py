@@ -37,6 +37,7 @@ class QueueModel:
     main: list[list[str]] = field(default_factory=list)
     held: dict[str, str] = field(default_factory=dict)
     kept: dict[str, list[str]] = field(default_factory=lambda: {"dead": [], "acknowledged": [], "archived": []})
+    paused: set[str] = field(default_factory=set)
     total_acknowledged: int = 0
     events: list[tuple[str, list[str]]] = field(default_factory=list)
 
@@ -71,8 +72,9 @@ class QueueModel:
     def next_one(self, type: str | None) -> Modelled | None:
         for ids in reversed(self.main):
             for id in ids:
-                if type is None or self.messages[id].type == type:
-                    return self.messages[id]
+                message = self.messages[id]
+                if message.type not in self.paused and type in (None, message.type):
+                    return message
         return None
 
     def deliver(self, message: Modelled, token: str, deadline_ms: float) -> None:
@@ -191,6 +193,15 @@ class QueueModel:
             del self.messages[id]
         self._tell("clear", [])
         return len(gone)
+
+    def pause(self, type: str) -> None:
+        self.paused.add(type)
+        self._tell("pause", [])
+
+    def resume(self, type: str) -> None:
+        if type in self.paused:
+            self.paused.remove(type)
+            self._tell("resume", [])
 
     # Steps
 

@@ -16,7 +16,7 @@ import redis
 
 from queue_manager.core.clock import seconds
 from services.message_queue import LockLost, Message, NewMessage, QueueUnavailable, UnknownMessage
-from tests.services.message_queue.message_lab import Lab
+from tests.services.message_queue.message_lab import LONG, Lab
 
 SHORT = 0.03  # seconds: the deadline of those who will not come back
 TYPES = ("a", "b", "c")
@@ -67,7 +67,8 @@ def do_everything(url: str, notes: Path, own: str, messages: int, total: int) ->
             fate = random.choices(("ack", "nack", "late", "crash"), (80, 10, 5, 5))[0]
             message = lab.queue.dequeue(
                 type=random.choice(TYPES) if random.random() < 0.2 else None,
-                ack_timeout=SHORT if fate in ("late", "crash") else None,
+                # always named, because a message without its own keeps that of an earlier delivery
+                ack_timeout=SHORT if fate in ("late", "crash") else LONG.total_seconds(),
             )
             if message is None:
                 lab.sweeper.sweep()

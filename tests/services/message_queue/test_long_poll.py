@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dev.ports import LOOPBACK
 from dev.servers import Valkey
 from services.message_queue import InvalidMessage, Message, QueueUnavailable
 from services.message_queue.scripts import source
@@ -208,3 +209,17 @@ def test_time_that_cannot_be_waited_is_refused(lab: Lab, timeout: Any) -> None:
     with pytest.raises(InvalidMessage) as refusal:
         lab.queue.dequeue(timeout=timeout)
     assert refusal.value.field == "timeout"
+
+
+def test_server_that_became_a_replica_is_unavailable(
+    kind: str, server_of: Callable[[str], Valkey], tmp_path: Path
+) -> None:
+    with type(server_of(kind))(tmp_path / "server") as server, Lab(server.url) as lab:
+        lab.queue.enqueue("job", id="before")
+        lab.client.replicaof(LOOPBACK, "1")
+        with pytest.raises(QueueUnavailable, match=r"refused .*read only"):
+            lab.queue.enqueue("job")
+        with pytest.raises(QueueUnavailable, match=r"refused .*read only"):
+            lab.queue.dequeue(timeout=PATIENT)
+        lab.client.replicaof("NO", "ONE")
+        assert lab.take().id == "before"

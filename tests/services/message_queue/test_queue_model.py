@@ -72,6 +72,14 @@ class QueueMachine(RuleBasedStateMachine):
                 ids, to="acknowledged", source=None, reason=""
             )
 
+    @initialize(messages=st.lists(new_messages, min_size=3, max_size=8), paused=st.lists(types, unique=True))
+    def park(self, messages: list[Modelled], paused: list[str]) -> None:
+        """Let consumers pass over messages of paused types."""
+        self.enqueue_all([self.named(message) for message in messages])
+        for type in paused:
+            self.pause(type)
+            self.dequeue(None, None)
+
     def named(self, message: Modelled) -> Modelled:
         message.id = message.id or f"m{next(self.numbers)}"
         self.known.append(message.id)
@@ -114,7 +122,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(type=st.one_of(st.none(), types), ack_timeout=st.sampled_from([None, None, 700, SHORT]))
     def dequeue(self, type: str | None, ack_timeout: float | None) -> None:
         expected = self.model.next_one(type)
-        self.is_index_kept |= type is not None
+        self.is_index_kept |= type is not None and type not in self.model.paused
         message = self.lab.queue.dequeue(type=type, ack_timeout=ack_timeout, consumer_id="tester")
         if expected is None:
             assert message is None
@@ -264,6 +272,17 @@ class QueueMachine(RuleBasedStateMachine):
         self.lab.contents.update(id, given)
         self.model.update(id, changes)
 
+    @rule(type=types)
+    def pause(self, type: str) -> None:
+        self.lab.contents.pause([type], by="ada")
+        self.model.pause(type)
+
+    @rule(resumed=st.lists(types, min_size=1, unique=True))
+    def resume(self, resumed: list[str]) -> None:
+        self.lab.contents.resume(resumed)
+        for type in resumed:
+            self.model.resume(type)
+
     @rule(place=st.sampled_from([None, *MESSAGE_STATES]), luck=st.integers(0, 3))
     def clear(self, place: Any, luck: int) -> None:
         if luck == 0:  # not so often that nothing ever grows
@@ -304,6 +323,9 @@ class QueueMachine(RuleBasedStateMachine):
                 pipe.xrange(stream)
             for type in TYPES:
                 pipe.zrange(f"q:type:{type}", 0, -1)
+            for type in TYPES:
+                pipe.zrange(f"q:parked:{type}", 0, -1)
+            pipe.hgetall("q:pauses")
             answers = iter(pipe.execute())
         records = {id.decode(): json.loads(text) for id, text in next(answers).items()}
         deadlines, pending_ids, total, events = (next(answers) for _ in range(4))
@@ -316,13 +338,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.compare_events(events)
         assert set(records) == set(model.messages)
 
-        held = []
+        held, passed_over = [], set[str]()
         for priority, stream in enumerate(STREAMS):
             entries = self.entries(stream, next(answers), records)
             pending = {sid.decode() for sid in lab.pending(stream)} if model.held else set()
             held += [id for sid, id in entries if sid in pending]
             assert len(pending) == len([sid for sid, _ in entries if sid in pending])
             assert [id for sid, id in entries if sid not in pending] == model.main[priority]
+            delivered = lab.last_delivered(stream)
+            passed_over |= {id for sid, id in entries if sid not in pending and position(sid) <= delivered}
         typed = self.entries("q_typed", next(answers), records)
         assert {sid for sid, _ in typed} == {sid.decode() for sid in lab.pending("q_typed")}
         held += [id for _, id in typed]
@@ -332,6 +356,17 @@ class QueueMachine(RuleBasedStateMachine):
         for type in TYPES:
             expected = model.waiting_of(type) if self.is_index_kept else []
             assert [member.split(b":", 1)[1].decode() for member in next(answers)] == expected
+        self.compare_parked(passed_over, {type: next(answers) for type in TYPES}, next(answers))
+
+    def compare_parked(self, passed_over: set[str], parked: dict[str, list[bytes]], pauses: dict[bytes, bytes]) -> None:
+        """The messages that the group has passed over are parked by their type, in their order."""
+        assert {type.decode() for type, pause in pauses.items() if pause} == self.model.paused
+        resumed = {type.decode() for type, pause in pauses.items() if not pause}
+        assert resumed == {type for type, found in parked.items() if found} - self.model.paused
+        for type, found in parked.items():
+            ids = [member.split(b":", 2)[2].decode() for member in found]
+            assert ids == [id for waiting in self.model.main for id in waiting if id in ids]
+            assert {*ids} == {id for id in passed_over if self.model.messages[id].type == type}
 
     def entries(self, stream: str, found: list[Any], records: dict[str, Any]) -> list[tuple[str, str]]:
         """Return where each message of a stream is, and its id; each is what the model has, to the byte."""
@@ -387,6 +422,11 @@ class QueueMachine(RuleBasedStateMachine):
                 told.append((event["type"], ids))
         assert told == self.model.events
         self.model.events.clear()
+
+
+def position(sid: str) -> list[int]:
+    """Return what stream ids are ordered by."""
+    return [int(part) for part in sid.split("-")]
 
 
 TYPES = ("a", "b", "ü:*[x]")
