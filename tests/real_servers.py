@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from dev.servers import Mongo, Valkey
 
 
-@dataclass(frozen=True)
+@dataclass
 class Servers:
     mongo: Mongo
     valkey: Valkey
+    indexes: frozenset[str] | None = None  # those of a migrated database, which need not be created again

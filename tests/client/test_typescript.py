@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +11,19 @@ from pathlib import Path
 import pytest
 
 from dev.api_description import EVERYTHING
+from dev.site.markdown import blocks
 from queue_manager.client import Client
+from tests.any_jobs import INVOICE
 from tests.client.clients import JOBS_AND_SCANS, url_of
 from tests.client.test_distribution import ROOT, project
+from tests.deployment.programs import replaced
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Queue
 
 pytestmark = pytest.mark.timeout(300)
 
 PACKAGE = ROOT / "clients" / "typescript"
+PAGES = [PACKAGE / "README.md", ROOT / "docs" / "how-to" / "http-clients.md"]
 
 
 def run(*command: str) -> str:
@@ -30,6 +33,12 @@ def run(*command: str) -> str:
     result = subprocess.run(command, cwd=PACKAGE, env=environment, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+def example_of(page: Path) -> str:
+    text = "\n".join(block.code for block in blocks(page.read_text()) if block.language == "ts")
+    assert "createClient" in text
+    return text
 
 
 def test_it_has_the_version_of_queue_manager() -> None:
@@ -55,17 +64,33 @@ def test_its_package_has_javascript_and_types(tmp_path: Path) -> None:
 
 @pytest.mark.node
 def test_the_examples_of_its_pages_have_correct_types(tmp_path: Path) -> None:
-    pages = [PACKAGE / "README.md", ROOT / "docs" / "how-to" / "http-clients.md"]
-    for page in pages:
-        text = "\n".join(re.findall(r"^```ts\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
-        assert "createClient" in text
-        (tmp_path / f"{page.stem}.ts").write_text(text)
+    for page in PAGES:
+        (tmp_path / f"{page.stem}.ts").write_text(example_of(page))
     options = {"paths": {"queue-manager-client": [str(PACKAGE / "src" / "index.ts")]}, "types": []}
     options["typeRoots"] = [str(PACKAGE / "node_modules" / "@types")]
     config = {"extends": str(PACKAGE / "tsconfig.json"), "compilerOptions": options, "include": ["*.ts"]}
     (tmp_path / "tsconfig.json").write_text(json.dumps(config))
     (tmp_path / "package.json").write_text('{"type": "module"}')
     run("npx", "tsc", "--project", str(tmp_path))
+
+
+@pytest.mark.node
+def test_the_examples_of_its_pages_are_answered(queue: Queue, tmp_path: Path) -> None:
+    changes = {
+        "queue-manager-client": str(PACKAGE / "src" / "index.ts"),
+        "http://127.0.0.1:6002": url_of(queue.web.port),
+        "YOUR_API_KEY": OPERATOR,
+    }
+    printed = {}
+    for page in PAGES:
+        program = tmp_path / f"{page.stem}.mts"
+        program.write_text(replaced(example_of(page), changes).replace("send_invoice", INVOICE))
+        printed[page.stem] = run("node", str(program)).splitlines()
+    with Client(url_of(queue.web.port), api_key=OPERATOR) as client:
+        payloads = [[one.payload for one in client.messages.list(state)] for state in ("acknowledged", "main")]
+        (job,) = client.jobs.list()
+    assert payloads == [[{"to": "ada@example.org"}]] * 2
+    assert printed == {"README": [], "http-clients": [job.id, "{ to: 'ada@example.org' }"]}
 
 
 @pytest.mark.node

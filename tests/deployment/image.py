@@ -63,9 +63,21 @@ def build_image(directory: Path) -> tuple[list[str], Image]:
     options = ("--isolation", "chroot", "--pull-never", "--build-arg", f"BASE={BASE}", "--tag", IMAGE)
     run(*buildah, "build", *options, "--file", ROOT / "deploy" / "Containerfile", ROOT, timeout=BUILD_TIMEOUT)
     run(*buildah, "from", "--pull-never", "--name", "made", IMAGE)
-    root = Path(printed(*buildah, "mount", "made").strip())
-    config = json.loads(printed(*buildah, "inspect", "made"))["OCIv1"]["config"]
-    return buildah, Image(root, config)
+    return buildah, mounted(buildah, "made")
+
+
+def add_package(buildah: list[str], directory: Path, containerfile: str) -> Image:
+    """Build an image on top of that of `build_image`, from the files of `directory`."""
+    (directory / "Containerfile").write_text(containerfile)
+    options = ("--isolation", "chroot", "--pull-never", "--tag", "localhost/with-package")
+    run(*buildah, "build", *options, "--file", directory / "Containerfile", directory, timeout=BUILD_TIMEOUT)
+    run(*buildah, "from", "--pull-never", "--name", "with-package", "localhost/with-package")
+    return mounted(buildah, "with-package")
+
+
+def mounted(buildah: list[str], container: str) -> Image:
+    root = Path(printed(*buildah, "mount", container).strip())
+    return Image(root, json.loads(printed(*buildah, "inspect", container))["OCIv1"]["config"])
 
 
 def printed(*command: str) -> str:

@@ -15,6 +15,7 @@ from dev.children import spawn
 from dev.ports import free_port, is_answering
 from tests.deployment.installation import ROOT, run
 from tests.deployment.programs import program, replaced
+from tests.documented import DOCS, block
 from tests.eventually import eventually
 from tests.web.web_process import Answer, Web
 
@@ -107,13 +108,21 @@ def nginx_command(
         "listen 443 ssl http2;": f"listen 127.0.0.1:{port} ssl http2;",
         "/etc/nginx/queue-manager.crt": str(certificate),
         "/etc/nginx/queue-manager.key": str(key),
-        "location / {": f"location {prefix}/ {{",
+        **(location_of(prefix) if prefix else {}),
     }
     site.write_text(replaced(NGINX.read_text(), values))
     user = "user root;" if os.getuid() == 0 else ""
     main.write_text(NGINX_MAIN.format(user=user, directory=directory, included=site))
     command = [program("nginx", package="nginx-light"), "-e", "stderr", "-c", str(main)]
     return command, [*command, "-t"]
+
+
+def location_of(prefix: str) -> dict[str, str]:
+    """Return what the documented block for a path changes."""
+    location, pass_on, *_ = block(0, heading="Behind a proxy", page=DOCS / "how-to" / "deploy.md").splitlines()
+    assert location == f"location {prefix}/ {{"
+    assert pass_on in NGINX.read_text()
+    return {"location / {": location}
 
 
 def caddy_command(

@@ -13,10 +13,13 @@ import pytest
 
 from dev import procfile
 from dev.ports import free_port
+from dev.site.markdown import blocks
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from tests.deployment.image import Image, build_image
+from tests.deployment.image import Image, add_package, build_image
 from tests.deployment.installation import ROOT, Installation, run, status
+from tests.deployment.probes import of_compose
+from tests.documented import DOCS, block
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -29,13 +32,19 @@ NAMES = ("worker", "beat")
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str], Image]]:
+    """The buildah command that has the image, and the image."""
     if os.getuid() != 0:
         pytest.fail("an image is built and mounted as root only: run `make test-deploy` as root")
     buildah, image = build_image(tmp_path_factory.mktemp("image"))
-    yield image
+    yield buildah, image
     run(*buildah, "rm", "--all")
     run(*buildah, "rmi", "--all")
+
+
+@pytest.fixture(scope="module")
+def image(built: tuple[list[str], Image]) -> Image:
+    return built[1]
 
 
 def test_the_image_runs_the_web_process_as_an_ordinary_user(image: Image) -> None:
@@ -81,7 +90,21 @@ def test_the_processes_wake_rooms_with_a_read_only_root(image: Image, clean: Ser
         eventually(lambda: all(map(is_open, rooms)), within=60)
         assert [len(times_woken(room)) for room in rooms] == [1, 1, 1]
         eventually(lambda: status(port, "/readyz") == 200, within=60)
+        for service in ("worker", "web"):
+            check = of_compose(service, {":6002": f":{port}"})
+            run("sh", "-c", image.command(*check.command, **env, **check.env))
         for process in processes.values():
             assert Path(f"/proc/{process.pid}/status").read_text().split("Uid:\t")[1].startswith("10001\t")
             os.kill(process.pid, signal.SIGTERM)
         assert {name: process.wait(30) for name, process in processes.items()} == dict.fromkeys(processes, 0)
+
+
+def test_a_package_is_added_as_documented(built: tuple[list[str], Image], clean: Servers, tmp_path: Path) -> None:
+    declaration = next(one.code for one in blocks((DOCS / "adding-a-system.md").read_text()))
+    (tmp_path / "billing" / "billing").mkdir(parents=True)
+    (tmp_path / "billing" / "billing" / "trial_end.py").write_text(declaration)
+    (tmp_path / "billing" / "pyproject.toml").write_text('[project]\nname = "billing"\nversion = "1"\n')
+    image = add_package(built[0], tmp_path, block(0, heading="Containers", page=DOCS / "how-to" / "deploy.md"))
+    env = {"MONGO_DB_URL": clean.mongo.url, "REDIS_URL": clean.valkey.url, "QM_SYSTEMS": "billing.trial_end"}
+    assert image.config["User"] == "10001:10001"
+    assert "trial-end" in run("sh", "-c", image.command("queue-manager", "systems", "list", **env))

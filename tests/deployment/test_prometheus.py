@@ -27,9 +27,12 @@ from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.telemetry import counters
 from queue_manager.web.routes.metrics import STATISTICS
+from tests.deployment.programs import replaced
+from tests.documented import DOCS, block
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
+from tests.web.credentials import KEYS, VIEWER
 from tests.web.web_process import Web, web
 
 pytestmark = pytest.mark.deploy
@@ -106,9 +109,8 @@ class Prometheus:
         return found
 
 
-@contextmanager
-def prometheus(directory: Path, target: Web) -> Iterator[Prometheus]:
-    """Run a Prometheus with the configuration of `deploy/` that scrapes a web process every second."""
+def of_deploy(target: Web) -> str:
+    """Return the configuration of `deploy/`, by which Prometheus scrapes a web process every second."""
     config = (PROMETHEUS / "prometheus.yaml").read_text()
     changes = {
         "15s": "1s",
@@ -118,6 +120,12 @@ def prometheus(directory: Path, target: Web) -> Iterator[Prometheus]:
     for old, new in changes.items():
         assert old in config
         config = config.replace(old, new)
+    return config
+
+
+@contextmanager
+def prometheus(directory: Path, config: str) -> Iterator[Prometheus]:
+    """Run a Prometheus."""
     file, port = directory / "prometheus.yaml", free_port()
     file.write_text(config)
     options = {"config.file": file, "storage.tsdb.path": directory / "data", "web.listen-address": f"{LOOPBACK}:{port}"}
@@ -148,7 +156,7 @@ def expressions() -> list[str]:
 
 def test_every_query_of_the_dashboard_and_of_the_alerts_is_answered(process: Web, tmp_path: Path) -> None:
     count_work()
-    with prometheus(tmp_path, process) as running:
+    with prometheus(tmp_path, of_deploy(process)) as running:
         eventually(lambda: len(running.query("count_over_time(queue_manager_leader[30s]) > 2")) == 1, within=60)
         count_work()
         for expression in expressions():
@@ -157,6 +165,17 @@ def test_every_query_of_the_dashboard_and_of_the_alerts_is_answered(process: Web
         alerts = {rule["name"]: rule["state"] for rule in group["rules"]}
         assert {rule["health"] for rule in group["rules"]} == {"ok"}
         assert (alerts["QueueManagerStopped"], alerts["QueueManagerDown"]) == ("pending", "inactive")
+
+
+def test_a_web_process_with_keys_is_scraped_as_documented(clean: Servers, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(VIEWER)
+    documented = block(0, heading="Prometheus", page=DOCS / "how-to" / "monitor.md")
+    with web(tmp_path, QM_API_KEYS=KEYS) as process:
+        address = {"queue-manager.example:6002": f"{LOOPBACK}:{process.port}"}
+        config = replaced(documented, {"/etc/prometheus/queue-manager.key": str(key), **address})
+        with prometheus(tmp_path, f"global: {{scrape_interval: 1s}}\n{config}") as running:
+            assert eventually(lambda: running.query("queue_manager_build_info"), within=30)
 
 
 def evaluated(running: Prometheus) -> list[dict[str, Any]] | None:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 INTERPRETER = Path(__file__).with_name("interpreter.py")
 PROMPT, PYTHON_PROMPT = "$ ", ">>> "
 END = "-- end of the command --"
+READY = {"celery -A tasks worker": " ready.", "celery -A tasks beat": "beat: Starting"}  # in the log of a program
 WITHIN = 120.0  # seconds until a command that is repeated shows the expected output
 
 
@@ -41,6 +42,7 @@ class Session:
         }
         self._shell = self._start(["bash", "--norc"], kept, stderr=subprocess.STDOUT)
         self._interpreter: subprocess.Popen[str] | None = None
+        self._started: dict[str, str] = {}  # the commands of the programs in the background, by their process number
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +65,18 @@ class Session:
             self._script(block.code)
         else:
             self._python(block)
+
+    def check_background(self) -> None:
+        """Raise AssertionError if a program that the page started in the background has ended."""
+        _, running = self._shell_command("jobs -rp")
+        assert set(self._started) <= set(running.split()), [
+            command for pid, command in self._started.items() if pid not in running.split()
+        ]
+
+    def logs(self) -> str:
+        """Return the ends of the logs of the programs in the background."""
+        logs = sorted(self._directory.glob("background*.log"))
+        return "".join(f"{log.name}\n{log.read_text(errors='replace')[-3000:]}\n" for log in logs)
 
     def _script(self, code: str) -> None:
         for command in code.replace("\\\n", " ").splitlines():
@@ -101,17 +115,33 @@ class Session:
         return self._shell_command(command.removeprefix(PROMPT))
 
     def _shell_command(self, command: str) -> tuple[int, str]:
-        """Return the status and the output. The output of a program in the background goes to a file."""
+        """Return the status and the output. A program in the background is waited for until it serves."""
         command = self._here(command)
-        if is_background := command.endswith(" &"):
-            command = f"{command.removesuffix(' &')} >>background.log 2>&1 &"
+        if command.endswith(" &"):
+            return self._in_background(command.removesuffix(" &"))
         self._write(self._shell, f"{command}\nprintf '\\n{END} %s\\n' $?\n")
         lines: list[str] = []
         while not (line := self._read(self._shell)).startswith(END):
             lines.append(line)
-        if is_background and "queue-manager web" in command:
-            eventually(lambda: is_answering(self._port), within=WITHIN)
         return int(line.split()[-1]), "".join(lines).removesuffix("\n")
+
+    def _in_background(self, command: str) -> tuple[int, str]:
+        log = self._directory / f"background{len(self._started)}.log"
+        log.touch()
+        _, pid = self._shell_command(f"{command} >>{log} 2>&1 & echo $!")
+        self._started[pid.strip()] = command
+
+        def is_ready() -> bool:
+            if "queue-manager web" in command:
+                return is_answering(self._port)
+            return all(line in log.read_text() for name, line in READY.items() if command.startswith(name))
+
+        def has_ended() -> bool:
+            return pid.strip() not in self._shell_command("jobs -rp")[1].split()
+
+        eventually(lambda: has_ended() or is_ready(), within=WITHIN)
+        self.check_background()
+        return 0, ""
 
     def _interpret(self, mode: str, code: str) -> str:
         if self._interpreter is None:

@@ -8,6 +8,7 @@ A marker is an HTML comment on the line before a block:
 - `run: the output differs`: the commands are executed, and their output is not compared.
 - `run: until it is so`: each command is repeated until its output is the one shown.
 - `tested by: tests/PATH.py::NAME`: this test executes it.
+- `shows: WHAT`: it is no command and no file, but a drawing or a signature.
 - `not run: REASON`: it is not executed.
 
 A comment `setup:` with commands on its own lines is executed at its place; readers do not see it.
@@ -26,12 +27,25 @@ from tests.docs.session import Session
 from tests.real_servers import Servers
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(page for name in ("benchmarks", "clients", "deploy", "docs") for page in sorted((ROOT / name).rglob("*.md"))),
+]
+PAGES = [page for page in PAGES if "node_modules" not in page.parts]
 EXECUTABLE = {"python", "bash", "sh", "console", "js", "ts"}
-SHOWN = {"text", "json", "yaml", "toml", "ini", "mermaid", "nginx", "caddyfile", "dockerfile", "systemd"}
-MARKER = re.compile(r"(file|run|tested by|not run): (.+)")
+SHOWN = {"text", "json", "yaml", "toml", "ini", "nginx", "caddyfile", "dockerfile", "systemd"}
+DRAWN = "mermaid"  # by the site
+MARKER = re.compile(r"(file|run|tested by|shows|not run): (.+)")
+WRITTEN_BY_A_PROGRAM = {"docs/reference/python-client.md": "tests/client/test_descriptions.py"}
 RUN = {"the output differs", "until it is so"}
 MAX_NOT_RUN = 8
+COPIED = {
+    "tests/dev/test_up.py::test_it_starts_refuses_a_second_start_and_stops_in_order",
+    "tests/deployment/test_wheel.py::test_the_commands_of_the_procfile_work_in_an_empty_environment",
+    "tests/predecessors/test_socketio.py::test_clients_of_every_server_receive_the_event_of_a_room_that_wakes",
+    "tests/services/test_due_documents.py::test_failures_are_recorded_listed_and_retried_by_hand",
+}
+"""Tests that execute the same as a block, without reading it. May only become fewer."""
 SMOKE = "dead-letters.md"  # starts no process that stays
 SETUP = re.compile(r"^<!-- setup:\n(.*?)^-->\n", re.MULTILINE | re.DOTALL)
 
@@ -66,17 +80,44 @@ FOLLOWED = [
     ("page", "block"), CASES, ids=[f"{page.relative_to(ROOT)}:{block.line}" for page, block in CASES]
 )
 def test_every_block_says_what_it_is_and_how_it_is_tested(page: Path, block: Block) -> None:
-    assert is_executable(block) or block.language in SHOWN, "name a language in the opening fence; see CONTRIBUTING.md"
+    assert is_executable(block) or block.language in {*SHOWN, DRAWN}, "name a language in the opening fence"
     kind, _, value = block.marker.partition(": ")
     if kind == "tested by":
         path, _, name = value.partition("::")
         tree = ast.parse((ROOT / path).read_text())
         functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in functions, value
+        assert value in COPIED or page.name in text_of_module(path), f"{path} does not read {page.name}"
     elif block.marker and not kind.startswith("setup:"):
         assert MARKER.fullmatch(block.marker), block.marker
         assert kind != "run" or value in RUN, block.marker
-    assert block.language not in ("js", "ts") or kind in ("tested by", "not run"), "it is not executed here"
+        assert kind != "shows" or block.language in SHOWN, "a command or a program cannot just be shown"
+    is_run_here = is_executed(block) and block.language not in ("js", "ts")
+    is_written = str(page.relative_to(ROOT)) in WRITTEN_BY_A_PROGRAM or block.language == DRAWN
+    assert is_run_here or is_written or kind in ("tested by", "shows", "not run"), "say which test executes it"
+
+
+def text_of_module(path: str) -> str:
+    """Return the text of a module of the tests, and of those that it imports."""
+    found, to_read = dict[str, str](), [path]
+    while to_read:
+        path = to_read.pop()
+        if path not in found and (ROOT / path).exists():
+            found[path] = (ROOT / path).read_text()
+            imported = re.findall(r"^from (tests\.[\w.]+) import", found[path], re.MULTILINE)
+            to_read += [f"{name.replace('.', '/')}.py" for name in imported]
+    return "\n".join(found.values())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_fence_belongs_to_a_block(page: Path) -> None:
+    text = page.read_text()
+    assert len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) == 2 * len([*blocks(text)])
+
+
+def test_pages_that_a_program_writes_are_compared_with_what_it_writes() -> None:
+    for page, test in WRITTEN_BY_A_PROGRAM.items():
+        assert "assert PAGE.read_text() == reference()" in (ROOT / test).read_text(), page
 
 
 def test_few_blocks_are_not_run() -> None:
@@ -93,7 +134,6 @@ def test_a_reader_can_follow_the_page(page: Path, clean: Servers, tmp_path: Path
             if is_executed(block):
                 try:
                     session.execute(block)
+                    session.check_background()
                 except AssertionError as error:
-                    log = tmp_path / "background.log"
-                    shown = log.read_text()[-3000:] if log.exists() else ""
-                    raise AssertionError(f"{page.relative_to(ROOT)}:{block.line}\n{error}\n{shown}") from None
+                    raise AssertionError(f"{page.relative_to(ROOT)}:{block.line}\n{error}\n{session.logs()}") from None

@@ -24,6 +24,7 @@ from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Queue
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/http-clients.md"
+README = PAGE.parents[2] / "clients" / "python" / "README.md"
 ROOMS = "support-snooze"
 ADA, SECOND = "ada@example.org", "bob@example.org"
 
@@ -43,9 +44,9 @@ def client(queue: Queue) -> Iterator[Client]:
         yield client
 
 
-def run(part: str, queue: Queue, shown_by: Callable[..., None]) -> None:
+def run(part: str, queue: Queue, shown_by: Callable[..., None], *, page: Path = PAGE) -> None:
     """Execute the one example that contains `part`, with this function as its `print`."""
-    (code,) = [block.code for block in blocks(PAGE.read_text()) if block.language == "python" and part in block.code]
+    (code,) = [block.code for block in blocks(page.read_text()) if block.language == "python" and part in block.code]
     for shown, actual in (
         ("http://127.0.0.1:6002", url_of(queue.web.port)),
         ("YOUR_API_KEY", OPERATOR),
@@ -73,6 +74,22 @@ def test_a_consumer_acknowledges_what_it_receives(part: str, queue: Queue, clien
     (done,) = client.messages.list("acknowledged")
     (dead,) = client.messages.list("dead")
     assert (done.payload, dead.payload, dead.last_error) == ({"to": ADA}, {"to": SECOND}, "Stopped: ")
+
+
+def test_the_readme_sends_and_receives(queue: Queue, client: Client) -> None:
+    printed: list[Any] = []
+
+    def stop_at_the_second(payload: Any) -> None:
+        if printed:
+            raise Stopped
+        printed.append(payload)
+        client.messages.enqueue("send_mail", {"to": SECOND}, max_attempts=1)
+
+    with pytest.raises(Stopped):
+        run("", queue, stop_at_the_second, page=README)
+
+    assert printed == [{"to": ADA}]
+    assert [one.payload for one in client.messages.list("acknowledged")] == printed
 
 
 def test_a_worker_goes_on_after_an_error(queue: Queue, client: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,3 +30,19 @@ def test_a_command_may_fail_if_its_output_is_the_one_that_is_shown(tmp_path: Pat
         session.execute(Block("console", "$ echo away && false\naway\n", "", 1))
         with pytest.raises(AssertionError, match=r"\$ echo away"):
             session.execute(Block("console", "$ echo away\nhere\n", "", 1))
+
+
+def test_a_program_in_the_background_must_stay_alive(tmp_path: Path) -> None:
+    with Session(tmp_path) as session:
+        session.execute(Block("bash", "sleep 600 &\nsleep 601 &\n", "", 1))
+        session.check_background()
+        session.execute(Block("bash", "kill -9 %1; wait %1 || true\n", "", 1))
+        with pytest.raises(AssertionError, match=r"^\['sleep 600'\]"):
+            session.check_background()
+
+
+def test_a_worker_in_the_background_must_become_ready(tmp_path: Path) -> None:
+    with Session(tmp_path) as session:
+        with pytest.raises(AssertionError, match="celery -A tasks worker"):
+            session.execute(Block("console", "$ export REDIS_URL=nowhere\n$ celery -A tasks worker &\n", "", 1))
+    assert "REDIS_URL" in session.logs()

@@ -12,6 +12,14 @@ def test_ellipses_durations_and_spaces_match() -> None:
     assert not Transcript().matches("pending 1", "pending 2")
 
 
+def test_times_match() -> None:
+    shown = '13:02:00 UTC, 3 min 5 s ago; at 2026-01-31 09:30:00; "2026-01-31T10:48:00.000Z"'
+    assert Transcript().matches(
+        shown, '07:15:59 UTC, 1 min 10 s ago; at 2027-02-01 10:00:01; "2027-02-01T10:00:01.123Z"'
+    )
+    assert not Transcript().matches("13:02:00 UTC", "13:02 UTC")
+
+
 def test_an_id_matches_any_at_first_and_then_the_same_only() -> None:
     transcript = Transcript()
     assert transcript.matches(f'{{"_id":"{ID}"}}', f'{{"_id":"{OTHER}"}}')

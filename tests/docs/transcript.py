@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 
-_ID = r"\b[0-9a-f]{24}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b\w{6,}…"
-_TIME = r"\b\d+(?:\.\d+)? (?:s|min|h)\b|\b1[67]\d{8}\.\d+|\bepoch \d+"
+_ID = r"\b[0-9a-f]{24}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{32}-\d+|\b\w{6,}…"
+_CLOCK = r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?|\b\d\d:\d\d(?::\d\d)? UTC"
+_TIME = rf"{_CLOCK}|\b\d+(?:\.\d+)? (?:s|min|h)\b|\b1[67]\d{8}\.\d+|\bepoch \d+"
 _VARIABLE = re.compile(rf"(?P<id>{_ID})|(?P<time>{_TIME})|(?P<any>…)|(?P<space>\s+)")
 
 
 class Transcript:
     """Matches outputs; remembers which actual id stands for an id that the page shows.
 
-    An ellipsis matches any text, and durations match any other duration. An id, or the beginning of a secret followed
-    by an ellipsis, matches any word at first, and afterwards only the same one.
+    An ellipsis matches any text, durations match any other duration, and times any other time. An id, or the beginning
+    of a secret followed by an ellipsis, matches any word at first, and afterwards only the same one.
     """
 
     def __init__(self) -> None:

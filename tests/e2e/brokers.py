@@ -96,29 +96,41 @@ class RabbitMQ(EmbeddedServer):
         config = self.directory / "rabbitmq.conf"
         config.write_text("".join(f"{name} = {value}\n" for name, value in self._config().items()))
         settings = {
-            "HOME": self.directory,
-            "RABBITMQ_NODENAME": "qm@localhost",
+            **self.of_its_node,
             "RABBITMQ_DIST_PORT": free_port(),
             "RABBITMQ_MNESIA_BASE": self.directory / "data",
             "RABBITMQ_PID_FILE": self.directory / "pid",
             "RABBITMQ_ENABLED_PLUGINS_FILE": self.directory / "plugins",
             "RABBITMQ_CONFIG_FILE": config,
             "RABBITMQ_LOGS": "-",
-            "ERL_EPMD_PORT": self._epmd_port,
-            "ERL_EPMD_ADDRESS": LOOPBACK,
         }
         return ["env", *(f"{name}={value}" for name, value in settings.items()), program]
+
+    @property
+    def of_its_node(self) -> dict[str, str]:
+        """The environment in which `rabbitmqctl` finds it."""
+        return {
+            "HOME": str(self.directory),
+            "RABBITMQ_NODENAME": "qm@localhost",
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": LOOPBACK,
+        }
 
     def _config(self) -> dict[str, str]:
         return {"listeners.tcp.default": f"{LOOPBACK}:{self.port}", "default_user": USER, "default_pass": PASSWORD}
 
     def _is_ready(self) -> bool:
-        address = f"{LOOPBACK}:{self.port}"
         try:
-            with amqp.Connection(address, userid=USER, password=PASSWORD, connect_timeout=2, ssl=self._tls()):
-                return True
+            self.connect(USER, "/")
+            return True
         except (amqp.AMQPError, OSError):
             return False
+
+    def connect(self, user: str, virtual_host: str) -> None:
+        """Open a connection, and close it again. Raises AMQPError if the user may not."""
+        login = {"userid": user, "password": PASSWORD, "virtual_host": virtual_host}
+        with amqp.Connection(f"{LOOPBACK}:{self.port}", **login, connect_timeout=2, ssl=self._tls()):
+            pass
 
     def _tls(self) -> dict[str, Any] | None:
         """Return py-amqp's options of TLS."""

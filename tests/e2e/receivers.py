@@ -10,9 +10,10 @@ from email.message import EmailMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from aiosmtpd.controller import Controller
-from aiosmtpd.smtp import Envelope
+from aiosmtpd.smtp import AuthResult, Envelope
 
 from dev.ports import LOOPBACK, free_port
 
@@ -44,17 +45,24 @@ def receiving_posts(take: Callable[[str, bytes], int | None]) -> Iterator[int]:
 
 
 @contextmanager
-def receiving_mails(mails: list[EmailMessage]) -> Iterator[int]:
-    """Yield the port of a server that appends each mail to `mails`."""
+def receiving_mails(mails: list[EmailMessage], user: str = "", password: str = "") -> Iterator[int]:
+    """Yield the port of a server that appends each mail to `mails`. With a user, it requires this login."""
 
     class Handler:
         async def handle_DATA(self, server: object, session: object, envelope: Envelope) -> str:
             mails.append(message_from_bytes(envelope.original_content, policy=policy.default))
             return "250 taken"
 
-    controller = Controller(Handler(), hostname=LOOPBACK, port=free_port())
-    controller.start()
-    try:
-        yield controller.port
-    finally:
-        controller.stop()
+    def authenticate(*arguments: Any) -> AuthResult:
+        *_, login = arguments
+        return AuthResult(success=(login.login, login.password) == (user.encode(), password.encode()))
+
+    login = {"authenticator": authenticate, "auth_required": True, "auth_require_tls": False} if user else {}
+    controller = Controller(Handler(), hostname=LOOPBACK, port=free_port(), **login)
+    with catch_warnings():
+        simplefilter("ignore" if user else "default", UserWarning)  # a login without TLS
+        controller.start()
+        try:
+            yield controller.port
+        finally:
+            controller.stop()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
+import sys
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from typing import Any
 import pytest
 
 from dev.ports import LOOPBACK
+from tests.deployment.programs import replaced
+from tests.documented import DOCS, block, options
 from tests.e2e.celery_processes import ROOT
 from tests.e2e.commands import environment
 from tests.e2e.receivers import receiving_mails, receiving_posts
@@ -90,3 +95,30 @@ def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path
 def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], code: int, said: str, clean: Servers) -> None:
     answered, text = alerts(*arguments)
     assert (answered, said in text) == (code, True), text
+
+
+def test_the_documented_commands_use_the_documented_channels(clean: Servers, tmp_path: Path) -> None:
+    settings, commands = (block(number, heading="Alerts", page=DOCS / "how-to" / "monitor.md") for number in range(2))
+    posts: list[dict[str, Any]] = []
+    mails: list[EmailMessage] = []
+    with (
+        receiving_posts(lambda _, body: posts.append(json.loads(body))) as http,
+        receiving_mails(mails, user="user", password="password") as smtp,
+    ):
+        addresses = {
+            "https://hooks.example.com/services/…": f"http://{LOOPBACK}:{http}/",
+            "mail.example.com:587": f"{LOOPBACK}:{smtp}",
+        }
+        env = options(re.sub(r" +#.*", "", replaced(settings, addresses)))
+        run = subprocess.run(
+            ["bash", "-ec", commands],
+            env=environment(**env, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", QM_CONVERSATIONS="true"),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "This is a test of the alerts" in posts[0]["text"]
+    assert mails[0]["To"] == "ops@example.com, dev@example.com"
+    assert run.stdout.endswith("nothing was sent that still lasts, and nothing is silenced\n")

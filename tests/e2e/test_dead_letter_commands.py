@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from queue_manager.broker import dead_letters
 from queue_manager.core.redis_client import connect
 from queue_manager.web.routes.metrics import SystemsCollector
+from tests.documented import DOCS, block
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.real_servers import Servers
 
@@ -164,6 +165,22 @@ def test_those_with_an_id_are_put_back_and_what_is_refused_is_named(clean: Serve
     [waiting], left = contents(clean, "scans", dead_letters.DEAD_LETTERS)
     assert waiting == good
     assert len(left) == 4
+
+
+def test_the_documented_commands_work(clean: Servers, tmp_path: Path) -> None:
+    good, other = sent(clean, "good"), sent(clean, "other")
+    for message in (good, other):
+        bury(clean, "scans", message)
+    page = DOCS / "how-to" / "dead-letters.md"
+    show, replay, clear = (
+        line.partition("#")[0].split()[1:] for line in block(0, heading="Celery's broker", page=page).splitlines()
+    )
+    listed = queue_manager(*show, "--json", cwd=tmp_path)
+    (id, *_) = [letter["id"] for letter in reversed(json.loads(listed.stdout)["dead_letters"])]
+    replayed = queue_manager(*(id if word == "ID…" else word for word in replay), cwd=tmp_path)
+    cleared = queue_manager(*clear, cwd=tmp_path)
+    assert [one.returncode for one in (listed, replayed, cleared)] == [0, 0, 0], cleared.stderr
+    assert contents(clean, "scans", dead_letters.DEAD_LETTERS) == [[good], []]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "0123456789ab"]])

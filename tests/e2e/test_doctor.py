@@ -23,9 +23,12 @@ from models.database import collection
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
 from services.support_snooze import system as support_snooze
+from tests.docs.transcript import Transcript
+from tests.documented import DOCS, block, output
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.e2e.health_command import QUEUES, SLOW, repeated
 from tests.e2e.test_start_checks import MongoWithUsers, refused_user
+from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
 
@@ -155,6 +158,13 @@ def test_servers_that_are_away_are_named_and_nothing_hides_the_rest(tmp_path: Pa
     assert answer.with_status("ok") == ["packages", "versions", "settings"]
     assert answer.checks["clocks"]["not_checked"] == ["depends on mongodb, redis"]
     assert "s3cret" not in json.dumps(answer.checks)
+
+
+def test_a_server_that_is_away_is_shown_as_in_the_documentation(well: Servers, tmp_path: Path) -> None:
+    shown = output(block(0, heading="The installation", page=DOCS / "how-to" / "diagnose.md"))
+    expected, url = shown.replace("db:27017", NOWHERE), f"mongodb://{NOWHERE}/product"
+    # On a busy machine the time of the check may be over before that of the driver, which gives the reason.
+    eventually(lambda: Transcript().matches(expected, said(tmp_path, MONGO_DB_URL=url)), within=60)
 
 
 def test_a_redis_that_hangs_leaves_the_checks_of_mongodb(clean: Servers, tmp_path: Path) -> None:

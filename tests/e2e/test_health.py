@@ -26,8 +26,11 @@ from services.due_documents import work_of
 from services.due_work import DueItem
 from services.message_queue import message_queue, queue_admin, requeue_overdue
 from services.support_snooze import system as support_snooze
+from tests.docs.transcript import Transcript
+from tests.documented import DOCS, block
 from tests.e2e.celery_processes import worker
 from tests.e2e.health_command import RUN, SLOW, Answer, health, lead, repeated, show_worker, taken_room
+from tests.e2e.test_command_line import queue_manager
 from tests.eventually import eventually
 from tests.job_lab import Lab
 from tests.real_servers import Servers
@@ -282,3 +285,10 @@ def test_a_scan_that_stopped_is_late_without_a_leader_too(clean: Servers, tmp_pa
         answer = health(tmp_path)
     assert answer.ids == [("beat", "no-leader"), ("support-snooze", "late-scan")]
     assert answer.problems[0].startswith("No leader: no beat leads")
+
+
+def test_a_problem_is_shown_as_in_the_documentation(well: Servers, tmp_path: Path) -> None:
+    make_room(server_now() - minutes(6))
+    run = queue_manager("health", cwd=tmp_path)
+    assert run.returncode == 1
+    assert Transcript().matches(block(0, heading="Health", page=DOCS / "how-to" / "monitor.md"), run.stdout)

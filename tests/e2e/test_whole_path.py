@@ -6,6 +6,7 @@ pytest-celery's set-up, whose nodes are processes of this machine.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from dev.children import spawn
 from dev.ports import free_port, is_answering
 from models.database import server_now
 from queue_manager.core.clock import seconds, to_iso
+from tests.documented import DOCS, block
 from tests.e2e.celery_processes import ROOT, TESTS, CeleryProcess, worker
 from tests.e2e.local_nodes import LocalBroker, LocalCeleryNode, LocalProcess, LocalServer
 from tests.e2e.watching import is_open, times_woken
@@ -100,15 +102,18 @@ def test_room_wakes_and_a_browser_sees_it(
     assert browser.received.empty()
 
 
-def test_another_application_wakes_a_room_by_name_without_installing_us(
-    celery_setup: CeleryTestSetup, clean: Servers
+@pytest.mark.parametrize("number", [0, 1], ids=["that-has-installed-us", "by-name"])
+def test_another_application_wakes_a_room(
+    number: int, celery_setup: CeleryTestSetup, clean: Servers, tmp_path: Path
 ) -> None:
     assert celery_setup.ready(ping=False, control=False, docker=True)
-    room = make_room(server_now() - seconds(1), snooze_queue_in_progress=True)
-    theirs = Celery("theirs", broker=clean.valkey.url, set_as_current=False)
+    room = make_room(server_now() - seconds(1), snooze_queue_in_progress=True)  # which scans leave alone for a minute
+    code = block(number, page=DOCS / "how-to" / "call-tasks.md").replace("redis://cache:6379/0", clean.valkey.url)
+    *_, call = code.splitlines()
+    code = f"room_id = {str(room)!r}\n{code.replace(call, f'sent = {call}')}print(sent.id)\n"
 
-    sent = theirs.send_task("tasks.support_snooze.unsnooze_room", [str(room)])
+    program = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
+    assert program.returncode == 0, program.stderr
     eventually(lambda: is_open(room), within=10)
-    assert get_room(room)["unsnoozed_by_task"] == sent.id
-    theirs.close()
+    assert get_room(room)["unsnoozed_by_task"] == program.stdout.strip()

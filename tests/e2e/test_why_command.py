@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from models.database import collection, server_now
-from queue_manager.core.clock import minutes
+from queue_manager.core.clock import seconds
+from tests.docs.transcript import Transcript
+from tests.documented import DOCS, block, output
 from tests.e2e.commands import environment
 from tests.eventually import eventually
 from tests.rooms import make_room, make_work, scan
@@ -27,7 +29,8 @@ def why(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedPro
 
 
 def test_an_answer_and_a_timeline(tmp_path: Path) -> None:
-    room = make_room(server_now() - minutes(1))
+    shown = output(block(0, heading="One item", page=DOCS / "how-to" / "diagnose.md"))
+    room = make_room(server_now() - seconds(90))
     (item,) = scan(make_work(server_now))
     eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
     for id in (str(room), item.token):
@@ -39,6 +42,7 @@ def test_an_answer_and_a_timeline(tmp_path: Path) -> None:
         assert answer.endswith("; waiting in the queue support-snooze as the next one; no worker consumes that queue.")
         assert dispatched.endswith(f"  Dispatched  task {item.token}")
         assert "  Snoozed  by " in snoozed
+        assert Transcript().matches(shown, said.stdout)
 
 
 def test_json_is_that_of_the_api(tmp_path: Path) -> None:

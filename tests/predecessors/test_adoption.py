@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from dev.servers import DATABASE
 from models import support_room
 from models.database import server_now
 from queue_manager.core.clock import hours, minutes
+from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from services import adoption, review_requests, support_snooze
+from tests.docs.transcript import Transcript
+from tests.documented import DOCS, block, output
 from tests.e2e.test_command_line import indexed, queue_manager
 from tests.eventually import eventually
 from tests.predecessors.node_process import node
 from tests.real_servers import Servers
-from tests.rooms import make_room
+from tests.rooms import get_room, make_room
 
 ROOMS, REQUESTS = support_snooze.system, review_requests.system
 
@@ -90,6 +94,24 @@ def test_command_changes_nothing_without_yes(shop: str, tmp_path: Path) -> None:
     assert result.stdout.endswith("\nNothing was changed; add --yes to create the indexes\n")
     assert "job-queues" not in result.stdout
     assert indexed(shop) == set()
+
+
+@pytest.mark.processes
+def test_command_shows_what_the_documentation_shows(clean: Servers, tmp_path: Path) -> None:
+    name = f"bull:{b64encode(b'support-snooze').decode()}"
+    with (
+        MongoClient[dict[str, Any]](clean.mongo.url) as client,
+        make_client(clean.valkey.url, client_name=name) as bull,
+    ):
+        bull.ping()
+        client.drop_database("shop")
+        rooms = [get_room(make_room(server_now() - minutes(1), snooze_queue_in_progress=True)) for _ in range(3)]
+        client["shop"]["support_rooms"].insert_many(rooms)
+        url = clean.mongo.url.replace(f"/{DATABASE}?", "/shop?")
+        result = queue_manager("adopt", cwd=tmp_path, MONGO_DB_URL=url)
+        client.drop_database("shop")
+    assert result.returncode == 0, result.stderr
+    assert Transcript().matches(output(block(0, heading="Cut over", page=DOCS / "migrating.md")), result.stdout)
 
 
 @pytest.mark.processes

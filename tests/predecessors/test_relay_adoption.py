@@ -8,6 +8,8 @@ import pytest
 
 from dev.servers import Valkey
 from services.message_queue.adoption import EFFECTS, STEPS, adoption_notes
+from tests.docs.transcript import Transcript
+from tests.documented import DOCS, block, output
 from tests.e2e.test_command_line import queue_manager
 from tests.predecessors.relay import Relay
 from tests.real_servers import Servers
@@ -91,6 +93,18 @@ def test_command_says_what_was_found_what_changes_and_what_to_do(
         assert f"\n{line}\n" in result.stdout
     steps = "".join(f"  next     {step}\n" for step in STEPS)
     assert steps in result.stdout
+
+
+@pytest.mark.processes
+def test_command_shows_what_the_documentation_shows(clean: Servers, server: Valkey, tmp_path: Path) -> None:
+    with Lab(server.url, name="queue", levels=10) as lab:
+        lab.empty()
+        fill(Relay(lab.client, "queue"))
+        for _ in range(3):
+            Relay(lab.client, "queue", secret="a secret").enqueue("mail")
+    result = queue_manager("adopt", cwd=tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=server.url)
+    shown = output(block(0, heading="Relay", page=DOCS / "migrating.md"))
+    assert Transcript().matches(shown, result.stdout), result.stdout
 
 
 @pytest.mark.processes

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 
 from models import support_room
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from services import adoption, support_snooze
+from tests.documented import DOCS, block
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.test_command_line import queue_manager
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.predecessors.node_process import node
 from tests.real_servers import Servers
-from tests.rooms import make_room
+from tests.rooms import get_room, make_room
 
 ENV = {"QM_SNOOZE_SCAN_SECONDS": "0.5", "QM_AHEAD_LIMIT": "0", "QM_LEASE_SECONDS": "2"}
 OURS = {"unsnoozed_by_task": {"$exists": True}}
@@ -65,6 +68,17 @@ def test_application_takes_over_again_and_every_room_wakes_once(clean: Servers, 
     assert sorted([*ours, *theirs]) == sorted(map(str, rooms))
     assert all(map(is_open, rooms))
     assert support_room.rooms().count_documents(OURS) == len(ours)
+
+
+@pytest.mark.processes
+def test_the_documented_command_clears_flags(clean: Servers) -> None:
+    """The command is one of mongosh; its arguments are read as YAML, whose flow style they have."""
+    command = block(0, heading="Back to the Node services", page=DOCS / "migrating.md")
+    (arguments,) = re.findall(r"^db\.support_rooms\.updateMany\((.*)\)$", command, re.MULTILINE)
+    room, other = make_room(snooze_queue_in_progress=True), make_room()
+    support_room.rooms().update_many(*yaml.safe_load(f"[{arguments}]"))
+    assert get_room(room)[support_room.FLAG] is False
+    assert support_room.FLAG not in get_room(other)
 
 
 def in_progress(directory: Path) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlencode
+from urllib.parse import urlsplit
 
-from tests.servers.documented import block
+from tests.documented import block, options
+
+URLS = options(block(3, heading="TLS"))
+"""The documented environment with the files of a client."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,12 @@ class Certificates:
     def path(self, name: str) -> str:
         return str(self.directory / name)
 
+    def placed(self, text: str) -> str:
+        """Return a documented configuration or URL with the paths of these files."""
+        assert "/etc/" in text
+        return re.sub(r"/etc/(?:qm|redis|mongodb|rabbitmq)(?=/)", str(self.directory), text)
+
     @property
     def for_redis(self) -> str:
-        """The options of a URL of Redis, with the client's certificate."""
-        names = {"ssl_ca_certs": "ca.pem", "ssl_certfile": "client.pem", "ssl_keyfile": "client.key"}
-        return urlencode({option: self.path(name) for option, name in names.items()}, safe="/")
+        """The documented options of a URL of Redis, with the client's certificate."""
+        return urlsplit(self.placed(URLS["REDIS_URL"])).query

@@ -6,15 +6,16 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from pymongo import MongoClient
 
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET
+from tests.deployment.programs import replaced
+from tests.documented import block, options
 from tests.guarded_mongo import GuardedMongo
-from tests.servers.certificates import Certificates
-from tests.servers.documented import block
+from tests.servers.certificates import URLS, Certificates
 
 HEADING = "MongoDB users with least privilege"
 PASSWORDS = {"admin": "adm1n/p@ss", "qm": "us3r/p@ss", "qm-migrate": "m1grate/p@ss"}
@@ -41,24 +42,29 @@ class MongoWithRoles(GuardedMongo):
             client[DATABASE].command(grant)
 
     def url_of(self, user: str) -> str:
-        auth_source = {"authSource": "admin"} if user == "admin" else {}
-        query = urlencode({"replicaSet": REPLICA_SET, **auth_source, **self.tls}, safe="/")
-        return f"mongodb://{login(user)}@{LOOPBACK}:{self.port}/{DATABASE}?{query}"
-
-    @property
-    def tls(self) -> dict[str, str]:
-        """The options of a URL."""
+        """Return the documented URL, with TLS if the server has certificates."""
+        values = {"/product?": f"/{DATABASE}?", "=rs0": f"={REPLICA_SET}"}
+        address = f"{login(user)}@{LOOPBACK}:{self.port}"
         if self._certificates is None:
-            return {}
-        files = {"tlsCAFile": "ca.pem", "tlsCertificateKeyFile": "client-and-key.pem"}
-        return {"tls": "true", **{option: self._certificates.path(name) for option, name in files.items()}}
+            url = options(block(5, heading=HEADING))["MONGO_DB_URL"]
+            values["qm:password@a,b,c"] = address
+        else:
+            url = self._certificates.placed(URLS["MONGO_DB_URL"])
+            values["user:password@mongo.internal"] = address
+        return replaced(url, values) + ("&authSource=admin" if user == "admin" else "")
+
+    def srv_url_of(self, user: str, host: str) -> str:
+        """Return the documented URL without an address."""
+        assert self._certificates is not None
+        url = self._certificates.placed(options(block(0, heading="mongodb+srv"))["MONGO_DB_URL"])
+        return replaced(url, {"qm:password": login(user), "db.example.org/product": f"{host}/{DATABASE}"})
 
     def _command(self, program: str) -> list[str]:
         command = super()._command(program)
         if self._has_users and self._certificates is not None:
-            files = {"--tlsCAFile": "ca.pem", "--tlsCertificateKeyFile": "server-and-key.pem"}
-            command += ["--tlsMode", "requireTLS"]
-            command += [word for option, name in files.items() for word in (option, self._certificates.path(name))]
+            config = self.directory / "mongod.conf"
+            config.write_text(self._certificates.placed(block(2, heading="TLS")))
+            command += ["--config", str(config)]
         return command
 
 

@@ -7,16 +7,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from redis.exceptions import MovedError, RedisError
 
 from dev.ports import LOOPBACK, free_port
 from dev.servers import Valkey
 from queue_manager.core.redis_client import make_client
+from tests.deployment.programs import replaced
+from tests.documented import block, options
 from tests.eventually import eventually
 
 PRIMARIES, SLOTS = 3, 16_384
-QUEUE_NAME = "{queue}"
+PASSWORD = "s3c/r@t"
+DOCUMENTED = options(block(0, heading="Redis Cluster"))
+QUEUE_NAME = DOCUMENTED["QUEUE_NAME"]
 
 
 class Node(Valkey):
@@ -27,6 +32,8 @@ class Node(Valkey):
             "cluster-port": str(self.bus_port),
             "cluster-node-timeout": "1000",
             "cluster-replica-validity-factor": "0",
+            "requirepass": PASSWORD,
+            "masterauth": PASSWORD,
         }
         super().__init__(directory, config=config)
 
@@ -50,7 +57,10 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return f"cluster://{','.join(f'{LOOPBACK}:{node.port}' for node in self.nodes)}/0"
+        """The documented URL, which names all nodes."""
+        nodes = ",".join(f"{LOOPBACK}:{node.port}" for node in self.nodes)
+        address = {":password@a:6379,b:6379,c:6379": f":{quote(PASSWORD, safe='')}@{nodes}"}
+        return replaced(DOCUMENTED["QM_QUEUE_REDIS_URL"], address)
 
     def owner(self) -> Node | None:
         """Return the node that serves the message queue now; `None` if none does."""

@@ -14,19 +14,25 @@ from dev.embedded import EmbeddedServer
 from dev.ports import LOOPBACK
 from dev.servers import Valkey
 from queue_manager.core.redis_client import make_client
-from tests.e2e.brokers import MASTER, SENTINEL, packaged
+from tests.deployment.programs import replaced
+from tests.documented import block, options
+from tests.e2e.brokers import SENTINEL, packaged
 from tests.eventually import eventually
-from tests.servers.certificates import Certificates
+from tests.servers.certificates import URLS, Certificates
 
 PASSWORD, SENTINEL_PASSWORD = "s3c/r@t", "s3nt/in@l"
 SENTINELS = 3
-FILES = {"tls-cert-file": "server.pem", "tls-key-file": "server.key", "tls-ca-cert-file": "ca.pem"}
+MASTER = "orders"
+QUOTED, QUOTED_SENTINEL = quote(PASSWORD, safe=""), quote(SENTINEL_PASSWORD, safe="")
 
 
-def tls_config(port: int, certificates: Certificates) -> dict[str, str]:
-    """Return the settings of a server that speaks TLS alone and asks clients for a certificate."""
-    files = {name: certificates.path(file) for name, file in FILES.items()}
-    return {"port": "0", "tls-port": str(port), **files, "tls-auth-clients": "yes", "tls-replication": "yes"}
+def tls_config(port: int, certificates: Certificates) -> str:
+    """Return the documented settings for TLS only, and for clients with a certificate."""
+    return replaced(certificates.placed(block(1, heading="TLS")), {"tls-port 6379": f"tls-port {port}"})
+
+
+def of_sentinel(number: int) -> str:
+    return block(number, heading="Redis Sentinel")
 
 
 class RedisServer(Valkey):
@@ -35,20 +41,22 @@ class RedisServer(Valkey):
     program = packaged("Redis", "redis-server", "redis-server")
 
     def __init__(self, directory: Path, *, certificates: Certificates | None = None, **config: str) -> None:
-        super().__init__(directory, config={"requirepass": PASSWORD, "masterauth": PASSWORD, **config})
+        passwords = options(of_sentinel(0).replace("password", PASSWORD))
+        super().__init__(directory, config={**passwords, **config})
         self._certificates = certificates
         if certificates is not None:
-            self._config |= tls_config(self.port, certificates)
+            self._config |= options(tls_config(self.port, certificates))
 
     @property
     def url(self) -> str:
         if self._certificates is None:
             return super().url
-        return super().url.replace("redis:", "rediss:") + f"?{self._certificates.for_redis}"
+        address = {":password@redis.internal:6379": f":{QUOTED}@{LOOPBACK}:{self.port}"}
+        return replaced(self._certificates.placed(URLS["REDIS_URL"]), address)
 
-    @property
-    def socket_url(self) -> str:
-        return f"unix://:{quote(PASSWORD, safe='')}@{self._config['unixsocket']}?db=1"
+
+def replica_of(primary: RedisServer) -> dict[str, str]:
+    return options(replaced(of_sentinel(1), {"10.0.0.1 6379": f"{LOOPBACK} {primary.port}"}))
 
 
 class SentinelServer(EmbeddedServer):
@@ -65,27 +73,26 @@ class SentinelServer(EmbeddedServer):
         return f"{LOOPBACK}:{self.port}"
 
     def _command(self, program: str) -> list[str]:
-        settings = {"bind": LOOPBACK, "port": str(self.port), "requirepass": SENTINEL_PASSWORD}
-        if self._certificates is not None:
-            settings |= tls_config(self.port, self._certificates)
-        of_master = {
-            "monitor": f"{LOOPBACK} {self._master} 2",
-            "auth-pass": PASSWORD,
-            "down-after-milliseconds": "1000",
-            "failover-timeout": "5000",
+        port = f"port {self.port}\n"
+        values = {
+            "port 26379\n": port,
+            "requirepass another": f"requirepass {SENTINEL_PASSWORD}",
+            f"{MASTER} password": f"{MASTER} {PASSWORD}",
+            "10.0.0.1 6379": f"{LOOPBACK} {self._master}",
+            f"{MASTER} 5000": f"{MASTER} 1000",
+            f"{MASTER} 15000": f"{MASTER} 5000",
         }
-        lines = [
-            *(f"{name} {value}" for name, value in settings.items()),
-            *(f"sentinel {name} {MASTER} {value}" for name, value in of_master.items()),
-        ]
+        lines = replaced(of_sentinel(2), values)
+        if self._certificates is not None:
+            lines = lines.replace(port, tls_config(self.port, self._certificates))
         config = self.directory / "sentinel.conf"  # which it rewrites
-        config.write_text("".join(f"{line}\n" for line in lines))
+        config.write_text(f"bind {LOOPBACK}\n{lines}")
         return [program, str(config)]
 
     def client(self) -> redis.Redis:
-        options = "" if self._certificates is None else f"?{self._certificates.for_redis}"
-        scheme = "rediss" if options else "redis"
-        return make_client(f"{scheme}://:{quote(SENTINEL_PASSWORD, safe='')}@{self.url}/0{options}")
+        tls = "" if self._certificates is None else f"?{self._certificates.for_redis}"
+        scheme = "rediss" if tls else "redis"
+        return make_client(f"{scheme}://:{QUOTED_SENTINEL}@{self.url}/0{tls}")
 
     def _is_ready(self) -> bool:
         try:
@@ -106,9 +113,9 @@ class Group:
     @property
     def url(self) -> str:
         nodes = ",".join(one.url for one in self.sentinels)
-        login, sentinel_login = quote(PASSWORD, safe=""), quote(SENTINEL_PASSWORD, safe="")
+        values = {":password@a:26379,b:26379,c:26379": f":{QUOTED}@{nodes}", "=another": f"={QUOTED_SENTINEL}"}
         tls = "" if self.certificates is None else f"&{self.certificates.for_redis}"
-        return f"sentinel://:{login}@{nodes}/0?master_name={MASTER}&sentinel_password={sentinel_login}{tls}"
+        return options(replaced(of_sentinel(3), values))["REDIS_URL"] + tls
 
     def primary_port(self) -> int:
         """Return the port of the primary, by the last Sentinel."""
@@ -132,12 +139,9 @@ class Group:
 @contextmanager
 def sentinel_group(directory: Path, certificates: Certificates | None = None) -> Iterator[Group]:
     with ExitStack() as stack:
-        servers = [
-            stack.enter_context(RedisServer(directory / f"redis{number}", certificates=certificates))
-            for number in range(2)
-        ]
-        with make_client(servers[1].url) as client:
-            client.replicaof(LOOPBACK, str(servers[0].port))
+        primary = stack.enter_context(RedisServer(directory / "redis0", certificates=certificates))
+        replica = RedisServer(directory / "redis1", certificates=certificates, **replica_of(primary))
+        servers = [primary, stack.enter_context(replica)]
         sentinels = [
             stack.enter_context(SentinelServer(directory / f"sentinel{number}", servers[0].port, certificates))
             for number in range(SENTINELS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.servers.documented import block
+from tests.documented import block
 from tests.test_architecture import ROOT
 
 COMMAND_OF_SCRIPT = re.compile(r"\bp?call\('([A-Z]+)'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import pytest
 from pymongo import MongoClient
@@ -23,7 +23,7 @@ from tests.eventually import eventually
 from tests.servers.certificates import Certificates
 from tests.servers.dns_server import NAME, dns_server
 from tests.servers.everything import command, do_everything, processes, shown
-from tests.servers.mongo_server import PASSWORDS, MongoWithRoles, login
+from tests.servers.mongo_server import PASSWORDS, MongoWithRoles
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Stream
 
@@ -124,10 +124,10 @@ def test_migrate_says_what_the_runtime_user_lacks(mongo: MongoWithRoles, valkey:
 
 @pytest.mark.parametrize("mongo", [True], indirect=True)
 def test_everything_works_by_srv_with_tls(mongo: MongoWithRoles, valkey: Valkey, tmp_path: Path) -> None:
-    tls = urlencode({name: value for name, value in mongo.tls.items() if name != "tls"}, safe="/")
     with dns_server(mongo.port, txt=f"replicaSet={REPLICA_SET}&authSource={DATABASE}") as port:
         env = {"PYTHONPATH": OWN_DNS, "OWN_DNS_PORT": str(port), "REDIS_URL": valkey.url}
-        urls = [f"mongodb+srv://{login(user)}@{NAME}/{DATABASE}?{tls}" for user in ("qm", "qm-migrate")]
+        migrate(mongo.url_of("qm-migrate"), valkey)  # by address, with TLS
+        urls = [mongo.srv_url_of(user, NAME) for user in ("qm", "qm-migrate")]
         with processes(tmp_path, migrate_as=urls[1], **env, MONGO_DB_URL=urls[0]) as running:
             do_everything(running)
             text = shown(running)

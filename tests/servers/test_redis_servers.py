@@ -8,17 +8,31 @@ from pathlib import Path
 
 import pytest
 
+from queue_manager.core.redis_client import make_client
+from tests.deployment.programs import replaced
+from tests.documented import block, options
 from tests.e2e.celery_processes import CeleryProcess
 from tests.e2e.test_start_checks import ended
+from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.servers.certificates import Certificates
-from tests.servers.everything import do_everything, processes, shown
-from tests.servers.redis_servers import PASSWORD, SENTINEL_PASSWORD, RedisServer, SentinelServer, sentinel_group
+from tests.servers.everything import command, do_everything, processes, shown
+from tests.servers.redis_servers import (
+    PASSWORD,
+    QUOTED,
+    QUOTED_SENTINEL,
+    SENTINEL_PASSWORD,
+    RedisServer,
+    SentinelServer,
+    of_sentinel,
+    replica_of,
+    sentinel_group,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 Environment = Callable[[Path], AbstractContextManager[dict[str, str]]]
-SECRETS = (PASSWORD, SENTINEL_PASSWORD, "s3c%2Fr%40t", "s3nt%2Fin%40l")
+SECRETS = (PASSWORD, SENTINEL_PASSWORD, QUOTED, QUOTED_SENTINEL)
 
 
 @contextmanager
@@ -35,8 +49,10 @@ def tls_with_kombus_transport(directory: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def socket(directory: Path) -> Iterator[dict[str, str]]:
-    with RedisServer(directory / "redis", unixsocket=str(directory / "redis.sock")) as server:
-        yield {"REDIS_URL": server.socket_url}
+    path = {"/run/redis/redis.sock": str(directory / "redis.sock")}
+    config, url = (replaced(block(number, heading="Unix sockets"), path) for number in range(2))
+    with RedisServer(directory / "redis", **options(config)):
+        yield options(replaced(url, {":password": f":{QUOTED}"}))
 
 
 @contextmanager
@@ -75,3 +91,14 @@ def test_wrong_password_of_sentinel_ends_the_process_with_one_sentence(tmp_path:
         said = ended(CeleryProcess(tmp_path / "worker", "worker", env=env).start(ready=False))
     assert f"Redis at sentinel://{sentinel.url}/0?sentinel_password=*** refuses our credentials" in said
     assert f"no Sentinel gives the address of the master 'mymaster': {sentinel.url}: " in said
+
+
+def test_a_primary_without_its_replica_takes_no_messages(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "primary", **options(of_sentinel(4))) as primary:
+        env = {"QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": primary.url}
+        with pytest.raises(AssertionError, match="Not enough good replicas"):
+            command("queue", "add", "mail", **env)
+        with RedisServer(tmp_path / "replica", **replica_of(primary)):
+            with make_client(primary.url) as client:
+                eventually(lambda: client.info("replication")["min_slaves_good_slaves"] == 1, within=30)
+            command("queue", "add", "mail", **env)

@@ -11,8 +11,8 @@ import redis
 
 from dev.ports import LOOPBACK
 from queue_manager.core.redis_client import make_client
+from tests.documented import block
 from tests.real_servers import Servers
-from tests.servers.documented import block
 from tests.servers.everything import command, do_everything, processes, shown
 from tests.servers.redis_servers import PASSWORD, RedisServer
 
