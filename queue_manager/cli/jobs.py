@@ -393,16 +393,20 @@ def _each(
     """Change jobs one by one and print each outcome immediately, because the next change may fail."""
     is_done = True
     for id in ids:
+        undo = None
         with report_errors():
             try:
-                text = outcome(_changed(action, id, change))
+                job, undo = _changed(action, id, change)
+                text = outcome(job)
             except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
                 text, is_done = str(error), False
         typer.echo(f"{printable(id)}  {printable(text)}")
+        echo_undo(undo)
     sys.exit(0 if is_done else 1)
 
 
-def _changed(action: ActionName, id: str, change: Callable[..., Document]) -> Document:
+def _changed(action: ActionName, id: str, change: Callable[..., Document]) -> tuple[Document, str | None]:
+    """Return the job as it is now, and the id by which the change can be undone, if it can be."""
     with audited(action, system=job_queues.system.name, ids=[id]) as done:
         if action == "remove" and done.archive is not None:
             change = partial(change, keep=done.archive.keep_jobs)
@@ -410,8 +414,7 @@ def _changed(action: ActionName, id: str, change: Callable[..., Document]) -> Do
         done.ids, done.count = [id_text(job["_id"])], 1
         if action != "remove":
             done.changed(job_queues.changeable(before), job_queues.changeable(job))
-    echo_undo(done.undo)
-    return job
+    return job, done.undo
 
 
 def _switch(

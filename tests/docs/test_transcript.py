@@ -18,6 +18,7 @@ def test_times_match() -> None:
         shown, '07:15:59 UTC, 1 min 10 s ago; at 2027-02-01 10:00:01; "2027-02-01T10:00:01.123Z"'
     )
     assert not Transcript().matches("13:02:00 UTC", "13:02 UTC")
+    assert Transcript().matches('{"new_timeout_at":1795243332.525}', '{"new_timeout_at":1895485991.2}')
 
 
 def test_an_id_matches_any_at_first_and_then_the_same_only() -> None:

@@ -6,7 +6,7 @@ import re
 
 _ID = r"\b[0-9a-f]{24}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{32}-\d+|\b\w{6,}…"
 _CLOCK = r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?|\b\d\d:\d\d(?::\d\d)? UTC"
-_TIME = rf"{_CLOCK}|\b\d+(?:\.\d+)? (?:s|min|h)\b|\b1[67]\d{8}\.\d+|\bepoch \d+"
+_TIME = rf"{_CLOCK}|\b\d+(?:\.\d+)? (?:s|min|h)\b|\b1\d{{9}}\.\d+|\bepoch \d+"
 _VARIABLE = re.compile(rf"(?P<id>{_ID})|(?P<time>{_TIME})|(?P<any>…)|(?P<space>\s+)")
 
 

@@ -103,7 +103,8 @@ def test_health_and_metrics_show_them_until_they_are_cleared(tmp_path: Path) -> 
 
     assert queue_manager("dead-letters", "clear", cwd=tmp_path).returncode != 0  # nobody said yes
     assert gauge() == "queue_manager_dead_letters 3.0"
-    assert queue_manager("dead-letters", "clear", "--yes", cwd=tmp_path).stdout == "3 deleted\n"
+    cleared = queue_manager("dead-letters", "clear", "--yes", cwd=tmp_path).stdout
+    assert cleared.startswith("3 deleted\nTo undo it within 10 minutes: queue-manager audit undo ")
 
     assert gauge() == "queue_manager_dead_letters 0.0"
     assert "dead-letters" not in queue_manager("health", "--json", cwd=tmp_path).stdout

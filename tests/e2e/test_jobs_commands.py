@@ -14,7 +14,7 @@ from bson import ObjectId
 from dev.ports import free_port
 from models import job as model
 from models import job_attempt, job_queue
-from models.database import Document, server_now
+from models.database import Document, collection, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
@@ -182,10 +182,12 @@ class TestChanging:
         waits, runs = made(INVOICE, 1), made(REPORT, 2)
         begin(runs)
         result = run("remove", str(waits["_id"]), str(runs["_id"]))
+        (entry,) = collection("qm_audit").distinct("_id", {"action": "remove", "outcome": "done"})
         assert (result.returncode, result.stdout.splitlines()) == (
             1,
             [
                 f"{waits['_id']}  removed",
+                f"To undo it within 10 minutes: queue-manager audit undo {entry}",
                 f"{runs['_id']}  The job {runs['_id']} is executing and cannot be removed",
             ],
         )
