@@ -39,13 +39,6 @@ MARKER = re.compile(r"(file|run|tested by|shows|not run): (.+)")
 WRITTEN_BY_A_PROGRAM = {"docs/reference/python-client.md": "tests/client/test_descriptions.py"}
 RUN = {"the output differs", "until it is so"}
 MAX_NOT_RUN = 8
-COPIED = {
-    "tests/dev/test_up.py::test_it_starts_refuses_a_second_start_and_stops_in_order",
-    "tests/deployment/test_wheel.py::test_the_commands_of_the_procfile_work_in_an_empty_environment",
-    "tests/predecessors/test_socketio.py::test_clients_of_every_server_receive_the_event_of_a_room_that_wakes",
-    "tests/services/test_due_documents.py::test_failures_are_recorded_listed_and_retried_by_hand",
-}
-"""Tests that execute the same as a block, without reading it. May only become fewer."""
 SMOKE = "dead-letters.md"  # starts no process that stays
 SETUP = re.compile(r"^<!-- setup:\n(.*?)^-->\n", re.MULTILINE | re.DOTALL)
 
@@ -87,7 +80,7 @@ def test_every_block_says_what_it_is_and_how_it_is_tested(page: Path, block: Blo
         tree = ast.parse((ROOT / path).read_text())
         functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in functions, value
-        assert value in COPIED or page.name in text_of_module(path), f"{path} does not read {page.name}"
+        assert page.name in text_of_module(path), f"{path} does not read {page.name}"
     elif block.marker and not kind.startswith("setup:"):
         assert MARKER.fullmatch(block.marker), block.marker
         assert kind != "run" or value in RUN, block.marker
@@ -98,8 +91,8 @@ def test_every_block_says_what_it_is_and_how_it_is_tested(page: Path, block: Blo
 
 
 def text_of_module(path: str) -> str:
-    """Return the text of a module of the tests, and of those that it imports."""
-    found, to_read = dict[str, str](), [path]
+    """Return the text of a module of the tests, of the fixtures beside it, and of the modules that they import."""
+    found, to_read = dict[str, str](), [path, f"{path.rpartition('/')[0]}/conftest.py"]
     while to_read:
         path = to_read.pop()
         if path not in found and (ROOT / path).exists():

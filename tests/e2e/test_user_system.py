@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bson import Binary, Decimal128, Int64, ObjectId
 
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, seconds
+from tests.documented import DOCS, block
 from tests.e2e.celery_processes import QUICK_START, ROOT, CeleryProcess
 from tests.e2e.commands import environment
 from tests.eventually import eventually
@@ -24,6 +26,7 @@ from tests.web.web_process import web
 pytestmark = pytest.mark.crash
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
+TUTORIAL = DOCS / "tutorial.md"
 ITEMS = "/api/systems/trial-end/items"
 INDEX = "qm_due_trial_ends_at_"
 SYSTEM = """
@@ -197,6 +200,29 @@ def test_everything_about_it_is_derived_from_its_declaration(user: User) -> None
             assert process.post(f"{ITEMS}/{id_text(bad)}/retry").status == 202
             eventually(lambda: expired() == 2, within=30)
         assert [ids(state) for state in ("due", "in-progress", "stuck", "failed")] == [[], [], [], []]
+    assert collection("qm_failed_items").count_documents({}) == 0
+
+
+@pytest.mark.timeout(300)
+def test_the_failing_function_of_the_tutorial_is_corrected_and_retried(user: User) -> None:
+    declaration = block(1, heading="2. Declare a system", page=TUTORIAL)
+    failing, insert = (block(number, heading="4. Make it fail", page=TUTORIAL) for number in (0, 1))
+    write(user.directory, declaration.partition("\n@trials.item")[0] + "\n" + failing)
+    with web(user.directory, **user.env) as process, user.beat():
+        with user.worker("failing"):
+            began = server_now()
+            exec(insert, {"accounts": collection("accounts"), "datetime": datetime, "UTC": UTC})
+            (failed,) = eventually(lambda: process.get(f"{ITEMS}?state=failed").body["items"], within=90)
+        assert server_now() - began > seconds(1 + 2 + 4 + 8)
+        assert "the billing service is down" in failed["reason"]
+        assert failed["next_at"]
+        assert "1 failed item" in user.queue_manager("health").stdout
+        write(user.directory, declaration)
+        with user.worker("corrected"):
+            assert process.post(f"{ITEMS}/{failed['id']}/retry").status == 202
+            eventually(lambda: expired() == 1, within=60)
+    (account,) = collection("accounts").find()
+    assert account.keys() == {"_id", "status", "trial_ends_at"}
     assert collection("qm_failed_items").count_documents({}) == 0
 
 

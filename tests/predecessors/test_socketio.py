@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from socketio import SimpleClient
+from socketio.exceptions import TimeoutError as NothingReceived
 
 from dev.children import spawn
 from dev.ports import free_port, is_answering
@@ -18,6 +22,7 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.redis_client import connect
 from services.realtime import RedisEvents
 from tasks import app
+from tests.documented import DOCS, block
 from tests.e2e.celery_processes import ROOT, worker
 from tests.eventually import eventually
 from tests.predecessors.node_process import NodeProcess, node
@@ -29,6 +34,12 @@ pytestmark = pytest.mark.node
 EVENT = "support_room_updated"
 ROOM = "support-acc1"
 NODE_ADAPTERS = ("redis", "redis-streams")
+PAGE = DOCS / "how-to" / "socketio.md"
+IMPORTS = """
+import { createAdapter } from "@socket.io/redis-adapter";
+import { createClient } from "redis";
+import { Server } from "socket.io";
+"""
 
 
 @pytest.mark.parametrize("adapters", [["redis"], ["redis-streams"], ["python", "redis", "redis-streams"]], ids=",".join)
@@ -51,6 +62,25 @@ def test_clients_of_every_server_receive_the_event_of_a_room_that_wakes(
             woken_at = to_iso(get_room(room)["unsnoozed_at"])
             data = {"room_id": str(room), "action": "unsnoozed", "timestamp": woken_at}
             assert received == [{"event": EVENT, "data": data}] * len(adapters)
+
+
+def test_the_server_of_the_documentation_hears_of_a_room(clean: Servers) -> None:
+    port = free_port()
+    given = f"const REDIS_URL = {json.dumps(clean.valkey.url)}, accountOf = () => 'acc1';"
+    listening = f"io.listen({port}); console.log(JSON.stringify({{ listening: true }}));"
+    program = [IMPORTS, given, block(0, heading="Servers of your product", page=PAGE), listening]
+    with node("--input-type=module", "--eval", "\n".join(program)) as process, SimpleClient() as receiver:
+        assert process.next() == {"listening": True}
+        receiver.connect(f"http://127.0.0.1:{port}")
+        events = emitter("redis", clean)
+
+        def heard() -> list[Any]:
+            events.emit(EVENT, {"number": 1}, room=ROOM)  # again, until the server has subscribed
+            with suppress(NothingReceived):
+                return receiver.receive(timeout=1)
+            return []
+
+        assert eventually(heard) == [EVENT, {"number": 1}]
 
 
 @pytest.mark.parametrize("library", ["redis", "ioredis"])

@@ -1,0 +1,77 @@
+"""`make up` as the README and the tutorial have it, from a fresh checkout: it installs, starts, works and stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from tests.deployment.installation import ROOT
+from tests.documented import DOCS, block
+from tests.eventually import eventually
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+TUTORIAL = DOCS / "tutorial.md"
+LEFT_OUT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "node_modules", "__pycache__", "tests")
+
+
+def test_the_commands_of_the_pages_start_everything(tmp_path: Path) -> None:
+    clone, log = tmp_path / "queue-manager", tmp_path / "log"
+    shutil.copytree(ROOT, clone, ignore=LEFT_OUT)
+    from_readme, *_ = block(0, page=ROOT / "README.md").splitlines()
+    assert block(0, heading="1. Start everything", page=TUTORIAL).split() == from_readme.partition("#")[0].split()
+    with started(from_readme, clone, log) as port:
+        eventually(lambda: system(port, "support-snooze")["done_per_minute"], within=120)
+    assert log.read_text().endswith("stopped\n")
+
+    file = tmp_path / "trial" / "billing" / "trial_end.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(block(1, heading="2. Declare a system", page=TUTORIAL))
+    with started(block(0, heading="3. Run it", page=TUTORIAL), clone, log) as port:
+        eventually(lambda: system(port, "trial-end")["last_scan"], within=120)
+        assert system(port, "trial-end")["title"] == "Trials"
+    assert log.read_text().endswith("stopped\n")
+
+
+@contextmanager
+def started(command: str, clone: Path, log: Path) -> Iterator[str]:
+    """Run a command of the shell in the clone; yield the address of the dashboard; press Ctrl-C."""
+    own = {name: value for name, value in os.environ.items() if not name.endswith("_URL") and name[:3] != "QM_"}
+    with log.open("wb") as output:
+        running = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=clone,
+            env={**own, "HOME": str(clone.parent)},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        found = eventually(lambda: re.search(r"^Dashboard +(http\S+)$", log.read_text(), re.MULTILINE), within=240)
+        yield found[1]
+        os.killpg(running.pid, signal.SIGINT)
+        running.wait(30)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+
+
+def system(dashboard: str, name: str) -> Any:
+    try:
+        with urlopen(f"{dashboard}/api/overview", timeout=10) as answer:
+            overview = json.load(answer)
+    except (URLError, ConnectionError) as error:
+        raise AssertionError(error) from error  # not yet
+    return next(one for one in overview["systems"] if one["name"] == name)
