@@ -11,6 +11,7 @@ import kombu.transport
 
 from queue_manager.broker.keys import PRIORITIES, TRANSPORT_OPTIONS
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.redis_client import TCP_OPTIONS
 from queue_manager.core.redis_url import CREDENTIALS, TLS_FILES, is_encrypted, parse_redis_url
 from queue_manager.core.setting_types import AMQP_SCHEMES
 from queue_manager.core.settings import Settings
@@ -74,6 +75,7 @@ def transport_options(chosen: Settings) -> dict[str, Any]:
         "socket_timeout": 10,
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
+        "socket_keepalive_options": TCP_OPTIONS,
         "health_check_interval": 5,
         "priority_steps": [*PRIORITIES],
         "client_name": "queue-manager",

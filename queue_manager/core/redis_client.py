@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -34,6 +35,18 @@ CLIENT_OPTIONS = {
     "socket_connect_timeout": 2,
     # A command whose reply was lost must not be retried implicitly.
     "retry": NO_RETRY,
+}
+# The system closes a connection whose packets, or the probes of a silent one, are not confirmed for 6 s. Linux would
+# send them again for 15 minutes, and redis-py notices a dead connection that only listens after 45 s.
+TCP_OPTIONS = {
+    getattr(socket, name): value
+    for name, value in {
+        "TCP_KEEPIDLE": 3,  # seconds
+        "TCP_KEEPINTVL": 1,  # second
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": 6_000,  # milliseconds
+    }.items()
+    if hasattr(socket, name)  # macOS does not have them all
 }
 
 
@@ -170,13 +183,24 @@ class AsyncConnection(redis.asyncio.Connection):
             self.host, self.port = await asyncio.to_thread(self._find)
         await super()._connect()  # type: ignore[no-untyped-call]
 
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **kwargs)
+        except RuntimeError as error:  # by uvloop, if the system has closed the connection
+            raise redis.ConnectionError(f"the connection was closed: {error}") from error
+
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await super().read_response(*args, **kwargs)
+            response = await super().read_response(*args, **kwargs)
         except redis.ResponseError as error:
             if is_refusal(error):
                 await self.disconnect(nowait=True)
             raise
+        # redis-py takes the time-out of the system for that of a read with a limit, and would read again at once.
+        if response is None and self._reader is not None and (lost := self._reader.exception()) is not None:
+            await self.disconnect(nowait=True)
+            raise redis.ConnectionError(f"the connection was closed: {lost}")
+        return response
 
 
 class AsyncSecureConnection(AsyncConnection, redis.asyncio.SSLConnection):
@@ -193,12 +217,10 @@ _ASYNC_CLASSES = {
 def client_options(url: str) -> dict[str, Any]:
     """Return the options of every client of the server at `url`, for code that creates the client itself."""
     options = parse_redis_url(url)
+    if "path" in options:
+        return {**CLIENT_OPTIONS, **options, "connection_class": redis.UnixDomainSocketConnection}
     kind: type[Any] = SecureConnection if is_encrypted(url, options) else Connection
-    return {
-        **CLIENT_OPTIONS,
-        **options,
-        "connection_class": redis.UnixDomainSocketConnection if "path" in options else kind,
-    }
+    return {**CLIENT_OPTIONS, "socket_keepalive_options": TCP_OPTIONS, **options, "connection_class": kind}
 
 
 def make_client(url: str, **options: Any) -> redis.Redis:

@@ -18,6 +18,7 @@ from pathlib import Path
 TOOLS = ("unshare", "setpriv", "nft", "ip", "mount", "umount")
 ENTERED = "FAULTS_ARE_ISOLATED"
 GROUPS = range(50_000, 50_064)
+LATER = 1_000  # added to the number of a group
 CLONE_NEWNET = 0x40000000
 BALLAST = "ballast"
 BLOCK = 1 << 20
@@ -113,6 +114,29 @@ def cut_off(names: Collection[str | int], ports: Collection[int]) -> Iterator[No
         yield
     finally:
         _run("nft", "delete", *elements)
+
+
+@contextmanager
+def forgotten(names: Collection[str | int], ports: Collection[int]) -> Iterator[None]:
+    """Let nothing more pass on the connections that these processes have to these ports now; new ones work.
+
+    A firewall that lost its state, or a load balancer with an idle timeout, does so.
+    """
+    for name in names:
+        _mark(_groups[name], as_group=_groups[name] + LATER)
+    try:
+        with cut_off(names, ports):
+            yield
+    finally:
+        for name in names:
+            _mark(_groups[name], as_group=_groups[name])
+
+
+def _mark(group: int, *, as_group: int) -> None:
+    """Let connections that a group opens from now on be known as those of another group."""
+    groups = ["element", "inet", "faults", "groups"]
+    _run("nft", "delete", *groups, f"{{ {group} }}")
+    _run("nft", "add", *groups, f"{{ {group} : {as_group} }}")
 
 
 def mount_disk(directory: Path, megabytes: int) -> None:

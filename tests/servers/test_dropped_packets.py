@@ -1,6 +1,7 @@
-"""All packets between the processes and a server are dropped, without a reset: everything goes on when they pass again.
+"""Packets between the processes and a server are dropped, without a reset: everything goes on.
 
-Connections stay half open: neither side learns of the outage but by its time limits.
+All of them are dropped for a while, or those of the connections that are open are dropped for good. Neither side learns
+of it but by its time limits.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -34,6 +35,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 RECOVERY_LIMIT = 15.0  # seconds
 SHORTER, LONGER = 4.0, 35.0  # seconds; the longest time limit of a connection is 30
+ALL = (*KINDS, "consumer")
 GROUP, QUEUE, TYPE = "processes", "direct", "mail"
 
 
@@ -97,27 +99,47 @@ def sent_and_received(deployment: Deployment, numbers: Iterator[int], sent: list
 def test_everything_goes_on_after_packets_were_dropped(
     server: str, lasts: float, deployment: Deployment, figure: Callable[[str], None]
 ) -> None:
+    with everything_under_load(deployment) as load:
+        began = time.monotonic()
+        with isolation.cut_off([GROUP], [deployment.ports[server]]):
+            time.sleep(lasts)  # the length of the outage, not a wait for anything
+        passed_again = time.monotonic()
+        assert load.succeeded("readiness", began + 1) == 0
+        for kind in ALL:
+            eventually(lambda kind=kind: load.succeeded(kind, passed_again) >= 3, within=90)
+        recovered = {kind: load.first_success(kind, passed_again) or 0.0 for kind in ALL}
+        figure(f"all packets to {server} dropped for {lasts:g} s; recovered after {shown(recovered)}")
+    assert {kind: took for kind, took in recovered.items() if took > RECOVERY_LIMIT} == {}
+
+
+@pytest.mark.parametrize("server", ["Redis", "MongoDB"])
+def test_everything_goes_on_without_the_connections_that_were_open(
+    server: str, deployment: Deployment, figure: Callable[[str], None]
+) -> None:
+    with everything_under_load(deployment) as load:
+        began = time.monotonic()
+        with isolation.forgotten([GROUP], [deployment.ports[server]]):
+            for kind in ALL:
+                eventually(lambda kind=kind: load.succeeded(kind, began + RECOVERY_LIMIT) >= 3, within=120)
+        gaps = {kind: load.longest_gap(kind, began) for kind in ALL}
+        figure(f"all packets of open connections to {server} dropped; longest gaps {shown(gaps)}")
+    assert {kind: took for kind, took in gaps.items() if took > RECOVERY_LIMIT} == {}
+
+
+@contextmanager
+def everything_under_load(deployment: Deployment) -> Iterator[Load]:
+    """Run the load and a consumer while the block runs; all that they began must be done afterwards."""
     sent: list[str] = []
     deployment.received.touch()
-    kinds = [*KINDS, "consumer"]
     with under_load(deployment.running) as load:
         send = partial(sent_and_received, deployment, count(), sent)
         with in_thread(partial(load.repeat, "consumer", send), name="consumer"):
             eventually(lambda: load.succeeded("consumer", 0) >= 2, within=60)
             before = {name: len(lines) for name, lines in deployment.logs().items()}
-            began = time.monotonic()
-            with isolation.cut_off([GROUP], [deployment.ports[server]]):
-                time.sleep(lasts)  # the length of the outage, not a wait for anything
-            passed_again = time.monotonic()
-            assert load.succeeded("readiness", began + 1) == 0
-            for kind in kinds:
-                eventually(lambda kind=kind: load.succeeded(kind, passed_again) >= 3, within=90)
-            recovered = {kind: load.first_success(kind, passed_again) or 0.0 for kind in kinds}
-            figure(f"all packets to {server} dropped for {lasts:g} s; recovered after {shown(recovered)}")
+            yield load
             require_quiet_logs(deployment, before)
         eventually(partial(load.require_events, [*load.rooms]), within=100)
     require_all_done(deployment, load, sent)
-    assert {kind: took for kind, took in recovered.items() if took > RECOVERY_LIMIT} == {}
 
 
 def shown(times: dict[str, float]) -> str:

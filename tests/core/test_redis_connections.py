@@ -1,0 +1,88 @@
+"""Connections whose packets are lost: the system closes them, and each way to learn of it is an outage of Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+import redis
+import uvloop
+from redis.asyncio import Redis
+
+from queue_manager.core.redis_client import REDIS_OUTAGES, TCP_OPTIONS, make_async_client, make_client
+from tasks import app
+from tests.real_servers import Servers
+
+
+def require_options(of: socket.socket) -> None:
+    assert of.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert {name: of.getsockopt(socket.IPPROTO_TCP, name) for name in TCP_OPTIONS} == TCP_OPTIONS
+
+
+def test_the_system_watches_the_connections_of_every_client(clean: Servers) -> None:
+    assert socket.TCP_USER_TIMEOUT in TCP_OPTIONS
+    with make_client(clean.valkey.url) as client:
+        require_options(client.connection_pool.get_connection()._sock)
+
+    with app.connection_for_read() as connection:
+        require_options(connection.default_channel.client.connection_pool.get_connection()._sock)
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    found: Callable[[], asyncio.AbstractEventLoop] = request.param
+    return found
+
+
+def execute(loop: Callable[[], asyncio.AbstractEventLoop], url: str, act: Callable[[Redis], Awaitable[None]]) -> None:
+    async def connected() -> None:
+        async with make_async_client(url) as client:
+            await client.ping()
+            await act(client)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(connected())
+
+
+def test_those_of_an_event_loop_too(loop: Callable[[], asyncio.AbstractEventLoop], clean: Servers) -> None:
+    async def act(client: Redis) -> None:
+        connection = await client.connection_pool.get_connection()
+        require_options(connection._writer.transport.get_extra_info("socket"))
+
+    execute(loop, clean.valkey.url, act)
+
+
+def test_a_command_on_a_closed_transport_is_an_outage(
+    loop: Callable[[], asyncio.AbstractEventLoop], clean: Servers
+) -> None:
+    async def act(client: Redis) -> None:
+        connection = await client.connection_pool.get_connection()
+        connection._writer.transport.abort()
+        await client.connection_pool.release(connection)
+        for _ in range(3):  # the transport may take until the next turn of the loop to be closed
+            try:
+                await connection.send_command("PING")
+                await connection.read_response()
+            except REDIS_OUTAGES:
+                return
+        pytest.fail("the closed connection was used")
+
+    execute(loop, clean.valkey.url, act)
+
+
+@pytest.mark.parametrize("timeout", [None, 1])
+def test_a_listener_whose_connection_the_system_closed_learns_of_it(
+    timeout: float | None, loop: Callable[[], asyncio.AbstractEventLoop], clean: Servers
+) -> None:
+    async def act(client: Redis) -> None:
+        async with client.pubsub() as subscribed:
+            await subscribed.subscribe("nothing")
+            assert (await subscribed.get_message(timeout=5) or {})["type"] == "subscribe"
+            # What the loop passes on if the system gives up: ETIMEDOUT, which Python makes a TimeoutError.
+            subscribed.connection._reader.set_exception(TimeoutError(110, "Connection timed out"))
+            with pytest.raises(redis.ConnectionError):
+                await asyncio.wait_for(subscribed.get_message(timeout=timeout), 5)
+
+    execute(loop, clean.valkey.url, act)
