@@ -35,6 +35,7 @@ AUDIT_TIMEOUT = seconds(2.5)
 MAX_AUDITED_IDS = 1_000
 MAX_VALUE_LENGTH = 1_000  # characters of one value before or after
 MAX_AUDITED_ERROR_LENGTH = 500  # characters
+OUTCOME_UNKNOWN = "the outcome is unknown"
 MAX_STORED_INTEGER = 2**63 - 1  # larger ones, which other programs may have written, are stored as texts
 ACTION_LABELS: Mapping[ActionName, str] = {
     "edit": "Edited",
@@ -207,6 +208,8 @@ def recorded(
         is_in_redis: the action does not need MongoDB.
         known: the fields of `AuditedAction` that are known before the action.
 
+    An error of the block passes on, with the note `OUTCOME_UNKNOWN` if a server did not answer.
+
     Raises:
         Unavailable: MongoDB is away, and the action needs it. It was not begun.
     """
@@ -216,6 +219,8 @@ def recorded(
         yield done
     except BaseException as error:
         is_unknown = not isinstance(error, Exception) or server_away(error.__cause__ or error) is not None
+        if is_unknown:
+            error.add_note(OUTCOME_UNKNOWN)
         entry.finish(done, "unknown" if is_unknown else "failed", _text(reason(error), MAX_AUDITED_ERROR_LENGTH))
         raise
     entry.finish(done, "done")
@@ -264,7 +269,7 @@ def timeline_entry(entry: AuditEntry) -> TimelineEntry:
         changes_of(entry.before, entry.after),
         entry.detail,
         _selection(entry),
-        "the outcome is unknown" * (entry.outcome == "unknown"),
+        OUTCOME_UNKNOWN * (entry.outcome == "unknown"),
     )
     return TimelineEntry(at=entry.at, event=event, detail="; ".join(filter(None, details)), error=entry.error)
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from beat_schedule import SYSTEMS, systems
 from models import index_builds, mark, schema
-from models.database import OUTAGES, require_replica_set, rights_to_migrate, server_now
+from models.database import OUTAGES, describe, require_replica_set, rights_to_migrate, server_now
 from models.mark import Mark
 from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.alerts import alerts_cli
@@ -24,7 +24,7 @@ from queue_manager.cli.audited import audited, user_name
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.doctor import doctor
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail, report_errors, with_outcome
 from queue_manager.cli.failures import failures_cli
 from queue_manager.cli.items import items_cli
 from queue_manager.cli.jobs import jobs
@@ -160,8 +160,10 @@ def scan(
         with audited("scan", system=name) as action:
             run = app.tasks[scans[name]]()
             action.count = run.get("enqueued")
-    except (AppError, *OUTAGES) as error:
-        fail(reason(error), code=1)
+    except AppError as error:
+        fail(with_outcome(reason(error), error), code=1)
+    except OUTAGES as error:
+        fail(with_outcome(describe(error), error), code=1)
     typer.echo(json.dumps(run))
 
 

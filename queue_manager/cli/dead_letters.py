@@ -21,7 +21,7 @@ from rich.text import Text
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
 from queue_manager.cli.audited import audited, echo_undo
-from queue_manager.cli.errors import fail
+from queue_manager.cli.errors import fail, with_outcome
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import reason
@@ -135,4 +135,4 @@ def _redis() -> Iterator[redis.Redis]:
         with connect(url) as client:
             yield client
     except redis.RedisError as error:
-        fail(f"Redis at {redact_url(url)} does not answer ({reason(error)})", code=1)
+        fail(with_outcome(f"Redis at {redact_url(url)} does not answer ({reason(error)})", error), code=1)

@@ -33,9 +33,14 @@ def report_errors() -> Iterator[None]:
     except (InvalidJob, InvalidMessage) as error:
         fail(str(error), code=2)
     except (AppError, redis.RedisError) as error:
-        fail(reason(error), code=1)
+        fail(with_outcome(reason(error), error), code=1)
     except database.Error as error:
-        fail(database.describe(error), code=1)
+        fail(with_outcome(database.describe(error), error), code=1)
+
+
+def with_outcome(text: str, error: Exception) -> str:
+    """Return the text of an error, with what is known of the outcome of the command: see `services.audit.recorded`."""
+    return "; ".join([text, *getattr(error, "__notes__", ())])
 
 
 def fail(message: str, *, code: int) -> NoReturn:
