@@ -1,4 +1,4 @@
-"""Release 0.1, to compare with."""
+"""The previous release, to compare with and to run beside."""
 
 from __future__ import annotations
 
@@ -9,16 +9,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-RELEASE, TAG = "ours of 0.1", "v0.1.1"
+RELEASE, VERSION = "ours of 0.1", "0.1.1"
+MISSING = f"the history of this clone does not reach back to release {VERSION}: git fetch --unshallow --tags"
 
 
 @contextmanager
 def checked_out() -> Iterator[Path | None]:
-    """Yield a directory with its files while the block runs; `None` where its tag is unknown."""
+    """Yield a directory with its files while the block runs; `None` in a clone without its history."""
     with TemporaryDirectory(prefix="queue-manager-0.1-") as directory:
-        archive = subprocess.run(["git", "-C", ROOT, "archive", TAG], capture_output=True, check=False)
+        archive = subprocess.run(["git", "-C", ROOT, "archive", _commit()], capture_output=True, check=False)
         if archive.returncode:
             yield None
             return
         subprocess.run(["tar", "-x", "-C", directory], input=archive.stdout, check=True)
         yield Path(directory)
+
+
+def _commit() -> str:
+    """Return its tag; in a clone without tags, the commit that dated it in the changelog."""
+    tag = f"v{VERSION}"
+    if _git("tag", "--list", tag):
+        return tag
+    *_, first = _git("log", "--format=%H", f"-S\n## [{VERSION}] - ", "--", "CHANGELOG.md") or [tag]
+    return first
+
+
+def _git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.split()

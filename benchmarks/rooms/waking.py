@@ -9,7 +9,7 @@ from itertools import islice
 from statistics import median
 
 from benchmarks.harness import Bench, Document, Figure, Result, Run, Table, Way, percentile
-from benchmarks.release import RELEASE, TAG
+from benchmarks.release import MISSING, RELEASE
 from benchmarks.rooms.contenders import (
     Contender,
     find_and_update,
@@ -45,7 +45,7 @@ def many(bench: Bench, *, servers: dict[str, int]) -> Result:
         if (earlier := stack.enter_context(release())) is not None:
             others.insert(0, earlier)
         else:
-            bench.progress.console.print(f"Without {RELEASE}: no tag {TAG} here")
+            bench.progress.console.print(f"Without {RELEASE}: {MISSING}")
         if has_node_packages():
             others += [node("bull", 50), node("bullmq", 50)]
         else:

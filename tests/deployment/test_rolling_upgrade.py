@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bson import ObjectId
 
-from benchmarks.release import TAG, checked_out
+from benchmarks.release import MISSING, checked_out
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.deployment.installation import Installation, build, install
@@ -49,7 +49,7 @@ ENV = {
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     with checked_out() as source:
         if source is None:
-            pytest.skip(f"this clone lacks the tag {TAG}: git fetch origin tag {TAG}")
+            pytest.skip(MISSING)
         wheel = build(source, tmp_path_factory.mktemp("previous-dist"), "--wheel")
         yield install(wheel, tmp_path_factory.mktemp("previous") / "old", source=source)
 
