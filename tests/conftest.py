@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,6 +15,8 @@ from dev.binaries import VALKEY
 from dev.ports import free_port
 from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 from models import database, schema
+from queue_manager.core.settings import settings
+from queue_manager.telemetry import counters, worker_heartbeats
 from services import support_snooze
 from services.due_documents.work import DocumentWork
 from tests.real_servers import Servers
@@ -79,6 +82,23 @@ def _indexes() -> frozenset[str]:
     return frozenset(
         f"{found['name']} {index['spec']}" for found in catalog for index in found.get("md", {}).get("indexes", ())
     )
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
+    """A Valkey that only this test's counters and heartbeats use; web processes of other tests poll the common one."""
+
+    def forget_clients() -> None:
+        settings.cache_clear()
+        counters._counters.take()
+        worker_heartbeats._recorder.take()
+
+    with Valkey(tmp_path / "valkey") as valkey:
+        monkeypatch.setenv("REDIS_URL", valkey.url)
+        forget_clients()
+        yield valkey
+    monkeypatch.undo()
+    forget_clients()
 
 
 @pytest.fixture

@@ -82,8 +82,8 @@ def test_an_acknowledgement_is_two_commands(connection: Connection, client: Redi
     assert held(client) == (0, 0)
 
 
-def test_a_worker_that_changes_nothing_records_only_its_time(clean: Servers) -> None:
-    with Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+def test_a_worker_that_changes_nothing_records_only_its_time(own_valkey: Valkey) -> None:
+    with Redis.from_url(own_valkey.url, decode_responses=True) as client:
         worker_heartbeats.record("one@here", ["jobs"])
         with counted(client) as counts:
             worker_heartbeats.record("one@here", ["jobs"])
@@ -98,9 +98,9 @@ def test_a_worker_that_changes_nothing_records_only_its_time(clean: Servers) -> 
         worker_heartbeats.remove("one@here")
 
 
-def test_a_worker_that_executes_nothing_records_only_its_time(clean: Servers) -> None:
+def test_a_worker_that_executes_nothing_records_only_its_time(own_valkey: Valkey) -> None:
     idle = Activity(pool="prefork", size=2, busy=0, done_per_minute=0, processes=[PoolProcess(pid=7, memory_bytes=1)])
-    with Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+    with Redis.from_url(own_valkey.url, decode_responses=True) as client:
         worker_heartbeats.record("one@here", ["jobs"], activity=idle)
         with counted(client) as counts:
             grown = replace(idle, processes=[PoolProcess(pid=7, memory_bytes=2)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
+from dev.servers import Valkey
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
@@ -47,9 +48,9 @@ def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, m
     assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 3, "failed": 0, "retried": 0}
 
 
-def test_counting_an_item_is_one_command(clean: Servers) -> None:
+def test_counting_an_item_is_one_command(own_valkey: Valkey) -> None:
     counters.items("items", {"done": 1})  # the script is known from now on
-    with redis.Redis.from_url(clean.valkey.url) as client:
+    with redis.Redis.from_url(own_valkey.url) as client:
         before = client.info("commandstats")
         for _ in range(10):
             counters.items("items", {"done": 1})

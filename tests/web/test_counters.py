@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from dev.servers import Valkey
 from queue_manager.core.redis_client import connect
-from queue_manager.core.settings import settings
 from queue_manager.telemetry import counters
 from tests.pace import promptly
 from tests.real_servers import Servers
@@ -42,40 +39,27 @@ def test_a_run_of_a_scan_is_counted_with_its_duration(clean: Servers) -> None:
     assert histogram["+Inf"] == 4
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
-    """A Valkey that only this test's counters use."""
-    with Valkey(tmp_path / "valkey") as valkey:
-        monkeypatch.setenv("REDIS_URL", valkey.url)
-        settings.cache_clear()
-        counters._counters.take()
-        yield valkey
-    counters._counters.take()
-    monkeypatch.undo()
-    settings.cache_clear()
-
-
 def test_an_outage_is_logged_once_and_counting_comes_back(
-    own: Valkey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own_valkey: Valkey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counters, "COUNT_RETRY_DELAY", 0)  # each of the calls tries
     caplog.set_level(logging.INFO, logger="queue_manager.QM/counters")
     counters.add("items", {"done": 1})
-    own.kill()
+    own_valkey.kill()
     for _ in range(5):
         counters.add("items", {"done": 1})
-    own.start()
+    own_valkey.start()
     counters.add("items", {"done": 1})
-    assert totals(own.url, "items") == {"done": 2}
+    assert totals(own_valkey.url, "items") == {"done": 2}
     said = [record.msg["event"].split(":")[0] for record in caplog.records if isinstance(record.msg, dict)]
     assert said == ["Nothing is counted", "Counting again"]
 
 
-def test_a_redis_that_hangs_is_waited_for_once(own: Valkey) -> None:
-    os.kill(own.pid, signal.SIGSTOP)
+def test_a_redis_that_hangs_is_waited_for_once(own_valkey: Valkey) -> None:
+    os.kill(own_valkey.pid, signal.SIGSTOP)
     try:
         with promptly(2 * counters.COUNT_TIMEOUT):
             for _ in range(100):
                 counters.add("items", {"done": 1})
     finally:
-        os.kill(own.pid, signal.SIGCONT)
+        os.kill(own_valkey.pid, signal.SIGCONT)
