@@ -30,12 +30,12 @@ class Application(Celery):
 
 app = Application(
     "queue_manager",
-    include=["tasks.lifecycle", "tasks.shutdown", "tasks.old_keys"],
+    include=["tasks.worker.lifecycle", "tasks.worker.shutdown", "tasks.worker.old_keys"],
     events="queue_manager.batching.events:Events",
     set_as_current=False,
 )
 app.config_from_object("tasks.celeryconfig")
-app.steps["worker"].add("tasks.pool:PoolSemaphore")
+app.steps["worker"].add("queue_manager.batching.semaphore:PoolSemaphore")
 
 
 @signals.beat_init.connect

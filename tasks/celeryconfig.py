@@ -5,6 +5,7 @@ passwords only in `broker_url` and under names such as `password`.
 """
 
 import os as _os
+from typing import Any as _Any
 
 from kombu import Queue as _Queue
 
@@ -24,10 +25,18 @@ from queue_manager.system import item_queues as _item_queues
 from queue_manager.system import task_modules as _task_modules
 from tasks.beat_entries import beat_entries as _beat_entries
 from tasks.errors import usage_errors as _usage_errors
-from tasks.routes import queue_of as _queue_of
 
 with _usage_errors():
     _settings = _read_settings()
+
+
+def _queue_of(
+    name: str, args: _Any, kwargs: _Any, options: _Any, task: _Any = None, **_: _Any
+) -> dict[str, str] | None:
+    """Route a task to the queue that its decorator names; Celery's own attribute `queue` is going away."""
+    queue = getattr(task, "queue_name", None)
+    return None if queue is None else {"queue": queue}
+
 
 # Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
 broker_url = _kombu_url(_settings)

@@ -102,7 +102,8 @@ def replaced(kind: type, attribute: str) -> str | None:
     for base in kind.__mro__[1:]:
         is_theirs = base.__module__.split(".")[0] in UPSTREAM
         if is_theirs and attribute in vars(base) and function_of(vars(base)[attribute]):
-            return f"{base.__module__}:{base.__qualname__}.{attribute}"
+            name = base.__qualname__.removeprefix(f"{base.__module__}.")  # which Celery's steps have in it
+            return f"{base.__module__}:{name}.{attribute}"
     return None
 
 

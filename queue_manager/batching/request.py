@@ -14,7 +14,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from queue_manager.core.log import get_logger
-from tasks import heartbeat
+from tasks.worker import heartbeat
 
 log = get_logger("QM/tasks")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery import bootsteps
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 
@@ -32,8 +33,12 @@ class FlatSemaphore(LaxBoundedSemaphore):
             self._is_releasing = False  # the next call does what an error left
 
 
-def install(worker: Any) -> None:
-    """Give the pool of a worker, which has not started yet, a `FlatSemaphore` for its own. Some pools have none."""
-    if worker.semaphore is not None:
-        worker.semaphore = worker.pool.options["semaphore"] = FlatSemaphore(worker.min_concurrency)
-        worker._quick_acquire, worker._quick_release = worker.semaphore.acquire, worker.semaphore.release
+class PoolSemaphore(bootsteps.Step):
+    """Gives the pool of a worker, before it starts, a `FlatSemaphore` for its own. Some pools have none."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def create(self, worker: Any) -> None:
+        if worker.semaphore is not None:
+            worker.semaphore = worker.pool.options["semaphore"] = FlatSemaphore(worker.min_concurrency)
+            worker._quick_acquire, worker._quick_release = worker.semaphore.acquire, worker.semaphore.release

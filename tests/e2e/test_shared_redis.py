@@ -22,7 +22,7 @@ from queue_manager.broker import keys
 from queue_manager.broker.old_keys import MESSAGES_PER_CALL, OldKeys
 from queue_manager.core.clock import seconds
 from tasks import app
-from tasks.old_keys import queues_by_task
+from tasks.worker.old_keys import queues_by_task
 from tests.e2e.celery_processes import QUICK_START, CeleryProcess, worker
 from tests.e2e.watching import is_open
 from tests.eventually import eventually

@@ -23,10 +23,10 @@ from queue_manager.core.settings import settings
 from queue_manager.telemetry import error_reports, tracing, worker_heartbeats
 from services import job_queues, message_queue
 from tasks.app import app
-from tasks.database_pause import pings
-from tasks.heartbeat import Heartbeat
 from tasks.registration import require_tasks
-from tasks.worker_activity import Sampler
+from tasks.worker.activity import Sampler
+from tasks.worker.database_pause import pings
+from tasks.worker.heartbeat import Heartbeat
 
 log = logging.get_logger("QM/start")
 _heartbeat = Heartbeat()

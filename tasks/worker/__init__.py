@@ -1,0 +1,1 @@
+"""What a worker does besides its tasks: checks at its start, renewal of leases, presence, pauses, bounded shutdown."""
