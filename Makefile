@@ -14,7 +14,7 @@ NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dev/js
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # each process would compile everything that it imports, which takes longer than the import
 
-.PHONY: help up test test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench soak size lint lint-python lint-scripts format lock clean preflight test-deploy test-upstream dist docs clients faults
+.PHONY: help up test test-slow test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench soak size lint lint-python lint-scripts format lock clean preflight test-deploy test-upstream dist docs clients faults
 
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -24,6 +24,9 @@ up: $(INSTALLED_UP) ## run everything here, with a live demo; DEMO=0 starts it e
 
 test: $(INSTALLED_DEV) ## run the tests of a few minutes, against real servers on free ports
 	@$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED_DEV) ## run the tests that take seconds each: every state of the protocols, every route with every key
+	@$(BIN)/python -m pytest -m "slow and not stress"
 
 test-smoke: $(INSTALLED_DEV) ## run a few of all the others
 	@$(BIN)/python -m pytest -m "smoke and not node"

@@ -62,6 +62,7 @@ def test_readme_and_tutorial_show_the_system_that_is_executed_here() -> None:
     assert len(README.splitlines()) <= 150
 
 
+@pytest.mark.slow
 def test_the_commands_check_it_and_create_its_index(clean: Servers, directory: Path) -> None:
     (commands,) = [code for kind, code in BLOCK.findall(PAGE) if kind == "bash"]
     collection("accounts").drop_indexes()
@@ -76,6 +77,7 @@ def test_the_commands_check_it_and_create_its_index(clean: Servers, directory: P
     assert collection("accounts").find_one() == {"_id": "a", "status": "trial", "trial_ends_at": DUE}
 
 
+@pytest.mark.slow
 def test_its_test_passes(clean: Servers, directory: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "queue_manager.testing", "test_trial_end.py"]
     done = run(command, directory)
@@ -83,6 +85,7 @@ def test_its_test_passes(clean: Servers, directory: Path) -> None:
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_repeating_work_is_done_once_for_the_dates_that_it_missed(clean: Servers, directory: Path) -> None:
     (directory / "test_invoices.py").write_text(
         "from datetime import UTC, datetime, timedelta\n"
@@ -97,6 +100,7 @@ def test_repeating_work_is_done_once_for_the_dates_that_it_missed(clean: Servers
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_a_scan_of_your_own_dispatches_under_leases(clean: Servers, directory: Path) -> None:
     long_ago = datetime.now(UTC) - timedelta(days=15)
     collection("invoices").insert_many([{"sent_at": long_ago}, {"sent_at": long_ago, "reminded": True}])

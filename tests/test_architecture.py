@@ -112,6 +112,7 @@ def test_the_client_imports_nothing_of_the_rest() -> None:
     assert others == set()
 
 
+@pytest.mark.slow
 def test_what_tests_and_benchmarks_import_exists() -> None:
     """Those that start as programs of their own fail otherwise only where they are started."""
     missing = []

@@ -173,6 +173,7 @@ PATHS = [
 MUTATED = st.builds(changed, st.sampled_from(PATHS), JSON | st.just(...)) | st.binary(max_size=60)
 
 
+@pytest.mark.slow
 @given(messages=st.lists(MUTATED, max_size=8))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_comes_is_delivered_or_kept(server: Valkey, client: Redis, messages: list[bytes]) -> None:

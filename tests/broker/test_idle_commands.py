@@ -52,6 +52,7 @@ def test_a_poll_of_empty_lists_is_one_command(all_priorities: Connection, client
     assert not counts.keys() & {"evalsha", "eval", "rpop"}
 
 
+@pytest.mark.slow
 def test_a_poll_finds_a_message_of_any_priority(all_priorities: Connection, client: Redis) -> None:
     taker = Taker(all_priorities, "q")
     taker.take(timeout=0.3)

@@ -107,6 +107,7 @@ def test_connections_are_made_anew_after_a_misconfigured_server_refused(
         assert not before & {client.client_id(), other.client_id()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["worker", "beat"])
 def test_a_node_of_a_cluster_is_refused_as_the_broker(role: str, servers: Servers, tmp_path: Path) -> None:
     # By default the nodes talk on the port + 10,000, which an outgoing connection may have.
@@ -121,6 +122,7 @@ def test_a_node_of_a_cluster_is_refused_as_the_broker(role: str, servers: Server
     assert "Traceback" not in process.log
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_start_on_an_older_server(servers: Servers, tmp_path: Path) -> None:
     with old_redis() as url:
         env = {"QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": url}
@@ -131,6 +133,7 @@ def test_a_worker_does_not_start_on_an_older_server(servers: Servers, tmp_path: 
         assert "is version 6.2.14" in worker.log
 
 
+@pytest.mark.slow
 def test_a_web_process_does_not_start_on_an_older_server(servers: Servers, tmp_path: Path) -> None:
     with old_redis() as url:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": url}

@@ -134,6 +134,7 @@ class TestProcess:
         assert all(child.poll() is not None for child in replaced)
         assert capfd.readouterr().out.count("another one starts") == 1  # a death by SIGKILL is part of the demo
 
+    @pytest.mark.slow
     def test_messages_come_and_are_worked_on(self, people: QueueAdmin) -> None:
         child = spawn(DEMO, env={**os.environ, **ON})
         eventually(lambda: people.counts().total_acknowledged, within=30)

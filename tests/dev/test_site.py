@@ -75,6 +75,7 @@ def test_navigation_has_the_sections_of_the_index() -> None:
     assert as_toml({"A": {"B": "c.md"}}) == '[{ "A" = [{ "B" = "c.md" }] }]'
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_generated_references_and_indexes_for_language_models(tmp_path: Path) -> None:
     generated = pages()
     staged = stage(ROOT, tmp_path / "pages", {path: text for path, (_, text) in generated.items()})

@@ -62,6 +62,7 @@ def sent() -> set[str]:
 
 
 class TestList:
+    @pytest.mark.slow
     def test_items_in_a_state_with_search_and_cursor(self, clean: Servers) -> None:
         failed = failed_room("Boom: the socket broke")
         older, newer = due_room(seconds(200)), due_room(seconds(100))

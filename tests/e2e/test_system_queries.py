@@ -52,6 +52,7 @@ def test_scans_are_listed(clean: Servers) -> None:
     assert run("scans", ROOMS).stdout.splitlines()[0].split()[:3] == ["at", "found", "claimed"]
 
 
+@pytest.mark.slow
 def test_history_of_one_and_of_all(clean: Servers) -> None:
     assert printed("history", ROOMS, "--range", "7d")["step_seconds"] == 6 * 3600 // 6
     assert run("history", ROOMS).stdout == "nothing ended in this range\n"

@@ -73,6 +73,7 @@ def store_odd_jobs(lab: Lab, state: str) -> list[str]:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 def test_jobs_with_odd_fields_stop_no_queue_and_no_list(lab: Lab, state: str) -> None:
     ids = store_odd_jobs(lab, state)

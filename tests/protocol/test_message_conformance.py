@@ -213,6 +213,7 @@ def refuse_what_is_not_allowed(real: RealMessage, state: Stored) -> None:
     assert real.stored() == visible(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"operations": 1, "pauses": 0}, {"operations": 0, "pauses": 1}], ids=repr)
 def test_queue_takes_the_steps_of_the_specification_and_no_others(
     real: RealMessage, figure: Callable[[str], None], bounds: dict[str, int]

@@ -48,6 +48,7 @@ def save(lab: Lab) -> dict[bytes, bytes]:
         return dict(zip(keys, pipe.execute(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_queue_delivers_in_the_order_of_the_specification(lab: Lab, figure: Callable[[str], None]) -> None:
     specification, executed = MessageOrder(messages=3), 0

@@ -17,6 +17,7 @@ from tests.protocol.checker import TRAP, Specification, Violated, explore
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "protocol.md"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # it only computes: 3 s, and much longer on a busy machine
 @pytest.mark.parametrize("name", SPECIFICATIONS)
 def test_specification_holds_in_every_state(name: str) -> None:

@@ -97,6 +97,7 @@ def some_rooms(chance: random.Random) -> tuple[list[Document], list[DueItem]]:
     return rooms, items
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 50, 10))
 def test_rooms_end_as_they_do_one_by_one(seed: int, events: RecordedEvents) -> None:
     for chance in map(random.Random, range(seed, seed + 10)):

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_imported_first", [False, True])
 def test_importing_our_tasks_leaves_the_current_application_alone(is_imported_first: bool, clean: Servers) -> None:
     its_broker = clean.valkey.url.removesuffix("/0") + "/9"

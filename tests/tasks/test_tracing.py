@@ -157,6 +157,7 @@ def test_an_attempt_that_fails_is_an_error_without_its_text(
     assert "s3cret" not in first.to_json()
 
 
+@pytest.mark.slow
 def test_without_the_setting_nothing_is_imported_and_no_header_is_sent(clean: Servers) -> None:
     make_room(server_now() - minutes(1))
     scan_expired_snoozes()

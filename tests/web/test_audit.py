@@ -211,6 +211,7 @@ def test_the_list_is_filtered_and_goes_on_at_its_cursor(queue: Queue) -> None:
     assert entries(queue, f"system={ROOMS}&from={to_iso(now - hours(1))}") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "field"),
     [("cursor=x", "cursor"), ("from=yesterday", "from"), ("action=look", "action"), ("limit=0", "limit")],
@@ -220,6 +221,7 @@ def test_wrong_parameters_are_refused(queue: Queue, query: str, field: str) -> N
     assert (answer.status, answer.body["field"]) == (422, field)
 
 
+@pytest.mark.slow
 def test_jobs_that_people_store_are_recorded_and_those_of_programs_are_not(guarded: Queue) -> None:
     body = {"name": INVOICE, "arguments": [7]}
     assert guarded.post("/jobs", body, X_API_KEY=OPERATOR).status == 201

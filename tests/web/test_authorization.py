@@ -75,6 +75,7 @@ def test_taking_a_message_acts(routes: list[tuple[str, str, str]]) -> None:
     assert [route for route in routes if route[0] not in ("GET", "HEAD") and route[2] == "viewer"] == []
 
 
+@pytest.mark.slow
 def test_every_route_asks_for_what_its_rule_says(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
     viewer, operator = cookie(guarded, VIEWER), cookie(guarded, OPERATOR)
     same, cross = {"Sec_Fetch_Site": "same-origin"}, {"Sec_Fetch_Site": "cross-site"}
@@ -124,6 +125,7 @@ def test_what_is_public_asks_nothing(guarded: Web, routes: list[tuple[str, str, 
     assert status(guarded, "POST", "/logout", Sec_Fetch_Site="cross-site") == 403
 
 
+@pytest.mark.slow
 def test_a_method_that_a_path_does_not_know_is_405_or_asks_first(
     guarded: Web, routes: list[tuple[str, str, str]]
 ) -> None:
@@ -145,6 +147,7 @@ def test_a_route_without_a_rule_is_an_error() -> None:
         list(auth.required_roles(api))
 
 
+@pytest.mark.slow
 def test_on_loopback_without_keys_everything_is_allowed_but_to_other_sites(
     servers: Servers, tmp_path_factory: pytest.TempPathFactory, routes: list[tuple[str, str, str]]
 ) -> None:

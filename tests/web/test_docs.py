@@ -179,6 +179,7 @@ def test_what_the_description_said_wrongly_before(schema: Any) -> None:
     assert [one["type"] for one in move["messages"]["items"]["anyOf"]] == ["string", "object"]
 
 
+@pytest.mark.slow
 def test_a_probe_has_no_error_that_it_never_answers(schema: Any) -> None:
     assert schema["paths"]["/healthz"]["get"]["responses"].keys() == {"200"}
 
@@ -203,6 +204,7 @@ def test_both_are_for_viewers(guarded: Web) -> None:
     assert {guarded.get(path).status for path in ("/docs", "/openapi.json")} == {401}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # hundreds of requests: 20 s, and much longer on a busy machine
 def test_every_answer_is_as_described_and_none_is_an_internal_error(
     guarded: Web, schema: Any, figure: Callable[[str], None]

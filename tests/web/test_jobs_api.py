@@ -490,6 +490,7 @@ class TestBoundary:
     ) -> None:
         assert Api(shared_web(tmp_path_factory, **env)).get().status == 404
 
+    @pytest.mark.slow
     def test_a_module_that_cannot_be_imported_stops_the_start_with_one_line(self, tmp_path: Path) -> None:
         (tmp_path / "broken.py").write_text("1 / 0\n")
         for module in ("no_such", "broken"):
@@ -498,6 +499,7 @@ class TestBoundary:
             assert process.log.startswith(f"queue-manager: JOBS_IMPORTS: '{module}' cannot be imported (")
             assert process.log.count("\n") == 1
 
+    @pytest.mark.slow
     def test_it_leaves_this_machine_for_nobody(self, tmp_path: Path) -> None:
         env = {**os.environ, **ON, "SOCKETIO_TOKEN_SECRET": SECRET, "PYTHONPATH": str(Path(__file__).parents[2])}
         started = subprocess.run(
@@ -541,6 +543,7 @@ fuzz = hypothesis(max_examples=100, deadline=None, suppress_health_check=[Health
 
 
 class TestAnything:
+    @pytest.mark.slow
     @fuzz
     @given(st.sampled_from(PATHS), bodies)
     def test_no_body_makes_it_fail(self, api: Api, path: str, body: bytes) -> None:

@@ -55,6 +55,7 @@ def test_a_client_hears_the_accounts_of_its_token_and_no_others(secured: Web, ev
         assert [client.next_event(), client.next_event()] == [(EVENT, woken("a")), (EVENT, woken("b"))]
 
 
+@pytest.mark.slow
 def test_the_client_of_the_documentation_hears_its_account(secured: Web, events: RedisEvents) -> None:
     page = DOCS / "how-to" / "socketio.md"
     code = block(0, heading="Authenticate with a signed token", page=page)

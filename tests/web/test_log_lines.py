@@ -35,6 +35,7 @@ def send_bad_requests(process: Web) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
 def test_no_request_writes_a_line_of_its_own(level: str, servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url
@@ -60,6 +61,7 @@ def test_every_line_is_json_when_it_is_asked_for(servers: Servers, tmp_path: Pat
         assert not [entry for entry in entries if entry["event"].startswith(FORGED[:30])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
 def test_what_a_websocket_shows_in_its_query_is_not_logged(level: str, tmp_path: Path) -> None:
     secret = token("a")

@@ -74,6 +74,7 @@ def scrape(process: Web) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
     process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
     with promptly(4):
@@ -97,6 +98,7 @@ def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
     assert process.get("/readyz").status == 200
 
 
+@pytest.mark.slow
 def test_readyz_refuses_a_redis_that_takes_no_writes(lonely: Lonely) -> None:
     lonely.mongo.start()
     lonely.valkey.start()
@@ -109,6 +111,7 @@ def test_readyz_refuses_a_redis_that_takes_no_writes(lonely: Lonely) -> None:
     assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
 
 
+@pytest.mark.slow
 def test_readyz_refuses_a_mongodb_that_takes_no_writes(lonely: Lonely) -> None:
     lonely.mongo.start()
     lonely.valkey.start()
@@ -149,6 +152,7 @@ def writes(client: Redis) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
     lonely.valkey.start()
     samples = scrape(lonely.process)

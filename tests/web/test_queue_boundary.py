@@ -91,6 +91,7 @@ def test_a_method_that_a_path_does_not_know_is_405(queue: Queue) -> None:
     assert (answer.status, answer.body["error"]) == (405, "method not allowed")
 
 
+@pytest.mark.slow
 def test_with_the_queue_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "QM_MESSAGE_QUEUE": "true", "SOCKETIO_TOKEN_SECRET": SECRET}
     command = [*COMMAND, "--host", "0.0.0.0"]
@@ -162,6 +163,7 @@ queries = st.lists(
 ).map("&".join)
 
 
+@pytest.mark.slow
 @hypothesis(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(ROUTES[:-1]) | st.tuples(st.sampled_from(["GET", "POST", "PUT", "DELETE"]), paths.map("/".join)),

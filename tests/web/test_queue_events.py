@@ -235,6 +235,7 @@ def test_a_change_reaches_50_pages_within_100_ms(queue: Queue, figure: Callable[
     assert took[494] < 0.5 * pace.slowdown
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(queue: Queue) -> None:
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

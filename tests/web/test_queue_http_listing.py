@@ -42,6 +42,7 @@ def test_a_page_has_50_messages_and_1000_at_most(queue: Queue) -> None:
     assert len(queue.ids("main", "limit=1000")) == 60
 
 
+@pytest.mark.slow
 def test_a_page_far_behind_is_the_one_that_cursors_lead_to(queue: Queue) -> None:
     for priority in (0, 5) * 12:
         queue.post("/queue/batch", [{"type": "a", "priority": priority}] * 500)
@@ -309,6 +310,7 @@ def test_the_configuration_and_the_health_are_told(queue: Queue) -> None:
     assert (health.status, health.body) == (200, {"status": "OK"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["", "sortBy=priority", "sortBy=createdAt&sortOrder=asc"])
 def test_answer_is_bounded_in_bytes_in_every_order(order: str, queue: Queue) -> None:
     payload = "x" * 1_000_000
@@ -326,6 +328,7 @@ def test_answer_is_bounded_in_bytes_in_every_order(order: str, queue: Queue) -> 
     assert set(found) == ids
 
 
+@pytest.mark.slow
 def test_lists_of_the_older_service_are_bounded_in_bytes(queue: Queue) -> None:
     ids = [queue.add(payload="x" * 1_000_000) for _ in range(24)]
     answer = queue.get(f"/queue/messages?startTimestamp=0&endTimestamp={time.time() + 60}&limit=1000")

@@ -70,6 +70,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @hypothesis(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(json_values, st.booleans(), st.sampled_from([None, 1]))
 def test_any_json_comes_back_byte_for_byte(queue: Queue, value: Any, is_ascii: bool, indent: int | None) -> None:

@@ -94,6 +94,7 @@ def test_while_an_older_service_holds_the_lock_nothing_is_swept(queue: Queue) ->
         eventually(lambda: queue.ids("main") == [id])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path: Path) -> None:
     port = free_port()
     with Valkey(tmp_path / "valkey", port) as valkey, forked_web(tmp_path, **environment(valkey.url)) as process:

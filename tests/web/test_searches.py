@@ -85,6 +85,7 @@ def listed(request: pytest.FixtureRequest, queue: Queue) -> Searched:
     return Searched(queue, "/queue/main/messages", "id", lambda texts: add_messages(queue, texts))
 
 
+@pytest.mark.slow
 def test_a_search_ends_with_what_it_found_and_how_much_it_read(listed: Searched) -> None:
     ids = listed.add(["needle", *["hay"] * 30, "Needle"])
     events = listed.search("search=needle")
@@ -128,6 +129,7 @@ def test_a_bad_parameter_is_422_with_its_name(listed: Searched, query: str, fiel
     assert (answer.status, answer.body["field"]) == (422, field)
 
 
+@pytest.mark.slow
 def test_matches_are_bounded_in_bytes_and_the_cursor_goes_on(listed: Searched) -> None:
     ids = listed.add(["x" * 900_000] * 24)
     found: list[str] = []

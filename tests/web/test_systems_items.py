@@ -317,6 +317,7 @@ def test_a_retry_of_many_is_bounded_and_says_so(clean: Servers, process: Web) ->
     assert len({message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")}) == 1_203
 
 
+@pytest.mark.slow
 def test_a_retry_without_redis_is_refused_and_changes_nothing(rooms: dict[str, ObjectId], tmp_path: Path) -> None:
     with forked_web(tmp_path, REDIS_URL=f"redis://127.0.0.1:{free_port()}/0") as process:
         with promptly(5):
@@ -325,6 +326,7 @@ def test_a_retry_without_redis_is_refused_and_changes_nothing(rooms: dict[str, O
     assert (lease(rooms["failed"]).state, get_room(rooms["failed"])["snooze_queue_in_progress"]) == ("cooling", False)
 
 
+@pytest.mark.slow
 def test_a_worker_wakes_what_is_retried(rooms: dict[str, ObjectId], process: Web, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log"):
         for state in ("due", "stuck", "failed"):

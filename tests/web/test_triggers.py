@@ -43,6 +43,7 @@ def test_a_trigger_sends_the_scan_once_and_refuses_a_second(clean: Servers, hook
     assert headers["expires"] is None  # which a worker would judge by its own clock
 
 
+@pytest.mark.slow
 def test_triggers_that_no_worker_took_are_one_run(clean: Servers, hooked: Web, tmp_path: Path) -> None:
     with redis.Redis.from_url(clean.valkey.url) as client:
         for _ in range(3):
@@ -120,6 +121,7 @@ def test_a_broker_that_is_away_is_503_and_leaves_no_mark(clean: Servers, tmp_pat
     assert collection(scan_run.MARKS_COLLECTION).find_one({"runs.0": {"$exists": True}}) is None
 
 
+@pytest.mark.slow
 def test_a_mongodb_that_is_away_is_503(servers: Servers, tmp_path: Path) -> None:
     gone = f"mongodb://127.0.0.1:{free_port()}/product"
     with forked_web(tmp_path, QM_HOOKS="true", MONGO_DB_URL=gone) as process:

@@ -49,6 +49,7 @@ def one_of_each_state(queue: Queue) -> dict[str, str]:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["one by one", "selected", "all queues"])
 def test_deleted_messages_are_restored_as_they_were(queue: Queue, how: str) -> None:
     ids = one_of_each_state(queue)
@@ -73,6 +74,7 @@ def test_deleted_messages_are_restored_as_they_were(queue: Queue, how: str) -> N
     assert collection(ARCHIVE_COLLECTION).count_documents({}) == 0
 
 
+@pytest.mark.slow
 def test_a_queue_that_was_cleared_is_restored_in_its_order(queue: Queue) -> None:
     ids = [queue.add(payload=number) for number in range(250)]
     cleared = queue.delete("/queue/main/clear").body
@@ -170,6 +172,7 @@ def test_what_cannot_be_undone_is_refused(queue: Queue) -> None:
     assert queue.delete("/queue/main/clear").body["undo"] is None
 
 
+@pytest.mark.slow
 def test_only_operators_may_undo(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
     queue = empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS)
     id = queue.post("/queue/message", {"type": "mail", "payload": 1}, X_API_KEY=OPERATOR).body["id"]

@@ -95,6 +95,7 @@ def test_adopted_and_foreign_documents(kept: Lab) -> None:
     assert job_counts.by_name() == {}
 
 
+@pytest.mark.slow
 def test_counts_are_right_while_threads_change_jobs_count_and_recount(kept: Lab) -> None:
     numbers, is_over = iter(range(10_000)), Event()
 
@@ -128,6 +129,7 @@ def test_counts_are_right_while_threads_change_jobs_count_and_recount(kept: Lab)
         assert job_counts.by_name() == count_jobs()
 
 
+@pytest.mark.slow
 def test_sum_does_not_change_while_jobs_change_their_state(kept: Lab) -> None:
     ids = [kept.run("mail", number) for number in range(100)]
 

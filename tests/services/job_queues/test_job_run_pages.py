@@ -67,6 +67,7 @@ def states(ids: Sequence[str], lab: Lab) -> list[str]:
 # A run
 
 
+@pytest.mark.slow
 def test_short_jobs_run_in_order_with_one_write_a_page(lab: Lab, pages: list[list[int]]) -> None:
     ids = [lab.run("mail", number) for number in range(200)]
     assert lab.run_through().succeeded == 200
@@ -196,6 +197,7 @@ def test_change_of_a_reserved_job_waits_for_the_run(lab: Lab) -> None:
             canceling.result()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_wait")
 def test_cancel_racing_with_a_reservation_exactly_one_wins(lab: Lab) -> None:
     gate = Barrier(2)

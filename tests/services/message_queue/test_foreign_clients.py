@@ -567,6 +567,7 @@ def is_drained(lab: Lab, stream: str) -> bool:
     return any(group["last-delivered-id"] == end for group in lab.client.xinfo_groups(stream))
 
 
+@pytest.mark.slow
 def test_nothing_that_others_write_is_lost_or_stops_the_queue(server: Valkey) -> None:
     with Lab(server.url) as lab:
         fuzz(lab, examples=30)

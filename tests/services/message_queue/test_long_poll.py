@@ -148,6 +148,7 @@ def test_who_was_woken_but_does_not_look_passes_it_on(lab: Lab) -> None:
         assert message.id == "a"
 
 
+@pytest.mark.slow
 def test_no_message_is_missed_whenever_it_comes(lab: Lab) -> None:
     """The moments at which somebody begins to wait, and the reader stops, are hit often."""
     taken: list[str] = []

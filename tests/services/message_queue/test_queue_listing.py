@@ -46,6 +46,7 @@ def place_of(message: Any) -> tuple[int, int, int]:
     return ms, sequence, message.priority
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "limit"), [(4, 1000), (4, 70), (12, 33)])
 def test_pages_have_each_message_once_and_the_newest_first(server: Valkey, levels: int, limit: int) -> None:
     with Lab(server.url, levels=levels) as lab:
@@ -153,6 +154,7 @@ def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
     assert lab.ids("dead") == ["b"]
 
 
+@pytest.mark.slow
 def test_filtered_page_looks_for_a_bounded_time_and_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browser, "LIST_SEARCH_BUDGET", seconds(0))
     count = 12_000

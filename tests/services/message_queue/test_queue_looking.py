@@ -64,6 +64,7 @@ def test_priority_orders_everything_and_of_each_the_newest_is_first(lab: Lab, as
     assert (first.is_partial, first.cursor is None) == (False, limit == 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [7, 1000])
 def test_ascending_alone_is_the_opposite_order(lab: Lab, limit: int) -> None:
     fill(lab, 400)
@@ -185,6 +186,7 @@ def filters(now: float) -> Iterator[Filter]:
     yield Filter(type="mail", priority=2, search="ada", since=now - 1_000)
 
 
+@pytest.mark.slow
 def test_what_is_found_and_counted_is_what_a_plain_reading_finds(lab: Lab) -> None:
     mixed(lab)
     now = lab.now_ms() / 1000
@@ -199,6 +201,7 @@ def test_what_is_found_and_counted_is_what_a_plain_reading_finds(lab: Lab) -> No
             assert (counted.count, counted.is_complete) == (len(expected), True), (place, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ascending", [True, False])
 def test_everything_is_sorted_as_a_plain_reading_would_sort_it(lab: Lab, ascending: bool) -> None:
     mixed(lab)
@@ -227,6 +230,7 @@ def test_count_says_when_its_time_was_too_short(lab: Lab) -> None:
     assert lab.contents.count("main", Filter(type="job")).count == 3 * SLICE
 
 
+@pytest.mark.slow
 def test_all_that_match_are_replayed_in_the_order_in_which_they_failed(lab: Lab) -> None:
     ids = fill(lab, 2_500, priority=0)
     others = fill(lab, 300, type="other", priority=0)
@@ -241,6 +245,7 @@ def test_all_that_match_are_replayed_in_the_order_in_which_they_failed(lab: Lab)
     assert lab.contents.counts().dead == 300
 
 
+@pytest.mark.slow
 def test_what_fails_again_while_all_are_replayed_is_replayed_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = fill(lab, 2_500)
     bury(lab, ids)
@@ -343,6 +348,7 @@ def test_first_pages_read_little(server: Valkey, count: int) -> None:
             assert found.commands < 100, options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort_by", ["created_at", "priority"])
 @pytest.mark.parametrize("ascending", [True, False])
 def test_page_of_any_order_ends_at_the_same_bytes_and_its_cursor_goes_on(

@@ -80,6 +80,7 @@ def test_restored_messages_are_received_by_their_type(lab: Lab) -> None:
     assert received.id == id
 
 
+@pytest.mark.slow
 def test_large_messages_are_deleted_and_restored_in_slices(lab: Lab) -> None:
     messages = [NewMessage(type="large", id=f"{number}", payload="x" * 900_000) for number in range(5)]
     for message in messages:

@@ -110,6 +110,7 @@ def test_acknowledging_many_keeps_the_last_100_and_forgets_the_others(lab: Lab) 
     assert lab.client.hlen("q_metadata") == 100
 
 
+@pytest.mark.slow
 def test_receiving_many_large_messages_stops_early(lab: Lab) -> None:
     for _ in range(20):
         lab.queue.enqueue("job", "x" * 300_000)

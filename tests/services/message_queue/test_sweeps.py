@@ -24,6 +24,7 @@ def enqueue_many(lab: Lab, count: int, **of_each: object) -> list[str]:
     return ids
 
 
+@pytest.mark.slow
 def test_overdue_behind_many_that_are_held_long_come_back_in_one_sweep(
     lab: Lab, figure: Callable[[str], None], kind: str
 ) -> None:
@@ -49,6 +50,7 @@ def test_overdue_behind_many_that_are_held_long_come_back_in_one_sweep(
     figure(f"message queue on {kind}: {OVERDUE} overdue behind {HELD:,} held ones: {sum(commands.values()):,} commands")
 
 
+@pytest.mark.slow
 def test_two_sweepers_at_once_make_one_copy(server: Valkey) -> None:
     with Lab(server.url, batch=7) as one, Lab(server.url, batch=7) as other:
         ids = enqueue_many(one, 500)
