@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 
 from dev.processes import ProcessGroup, started_at
 
@@ -55,7 +57,8 @@ def fork(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Pa
 
 def _run(arguments: list[str], env: dict[str, str], cwd: str, log: str) -> None:
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # when the process that it was forked from ends
+    Thread(target=_end_with_parent, daemon=True).start()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -67,6 +70,14 @@ def _run(arguments: list[str], env: dict[str, str], cwd: str, log: str) -> None:
         _main()
     finally:
         atexit._run_exitfuncs()  # which multiprocessing leaves out
+
+
+def _end_with_parent() -> None:
+    """End this process and its children when the process of the tests has ended, also if that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.killpg(0, signal.SIGKILL)
 
 
 def _main() -> None:
