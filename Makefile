@@ -70,9 +70,10 @@ soak: $(INSTALLED_DEV) ## work steadily for MINUTES=30 with all processes; fail 
 size: $(INSTALLED_DEV) ## count lines, repeated names, and the files that one request passes
 	@$(BIN)/python -m benchmarks.size
 
-dist: $(INSTALLED_DEV) ## build the wheel and the source distribution into dist/, and check them
+dist: $(INSTALLED_DEV) ## build the wheels and source distributions of Queue Manager and its client into dist/, and check them
 	@rm -rf build dist
 	@$(BIN)/python -m build
+	@$(BIN)/python -m build --outdir dist clients/python
 	@$(BIN)/python -m twine check --strict dist/*
 
 lint: lint-python lint-scripts ## check format, style and types

@@ -20,12 +20,15 @@ DOCUMENTED = "/opt/queue-manager"
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy of the working tree, without what earlier builds left there; the sdist is next to it."""
+    """The wheel of a copy of the working tree, without what earlier builds left there.
+
+    The source distribution and the archives of the client are next to it.
+    """
     copy = tmp_path_factory.mktemp("source") / "queue-manager"
-    shutil.copytree(ROOT, copy, ignore=LEFT_BY_BUILDS)
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_BY_BUILDS)
     (copy / ".venv").symlink_to(sys.prefix)
     execute(_BUILD, copy)
-    (wheel,) = (copy / "dist").glob("*.whl")
+    (wheel,) = (copy / "dist").glob("queue_manager-*.whl")
     return wheel
 
 

@@ -43,13 +43,26 @@ def test_the_wheel_contains_the_files_of_the_packages_and_nothing_else(wheel: Pa
     assert Counter(files) == Counter(sources())
 
 
-def test_both_distributions_pass_the_checks_of_the_package_index(wheel: Path) -> None:
-    (sdist,) = wheel.parent.glob("*.tar.gz")
-    assert run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist).count("PASSED") == 2
+def test_all_distributions_pass_the_checks_of_the_package_index(wheel: Path) -> None:
+    files = sorted(wheel.parent.iterdir())
+    release = version("queue-manager")
+    assert [file.name for file in files] == [
+        f"{name}-{release}{ending}"
+        for name in ("queue_manager", "queue_manager_client")
+        for ending in ("-py3-none-any.whl", ".tar.gz")
+    ]
+    assert run(sys.executable, "-m", "twine", "check", "--strict", *files).count("PASSED") == len(files)
+
+
+def test_the_wheel_of_the_client_contains_its_modules_and_nothing_else(wheel: Path) -> None:
+    (client,) = wheel.parent.glob("queue_manager_client-*.whl")
+    with zipfile.ZipFile(client) as archive:
+        files = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert Counter(files) == Counter(file for file in sources() if file.startswith("queue_manager/client/"))
 
 
 def test_the_source_distribution_can_be_deployed(wheel: Path) -> None:
-    (sdist,) = wheel.parent.glob("*.tar.gz")
+    (sdist,) = wheel.parent.glob("queue_manager-*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2].partition("/")[0] for name in archive.getnames()}
     assert {"Procfile", "constraints.txt", "CHANGELOG.md", "LICENSE", "NOTICE"} <= names
