@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from beat_schedule import SYSTEMS
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.deploy
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 DASHBOARD = ROOT / "deploy" / "grafana" / "queue-manager.json"
+AUTOSCALING = ROOT / "deploy" / "kubernetes" / "keda" / "autoscaling.yaml"
 FLAGS = ("QM_CONVERSATIONS", "QM_PROJECTS", "QM_SITES_FIX_STALE_THUMBNAILS", "QM_MESSAGE_QUEUE", "QM_JOBS")
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
 METRIC = re.compile(r"\bqueue_manager_\w+")
@@ -154,13 +156,20 @@ def expressions() -> list[str]:
     return [one.replace("$__rate_interval", "30s").replace("$system", ".*") for one in found]
 
 
-def test_every_query_of_the_dashboard_and_of_the_alerts_is_answered(process: Web, tmp_path: Path) -> None:
+def queries_of_autoscaling() -> list[str]:
+    scaled = yaml.safe_load_all(AUTOSCALING.read_text())
+    return [trigger["metadata"]["query"] for one in scaled for trigger in one["spec"]["triggers"]]
+
+
+def test_every_query_of_the_dashboard_the_alerts_and_the_autoscaling_is_answered(process: Web, tmp_path: Path) -> None:
     count_work()
     with prometheus(tmp_path, of_deploy(process)) as running:
         eventually(lambda: len(running.query("count_over_time(queue_manager_leader[30s]) > 2")) == 1, within=60)
         count_work()
         for expression in expressions():
             assert eventually(lambda one=expression: running.query(one), within=20), expression
+        for query in queries_of_autoscaling():
+            assert [one["metric"] for one in running.query(query)] == [{}], "KEDA needs one number"
         (group,) = eventually(lambda: evaluated(running), within=30)
         alerts = {rule["name"]: rule["state"] for rule in group["rules"]}
         assert {rule["health"] for rule in group["rules"]} == {"ok"}
