@@ -42,7 +42,8 @@ def example_of(page: Path) -> str:
 
 
 def test_it_has_the_version_of_queue_manager() -> None:
-    assert json.loads((PACKAGE / "package.json").read_text())["version"] == project(ROOT)["version"]
+    package, lock = (json.loads((PACKAGE / name).read_text()) for name in ("package.json", "package-lock.json"))
+    assert {package["version"], lock["version"], lock["packages"][""]["version"]} == {project(ROOT)["version"]}
 
 
 @pytest.mark.node
