@@ -30,7 +30,9 @@ def _commit() -> str:
     tag = f"v{VERSION}"
     if _git("tag", "--list", tag):
         return tag
-    *_, first = _git("log", "--format=%H", f"-S\n## [{VERSION}] - ", "--", "CHANGELOG.md") or [tag]
+    # The commit where the history of a shallow clone begins has no parent, and seems to add every file.
+    options = ("--min-parents=1", "--format=%H", f"-S\n## [{VERSION}] - ")
+    *_, first = _git("log", *options, "--", "CHANGELOG.md") or [tag]
     return first
 
 
