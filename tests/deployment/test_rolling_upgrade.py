@@ -23,7 +23,8 @@ from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
+# The first test builds and installs two wheels, for which pip downloads everything.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 JOB_NAMES = [f"rolling-{number}" for number in range(3)]
 # Modules that users wrote for the previous release import `job` from there.

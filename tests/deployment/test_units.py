@@ -25,7 +25,7 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
 UNITS = ROOT / "deploy" / "systemd"
 BIN = "/opt/queue-manager/bin/"

@@ -24,7 +24,7 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 PACKAGES = ("models", "queue_manager", "services", "tasks")
 SERVING = {"web": "/readyz", "flower": "/"}
