@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+from email.message import Message
 from http.client import HTTPConnection
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -156,6 +159,43 @@ def test_head_asks_for_a_key_too_and_is_not_described(guarded: Web) -> None:
     assert guarded.ask("HEAD", "/healthz?no_such=1").status == 200
     paths = guarded.get("/openapi.json", **KEY).body["paths"]
     assert not [path for path, methods in paths.items() if "head" in methods]
+
+
+# Compression
+
+
+def compressed(web: Web, path: str) -> tuple[Message, bytes]:
+    """Return the headers and the body, as they are sent to a client that accepts compression."""
+    url = f"http://127.0.0.1:{web.port}{path}"
+    with urlopen(Request(url, headers={"X-API-KEY": OPERATOR, "Accept-Encoding": "gzip"}), timeout=30) as answer:
+        return answer.headers, answer.read()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api/queue/main/messages", "/api/overview", "/openapi.json", "/metrics", "/messages", "/static/list.js"],
+)
+def test_what_is_long_is_compressed_for_those_who_accept_it(queue: Queue, path: str) -> None:
+    for _ in range(20):
+        assert queue.post("/queue/message", {"type": "a", "payload": "word " * 10}, **KEY).status == 201
+    headers, body = compressed(queue.web, path)
+    plain = queue.web.get(path, **KEY)
+    assert headers["content-encoding"] == "gzip"
+    assert "accept-encoding" in headers["vary"].lower()
+    assert int(headers["content-length"]) == len(body) < len(plain.text) / 2
+    assert len(gzip.decompress(body)) == pytest.approx(len(plain.text.encode()), rel=0.02)  # counts and times differ
+    assert plain.headers["content-encoding"] is None
+
+
+def test_short_responses_streams_and_message_traffic_are_sent_as_they_are(queue: Queue) -> None:
+    for _ in range(2):
+        assert queue.post("/queue/message", {"type": "a", "payload": "word " * 1_000}, **KEY).status == 201
+    for path in ("/healthz", "/api/queue/main/export", "/api/queue/main/messages/search?search=word"):
+        assert compressed(queue.web, path)[0]["content-encoding"] is None, path
+    headers, body = compressed(queue.web, "/api/queue/message")
+    assert (headers["content-encoding"], len(body) > 5_000) == (None, True)
+    with Stream(queue.web, "/api/overview/events", X_API_KEY=OPERATOR, Accept_Encoding="gzip") as stream:
+        assert next(stream.events())[0] == "overview"
 
 
 # What browsers keep
