@@ -127,7 +127,7 @@ class _JobExplanation:
                 yield from self._failed()
             case JobState.SUCCESS:
                 yield f"succeeded at {self._when(self._job['updated'])}"
-                yield f"it was its {ordinal(self._job['attempts'])} attempt"
+                yield f"at attempt {self._job['attempts']}"
             case JobState.CANCELED:
                 yield f"canceled at {self._when(self._job['updated'])}, so it is not executed until someone retries it"
 

@@ -32,6 +32,8 @@ STATE_LABELS: dict[MessageState, tuple[str, Tone]] = {
     "acknowledged": ("acknowledged", "good"),
     "archived": ("archived", "neutral"),
 }
+FAILURES = ("requeued", "dead-lettered")
+"""Events whose reason is an error; that of others is what a person wrote."""
 EVENT_LABELS = {
     "delivered": "Delivered",
     "touched": "Deadline extended",
@@ -101,7 +103,7 @@ class _MessageExplanation:
                 yield f"no consumer gets it until it is replayed. Reason: {self._message.fields.get('last_error')}"
             case "acknowledged":
                 yield f"acknowledged at {self._field('acknowledged_at')}"
-                yield f"it had been delivered for the {ordinal(self._message.attempt)} time"
+                yield f"at attempt {self._message.attempt}"
             case "archived":
                 yield f"archived at {self._field('archived_at')}, so no consumer gets it"
 
@@ -119,7 +121,7 @@ class _MessageExplanation:
         fields = self._message.fields
         by = f" by consumer {fields['consumer_id']}" if fields.get("consumer_id") else ""
         limit = fields.get("custom_max_attempts") or self._options.max_attempts
-        delivery = f"delivered for the {ordinal(self._message.attempt)} time of {limit}"
+        delivery = f"delivery {self._message.attempt} of {limit}"
         deadline = self._message.deadline_at
         if deadline is None:
             yield f"in processing{by}"
@@ -131,8 +133,8 @@ class _MessageExplanation:
         yield delivery
 
     def _last_failure(self) -> Iterator[str]:
-        last = next((one for one in reversed(self._events) if one.reason), None)
-        if last is not None:
+        last = next((one for one in reversed(self._events) if one.reason and one.event in FAILURES), None)
+        if last is not None and self._message.attempt:  # a replay counts the attempts anew
             yield f"its {ordinal(self._message.attempt)} delivery failed. Reason: {last.reason}"
 
     # Times
@@ -161,16 +163,17 @@ def _entries(events: Sequence[MessageEvent]) -> Iterator[TimelineEntry]:
         ends_delivery = event.event in ("requeued", "dead-lettered", "acknowledged")
         took = seconds(event.at - delivered_at) if ends_delivery and delivered_at is not None else None
         details = (
-            "" if event.attempt is None else f"for the {ordinal(event.attempt)} time",
             "" if event.consumer_id is None else f"to {event.consumer_id}",
+            "" if event.attempt is None else f"attempt {event.attempt}",
             "" if event.touches is None else many(event.touches, "time"),
+            "" if event.event in FAILURES else event.reason,
         )
         yield TimelineEntry(
             at=_moment(event.at),
             event=EVENT_LABELS[event.event],
-            detail=" ".join(filter(None, details)),
+            detail=", ".join(filter(None, details)),
             duration=took,
-            error=event.reason,
+            error=event.reason if event.event in FAILURES else None,
         )
         delivered_at = event.at if event.event == "delivered" else None if ends_delivery else delivered_at
 

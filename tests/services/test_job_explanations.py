@@ -81,6 +81,7 @@ def test_one_that_ended(lab: Lab) -> None:
     end_job(done, JobState.SUCCESS)
     lab.jobs.cancel(canceled)
     assert why(done).answer.startswith("Succeeded at ")
+    assert why(done).answer.endswith("; at attempt 1.")
     assert why(done).timeline[0].event == "Attempt 1 succeeded"
     assert why(canceled).answer.endswith(", so it is not executed until someone retries it.")
 

@@ -48,11 +48,11 @@ def test_one_in_processing(queue: MessageQueue) -> None:
     found = why("m")
     assert (found.state, found.tone) == ("in processing", "good")
     assert found.answer.startswith("In processing by consumer c2 until ")
-    assert found.answer.endswith("; delivered for the 2nd time of 3.")
+    assert found.answer.endswith("; delivery 2 of 3.")
     assert [one.event for one in found.timeline] == ["Delivered", "Requeued", "Delivered", "Added"]
     requeued = found.timeline[1]
     assert (requeued.error, requeued.duration is not None) == ("the mail server is away", True)
-    assert found.timeline[2].detail == "for the 1st time to c1"
+    assert found.timeline[2].detail == "to c1, attempt 1"
 
 
 def test_one_of_a_paused_type(queue: MessageQueue) -> None:
@@ -81,7 +81,10 @@ def test_one_that_failed_and_is_replayed(queue: MessageQueue) -> None:
     assert ", after 1 attempt; no consumer gets it until it is replayed. Reason: " in found.answer
     assert (found.retry, found.retry_body) == ("/api/queue/replay", {"messageIds": ["m"]})
     queue_admin().replay(["m"])
-    assert (why("m").state, why("m").timeline[0].event) == ("waiting", "Replayed")
+    replayed = why("m")
+    newest = replayed.timeline[0]
+    assert (replayed.state, newest.event, newest.detail, newest.error) == ("waiting", "Replayed", "Moved by hand", None)
+    assert "failed" not in replayed.answer
 
 
 def test_one_that_is_done_or_archived(queue: MessageQueue) -> None:
@@ -91,7 +94,7 @@ def test_one_that_is_done_or_archived(queue: MessageQueue) -> None:
     queue.ack(taken.id, taken.lock_token)
     found = why("m")
     assert found.answer.startswith("Acknowledged at ")
-    assert found.answer.endswith("; it had been delivered for the 1st time.")
+    assert found.answer.endswith("; at attempt 1.")
     queue.enqueue("mail", id="n")
     queue_admin().move(["n"], to="archived", source="main")
     assert why("n").answer.endswith(", so no consumer gets it.")
