@@ -30,8 +30,9 @@ MONGODB_AWAY, REDIS_AWAY = (re.compile(f"{server} (at .* does|did) not answer") 
 def test_a_page_that_does_not_exist_leads_back(visit: Visit, path: str) -> None:
     visit.expect_status(404)
     page = visit.open(path)
-    expect(page.get_by_role("heading", level=1)).to_have_text("Not Found")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Page not found")
     assert page.locator("main b").count() == 0
+    expect(page.locator("main")).to_contain_text(f"There is no page {path}.")
     page.get_by_role("link", name="Go to the overview").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     assert visit.path == "/"
@@ -64,6 +65,11 @@ def test_the_api_is_described(visit: Visit) -> None:
     expect(page.get_by_text("/api/queue/replay").first).to_be_visible()
     page.locator("summary").first.click()
     expect(page.locator("details pre").first).to_be_visible()
+    assert not [text for text in page.locator(".operation > p").all_inner_texts() if "`" in text]
+    listed = page.get_by_role("article").filter(has=page.get_by_role("heading", name="GET /api/failures viewer"))
+    expect(listed).to_contain_text("groups, ")
+    page.get_by_role("navigation", name="Parts of the API").get_by_role("link", name="Jobs").click()
+    expect(page.get_by_role("heading", level=2, name="Jobs")).to_be_in_viewport()
 
 
 # Servers that are away

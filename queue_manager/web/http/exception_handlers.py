@@ -66,7 +66,9 @@ def _response(request: Request, error: ApiError) -> Response:
     if not is_page_view(request) or request.url.path.startswith(PROGRAM_PATHS):
         return error.response()
     principal = getattr(request.state, "principal", None)  # not set for a path that does not exist
-    title, message = error.status.phrase, error.message
+    title, message = error.status.phrase.capitalize(), error.message
+    if error.status is HTTPStatus.NOT_FOUND:
+        title, message = "Page not found", f"There is no page {request.url.path}."
     return rendered_page("problem.html", request, principal, status=error.status, title=title, message=message)
 
 

@@ -33,12 +33,12 @@ async def schema(request: Request) -> JSONResponse:
 
 @router.get("/docs")
 async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    operations = [
-        _shown(method, path, operation)
-        for path, methods in openapi_of(request.app)["paths"].items()
-        for method, operation in methods.items()
-    ]
-    return rendered_page("docs.html", request, principal, operations=operations)
+    schema = openapi_of(request.app)
+    parts: dict[str, list[OpenApi]] = {}
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            parts.setdefault(operation["tags"][0], []).append(_shown(method, path, operation, schema))
+    return rendered_page("docs.html", request, principal, parts=parts)
 
 
 def install(api: FastAPI) -> None:
@@ -97,14 +97,26 @@ def _add_role(operation: OpenApi, method: str, role: str, *, needs_key: bool) ->
         responses[str(status)] = {"description": STATUS_DESCRIPTIONS[HTTPStatus(status)], "content": error}
 
 
-def _shown(method: str, path: str, operation: OpenApi) -> OpenApi:
+def _shown(method: str, path: str, operation: OpenApi, schema: OpenApi) -> OpenApi:
     contents = operation.get("requestBody", {}).get("content", {})
     return {
         "method": method.upper(),
         "path": path,
         "role": operation["x-role"],
-        "about": operation["description"],
+        "about": operation["description"].split("`"),  # every other part is code
+        "members": _members(operation, schema),
         "parameters": ", ".join(f"{one['name']} ({one['in']})" for one in operation.get("parameters", ())),
         "bodies": [(kind, json.dumps(content["schema"], indent=1)) for kind, content in contents.items()],
         "statuses": ", ".join(sorted(operation["responses"])),
     }
+
+
+def _members(operation: OpenApi, schema: OpenApi) -> list[str]:
+    """Return the names of what a successful JSON response has."""
+    for status, response in operation["responses"].items():
+        if status[0] == "2":
+            described = response.get("content", {}).get("application/json", {}).get("schema", {})
+            while "$ref" in described:
+                described = schema["components"]["schemas"][described["$ref"].rpartition("/")[2]]
+            return [*described.get("properties", ())]
+    return []
