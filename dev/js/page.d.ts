@@ -225,4 +225,6 @@ interface Chart {
   isLog?: boolean;
   hasTable?: boolean;
   format?(value: number): string;
+  /** Of the values beside the axis. */
+  formatTick?(value: number): string;
 }

@@ -17,6 +17,25 @@ pytestmark = pytest.mark.browser
 
 SIZES = """Object.fromEntries(performance.getEntriesByType("resource")
   .filter(({ name }) => /[.](js|css)$/.test(name)).map(({ name, encodedBodySize }) => [name, encodedBodySize]))"""
+# By WCAG 2.5.8: less than 24 px, and so near to others that a circle of that size touches one. Links in a text may be.
+TOO_SMALL = """() => {
+  const all = [...document.querySelectorAll("a[href], button, input, select, textarea, summary")].filter((one) =>
+    one.checkVisibility({ visibilityProperty: true }) && !one.closest(".unseen, .skip") && !one.disabled);
+  const boxes = all.map((one) => one.getBoundingClientRect());
+  const isSmall = ({ width, height }) => Math.min(width, height) < 23.9;
+  const beyond = (point, low, high) => Math.max(low - point, point - high, 0);
+  const middle = ({ left, right, top, bottom }) => [(left + right) / 2, (top + bottom) / 2];
+  const isNear = (one, other) => {
+    const [[x, y], [otherX, otherY]] = [middle(one), middle(other)];
+    return Math.hypot(beyond(x, other.left, other.right), beyond(y, other.top, other.bottom)) < 11.9
+      || (isSmall(other) && Math.hypot(x - otherX, y - otherY) < 23.9);
+  };
+  return all.filter((one, index) => isSmall(boxes[index]) && getComputedStyle(one).display !== "inline"
+    && boxes.some((other, place) => place !== index && isNear(boxes[index], other)))
+    .map((one) => one.outerHTML.slice(0, 200));
+}"""
+SMALL_BUTTONS = """() => document.querySelector("main").prepend(...["a", "b"].map((text) => Object.assign(
+  document.createElement("button"), { textContent: text, style: "all: unset; display: block; font-size: 8px" })))"""
 PAGES = {
     "/": "#systems article",
     "/rooms?state=failed": "#rows > tr",
@@ -51,6 +70,23 @@ def test_pages_have_no_violations(visit: Visit, queue: Queue, clean: Servers) ->
         expect(visit.open(path).locator(content).first).to_be_visible()
         wrongs += visit.wrongs(path)
     assert not wrongs
+
+
+def test_no_page_is_wider_than_320_px_and_what_is_touched_is_large_enough(
+    visit: Visit, queue: Queue, clean: Servers
+) -> None:
+    messages = furnished.everything(queue, clean.valkey.url)
+    visit.expect_status(404)
+    visit.page.set_viewport_size({"width": 320, "height": 640})
+    wrongs = []
+    for path, content in {**PAGES, f"/messages/{messages['dead']}": ".timeline"}.items():
+        page = visit.open(path)
+        expect(page.locator(content).first).to_be_visible()
+        wrongs += [f"{path} is wider than the screen"] * visit.is_wider_than_screen()
+        wrongs += [f"{path}: {one}" for one in page.evaluate(TOO_SMALL)]
+    assert not wrongs
+    page.evaluate(SMALL_BUTTONS)
+    assert len(page.evaluate(TOO_SMALL)) == 2  # or the above would prove nothing
 
 
 @pytest.mark.usefixtures("clean")

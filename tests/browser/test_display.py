@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser import furnished
 from tests.browser.visit import Visit, Visiting
@@ -80,7 +80,45 @@ def test_the_tab_of_the_browser_counts_what_needs_attention(visit: Visit, clean:
     page = visit.open("/")
     count = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
     expect(count).not_to_have_count(0)
-    eventually(lambda: page.title() == f"({count.count()}) Overview · Queue Manager")
+    eventually(lambda: page.title() == f"({count.count()}) Overview · Queue Manager · test")
+
+
+def test_the_tab_of_the_browser_counts_what_a_page_lists(visit: Visit, queue: Queue, clean: Servers) -> None:
+    furnished.everything(queue, clean.valkey.url)
+    for path, title in {
+        "/messages": "(1) Messages",
+        "/messages/failed": "(1) Messages",
+        "/rooms?state=failed": "(1) Rooms",
+        "/jobs": "(1) Jobs",
+        "/failures": "(4) Failures",
+        "/audit": "Audit",
+    }.items():
+        page = visit.open(path)
+        expect(page.locator("#rows > tr").first).to_be_visible()
+        eventually(lambda page=page, title=title: page.title() == f"{title} · Queue Manager · test")
+
+
+def test_a_card_leads_with_what_matters_and_hides_zeros(visit: Visit, queue: Queue, clean: Servers) -> None:
+    def figures(name: str) -> Locator:
+        return page.get_by_role("article", name=name).locator(".figures dt")
+
+    page = visit.open("/")
+    expect(figures("Rooms")).to_have_text(["Due now", "In progress", "Done / min"])
+    furnished.rooms()
+    names = ["Due now", "In progress", "Done / min", "Oldest waiting", "Stuck", "Failed"]
+    expect(figures("Rooms")).to_have_text(names)
+    expect(figures("Thumbnails")).to_have_text(["Due now", "Done / min"])
+
+
+def test_forced_colours_leave_states_and_choices_visible(visit: Visit, queue: Queue, clean: Servers) -> None:
+    furnished.jobs(queue)
+    page = visit.open("/jobs")
+    pill = page.locator("#rows .pill").first
+    here = page.locator("nav [aria-current]")
+    expect(pill).to_have_css("border-style", "none")
+    page.emulate_media(forced_colors="active")
+    expect(pill).to_have_css("border-style", "solid")
+    expect(here).to_have_css("text-decoration-line", "underline")
 
 
 def test_what_settings_say_is_shown(visiting: Visiting, clean: Servers, tmp_path: Path) -> None:
@@ -91,4 +129,5 @@ def test_what_settings_say_is_shown(visiting: Visiting, clean: Servers, tmp_path
         expect(link).to_have_attribute("href", f"https://example.com/rooms/{room}?from=queues")
         for path in ("/", "/messages"):
             expect(visit.open(path).get_by_role("banner").first).to_contain_text("staging")
+            assert visit.page.title().endswith(" · Queue Manager · staging")
         assert visit.wrongs("a page with its environment") == []

@@ -58,6 +58,20 @@ def test_a_new_failure_appears_without_reloading(visit: Visit, queue: Queue) -> 
     expect(page.locator("#rows > tr")).to_contain_text("broken")
 
 
+@pytest.mark.parametrize("width", [1280, 360])
+def test_a_reason_is_shown_in_up_to_two_lines(visit: Visit, queue: Queue, width: int) -> None:
+    queue.dead()
+    queue.post(
+        "/queue/move", {"messages": queue.ids("dead"), "toQueue": "dead", "errorReason": "the card has expired " * 3}
+    )
+    visit.page.set_viewport_size({"width": width, "height": 800})
+    reason = visit.open("/failures").locator("#rows th .clip").first
+    expect(reason).to_be_visible()
+    assert reason.evaluate(
+        "(clip) => clip.scrollWidth <= clip.clientWidth && clip.scrollHeight <= clip.clientHeight + 1"
+    )
+
+
 def test_a_viewer_has_no_buttons(guarded: Queue, visiting: Visiting) -> None:
     furnished.rooms()
     viewer = visiting(guarded.web)

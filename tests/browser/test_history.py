@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from beat_schedule import SYSTEMS
+from models import history as stored
 from models import mark
 from models.database import server_now
+from models.history import TEN_MINUTES, Bucket
 from models.mark import Mark
-from queue_manager.core.clock import minutes
+from queue_manager.core.clock import hours, minutes
+from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, latency
 from services import history
 from services.message_queue.scripts import Scripts
+from services.support_snooze import system as SNOOZE
 from tests.browser.visit import Visit
+from tests.real_servers import Servers
 from tests.web.queue_client import Queue
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
@@ -48,7 +54,7 @@ def test_a_card_leads_with_how_many_items_were_on_time(visit: Visit) -> None:
 @pytest.mark.smoke
 def test_the_values_of_a_chart_are_read_with_the_keyboard_and_as_a_table(visit: Visit) -> None:
     done("support-snooze", 100, 100, 100)
-    page = visit.open("/rooms")
+    page = visit.open("/rooms#24h")
     chart(page, "Throughput")
     throughput = page.locator("figure").filter(has=page.get_by_role("img", name="Throughput"))
     expect(throughput.locator(".readout")).to_have_text("3 done, 0 failed, 0 retried.")
@@ -66,11 +72,70 @@ def test_the_values_of_a_chart_are_read_with_the_keyboard_and_as_a_table(visit: 
 def test_a_range_is_chosen_and_kept_in_the_address(visit: Visit) -> None:
     page = visit.open("/rooms")
     chart(page, "Throughput, per 10 min")
-    page.get_by_role("button", name="7 days").click()
-    chart(page, "Throughput, per hour")
-    expect(page.get_by_role("button", name="7 days")).to_have_attribute("aria-pressed", "true")
+    for name, step in (
+        ("1 h", "minute"),
+        ("24 h", "10 min"),
+        ("30 days", "6 h"),
+        ("90 days", "day"),
+        ("7 days", "hour"),
+    ):
+        page.get_by_role("button", name=name, exact=True).click()
+        chart(page, f"Throughput, per {step}, UTC")
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
     page.reload()
     chart(page, "Throughput, per hour")
+
+
+def test_charts_have_axes_units_and_a_legend(visit: Visit) -> None:
+    done("support-snooze", *[100] * 7, 3_000)
+    page = visit.open("/rooms#1h")
+    chart(page, "Throughput")
+    throughput, latency = (page.locator("#past figure").nth(index) for index in range(2))
+    expect(throughput.locator("figcaption")).to_have_text("Throughput per minute, UTCdoneretriedfailed")
+    expect(throughput.locator(".axis.y span")).to_have_text(["0", "5", "10"])
+    expect(throughput.locator(".axis.x span").first).to_have_text(re.compile(r"^\d\d:\d\d$"))
+    expect(latency.locator("figcaption")).to_have_text("Due to done log scale, UTCp50p95p99")
+    expect(latency.locator(".axis.y span")).to_have_text(["10 ms", "100 ms", "1 s", "10 s"])
+
+
+def test_what_took_longer_than_the_longest_bucket_is_charted(visit: Visit) -> None:
+    done("support-snooze", 5 * 3_600_000, 999)
+    page = visit.open("/rooms#1h")
+    chart(page, "Due to done")
+    expect(page.locator("#past .readout").last).to_contain_text("p99 > 4 h")
+    done("stale-thumbnails", 5 * 3_600_000)
+    page = visit.open("/thumbnails#1h")
+    chart(page, "Due to done")
+    expect(page.locator("#past .axis.y").last.locator("span")).to_have_text(["4 h", "24 h"])
+    expect(visit.open("/").get_by_role("article", name="Rooms").locator(".speed")).to_contain_text("p501 s")
+
+
+def test_charts_of_a_young_system_begin_with_the_hour_in_which_it_began(visit: Visit) -> None:
+    done("support-snooze", 100)
+    page = visit.open("/rooms")
+    chart(page, "Throughput, per minute")
+    expect(page.get_by_role("button", name="1 h", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(visit.open("/").get_by_role("img", name="Last hour")).to_have_count(5)
+
+
+def test_charts_of_an_older_system_show_a_day(visit: Visit, clean: Servers) -> None:
+    now = server_now()
+    stored.store([Bucket(system="support-snooze", at=now - hours(5), length=TEN_MINUTES, counts={"done": 3})])
+    done("support-snooze", 100)
+    chart(visit.open("/rooms"), "Throughput, per 10 min")
+    with connect(clean.valkey.url) as client:
+        bucket = client.time()[0] // 600 - 30  # five hours ago
+        client.hset(f"{counters.history_key(str(SNOOZE.counted_as))}{bucket}", "done:0", 1)
+    expect(visit.open("/").get_by_role("img", name="Last 6 hours")).to_have_count(5)
+
+
+def test_the_history_outlives_the_loss_of_redis(visit: Visit, clean: Servers) -> None:
+    done("support-snooze", 100, 100)
+    with connect(clean.valkey.url) as client:
+        client.flushall()
+    page = visit.open("/rooms#24h")
+    chart(page, "Throughput")
+    expect(page.locator("#past .readout").first).to_have_text("2 done, 0 failed, 0 retried.")
 
 
 def test_marks_and_outages_stand_in_the_charts(visit: Visit) -> None:

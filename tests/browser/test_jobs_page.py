@@ -151,6 +151,7 @@ def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> 
     ("state", "button", "after"),
     [
         (JobState.PENDING, "Cancel the job", "canceled"),
+        (JobState.PENDING, "Run now", "pending"),
         (JobState.FAILURE, "Retry now", "pending"),
         (JobState.SUCCESS, "Run again", "pending"),
     ],
@@ -192,11 +193,39 @@ def test_a_job_is_removed_after_a_confirmation(visit: Visit, queue: Queue, state
     assert ids(queue) == [other]
 
 
-def test_an_executing_job_can_only_be_canceled(visit: Visit, queue: Queue) -> None:
+def test_an_executing_job_is_stopped(visit: Visit, queue: Queue) -> None:
     id = furnished.make_job(queue, INVOICE, 1, state=JobState.EXECUTING)
     visit.open("/jobs")
     open_job(visit, id)
-    expect(visit.dialog.get_by_role("button")).to_have_text(["Close", "Cancel the job"])
+    expect(visit.dialog.locator("menu button")).to_have_text(["Close", "Cancel the job"])
+    visit.press("Cancel the job", visit.dialog)
+    expect(visit.page.locator("#toasts")).to_contain_text("Asked to stop")
+    assert job(queue, id)["claim"]["canceled_at"]
+    open_job(visit, id)
+    expect(visit.dialog).to_contain_text("Asked to stop, ended in")
+
+
+def test_only_an_executing_job_shows_its_progress(visit: Visit, queue: Queue) -> None:
+    ended = furnished.make_job(queue, REPORT, state=JobState.SUCCESS)
+    executing = furnished.make_job(queue, INVOICE, state=JobState.EXECUTING)
+    stored.jobs().update_many({}, {"$set": {"progress": {"percent": 90, "note": "month 10"}}})
+    visit.open("/jobs")
+    open_job(visit, executing)
+    expect(visit.dialog.get_by_role("progressbar")).to_be_visible()
+    visit.press("Close", visit.dialog)
+    open_job(visit, ended)
+    expect(visit.dialog.get_by_role("progressbar")).to_have_count(0)
+
+
+def test_the_id_and_the_arguments_are_copied(visit: Visit, queue: Queue) -> None:
+    visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    id = furnished.make_job(queue, INVOICE, 7)
+    page = visit.open("/jobs")
+    open_job(visit, id)
+    for button, text in (("Copy id", id), ("Copy arguments", "[\n  7\n]")):
+        visit.press(button)
+        expect(page.get_by_text(f"Copied the {button.removeprefix('Copy ')}")).to_be_attached()
+        assert page.evaluate("navigator.clipboard.readText()") == text
 
 
 def test_a_name_is_paused_and_resumed(visit: Visit, queue: Queue) -> None:

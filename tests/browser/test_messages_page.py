@@ -72,7 +72,13 @@ def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> 
     visit.press(id)
     expect(visit.dialog.get_by_role("heading")).to_have_text(id)
     assert json.loads(visit.dialog.get_by_label("Payload").inner_text()) == {"to": ["ada"], "n": 1}
-    expect(visit.dialog).to_contain_text("broken")
+    facts = visit.dialog.locator("dl")
+    for words in ("StateFailed", "Typemail", "Attempts1 of 1", "Ack timeout30 s", " UTC", "Reasonbroken"):
+        expect(facts).to_contain_text(words)
+    expect(facts).not_to_contain_text("_")  # no names of fields
+    visit.dialog.get_by_role("link", name="What happened to it").click()
+    expect(visit.page.locator(".timeline")).to_contain_text("broken")
+    assert visit.path == f"/messages/{id}"
 
 
 # Adding and editing

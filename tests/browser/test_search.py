@@ -135,7 +135,7 @@ def test_a_failed_room_is_opened_from_the_list_and_retried(visit: Visit, clean: 
     answer = page.get_by_role("region", name=f"room {room}")
     expect(answer).to_contain_text("Last error: Boom")
     visit.press("Retry")
-    expect(page.locator("#toasts")).to_contain_text(f"Retry queued for {room}")
+    expect(page.locator("#toasts")).to_contain_text(f"Retry queued for room {room}")
     expect(answer).to_contain_text("queued")
     assert [message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")] == [room]
     page.get_by_role("link", name="All rooms").click()

@@ -45,7 +45,7 @@ def test_a_worker_shows_what_each_process_does(visit: Visit, clean: Servers) -> 
     expect(process(page, 101)).to_contain_text("5 min")
     expect(process(page, 102).get_by_role("link", name="1,000 items")).to_have_attribute("href", "/rooms")
     expect(process(page, 103)).to_contain_text("billing.send_mail")
-    expect(process(page, 104)).to_contain_text("waits")
+    expect(process(page, 104)).to_contain_text("idle")
     process(page, 101).get_by_role("link", name=furnished.A_ROOM).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Room {furnished.A_ROOM}")
     assert visit.path == f"/rooms/{furnished.A_ROOM}"
@@ -78,7 +78,7 @@ def test_the_page_follows_a_worker_without_a_reload(visit: Visit, clean: Servers
     idle = Activity(pool="threads", size=9, busy=0, done_per_minute=0, processes=[PoolProcess(pid=101)])
     furnished.heartbeat(clean.valkey.url, idle, "scans")
     expect(figure(page, "Pool")).to_have_text("threads, 9")
-    expect(process(page, 101)).to_contain_text("waits")
+    expect(process(page, 101)).to_contain_text("idle")
     with connect(clean.valkey.url) as client:
         client.delete(worker_heartbeats.WORKERS_KEY)
     expect(page.get_by_role("heading", name="No workers are online")).to_be_visible()

@@ -1,16 +1,13 @@
 // Charts over time: axes, a legend, marks of what happened, and the values by pointer, by arrow keys or as a table.
 
 import { ZONE, at, number, zoned } from "./clock.js";
-import { element, filled } from "./dom.js";
+import { element, svg } from "./dom.js";
 
 const HEIGHT = 100; // of the drawing, whose units are percent and steps
 const MIN_BAR = 1.5; // percent, so that one of thousands is seen
-const LOG_TICKS = [1, 10, 100, 1000, 10000, 60000, 600000, 3600000, 14400000]; // ms
+const LOG_TICKS = [1, 10, 100, 1000, 10000, 60000, 600000, 3600000, 14400000, 86400000]; // ms; durations are at most the last but one
 const X_LABELS = 4;
 const DAY = 86400000; // ms
-
-/** @param {string} name @param {Attributes} attributes @param {...Child} children */
-const svg = (name, attributes, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, ...children);
 
 // Scales: where a value stands, in percent from the bottom, and the values that are written beside the axis.
 
@@ -23,6 +20,7 @@ function linear(most) {
 
 /** Each power of ten has the same height. @param {number[]} values @returns {Scale} */
 function logarithmic(values) {
+  if (!values.length) return { place: () => 0, ticks: [] };
   const first = Math.max(LOG_TICKS.findLastIndex((tick) => tick <= Math.min(...values)), 0);
   const last = LOG_TICKS.findIndex((tick) => tick >= Math.max(...values));
   const ticks = LOG_TICKS.slice(first, Math.max(last, first + 1) + 1);
@@ -84,7 +82,7 @@ export const markText = ({ kind, text, by }) => `${{ deployment: "Mark", leader:
 
 /** A chart whose steps show their values when the pointer or the arrow keys select them. @param {Chart} chart */
 export function chart(chart) {
-  const { title, unit, begins, seconds, series, isLog, format = number, marks = [] } = chart;
+  const { title, unit, begins, seconds, series, isLog, format = number, formatTick = format, marks = [] } = chart;
   const count = series[0].values.length;
   /** @type {number[]} */
   const all = series.flatMap(({ values }) => values).filter((value) => value !== null);
@@ -127,7 +125,7 @@ export function chart(chart) {
     element("figcaption", {}, element("b", {}, title), " ", element("small", { class: "soft" }, unit),
       element("span", { class: "legend" }, series.map(({ name, kind }) => element("span", {}, element("i", { class: kind }), name)))),
     element("div", { class: "axis y", "aria-hidden": "true" }, scale.ticks.map((tick) => {
-      const label = element("span", {}, format(tick));
+      const label = element("span", {}, formatTick(tick));
       label.style.bottom = `${scale.place(tick)}%`;
       return label;
     })),

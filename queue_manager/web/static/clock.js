@@ -49,6 +49,9 @@ export function moment(value) {
   return element("time", about, dayShown + full.slice(11, 19));
 }
 
+/** The same with its zone, where that of the page is not in sight. @param {Moment | null | undefined} value @returns {Child} */
+export const zonedMoment = (value) => (value == null ? null : ARE_RELATIVE ? moment(value) : [moment(value), ` ${ZONE}`]);
+
 /** A short text for a duration. @param {number} ms */
 export function span(ms) {
   const seconds = Math.abs(ms) / 1000;

@@ -1,8 +1,7 @@
 // Dialogs: a form or a record, with buttons.
 
 import { Problem } from "./api.js";
-import { moment } from "./clock.js";
-import { PREFIX, button, byId, element, facts, toast } from "./dom.js";
+import { PREFIX, button, byId, element, toast } from "./dom.js";
 
 /** @param {...Child} content */
 function open(...content) {
@@ -88,8 +87,3 @@ export function show(title, content, actions = [], page = "") {
       action[1]();
     }, action[2])))));
 }
-
-/** The fields of a record that have a value. @param {object} record */
-export const details = (record) => facts("pairs", Object.entries(record).map(([name, value]) => [
-  name, value == null ? value : /_at$|^since$/.test(name) ? moment(value) : typeof value === "object" ? JSON.stringify(value) : String(value),
-]));

@@ -7,6 +7,9 @@ export const mayAct = document.body.hasAttribute("data-may-act");
 /** @template {keyof HTMLElementTagNameMap} K @param {K} name @param {Attributes} [properties] @param {...Child} children */
 export const element = (name, properties, ...children) => filled(document.createElement(name), properties, ...children);
 
+/** @param {string} name @param {Attributes} attributes @param {...Child} children */
+export const svg = (name, attributes, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, ...children);
+
 /** @template {Element} E @param {E} made @param {Attributes} properties @param {...Child} children */
 export function filled(made, properties = {}, ...children) {
   for (const [key, value] of Object.entries(properties)) {

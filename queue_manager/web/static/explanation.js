@@ -61,7 +61,7 @@ function entry({ at, event, detail, worker, duration_ms: took, error, task_id: t
 /** @param {string} path @param {object} body @param {string} label */
 const again = (path, body, label) => attempt(async () => {
   const { message } = await post(path.replace("/api", ""), body);
-  toast(message ?? `${label in VERBS ? "Queued" : "Retry queued for"} ${id}`);
+  toast(message ?? `${label in VERBS ? "Queued" : "Retry queued for"} ${item} ${id}`);
   await read();
 });
 

@@ -3,13 +3,12 @@
 import { Events, get, post, query } from "./api.js";
 import { moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { PREFIX, byId, button, element, mayAct } from "./dom.js";
+import { PREFIX, byId, button, countInTitle, element, mayAct, svg } from "./dom.js";
 import { List, cell } from "./list.js";
 import { seldom } from "./pace.js";
 
 const REFRESH_INTERVAL = 5000; // ms between two readings because something happened
 const VERBS = { message: "Replay", item: "Retry", job: "Retry", broker: "Replay" };
-const BARS = "▁▂▃▄▅▆▇█";
 
 /** @param {Values} values @param {Options} options */
 async function load(values, options) {
@@ -18,6 +17,7 @@ async function load(values, options) {
   const bounds = lists.filter((list) => !list.is_complete).map(({ title, read, problem }) => `${title}: ${problem ?? `of the newest ${number(read)}`}`);
   byId("bounds").textContent = bounds.join(" · ");
   byId("bounds").hidden = !bounds.length;
+  countInTitle(of);
   return { rows: groups, cursor: null, total: of };
 }
 
@@ -38,11 +38,12 @@ function cells(group) {
 /** @param {string} system */
 const titleOf = (system) => [...byId("filter-system").options].find(({ value }) => value === system)?.text ?? system;
 
-/** @param {number[]} hours */
+/** A bar for each hour. @param {number[]} hours */
 function spark(hours) {
-  const most = Math.max(...hours);
+  const most = Math.max(...hours, 1);
   const total = hours.reduce((sum, count) => sum + count, 0);
-  return element("code", { role: "img", "aria-label": `${number(total)} in the last 24 hours` }, hours.map((count) => (count ? BARS[Math.ceil((count / most) * BARS.length) - 1] : "·")));
+  const bars = hours.map((count, hour) => `M${hour} 16h.8v${count ? -2 - (14 * count) / most : -1}h-.8z`);
+  return svg("svg", { class: "spark", viewBox: `0 0 ${hours.length} 16`, preserveAspectRatio: "none", role: "img", "aria-label": `${number(total)} in the last 24 hours` }, svg("path", { d: bars.join("") }));
 }
 
 /** @param {FailureGroup} group */

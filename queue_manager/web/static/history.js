@@ -4,7 +4,7 @@ import { attempt, get } from "./api.js";
 import { chart, markText } from "./chart.js";
 import { ZONE, moment, number } from "./clock.js";
 import { byId, button, element, mayAct, nodes } from "./dom.js";
-import { duration, leading, percent, speed } from "./latency.js";
+import { duration, leading, percent, percentile, speed } from "./latency.js";
 
 const INTERVAL = 60000; // ms between two readings
 /** @type {[HistoryRange, string, string][]} */
@@ -13,6 +13,7 @@ const STEPS = /** @type {Record<number, string>} */ ({ 60: "minute", 600: "10 mi
 const place = byId("past");
 /** @type {HistoryRange} */
 let range = RANGES.find(([one]) => location.hash === `#${one}`)?.[0] ?? "24h";
+let isChosen = RANGES.some(([one]) => location.hash === `#${one}`);
 /** @type {number | undefined} */
 let timer;
 
@@ -25,6 +26,7 @@ place.append(
 /** @param {HistoryRange} one */
 function choose(one) {
   range = one;
+  isChosen = true;
   history.replaceState(history.state, "", `#${one}`);
   read();
 }
@@ -43,7 +45,7 @@ function drawn({ begins_at: begins, step_seconds: seconds, outcomes, percentiles
     element("div", { class: "plots" },
       chart({ ...shared, title: "Throughput", unit: `per ${STEPS[seconds]}, ${ZONE}`, summary: `${total(done)} done, ${total(failed)} failed, ${total(retried)} retried.`,
         series: [{ name: "done", kind: "done", values: done }, { name: "retried", kind: "retried", values: retried }, { name: "failed", kind: "failed", values: failed }] }),
-      chart({ ...shared, title: names[measure], unit: `log scale, ${ZONE}`, isLog: true, format: duration, summary: found ? `p50 ${duration(found.p50_ms)}, p95 ${duration(found.p95_ms)}, p99 ${duration(found.p99_ms)}${onTime ? `; ${percent(onTime.share)} on time` : ""}.` : "",
+      chart({ ...shared, title: names[measure], unit: `log scale, ${ZONE}`, isLog: true, format: percentile, formatTick: duration, summary: found ? `p50 ${percentile(found.p50_ms)}, p95 ${percentile(found.p95_ms)}, p99 ${percentile(found.p99_ms)}${onTime ? `; ${percent(onTime.share)} on time` : ""}.` : "",
         series: [{ name: "p50", kind: "p50", values: p50 }, { name: "p95", kind: "p95", values: p95 }, { name: "p99", kind: "p99", values: p99 }] })),
     events(marks),
   ];
@@ -57,6 +59,13 @@ function events(marks) {
     element("ul", { class: "events" }, [...marks].reverse().map((mark) => element("li", {}, element("i", { class: `mark ${mark.kind}` }), " ", moment(mark.at), mark.until && [" to ", moment(mark.until)], ` ${markText(mark)}`))), hint);
 }
 
+// What began within the last hour is shown by the minute, unless somebody chose a range.
+/** @param {PastOfSystem} past */
+const isYoung = ({ outcomes: { done, failed, retried }, step_seconds: seconds }) => {
+  const first = done.findIndex((value, index) => value || failed[index] || retried[index]);
+  return first >= 0 && (done.length - first) * seconds <= 3600;
+};
+
 // Nobody reads values while they change.
 const isRead = () => body.contains(document.activeElement) || body.querySelector("details[open]") !== null;
 
@@ -67,6 +76,10 @@ async function read(isAsked = true) {
   await attempt(async () => {
     /** @type {PastOfSystem} */
     const past = await get(`/systems/${place.dataset.system}/history?range=${asked}`);
+    if (!isChosen && isYoung(past) && range !== "1h") {
+      range = "1h";
+      return read();
+    }
     if (asked === range && (isAsked || !isRead())) body.replaceChildren(...nodes(drawn(past)));
   }, ({ message }) => body.replaceChildren(element("p", { class: "soft" }, message)));
   timer = setTimeout(() => read(false), INTERVAL);

@@ -1,10 +1,10 @@
 // The jobs of every name, and what people do with them.
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
-import { at, countdown, moment, now, number, span, until } from "./clock.js";
+import { at, countdown, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
-import { PREFIX, byId, button, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
-import { duration } from "./latency.js";
+import { PREFIX, byId, button, copier, countInTitle, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
+import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
 
@@ -58,6 +58,7 @@ async function readStatus() {
   /** @type {JobStatus} */
   const { queues: all, leader } = await get("/jobs/status");
   queues = all;
+  countInTitle(queues.reduce((sum, { states }) => sum + states.failure, 0));
   byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
   Object.assign(byId("names"), { hidden: !queues.length, ariaBusy: null });
   fill(byId("queues"), queues, rowOf);
@@ -121,8 +122,8 @@ function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest
   return element("tr", {},
     element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn"), pauseNote(made)),
     CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, "0"), "number")),
-    cell("Wait, p95", duration(latencies[name]?.wait?.p95_ms ?? null), "number duration"),
-    cell("Run, p95", duration(latencies[name]?.run?.p95_ms ?? null), "number duration"),
+    cell("Wait, p95", percentile(latencies[name]?.wait?.p95_ms), "number duration"),
+    cell("Run, p95", percentile(latencies[name]?.run?.p95_ms), "number duration"),
     cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => look(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
     cell("Next due", countdown(at(oldest ?? next ?? "") || null, until)),
     mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause …", () => (isPaused ? resume(name) : pause(name)), "quiet")));
@@ -155,9 +156,9 @@ function describe(job) {
       ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))],
       [claim?.canceled_at ? "Asked to stop, ended in" : "Ended in", claim?.ends_at && countdown(at(claim.ends_at))], ["Due", element("span", {}, dueOf(job))],
       ["Repeats", repetition && (repetition.cron ?? `every ${number((repetition.every_ms ?? 0) / 1000)} s`)],
-      ["Priority", job.priority], ["Attempts", job.attempts], ["Created", moment(job.created)], ["Updated", moment(job.updated)],
+      ["Priority", job.priority], ["Attempts", job.attempts], ["Created", zonedMoment(job.created)], ["Updated", zonedMoment(job.updated)],
     ]),
-    progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
+    state === "executing" && progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
     job.last_error && [element("h3", {}, "Last error"), element("pre", { class: "bad", tabindex: 0, "aria-label": "Last error" }, job.last_error)],
     element("h3", {}, "History"),
     grid(["When", "State", "Attempt", "Worker", "Duration", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
@@ -171,7 +172,10 @@ const look = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
   const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
   opened = { id, body: element("div", { class: "stack" }, describe(job)) };
-  show(job.name, [element("code", { class: "soft" }, id), element("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(job.arguments, null, 2)), opened.body], actionsOf(job), `/jobs/${encodeURIComponent(id)}`);
+  const page = `/jobs/${encodeURIComponent(id)}`;
+  const text = JSON.stringify(job.arguments, null, 2);
+  const links = element("div", { class: "links" }, element("code", {}, id), element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("arguments", text));
+  show(job.name, [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), opened.body], actionsOf(job), page);
 });
 
 // Acting
@@ -186,7 +190,7 @@ function actionsOf({ _id: id, state, name, priority }) {
     (state === "pending" || state === "failure") && cancel("Canceled"),
     ["Remove …", () => remove(id, name), "danger"],
     state !== "success" && ["Reschedule …", () => reschedule(id, name, priority)],
-    [state === "success" ? "Run again" : "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Job queued to run now"), "primary"],
+    [{ success: "Run again", pending: "Run now" }[/** @type {string} */ (state)] ?? "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Job queued to run now"), "primary"],
   ];
 }
 

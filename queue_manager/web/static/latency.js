@@ -6,12 +6,18 @@ import { element, facts } from "./dom.js";
 /** @type {[number, string][]} */
 const UNITS = [[3600000, "h"], [60000, "min"], [1000, "s"], [1, "ms"]];
 
-/** Two digits are enough: the buckets are coarser. @param {number | null} ms */
+const LONGEST = 14400000; // ms, the last bound of the histograms: what took longer is known to have taken this long
+
+/** Two digits are enough: the buckets are coarser. @param {number} ms */
 export function duration(ms) {
-  if (ms === null) return "—";
-  const [size, unit] = UNITS.find(([one]) => ms >= one) ?? [1, "ms"];
-  return `${Number((ms / size).toPrecision(2))} ${unit}`;
+  /** @param {number} one */
+  const inUnit = (one) => Number((ms / one).toPrecision(2));
+  const [size, unit] = UNITS.find(([one]) => inUnit(one) >= 1) ?? [1, "ms"];
+  return `${inUnit(size)} ${unit}`;
 }
+
+/** A percentile. @param {number | null | undefined} ms */
+export const percentile = (ms) => (ms == null ? "—" : ms < LONGEST ? duration(ms) : `> ${duration(LONGEST)}`);
 
 /** @param {number} share */
 export const percent = (share) => `${share === 1 ? 100 : Math.min(share * 100, 99.99).toFixed(share > 0.9 ? 2 : 1).replace(/\.0+$/, "")} %`;
@@ -31,8 +37,8 @@ export function speed(latency, names, when) {
   const text = found ? `${names[measure]}, ${when}, ${number(found.count)} measured` : `${names[measure]}, ${when}: nothing was done`;
   return element("div", { class: "speed" },
     found && facts("facts", [
-      ["On time", element("span", { class: onTime ? (onTime.share < 0.99 ? "warn" : "good") : "soft" }, onTime ? percent(onTime.share) : "—")],
-      ["p50", duration(found.p50_ms)], ["p95", duration(found.p95_ms)], ["p99", duration(found.p99_ms)],
+      ["On time", onTime && element("span", { class: onTime.share < 0.99 ? "warn" : "good" }, percent(onTime.share))],
+      ["p50", percentile(found.p50_ms)], ["p95", percentile(found.p95_ms)], ["p99", percentile(found.p99_ms)],
     ]),
     element("p", { class: "hint" }, text, onTime && ` · on time: ${names[onTime.of].toLowerCase()} within ${duration(onTime.within_ms)}`));
 }

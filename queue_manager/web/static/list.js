@@ -126,7 +126,7 @@ export class List {
   showOrder() {
     const { sort, order } = this.values;
     for (const head of document.querySelectorAll("th[data-sort]")) {
-      head.ariaSort = head.dataset.sort !== sort ? null : order === "asc" ? "ascending" : "descending";
+      head.ariaSort = sort ? (head.dataset.sort !== sort ? null : order === "asc" ? "ascending" : "descending") : head.dataset.default ?? null;
     }
   }
 

@@ -1,9 +1,9 @@
 // The messages of one place, and what people do with them.
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
-import { at, countdown, moment, number } from "./clock.js";
-import { TYPED_FROM, askFor, details, show } from "./dialog.js";
-import { byId, button, copier, element, mayAct, pill, toast } from "./dom.js";
+import { at, countdown, moment, number, zonedMoment } from "./clock.js";
+import { TYPED_FROM, askFor, show } from "./dialog.js";
+import { PREFIX, byId, button, copier, countInTitle, element, facts, mayAct, pill, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
@@ -148,9 +148,26 @@ function cells(message) {
   return [open, COLUMNS[place].map((name) => CELLS[name](message))];
 }
 
+/** What a message shows besides its payload. @param {Message} message */
+const factsOf = (message) => facts("pairs", [
+  ["State", PLACES[place]],
+  ["Type", message.type],
+  ["Priority", message.priority],
+  ["Attempts", `${message.attempt_count} of ${mostOf(message)}`],
+  ["Ack timeout", timeoutOf(message) === undefined ? null : `${timeoutOf(message)} s`],
+  ["Added", zonedMoment(message.created_at)],
+  ["Started", zonedMoment(message.processing_started_at ?? message.dequeued_at)],
+  ["Time remaining", place === "processing" ? countdown(deadlineOf(message)) : null],
+  ["Consumer", message.consumer_id],
+  ["Token", place === "processing" ? element("code", {}, message.lock_token) : null],
+  ["Acknowledged", zonedMoment(message.acknowledged_at)],
+  ["Failed", zonedMoment(message.failed_at)],
+  ["Reason", message.last_error && element("span", { class: "bad" }, message.last_error)],
+]);
+
 /** @param {Message} message */
 function look(message) {
-  const { payload, id, ...rest } = message;
+  const { payload, id } = message;
   /** @type {(Action | false)[]} */
   const actions = !mayAct ? [] : [
     ["Delete …", () => remove([id]), "danger"],
@@ -159,8 +176,9 @@ function look(message) {
     place === "dead" && ["Replay", () => replay([id]), "primary"],
   ];
   const text = JSON.stringify(payload, null, 2);
-  const copies = element("div", {}, copier("id", id), copier("payload", text));
-  show(id, [copies, element("pre", { tabindex: 0, "aria-label": "Payload" }, text), details(rest)], actions, `/messages/${encodeURIComponent(id)}`);
+  const page = `/messages/${encodeURIComponent(id)}`;
+  const links = element("div", { class: "links" }, element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("payload", text));
+  show(id, [links, element("pre", { tabindex: 0, "aria-label": "Payload" }, text), factsOf(message)], actions, page);
 }
 
 // Acting
@@ -375,6 +393,7 @@ function showCounts(counts) {
   for (const shown of document.querySelectorAll("[data-count]")) shown.textContent = number(counts[/** @type {MessageState} */ (shown.dataset.count)]);
   const here = counts[place];
   size = here;
+  countInTitle(here);
   const clearing = byId("clear");
   if (!clearing) return;
   clearing.textContent = `Clear ${PLACES[place]}: ${counted(here)} …`;

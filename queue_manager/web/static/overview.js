@@ -2,12 +2,13 @@
 
 import { Events, attempt, get } from "./api.js";
 import { chart } from "./chart.js";
-import { ZONE, countdown, moment, now, number, span } from "./clock.js";
+import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
 import { PREFIX, byId, complain, countInTitle, element, facts, pill } from "./dom.js";
 import { speed } from "./latency.js";
 import { bad, figures, howToTurnOn, needs, pauseNote, put, said, scans, standing } from "./systems.js";
 
 const DAY_INTERVAL = 60000; // ms between two readings of a day in buckets of ten minutes
+const SPANS = [1, 3, 6, 12, 24]; // hours that the charts show: as many as something is known of
 /** @type {Map<string, { title: string, state: HTMLElement, body: HTMLElement, day: HTMLElement }>} */
 const cards = new Map(); // by name: the parts of a card that change
 
@@ -96,20 +97,33 @@ async function days() {
   await attempt(async () => {
     /** @type {SystemsHistory} */
     const { systems, begins_at: begins, bucket_seconds: seconds } = await get("/overview/history");
+    const hours = spanOf(Object.values(systems), seconds);
     for (const [name, counts] of Object.entries(systems)) {
       const card = cards.get(name);
-      if (counts && card) put(card.day, [begins, counts], () => day(card.title, counts, begins, seconds));
+      if (counts && card) put(card.day, [begins, counts], () => day(card.title, counts, begins, seconds, hours));
     }
   }, () => {}); // the figures show which server is away
   setTimeout(days, DAY_INTERVAL);
 }
 
-/** @param {string} title @param {OutcomeCounts} counts @param {Moment} begins @param {number} seconds */
-function day(title, { done, failed }, begins, seconds) {
+/** How many hours the charts of all systems show. @param {(OutcomeCounts | null)[]} all @param {number} seconds of a step */
+function spanOf(all, seconds) {
+  /** Steps since something was counted. @param {OutcomeCounts | null} counts */
+  const known = (counts) => {
+    const first = counts ? counts.done.findIndex((value, index) => value || counts.failed[index]) : -1;
+    return counts && first >= 0 ? counts.done.length - first : 0;
+  };
+  const longest = Math.max(...all.map(known)) * seconds;
+  return SPANS.find((hours) => hours * 3600 >= longest) ?? 24;
+}
+
+/** @param {string} title @param {OutcomeCounts} counts @param {Moment} begins @param {number} seconds @param {number} hours */
+function day(title, { done, failed }, begins, seconds, hours) {
   /** @param {number[]} values */
   const total = (values) => number(values.reduce((sum, value) => sum + value, 0));
-  return chart({ title: "Last 24 hours", unit: `per 10 min, ${ZONE}`, begins, seconds, summary: `${title}: ${total(done)} done, ${total(failed)} failed.`,
-    series: [{ name: "done", kind: "done", values: done }, { name: "failed", kind: "failed", values: failed }] });
+  const left = Math.max(done.length - (hours * 3600) / seconds, 0); // steps that are left out
+  return chart({ title: hours === 1 ? "Last hour" : `Last ${hours} hours`, unit: `per 10 min, ${ZONE}`, begins: at(begins) / 1000 + left * seconds, seconds, summary: `${title}: ${total(done)} done, ${total(failed)} failed.`,
+    series: [{ name: "done", kind: "done", values: done.slice(left) }, { name: "failed", kind: "failed", values: failed.slice(left) }] });
 }
 
 /** @param {Overview} overview */

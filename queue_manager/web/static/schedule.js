@@ -62,7 +62,14 @@ function row(entry) {
 }
 
 /** @param {ScheduleEntry} entry */
-const every = ({ period_seconds: seconds, cron }) => (cron ? element("span", {}, "at ", element("code", {}, cron)) : `every ${span(seconds * 1000)}`);
+const every = ({ period_seconds: seconds, cron }) => (cron ? element("span", { title: cron }, inWords(cron) ?? ["at ", element("code", {}, cron)]) : `every ${span(seconds * 1000)}`);
+
+/** The usual forms of a cron expression. @param {string} cron */
+function inWords(cron) {
+  const [, minute, hour] = /^(\d+) (\d+|\*) \* \* \*$/.exec(cron) ?? [];
+  if (minute === undefined) return undefined;
+  return hour === "*" ? `every hour at :${minute.padStart(2, "0")}` : `daily at ${hour.padStart(2, "0")}:${minute.padStart(2, "0")} UTC`;
+}
 
 /** @param {ScanResult} run */
 const summary = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");

@@ -3,7 +3,7 @@
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, element, mayAct, toast } from "./dom.js";
+import { byId, button, countInTitle, element, mayAct, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
 import { bad, figures, PAUSE_REASON, howToTurnOn, pauseNote, put, said, scans, standing } from "./systems.js";
@@ -11,7 +11,7 @@ import { bad, figures, PAUSE_REASON, howToTurnOn, pauseNote, put, said, scans, s
 const PAGE = 50;
 const SCANS = 10;
 const MAX_SCANS = 500;
-const { system: name, items } = byId("tabs").dataset;
+const { system: name, items, item: itemName } = byId("tabs").dataset;
 const path = `/systems/${name}`;
 /** @type {Record<ItemState, StateTexts>} */
 const STATES = {
@@ -81,7 +81,7 @@ async function send(to, done) {
 }
 
 /** @param {Item} item */
-const retry = ({ id, state }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `${state === "due" ? "Queued" : "Retry queued for"} ${id}`);
+const retry = ({ id, state }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `${state === "due" ? "Queued" : "Retry queued for"} ${itemName} ${id}`);
 
 /** @param {string[]} ids */
 const retrySelected = (ids) => attempt(async () => {
@@ -195,6 +195,7 @@ function showSystem(system) {
   }
   const turn = byId("pause");
   if (turn) Object.assign(turn, { textContent: system.idle === "paused" ? "Resume" : "Pause …", disabled: !system.is_on });
+  countInTitle(system[STATES[stateOf(list.values)].count] ?? 0);
   if (system.last_scan?.at !== before?.last_scan?.at) readScans();
 }
 

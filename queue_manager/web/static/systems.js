@@ -30,10 +30,12 @@ export const bad = ({ text, action, page }) => ({ kind: "bad", text, action, pag
 /** What stands between backticks is code. @param {string} text */
 const withCode = (text) => text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
 
-/** What is wrong, with a link to the items, and what to do. @param {Need} need */
+/** What is wrong, with a link to the items, and what to do. The ids at the end of a text stand below it. @param {Need} need */
 export function said({ kind, text, action, page }) {
-  const words = page ? element("a", { href: PREFIX + page }, text) : text;
-  return element("div", { class: "need" }, element("p", { class: kind }, words), action && element("p", { class: "hint" }, withCode(action)));
+  const [, what = text, ids = ""] = /^(.*?)( \(.*\))$/s.exec(text) ?? [];
+  return element("div", { class: "need" },
+    element("p", { class: kind }, page ? element("a", { href: PREFIX + page }, what) : what, element("small", { class: "soft" }, ids)),
+    action && element("p", { class: "hint" }, withCode(action)));
 }
 
 /** @param {System} system */
@@ -69,7 +71,7 @@ export function figures(system) {
   const { lag_seconds: lag } = system;
   return facts("facts figures", [
     ["Due now", listed("due")],
-    ["In progress", listed("in_progress")],
+    ["In progress", system.in_progress === null && system.due !== null ? null : listed("in_progress")], // some systems do not know
     ["Done / min", figure(system.done_per_minute)],
     ["Oldest waiting", lag ? listed("lag_seconds", "", span(lag * 1000)) : null],
     ["Stuck", system.stuck ? listed("stuck", "bad") : null],

@@ -36,10 +36,9 @@ const unconsumed = (queues) => [
 /** @param {Omit<OneWorker, "seen_at">} worker */
 function card({ name, pid, queues, release, paused, pool, size, busy, done_per_minute: rate, memory_bytes: memory, processes }) {
   return element("article", { class: "card stack", "aria-label": name },
-    element("header", { class: "head" }, element("h2", {}, name), paused ? pill("Takes no items", "bad") : busy ? pill("Working", "good") : pill("Waiting")),
+    element("header", { class: "head" }, element("h2", {}, name), paused ? pill("Takes no items", "bad") : busy ? pill("Working", "good") : pill("Idle")),
     paused && element("p", { class: "bad" }, paused),
     facts("facts", [
-      ["Queues", element("span", { class: "queues" }, queues?.join(", ") ?? "unknown")],
       ["Pool", pool && `${pool}, ${number(size)}`],
       ["Busy", pool && `${number(busy)} of ${number(size)}`],
       ["Done / min", pool && number(rate)],
@@ -47,6 +46,7 @@ function card({ name, pid, queues, release, paused, pool, size, busy, done_per_m
       ["Version", release ?? "before 0.2"],
       ["Process", pid],
       ["Last seen", element("span", { class: "seen" })],
+      ["Queues", element("span", { class: "queues" }, queues?.join(", ") ?? "unknown")],
     ]),
     processes.length > 0 && table(name, processes));
 }
@@ -60,7 +60,7 @@ const table = (name, processes) => element("div", { class: "sheet" }, element("t
 /** @param {WorkerProcess} process */
 const rows = ({ pid, memory_bytes: memory, running }) => (running.length ? running : [undefined]).map((task, index) => element("tr", {},
   element("th", { scope: "row", class: "nowrap" }, index === 0 && pid),
-  element("td", { class: "does" }, task ? does(task) : element("span", { class: "soft" }, "waits")),
+  element("td", { class: "does" }, task ? does(task) : element("span", { class: "soft" }, "idle")),
   cell("For", task ? countdown(at(task.since), length) : "", "nowrap"),
   cell("Memory", index === 0 ? bytes(memory) : "", "number nowrap")));
 
