@@ -1,4 +1,4 @@
-"""What people expect of the dashboard of a queue, and the test that shows it: in a browser, or as a program sees it."""
+"""What people expect of the dashboard of a queue, and the tests in a browser that show it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
+TASKS = TESTS.parent / "docs/reference/dashboard.md"
 
 SHOWN_BY = {
     "live counts": "browser/test_live_messages.py::test_what_others_do_is_seen_without_a_reload",
@@ -30,12 +31,12 @@ SHOWN_BY = {
     "keys by default": "browser/test_people.py::test_people_log_in_go_on_where_they_wanted_to_and_log_out",
     "roles": "browser/test_people.py::test_a_viewer_sees_everything_and_no_button_that_acts",
     "nothing done from other sites": "browser/test_other_sites.py::test_nothing_can_be_done_from_another_site",
-    "metrics": "web/test_probes_and_metrics.py::test_metrics_leave_out_what_is_away",
+    "metrics": "browser/test_operator_tasks.py::test_the_metrics_are_read_with_a_browser",
     "a described API": "browser/test_trouble.py::test_the_api_is_described",
-    "a command line": "e2e/test_audit_command.py::test_a_deletion_is_undone",
+    "a command line": "browser/test_operator_tasks.py::test_what_a_command_does_is_seen_on_the_pages",
     "an audit": "browser/test_audit_page.py::test_an_edit_is_shown_with_both_values_and_leads_to_its_message",
     "what each team may see": "browser/test_operator_tasks.py::test_the_holder_of_a_limited_key_sees_only_its_systems",
-    "history that survives Redis": "services/test_history.py::test_the_history_survives_the_loss_of_redis",
+    "history that survives Redis": "browser/test_history.py::test_the_history_outlives_the_loss_of_redis",
     "the time left of a message": "browser/test_live_messages.py::"
     "test_the_countdown_is_true_whatever_the_browsers_clock_says",
     "alerts": "browser/test_operator_tasks.py::test_somebody_is_told_of_a_problem_that_the_overview_shows",
@@ -47,3 +48,14 @@ SHOWN_BY = {
 def test_a_test_shows_each(capability: str) -> None:
     module, _, name = SHOWN_BY[capability].partition("::")
     assert re.search(rf"^def {name}\(", (TESTS / module).read_text(), re.MULTILINE)
+
+
+def test_a_test_shows_each_task_of_an_operator() -> None:
+    _, _, tasks = TASKS.read_text().partition("## Tasks")
+    rows = [row for row in tasks.partition("\n## ")[0].splitlines() if row.startswith("| ")][1:]
+    assert len(rows) == 15
+    for row in rows:
+        shown_by = re.findall(r"\[(test_\w+)\]\(../../(tests/browser/\w+.py)\)", row.rpartition("|")[0])
+        assert shown_by, row
+        for name, module in shown_by:
+            assert re.search(rf"^def {name}\(", (TESTS.parent / module).read_text(), re.MULTILINE), name

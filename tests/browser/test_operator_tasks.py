@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.browser import furnished
 from tests.browser.conftest import empty_queue
 from tests.browser.test_history import done
 from tests.browser.visit import Visit, Visiting
+from tests.e2e.commands import invoke
 from tests.e2e.receivers import receiving_posts
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -99,6 +101,39 @@ def test_the_latency_of_rooms_is_on_their_card(visit: Visit) -> None:
     speed = page.get_by_role("article", name="Rooms").locator(".speed")
     expect(speed.locator("dt")).to_have_text(["On time", "p50", "p95", "p99"])
     expect(speed).to_contain_text("20 measured")
+
+
+def test_the_metrics_are_read_with_a_browser(visit: Visit) -> None:
+    done("support-snooze", 100, 100, 3_000)
+    visit.expect_status(404)  # the icon, which no page names here
+    shown = visit.open("/metrics").locator("body")
+    for sample, value in {
+        'item_due_to_done_seconds_bucket{le="0.125",system="support-snooze"}': 2,
+        'item_due_to_done_seconds_bucket{le="+Inf",system="support-snooze"}': 3,
+        'items_total{outcome="done",system="support-snooze"}': 3,
+    }.items():
+        expect(shown).to_contain_text(f"queue_manager_{sample} {value:.1f}")
+
+
+def test_what_a_command_does_is_seen_on_the_pages(visit: Visit) -> None:
+    def command(*arguments: str) -> str:
+        with ThreadPoolExecutor() as other_thread:  # this one has an event loop
+            answer = other_thread.submit(invoke, *arguments).result()
+        assert answer.returncode == 0
+        return str(answer.stdout)
+
+    page = visit.open("/rooms")
+    expect(page.locator("#standing")).not_to_be_empty()
+    command("systems", "pause", "support-snooze", "--reason", "Mails are down")
+    expect(page.locator("#standing")).to_have_text("Paused")
+    expect(page.locator("#health")).to_contain_text("Mails are down")
+    row = visit.open("/audit").locator("#rows > tr")
+    for words in ("command line", "pause", "Rooms", "Mails are down"):
+        expect(row).to_contain_text(words)
+    visit.open("/rooms")
+    visit.press("Resume")
+    expect(page.locator("#standing")).not_to_have_text("Paused")
+    assert "paused" not in command("systems", "status", "support-snooze").lower()
 
 
 def test_the_holder_of_a_limited_key_sees_only_its_systems(

@@ -14,7 +14,9 @@ from models import audit, schema
 from models.audit import AuditEntry, AuditQuery
 from models.database import collection
 from queue_manager.cli.commands import cli
+from queue_manager.core.clock import hours
 from queue_manager.core.errors import AppError, Unavailable
+from queue_manager.core.settings import settings
 from queue_manager.web.server_calls import mongodb
 from services.audit import MAX_AUDITED_IDS, Actor, recorded
 from tests.real_servers import Servers
@@ -104,6 +106,19 @@ def test_a_user_without_rights_on_the_collection_can_act(
         pass
     assert "not authorized" in caplog.text
     assert '"ids": ["x"], "total": 1, "outcome": "done"' in caplog.text
+
+
+def test_an_entry_is_kept_for_the_days_of_the_setting(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema.migrate(SYSTEMS)
+    monkeypatch.setenv("QM_AUDIT_DAYS", "2")
+    settings.cache_clear()
+    with recorded(ADA, "mark"):
+        pass
+    monkeypatch.undo()
+    settings.cache_clear()
+    (entry,) = collection("qm_audit").find()
+    assert entry["expires_at"] - entry["at"] == hours(48)
+    assert collection("qm_audit").index_information()["audit_kept_until"]["expireAfterSeconds"] == 0
 
 
 def test_texts_that_look_like_expressions_are_stored_as_they_are(clean: Servers) -> None:
