@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from playwright.sync_api import Locator, expect
 from models import job as stored
 from models.database import server_now
 from models.job import JobState
-from services.job_queues import adopt, jobs
+from queue_manager.telemetry import counters, latency
+from services.job_queues import JOBS_INITIATOR, adopt, jobs
 from tests.any_jobs import INVOICE, REPORT
 from tests.browser import furnished
 from tests.browser.visit import Visit
@@ -77,6 +79,20 @@ def test_each_name_has_its_counts_and_what_runs(visit: Visit, queue: Queue) -> N
     visit.wait_for([jobs[JobState.PENDING]])
     page.go_back()
     visit.wait_for([jobs[JobState.CANCELED]])
+
+
+def test_each_name_has_how_long_its_jobs_wait_and_run(visit: Visit, queue: Queue) -> None:
+    furnished.make_job(queue, INVOICE)
+    furnished.make_job(queue, REPORT)
+    counts = Counter[str](done=1)
+    latency.count(counts, due_ms=0, ready_ms=0, began_ms=5 * 3_600_000, ended_ms=5 * 3_600_000 + 1_000)
+    counters.items_by_hour(f"{JOBS_INITIATOR}/{INVOICE}", counts)
+    visit.open("/jobs")
+    for name, wait, run in ((INVOICE, "> 4 h", "980 ms"), (REPORT, "—", "—")):
+        expect(of_name(visit, name).locator("[data-label='Wait, p95']")).to_have_text(wait)
+        expect(of_name(visit, name).locator("[data-label='Run, p95']")).to_have_text(run)
+    found = queue.get("/jobs/latency").body["names"][INVOICE]
+    assert (found["run"]["count"], found["wait"]["p99_ms"]) == (1, 14_400_000)
 
 
 def test_arguments_are_searched_and_columns_sort(visit: Visit, queue: Queue) -> None:

@@ -40,11 +40,14 @@ export function facts(kind, pairs) {
 // Where the process is published: QM_WEB_PREFIX, or nothing. This file is below it, in /static.
 export const PREFIX = new URL("..", import.meta.url).pathname.slice(0, -1);
 
+const NOTE_SHOWN = 6000; // ms
+const UNDO_SHOWN = 30000; // ms, as somebody who wants to press the button has to read it first
+
 /** @param {Child} text */
 export function toast(text) {
   const note = element("p", {}, text);
   byId("toasts").append(note);
-  setTimeout(() => note.remove(), 6000);
+  setTimeout(() => note.remove(), note.querySelector("button") ? UNDO_SHOWN : NOTE_SHOWN);
 }
 
 /** Copies a text; null where the browser does not allow it. @param {string} what @param {string} text */

@@ -131,8 +131,8 @@ function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest
 
 /** @param {Job} job @returns {Child} */
 const stateOf = ({ state, progress }) => [pill(state, STATES[state]), state === "executing" && progress && ` ${Math.round(progress.percent)} %`];
-/** @param {Job} job @returns {Child} */
-const dueOf = (job) => [moment(job.due), job.waiting && [" ", element("span", { class: "soft" }, countdown(at(job.waiting), until))]];
+/** @param {Job} job @param {(value: Moment | null) => Child} [show] @returns {Child} */
+const dueOf = (job, show = moment) => [show(job.due), job.waiting && [" ", element("span", { class: "soft" }, countdown(at(job.waiting), until))]];
 
 /** @param {Job} job */
 function cells(job) {
@@ -154,7 +154,7 @@ function describe(job) {
   return [
     facts("facts", [
       ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))],
-      [claim?.canceled_at ? "Asked to stop, ended in" : "Ended in", claim?.ends_at && countdown(at(claim.ends_at))], ["Due", element("span", {}, dueOf(job))],
+      [claim?.canceled_at ? "Asked to stop, ended in" : "Ended in", claim?.ends_at && countdown(at(claim.ends_at))], ["Due", element("span", {}, dueOf(job, zonedMoment))],
       ["Repeats", repetition && (repetition.cron ?? `every ${number((repetition.every_ms ?? 0) / 1000)} s`)],
       ["Priority", job.priority], ["Attempts", job.attempts], ["Created", zonedMoment(job.created)], ["Updated", zonedMoment(job.updated)],
     ]),
