@@ -57,7 +57,7 @@ def run(bench: Bench) -> Result:
 
 def lease_in_batches() -> Won:
     work, won = _work(), []
-    for batch in work.take_due(Backlog()):
+    for batch in work.take_due(Backlog):
         work.sent(batch)
         won += [(item.args[0], item.token) for item in batch.items]
     return won

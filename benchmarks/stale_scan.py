@@ -54,7 +54,7 @@ def run(bench: Bench) -> Result:
 
 
 def scan() -> list[tuple[str, str]]:
-    batches = (batch for sites in stale_sites(new_run()) for batch in sites.take_due(Backlog()))
+    batches = (batch for sites in stale_sites(new_run()) for batch in sites.take_due(Backlog))
     return [(item.args[0], item.args[1]) for batch in batches for item in batch.items]
 
 

@@ -115,6 +115,10 @@ class DueWork(ABC):
     def find_due(self, until: datetime) -> Iterator[Due]:
         """Yield what is due until then, oldest first."""
 
+    def has_due(self, until: datetime) -> bool:
+        """Return False if nothing is due until then; True if only `find_due` knows."""
+        return True
+
     @property
     def flags_documents(self) -> bool:
         """Whether `mark` sets a flag in documents."""
@@ -152,30 +156,40 @@ class DueWork(ABC):
 
     # Dispatch
 
-    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+    def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         """Take what is due and nobody holds, then a bounded number of what falls due before the next scan.
 
         A message that waits in the broker is never sent twice: waiting items are dispatched again only as far as they
         outnumber the messages.
+
+        Args:
+            measure: reads the backlog of the queue; it is not called if nothing is due and nothing waits.
         """
         if self.system_name in pauses.paused():
             yield DueBatch(found=0, items=[], other_counts={"paused": 1})
             return
         if self.system_name in settings().qm_dry_run:
+            backlog = measure()
             for some in self.limits.batches(self.find_due(self.clock()), backlog):
                 backlog.add(len(some))  # the scan ends in time, as it would
                 yield DueBatch(found=len(some), items=[], other_counts={"dry_run": len(some)})
             return
+        if not self.has_due(self._until(self.clock())) and not self.leases.are_waiting():
+            return
+        backlog = measure()
         with self.leases.scan() as goes_on:
             if not goes_on():
                 yield DueBatch(found=0, items=[], other_counts={"already_running": 1})
                 return
             self.leases.free_lost(backlog.waiting)
             now = self.clock()
-            until = now + self.ahead if self.limits.ahead else now
-            due, coming = split(self.find_due(until), lambda one: one.due_at <= now)
+            due, coming = split(self.find_due(self._until(now)), lambda one: one.due_at <= now)
             yield from self._dispatch(due, backlog, goes_on, budget=self._slots())
             yield from self._dispatch(coming, backlog, goes_on, budget=min(self.limits.ahead, self._slots()))
+
+    def _until(self, now: datetime) -> datetime:
+        """Return until when a scan takes what falls due."""
+        return now + self.ahead if self.limits.ahead else now
 
     def _dispatch(
         self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], *, budget: int

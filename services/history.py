@@ -19,7 +19,7 @@ from models.history import HOUR, TEN_MINUTES, Bucket
 from models.mark import Mark
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership
-from queue_manager.core.clock import EPOCH, hours, minutes
+from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds
 from queue_manager.core.histogram import Histogram
 from queue_manager.core.redis_client import PerProcess, connect
 from queue_manager.core.settings import settings
@@ -29,7 +29,8 @@ from queue_manager.telemetry import count_history, latency
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
 
-COPY_INTERVAL = minutes(1)
+COPY_INTERVAL = minutes(1)  # each process tries so often
+COPY_LOCK_TIME = seconds(50)  # shorter, so that the process that copied last finds it free
 COPY_LOCK = "qm:history:copied"
 MIN_OUTAGE = minutes(3)
 MINUTES_KEPT = 24 * 60  # in Redis
@@ -75,7 +76,7 @@ def copy(systems: Iterable[System], *, now: datetime) -> None:
     Raises the errors of the drivers.
     """
     client = _redis()
-    if not client.set(COPY_LOCK, 1, nx=True, px=int(COPY_INTERVAL.total_seconds() * 1000)):
+    if not client.set(COPY_LOCK, 1, nx=True, px=milliseconds(COPY_LOCK_TIME)):
         return
     known = [system for system in systems if system.is_on(settings())]
     if outage := mark.seen(now, gap=_gap(known)):

@@ -52,14 +52,14 @@ class ReviewRequests(DueWork):
     """How long a request keeps the next one away."""
     has_timelines: bool = True
 
-    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+    def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         if not self.product_types:
             raise ConfigurationError(
                 "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: it must be a list "
                 f"such as seo,ads, of which {', '.join(sorted(NEVER_MANAGED))} do not count"
             )
         yield self._left_out()
-        yield from super().take_due(backlog)
+        yield from super().take_due(measure)
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         for agency in subscription.eligible(

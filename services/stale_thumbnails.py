@@ -52,12 +52,12 @@ class StaleSites(DueWork):
     threshold: timedelta
     has_timelines: bool = True
 
-    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+    def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         now = self.clock()
         self.sites.forget_resets()
         if stamped := self.sites.stamp(now, latest=now + self.threshold):
             yield DueBatch(found=0, items=[], other_counts={"stamped": stamped})
-        yield from super().take_due(backlog)
+        yield from super().take_due(measure)
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         for one in self.sites.stale(until - self.threshold):

@@ -13,14 +13,17 @@ from collections import Counter
 from datetime import timedelta
 
 from models.database import estimated_now
+from queue_manager.core.clock import Pace
 from queue_manager.core.log import get_logger
 from services.message_queue import SweepResult, fold_counts, other_programs, sweeper
+from services.message_queue.other_programs import HEAL_INTERVAL
 from tasks.app import app
 from tasks.scan import ScanReport, scan_task
 
 MESSAGE_QUEUE_INITIATOR = "QM/message-queue"
 
 log = get_logger(MESSAGE_QUEUE_INITIATOR)
+_heals = Pace(HEAL_INTERVAL)
 
 
 @scan_task(
@@ -28,7 +31,8 @@ log = get_logger(MESSAGE_QUEUE_INITIATOR)
 )
 def requeue_overdue_messages() -> ScanReport:
     swept = sweep()
-    other_programs().heal()
+    if _heals.allows():
+        other_programs().heal()
     fold_counts()
     requeued, dead = len(swept.requeued), len(swept.dead_lettered)
     return ScanReport(

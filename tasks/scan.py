@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from celery import Task, current_task
@@ -19,7 +20,7 @@ from models.database import server_now, within
 from queue_manager.batching.publish import publish
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import Pace, seconds
 from queue_manager.core.errors import ErrorText, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES
@@ -38,6 +39,7 @@ RECORD_TIMEOUT = seconds(1)  # a scan waits no longer to record what only people
 
 
 log = get_logger("QM/tasks")
+_copies = Pace(history.COPY_INTERVAL)
 
 
 @dataclass(kw_only=True)
@@ -144,6 +146,8 @@ class ScanTask(Task):
             log.warning("The run could not be recorded", scan=self.name, error=reason(error))
 
     def _copy_history(self) -> None:
+        if not _copies.allows():
+            return
         try:
             with within(RECORD_TIMEOUT):
                 history.copy(systems(), now=server_now())
@@ -173,9 +177,10 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
     leases, and is dispatched again when they end.
     """
     report = ScanReport()
+    measure = partial(Backlog.of_queue, app, task.queue_name, time_left=_time_of_scan())
     for work in works:
         try:
-            for batch in work.take_due(Backlog.of_queue(app, task.queue_name, time_left=_time_of_scan())):
+            for batch in work.take_due(measure):
                 report.found += batch.found
                 report.claimed += len(batch.items)
                 report.other_counts.update(batch.other_counts)

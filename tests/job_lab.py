@@ -95,7 +95,7 @@ class Lab:
         """
         items, noted = [], dict[str, int]()
         work = self.dispatching(epoch, lease=lease)
-        for batch in work.take_due(Backlog(messages)):
+        for batch in work.take_due(lambda: Backlog(messages)):
             work.sent(batch)
             items += batch.items
             noted.update(batch.other_counts)

@@ -97,7 +97,7 @@ def make_work(clock: Callable[[], datetime], **limits: int) -> DocumentWork:
 def scan(work: DueWork, waiting: int = 0) -> list[DueItem]:
     """Do what a scan does while `waiting` messages wait in the broker; return what it sent."""
     items: list[DueItem] = []
-    for batch in work.take_due(Backlog(waiting)):
+    for batch in work.take_due(lambda: Backlog(waiting)):
         work.sent(batch)
         items += batch.items
     return items

@@ -3,7 +3,8 @@
 Guarantee: a tick is skipped only if a run of the same entry began after the tick was sent. No clock is involved: Redis
 numbers the ticks, and each run records the number of the last tick sent before it began.
 
-Keys: `qm:scan-ticks:<entry>`, a hash {sent, covered} that expires a week after the last tick.
+Keys: `qm:scan-ticks:<entry>`, a hash {sent, covered} that expires within a week after the last tick. Numbers then begin
+again at 1, with no run recorded, so that no tick is skipped.
 """
 
 from __future__ import annotations
@@ -20,20 +21,8 @@ from queue_manager.core.settings import settings
 TICK_HEADER = "qm_tick"
 """Message header of a tick: {entry, number}."""
 TICK_RETENTION = 7 * 24 * 3600  # seconds
+TICKS_PER_EXPIRY = 16  # every so many ticks the expiry is set again
 TICK_TIMEOUT = 0.5  # seconds that a scan waits for Redis
-
-# Numbers a tick.
-#
-# KEYS[1]  ticks of the entry: hash {sent, covered}
-# ARGV     retention of the numbers in seconds
-# Returns  the number
-#
-# Atomic so that no number is left without an expiry. A repeated call leaves a gap, which is harmless.
-ISSUE_TICK = """
-local number = redis.call('HINCRBY', KEYS[1], 'sent', 1)
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-return number
-"""
 
 # Begins a run for a tick, unless a run began after the tick was sent. The run covers all ticks sent so far.
 #
@@ -59,8 +48,10 @@ _client = PerProcess(
 
 def issue(client: redis.Redis, entry: str) -> dict[str, Any]:
     """Number a tick of `entry`; return the value of its header. Raises the errors of redis-py."""
-    number: Any = client.eval(ISSUE_TICK, 1, _key(entry), TICK_RETENTION)
-    return {"entry": entry, "number": int(number)}
+    number = int(client.hincrby(_key(entry), "sent", 1))
+    if number % TICKS_PER_EXPIRY == 1:
+        client.expire(_key(entry), TICK_RETENTION)
+    return {"entry": entry, "number": number}
 
 
 def begin(tick: Any) -> bool:

@@ -22,6 +22,7 @@ The schedule is RedBeat's. RedBeat's lock is not used, because the beat exits wh
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ from kombu.common import ignore_errors
 from kombu.exceptions import OperationalError
 from kombu.utils.objects import cached_property
 from kombu.utils.url import maybe_sanitize_url
+from redbeat.decoder import RedBeatJSONEncoder
 from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
 from redbeat.schedules import rrule
 from redis.client import NEVER_DECODE
@@ -95,6 +97,26 @@ class StoredEntry(RedBeatSchedulerEntry):
                 entry.last_run_at = None
         return entry
 
+    @property
+    def score(self) -> float:
+        """The next run in Unix seconds. RedBeat rounds it down, so that an entry would be loaded before it is due."""
+        next_run = self.due_at
+        return -1.0 if next_run is None else float(next_run.timestamp())
+
+    def _next_instance(self, last_run_at: datetime | None = None, only_update_last_run_at: bool = False) -> Self:
+        """Record a run and the next one, like RedBeat, but without a transaction: half of it leaves the entry due."""
+        entry: Self = super(RedBeatSchedulerEntry, self)._next_instance(last_run_at=last_run_at)
+        if only_update_last_run_at:
+            entry.total_run_count = self.total_run_count
+        meta = {"last_run_at": entry.last_run_at, "total_run_count": entry.total_run_count}
+        with get_redis(self.app).pipeline(transaction=False) as pipe:
+            pipe.hset(self.key, "meta", json.dumps(meta, cls=RedBeatJSONEncoder))
+            pipe.zadd(self.app.redbeat_conf.schedule_key, {entry.key: entry.score})
+            pipe.execute()
+        return entry
+
+    __next__ = next = _next_instance
+
 
 class LeaderScheduler(RedBeatScheduler):
     """RedBeat's scheduler with leader election."""
@@ -108,6 +130,7 @@ class LeaderScheduler(RedBeatScheduler):
         self._shares_no_keys = app.redbeat_conf.lock_key != status.OLD_LEADER_LOCK
         self._lock = LeaderLock(self._client, app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
         self._clock = ServerClock(self._redis_time)
+        self._look_for_older_at = 0.0  # by the monotonic clock
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
         # Celery and RedBeat use the time of the app for due times and last runs.
         app.now = lambda: self._clock.now().astimezone(app.timezone)
@@ -159,7 +182,7 @@ class LeaderScheduler(RedBeatScheduler):
         """
         if self._lock.is_fresh():
             return True
-        if self._shares_no_keys and (older := status.older_leader(self._client)):
+        if older := self._older_leader():
             if self.epoch:
                 self._lock.release()
             self._stand_by(f"a beat of release 0.1 leads: {older}")
@@ -175,6 +198,14 @@ class LeaderScheduler(RedBeatScheduler):
         self.setup_schedule()
         self._log_state(f"leading (epoch {self.epoch})")
         return True
+
+    def _older_leader(self) -> str | None:
+        """Return the leading beat of release 0.1, for which it looks once per lease while this beat leads."""
+        now = time.monotonic()
+        if not self._shares_no_keys or (self.epoch and now < self._look_for_older_at):
+            return None
+        self._look_for_older_at = now + self.lock_timeout
+        return status.older_leader(self._client)
 
     def _follow_clock(self) -> None:
         """Rewrite the schedule if the clock of Redis was set back, because its entries wait for the old time."""
@@ -212,7 +243,7 @@ class LeaderScheduler(RedBeatScheduler):
         return [entry for entry in loaded.values() if entry is not None], wait
 
     def _next_runs(self, before: float) -> dict[str, float]:
-        """Return the next runs in Unix seconds by the key of the entry; they are rounded down."""
+        """Return the next runs in Unix seconds by the key of the entry."""
         command = ("ZRANGEBYSCORE", self.app.redbeat_conf.schedule_key, 0, before, "WITHSCORES")
         # As bytes, because a key that is not UTF-8 must not fail the command.
         options = {NEVER_DECODE: True, "withscores": True, "score_cast_func": float}

@@ -73,6 +73,22 @@ def parse_utc(text: str | None, *, field: str) -> datetime | None:
     )
 
 
+class Pace:
+    """Lets this process do something once per interval."""
+
+    def __init__(self, interval: timedelta) -> None:
+        self._interval = interval.total_seconds()
+        self._next_at = 0.0
+
+    def allows(self) -> bool:
+        """Return True if the interval is over since the last call that did."""
+        now = time.monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + self._interval
+        return True
+
+
 class ServerClock:
     """The database server's time, sampled every few seconds and extrapolated by the monotonic clock.
 

@@ -182,6 +182,11 @@ class Leases:
         """Mark items taken until `ends_ms` as sent: they wait for a worker, for any time."""
         self._each(DISPATCHED, names, ends_ms)
 
+    def are_waiting(self) -> bool:
+        """Return True if dispatched items wait for a worker."""
+        with redis_server() as client:
+            return bool(client.zcard(self.keys[0]))
+
     def next_slot(self) -> datetime | None:
         """Return the next free time of a system whose rate is limited."""
         with redis_server() as client:

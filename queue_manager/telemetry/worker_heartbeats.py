@@ -1,8 +1,8 @@
 """Heartbeats of workers every two seconds until shutdown: name, release, consumed queues, activity, and why they pause.
 
 Guarantee: a worker that was killed or lost its connection is offline after `OFFLINE_AFTER`, by the clock of Redis.
-Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`. A heartbeat that changes nothing records only
-its time, in one command.
+Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`. A change is recorded by the next heartbeat; if
+nothing changes, every second one records its time.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ DETAILS_KEY = "qm:workers:details"
 ACTIVITY_KEY = "qm:workers:activity"
 OWN_RELEASE = version("queue-manager")
 OFFLINE_AFTER = seconds(10)
+TIME_INTERVAL = 3.0  # seconds between two heartbeats that record only their time, at least
 FULL_INTERVAL = 60.0  # seconds between two full heartbeats of a worker of which nothing changes
 RETENTION = hours(1)  # of the keys after the last full heartbeat
 HEARTBEAT_TIMEOUT = 0.5  # seconds that a worker waits for Redis
@@ -108,14 +109,18 @@ class _Recorder:
         self._client = make_client(url, socket_timeout=HEARTBEAT_TIMEOUT, socket_connect_timeout=HEARTBEAT_TIMEOUT)
         self._full: dict[str, tuple[float, Details]] = {}
         self._activity: dict[str, Activity | None] = {}
+        self._recorded_at: dict[str, float] = {}
 
-    def record(self, member: str, details: Details, activity: Activity | None) -> None:
-        scope = self._scope(member, details, activity)
+    def record(self, member: str, details: Details, activity: Activity | None, *, is_periodic: bool) -> None:
+        scope, now = self._scope(member, details, activity), time.monotonic()
+        if is_periodic and scope == "time" and now < self._recorded_at[member] + TIME_INTERVAL:
+            return
         report = b"" if activity is None else worker_activity.encode(activity)
         times = [milliseconds(OFFLINE_AFTER), milliseconds(RETENTION)]
         RECORD(self._client, KEYS, [member, *times, msgspec.json.encode(details), report, scope])
+        self._recorded_at[member] = now
         if scope == "all":
-            self._full[member] = time.monotonic(), details
+            self._full[member] = now, details
         if scope != "time":
             self._activity[member] = activity
 
@@ -142,16 +147,22 @@ _recorder = PerProcess(_Recorder)
 
 
 def record(
-    name: str, queues: Iterable[str] | None = None, *, paused: str | None = None, activity: Activity | None = None
+    name: str,
+    queues: Iterable[str] | None = None,
+    *,
+    paused: str | None = None,
+    activity: Activity | None = None,
+    is_periodic: bool = False,
 ) -> None:
     """Record a heartbeat of the worker `name` of this process, which consumes `queues`. Best effort.
 
     Args:
         paused: why it takes no items.
+        is_periodic: another one follows in two seconds, so that not each one that changes nothing has to be recorded.
     """
     details = Details(queues=None if queues is None else sorted(queues), release=OWN_RELEASE, paused=paused)
     with suppress(redis.RedisError):
-        _recorder().record(_member(name), details, activity)
+        _recorder().record(_member(name), details, activity, is_periodic=is_periodic)
 
 
 def remove(name: str) -> None:

@@ -8,7 +8,7 @@ The cost grows with the number of names and of executing jobs, not of waiting jo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -80,7 +80,7 @@ class Dispatch(DueWork):
     declared: Mapping[str, Document] = field(default_factory=dict)
     """Repetitions that code declares, by name."""
 
-    def take_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+    def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         """Record the leader, store declared jobs, requeue lost ones, lease the due queues, and delete old jobs."""
         now = self.clock()
         if not self._leads(now):
@@ -92,7 +92,7 @@ class Dispatch(DueWork):
             yield DueBatch(found=0, items=[], other_counts={"reaped": len(reaped)})
             epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
-        yield from super().take_due(backlog)
+        yield from super().take_due(measure)
         if deleted := self._keep_house(now):
             yield DueBatch(found=0, items=[], other_counts={"deleted": deleted})
 
@@ -112,6 +112,9 @@ class Dispatch(DueWork):
         for name, due_at in sorted(first_due.items(), key=lambda one: one[1]):
             if name not in skipped:
                 yield DueQueue(id=name, due_at=due_at, args=(name, epoch))
+
+    def has_due(self, until: datetime) -> bool:
+        return job.has_due(until)
 
     def lease_of(self, args: Sequence[Any]) -> str:
         return lease_name(*args)

@@ -14,6 +14,7 @@ from services.message_queue.messages import QueueOptions
 from services.message_queue.scripts import Scripts, streams
 
 HEAL_INTERVAL, HEAL_BUDGET = minutes(1), seconds(1)
+HEAL_TURN = seconds(50)  # shorter, so that a process that asks once per interval finds the turn free
 ADOPT_BUDGET = seconds(2)
 PENDING_PAGE_SIZE = 100  # entries of a pending list per script call
 
@@ -28,9 +29,9 @@ class OtherPrograms:
         """Set a deadline for entries that other consumers received, and requeue entries that wait in their streams.
 
         Also deletes records of entries that they deleted. Returns the number of entries that got a deadline. Does
-        nothing if the last call was less than a minute ago.
+        nothing if the last call was less than `HEAL_TURN` ago.
         """
-        if not self._options.is_shared or not self._scripts.run("take_turn", "healed", milliseconds(HEAL_INTERVAL)):
+        if not self._options.is_shared or not self._scripts.run("take_turn", "healed", milliseconds(HEAL_TURN)):
             return 0
         end = time.monotonic() + budget.total_seconds()
         healed = 0

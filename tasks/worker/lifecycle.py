@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from logging import LogRecord, getLogger
 from typing import Any
 
+from billiard.util import get_pdeathsig
 from celery import signals
 
 from beat_schedule import warnings
@@ -57,6 +58,8 @@ def check_worker(**_: Any) -> None:
         tracing.require_opentelemetry()
         _refuse_wrong_servers(with_mongo=True)
         _refuse_missing_jobs()
+        with suppress(OSError):  # another system than Linux
+            get_pdeathsig()  # with cffi it imports a parser of C, as otherwise each process of the pool would
         memory.reduce_garbage_collection()  # before the pool forks, so that children share these objects
 
 
@@ -102,12 +105,13 @@ def start_heartbeat(sender: Any, **_: Any) -> None:
 @signals.heartbeat_sent.connect
 def show_presence(sender: Any, **_: Any) -> None:
     """Show that this worker is there: from its main loop, so that one that hangs is not. It comes also without -E."""
-    _record_heartbeat(sender.eventer.hostname)
+    _record_heartbeat(sender.eventer.hostname, is_periodic=True)
 
 
-def _record_heartbeat(name: str) -> None:
+def _record_heartbeat(name: str, *, is_periodic: bool = False) -> None:
     queues = app.amqp.queues.consume_from
-    worker_heartbeats.record(name, queues, paused=pings.problem, activity=_sampler.sample())
+    paused, activity = pings.problem, _sampler.sample()
+    worker_heartbeats.record(name, queues, paused=paused, activity=activity, is_periodic=is_periodic)
 
 
 @signals.worker_shutdown.connect

@@ -13,10 +13,16 @@ from msgspec.structs import replace
 from redis import Redis
 
 from dev.servers import Valkey
+from queue_manager import leases
+from queue_manager.beat import scan_ticks
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes
 from queue_manager.leases import Leases
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
+from services import message_queue
+from services.due_documents import work_of
+from services.support_snooze import system as support_snooze
 from tests.broker.taking import Taker, connected, held, send
 from tests.real_servers import Servers
 
@@ -83,6 +89,36 @@ def test_an_acknowledgement_is_two_commands(connection: Connection, client: Redi
     assert held(client) == (0, 0)
 
 
+@pytest.fixture
+def patient_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is given up on a busy machine."""
+    monkeypatch.setattr(worker_heartbeats, "HEARTBEAT_TIMEOUT", 30.0)
+
+
+@pytest.fixture
+def quiet_server(clean: Servers, own_valkey: Valkey) -> Iterator[Valkey]:
+    """A server of the leases and messages of this test alone."""
+    clients = (leases._client, message_queue._scripts)
+    for client in clients:
+        client.take()
+    yield own_valkey
+    for client in clients:
+        client.take()
+
+
+@pytest.mark.usefixtures("patient_heartbeats")
+def test_heartbeats_in_a_row_that_change_nothing_are_not_recorded(own_valkey: Valkey) -> None:
+    with Redis.from_url(own_valkey.url, decode_responses=True) as client:
+        worker_heartbeats.record("one@here", ["jobs"])
+        with counted(client) as counts:
+            worker_heartbeats.record("one@here", ["jobs"], is_periodic=True)
+        assert not counts
+        worker_heartbeats.record("one@here", ["jobs", "scans"], is_periodic=True)
+        assert [worker.queues for worker in worker_heartbeats.online(client)] == [("jobs", "scans")]
+        worker_heartbeats.remove("one@here")
+
+
+@pytest.mark.usefixtures("patient_heartbeats")
 def test_a_worker_that_changes_nothing_records_only_its_time(own_valkey: Valkey) -> None:
     with Redis.from_url(own_valkey.url, decode_responses=True) as client:
         worker_heartbeats.record("one@here", ["jobs"])
@@ -99,6 +135,7 @@ def test_a_worker_that_changes_nothing_records_only_its_time(own_valkey: Valkey)
         worker_heartbeats.remove("one@here")
 
 
+@pytest.mark.usefixtures("patient_heartbeats")
 def test_a_worker_that_executes_nothing_records_only_its_time(own_valkey: Valkey) -> None:
     idle = Activity(pool="prefork", size=2, busy=0, done_per_minute=0, processes=[PoolProcess(pid=7, memory_bytes=1)])
     with Redis.from_url(own_valkey.url, decode_responses=True) as client:
@@ -140,8 +177,37 @@ def test_which_changes_of_an_activity_are_recorded_at_once() -> None:
     assert (long.differs(short), some.differs(short), other.differs(short)) == (False, True, True)
 
 
-def test_a_scan_renews_its_lock_not_with_every_batch(clean: Servers) -> None:
-    with Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+def test_a_scan_renews_its_lock_not_with_every_batch(quiet_server: Valkey) -> None:
+    with Redis.from_url(quiet_server.url, decode_responses=True) as client:
         with counted(client) as counts, Leases("trial-end", minutes(1)).scan() as goes_on:
             assert all(goes_on() for _ in range(20))
         assert counts["get"] == 2  # to take the lock, and to release it
+
+
+def test_a_scan_that_finds_nothing_takes_no_lock_and_reads_no_backlog(quiet_server: Valkey) -> None:
+    with Redis.from_url(quiet_server.url, decode_responses=True) as client:
+        assert [*work_of(support_snooze).take_due(not_measured)] == []  # connects
+        with counted(client) as counts:
+            assert [*work_of(support_snooze).take_due(not_measured)] == []
+    assert counts == {"hgetall": 1, "zcard": 1}  # the pauses, and what waits
+
+
+def not_measured() -> Backlog:
+    raise AssertionError("the backlog was read")
+
+
+def test_a_sweep_of_messages_that_are_not_overdue_reads_the_first_deadline_only(quiet_server: Valkey) -> None:
+    with Redis.from_url(quiet_server.url, decode_responses=True) as client:
+        message_queue.sweeper().sweep()  # loads the script
+        with counted(client) as counts:
+            message_queue.sweeper().sweep()
+    assert counts == {"evalsha": 1, "time": 1, "zrange": 1}
+
+
+def test_a_tick_is_numbered_by_one_command(own_valkey: Valkey) -> None:
+    with Redis.from_url(own_valkey.url, decode_responses=True) as client:
+        assert scan_ticks.issue(client, "an-entry") == {"entry": "an-entry", "number": 1}
+        assert client.ttl("qm:scan-ticks:an-entry") > 0
+        with counted(client) as counts:
+            assert [scan_ticks.issue(client, "an-entry")["number"] for _ in range(15)] == [*range(2, 17)]
+        assert counts == {"hincrby": 15}

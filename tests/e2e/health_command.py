@@ -110,7 +110,7 @@ def show_worker() -> None:
 
 def taken_room(*, due_ago: float) -> DueItem:
     make_room(server_now() - seconds(due_ago))
-    (item,) = [item for batch in work_of(support_snooze).take_due(Backlog()) for item in batch.items]
+    (item,) = [item for batch in work_of(support_snooze).take_due(Backlog) for item in batch.items]
     return item
 
 

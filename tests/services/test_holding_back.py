@@ -68,7 +68,7 @@ def add(count: int, due_at: datetime = T0 - minutes(1)) -> None:
 
 def scan(work: DocumentWork) -> list[DueBatch]:
     batches = []
-    for batch in work.take_due(Backlog()):
+    for batch in work.take_due(Backlog):
         work.sent(batch)
         batches.append(batch)
     return batches
@@ -109,7 +109,7 @@ class TestRate:
 
     def test_a_scan_that_could_not_send_leaves_its_times_unused(self, work: DocumentWork, clock: HandClock) -> None:
         add(50)
-        for batch in work.take_due(Backlog()):
+        for batch in work.take_due(Backlog):
             work.release(batch.items)
             break
         assert items_of(scan(work)) == []
@@ -154,7 +154,7 @@ class TestPause:
 
     def test_calls_of_after_that_are_owed_pause_too(self, work: DocumentWork) -> None:
         pauses.pause("calls", by="a test")
-        assert [batch.other_counts for batch in work.owed_calls().take_due(Backlog())] == [{"paused": 1}]
+        assert [batch.other_counts for batch in work.owed_calls().take_due(Backlog)] == [{"paused": 1}]
 
 
 class TestDryRun:

@@ -127,7 +127,7 @@ class TestEligible:
     ) -> None:
         bad = subscribe(created_at)
         good = subscribe()
-        batches = list(reviews.take_due(Backlog()))
+        batches = list(reviews.take_due(Backlog))
         assert [item.args[2] for batch in batches for item in batch.items] == [str(good["account"])]
         assert batches[0].other_counts == {"unreadable": 1}
         assert str(bad["_id"]) in str(caplog.records[-1].msg)
@@ -164,7 +164,7 @@ class TestEligible:
     @pytest.mark.parametrize("account", [None, "", 7, ["a"], {"x": 1}, True], ids=str)
     def test_agency_without_usable_account_is_counted_and_left_out(self, reviews: ReviewRequests, account: Any) -> None:
         subscribe(metadata={} if account is None else {"account_id": account})
-        batches = list(reviews.take_due(Backlog()))
+        batches = list(reviews.take_due(Backlog))
         assert [batch.items for batch in batches] == [[], []]
         assert batches[1].other_counts == {"without_account": 1}
 

@@ -174,7 +174,7 @@ def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: AgingClock) 
     make_site(details={"thumbnails": {"desktop": "d.png"}})
     make_site()
     make_site(details="nonsense")
-    stamped, stale = work_on(AGENCY_WEBSITES, clock, batch=10).take_due(Backlog())
+    stamped, stale = work_on(AGENCY_WEBSITES, clock, batch=10).take_due(Backlog)
     assert (stamped.found, stamped.other_counts) == (0, {"stamped": 1})
     assert (stale.found, stale.other_counts) == (3, {"finished": 1})
 

@@ -159,8 +159,8 @@ def test_database_error_in_the_middle_is_raised_after_what_was_claimed_was_sent(
     make_room(server_now() - minutes(1))
     take_due = DocumentWork.take_due
 
-    def breaks_after_one(self: DocumentWork, backlog: Backlog) -> Iterator[DueBatch]:
-        yield next(take_due(self, backlog))
+    def breaks_after_one(self: DocumentWork, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
+        yield next(take_due(self, measure))
         raise AutoReconnect("connection closed")
 
     monkeypatch.setattr(DocumentWork, "take_due", breaks_after_one)

@@ -5,7 +5,8 @@
 -- ARGV     maximum number of messages (a slice may be smaller), default max attempts, trigger ('scheduler' for the
 --          schedule), ms between periodic sweeps (0: no sweep can be scheduled)
 -- Returns  {ids requeued, ids dead-lettered, overdue messages scanned, next deadline in ms or 0, now in ms, ms until a
---          sweep that the caller must schedule, or 0}; false while another sweeper holds the lock
+--          sweep that the caller must schedule, or 0}; false if messages are overdue while
+--          another sweeper holds the lock
 --
 -- Atomic, so that a message is always in one state; XACK decides which of several sweepers handles it. The cost grows
 -- with the number of overdue messages, not of pending ones. The lock belongs to sweepers of other programs; this script
@@ -14,11 +15,21 @@
 local MIN_SWEEP_DELAY = 50 -- ms, so that many deadlines in a row need few sweeps
 
 local batch, max_attempts, triggered_by, sweep_period = unpack(ARGV)
-if redis.call('EXISTS', QUEUE .. ':overdue_requeue_lock') == 1 then
-  return false
+
+-- Returns the first deadline in ms; nil if there is none.
+local function first_deadline()
+  return tonumber(redis.call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')[2])
 end
-local most = math.min(tonumber(batch), MAX_HANDLED)
-local overdue = redis.call('ZRANGE', DEADLINES, '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, most)
+
+local deadline = first_deadline()
+local overdue = {}
+if deadline and deadline <= NOW_MS then
+  if redis.call('EXISTS', QUEUE .. ':overdue_requeue_lock') == 1 then
+    return false
+  end
+  local most = math.min(tonumber(batch), MAX_HANDLED)
+  overdue = redis.call('ZRANGE', DEADLINES, '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, most)
+end
 local requeued, dead, records = {}, {}, {}
 
 -- Requeues or dead-letters a message. Returns its record if it is to be saved.
@@ -67,8 +78,10 @@ end
 if #dead > 0 then
   announce_ids('move_to_dlq', dead)
 end
-local first = redis.call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')
-local deadline = tonumber(first[2]) or 0
+if #overdue > 0 then
+  deadline = first_deadline()
+end
+deadline = deadline or 0
 local planned = 0
 if deadline > NOW_MS and handled < tonumber(batch) then
   planned = schedule_sweep(math.max(deadline, NOW_MS + MIN_SWEEP_DELAY), tonumber(sweep_period))

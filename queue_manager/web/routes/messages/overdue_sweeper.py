@@ -19,6 +19,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.web.routes.messages.events import QueueEvent, QueueFeed
 from services.message_queue import other_programs, sweeper
+from services.message_queue.other_programs import HEAL_INTERVAL
 
 MIN_SWEEP_INTERVAL = 0.02  # seconds, so that a stream of deadlines needs few sweeps
 SWEEPER_BUDGET = seconds(0.5)  # short, so that the process shuts down soon
@@ -72,9 +73,10 @@ class OverdueSweeper:
 
     async def _heal(self) -> None:
         while True:
-            if await self._try(self._other_programs.heal):
+            healed = await self._try(self._other_programs.heal)
+            if healed:
                 self._plan(_now())  # no event announces their deadlines
-            await asyncio.sleep(self._period)
+            await asyncio.sleep(self._period if healed is None else HEAL_INTERVAL.total_seconds())
 
     async def _follow_events(self) -> None:
         while True:
