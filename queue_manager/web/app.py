@@ -52,8 +52,9 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     """
     require_tasks()
     api = api_of(chosen, ending)
-    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=HeadMiddleware(auth.AuditLogMiddleware(api)))
-    secured = SecurityMiddleware(ShutdownMiddleware(application), local_only=not chosen.has_credentials)
+    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=HeadMiddleware(api))
+    logged = auth.AuditLogMiddleware(DirectRoutes(application, api=api))
+    secured = SecurityMiddleware(ShutdownMiddleware(logged), local_only=not chosen.has_credentials)
     return PrefixMiddleware(secured, chosen.qm_web_prefix) if chosen.qm_web_prefix else secured
 
 
@@ -118,7 +119,7 @@ def _install(
     if job_feed is not None:
         jobs.install(api, job_feed)
     pages.install(api)
+    # Message traffic is not compressed: its routes are served before the framework.
     api.add_middleware(
         GZipMiddleware, minimum_size=MIN_COMPRESSED, compresslevel=COMPRESSION_LEVEL, exclude_content_types=UNCOMPRESSED
     )
-    api.add_middleware(DirectRoutes, api=api)  # added last, so that message traffic is not compressed

@@ -3,7 +3,8 @@
     router = APIRouter(route_class=DirectRoute)
 
 They are declared and described like all other routes, with the same roles, bodies, parameters and errors.
-`DirectRoutes` finds them by method and path, and calls their dependencies and their endpoint itself.
+`DirectRoutes` finds them by method and path before the framework gets the request, and calls their dependencies and
+their endpoint itself.
 """
 
 from __future__ import annotations
@@ -53,14 +54,16 @@ class _DirectEndpoint:
         self._parameters = dependant.query_params
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["route"] = self._route
+        scope["app"], scope["route"] = self._api, self._route
         request = Request(scope, receive)
         try:
             response = await self._respond(request)
         except Exception as error:
             handle = error_handler(self._api, error)
             if handle is None:
-                raise
+                unexpected: Any = self._api.exception_handlers[Exception]
+                await (await unexpected(request, error))(scope, receive, send)
+                raise  # uvicorn logs it
             response = await handle(request, error)
         await response(scope, receive, send)
 
