@@ -89,6 +89,7 @@ def settle(**_: Any) -> None:
 
 
 @signals.worker_process_shutdown.connect
+@signals.worker_shutdown.connect  # of a pool of threads, whose tasks run in the main process
 def flush_telemetry(**_: Any) -> None:
     error_reports.flush()
     tracing.flush()
