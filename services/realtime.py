@@ -12,18 +12,17 @@ receives them is unknown to the sender. The stream is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 from uuid import uuid4
 
 import redis
 from msgspec import json, msgpack
-from redis.client import Pipeline
 
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
-from queue_manager.core.redis_client import PerProcess, make_client
+from queue_manager.core.redis_client import PerProcess, Script, make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.telemetry import tracing
 
@@ -33,14 +32,17 @@ EVENT_PACKET, BROADCAST = 2, 3  # the packet type in Socket.IO's protocol, the m
 RESUBSCRIBE_TIME = minutes(1)  # the longest wait of python-socketio between two attempts to reach Redis
 SERVER_KEY = "qm:events:server"
 
-# Record which server takes the events, and when the first of them came. A server has a new run id when it starts.
+# Send events, and record which server takes them and when the first of them came. A server has a new run id when it
+# starts.
 #
-# KEYS[1]  run id and time in ms
+# KEYS     run id and time in ms; the stream of Node servers
+# ARGV     maximum length of the stream; number of messages to publish; channel and message of each; new entries of the
+#          stream
 # Returns  ms since the first event that this server took
 #
 # A script, because it needs the clock and the run id of the server. It counts as a write, so a replica, or a primary
-# that has lost its replicas, refuses the whole transaction. Both would accept PUBLISH, and nobody would receive it.
-RECORD_SERVER = """#!lua flags=allow-oom
+# that has lost its replicas, refuses it. Both would accept PUBLISH, and nobody would receive it.
+EMIT = Script(f"""#!lua flags=allow-oom
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
@@ -49,8 +51,16 @@ if known ~= run_id then
     since = now
     redis.call('SET', KEYS[1], string.format('%s:%d', run_id, now))
 end
+local first_entry = 3 + 2 * ARGV[2]
+for i = 3, first_entry - 1, 2 do
+    redis.call('PUBLISH', ARGV[i], ARGV[i + 1])
+end
+for i = first_entry, #ARGV do
+    redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[1], '*', 'uid', '{NODE_SENDER}', 'nsp', '{NAMESPACE}',
+        'type', '{BROADCAST}', 'data', ARGV[i])
+end
 return now - since
-"""
+""")
 
 
 class EmitFailed(AppError):
@@ -87,8 +97,7 @@ class RedisEvents:
     ) -> None:
         self._url, self._channel = url, channel
         self._node_key, self._stream_max_length = node_key, stream_max_length
-        senders = {"python": self._to_python, "redis": self._to_node, "redis-streams": self._to_node_stream}
-        self._senders = [senders[adapter] for adapter in adapters]
+        self._adapters = tuple(adapters)
         self._client = make_client(url, health_check_interval=30)
         self._host_id = uuid4().hex
 
@@ -96,23 +105,30 @@ class RedisEvents:
         return self.emit_all(event, [(room, data)])
 
     def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> timedelta:
+        some = list(messages)
+        published = [part for one in self._published(event, some) for part in one]
+        keys = [SERVER_KEY, self._node_key]
+        arguments = [self._stream_max_length, len(published) // 2, *published, *self._entries(event, some)]
         about = {"queue_manager.event": event}
         try:
-            with (
-                tracing.publishing(self._channel, system="socketio", attributes=about),
-                self._client.pipeline() as pipe,
-            ):
-                for room, data in messages:
-                    for send in self._senders:
-                        send(pipe, event, data, room)
-                pipe.eval(RECORD_SERVER, 1, SERVER_KEY)
-                *_, since_ms = pipe.execute()
+            with tracing.publishing(self._channel, system="socketio", attributes=about):
+                since_ms = EMIT(self._client, keys, arguments)
         except redis.RedisError as error:
             raise EmitFailed(f"Redis at {redact_url(self._url)} did not take the event: {error}") from error
         return max(RESUBSCRIBE_TIME - timedelta(milliseconds=since_ms), timedelta(0))
 
-    def _to_python(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
-        message = {
+    def _published(self, event: str, messages: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, bytes]]:
+        """Yield channel and message of what is published."""
+        if "python" in self._adapters:
+            for room, data in messages:
+                yield self._channel, json.encode(self._python_message(event, data, room))
+        if "redis" in self._adapters:
+            for room, data in messages:
+                message = [NODE_SENDER, _packet(event, data), _options(room)]
+                yield f"{self._node_key}#{NAMESPACE}#{room}#", msgpack.encode(message)
+
+    def _python_message(self, event: str, data: dict[str, Any], room: str) -> dict[str, Any]:
+        return {
             "method": "emit",
             "event": event,
             "data": [data],
@@ -123,20 +139,12 @@ class RedisEvents:
             "callback": None,
             "host_id": self._host_id,
         }
-        pipe.publish(self._channel, json.encode(message))
 
-    def _to_node(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
-        message = [NODE_SENDER, _packet(event, data), _options(room)]
-        pipe.publish(f"{self._node_key}#{NAMESPACE}#{room}#", msgpack.encode(message))
-
-    def _to_node_stream(self, pipe: Pipeline, event: str, data: dict[str, Any], room: str) -> None:
-        message = json.encode({"packet": _packet(event, data), "opts": _options(room)})
-        pipe.xadd(
-            self._node_key,
-            {"uid": NODE_SENDER, "nsp": NAMESPACE, "type": BROADCAST, "data": message},
-            maxlen=self._stream_max_length,
-            approximate=True,
-        )
+    def _entries(self, event: str, messages: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[bytes]:
+        """Yield what is appended to the stream of Node servers."""
+        if "redis-streams" in self._adapters:
+            for room, data in messages:
+                yield json.encode({"packet": _packet(event, data), "opts": _options(room)})
 
 
 def _packet(event: str, data: dict[str, Any]) -> dict[str, Any]:
