@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from queue_manager.core.errors import PermanentError
 
@@ -45,9 +46,11 @@ def unix_ms(moment: datetime) -> int:
 
 def truncate(moment: datetime) -> datetime:
     """Truncate a time to whole milliseconds, as MongoDB stores it."""
-    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+    rest = moment.microsecond % 1000
+    return moment.replace(microsecond=moment.microsecond - rest) if rest else moment
 
 
+@lru_cache(maxsize=128)  # the items of a batch share their time
 def to_iso(moment: datetime) -> str:
     """Format a time as `2026-01-31T09:30:00.000Z`, the form of JavaScript's `Date`."""
     utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
@@ -65,7 +68,7 @@ def parse_utc(text: str | None, *, field: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is not None:
-            return truncate(moment.astimezone(UTC))
+            return truncate(moment if moment.tzinfo is UTC else moment.astimezone(UTC))
     except (TypeError, ValueError, OverflowError):
         pass  # raised below, as for a time without a time zone
     raise PermanentError(
