@@ -125,7 +125,10 @@ class ItemTask(BatchedTask):
         return tracing.processing(self.queue_name, headers, attributes=about, not_errors=(Ignore, Reject))
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        counters.items(self.queue_name, {"done": 1, **(self.request.get("durations") or {})})
+        self.count_successes(1, **(self.request.get("durations") or {}))
+
+    def count_successes(self, count: int, **durations: int) -> None:
+        counters.items(self.queue_name, {"done": count, **durations})
 
     def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         counters.items(self.queue_name, {"retried": 1})

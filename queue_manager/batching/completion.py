@@ -40,9 +40,8 @@ def is_final(task: ItemTask, headers: Mapping[str, Any], embed: Any) -> bool:
     return bool(is_ignored) and isinstance(embed, dict) and not any(map(embed.get, FOLLOW_UPS))
 
 
-def succeed(task: ItemTask, id: str, args: Any, kwargs: Any, result: Any, seconds: float) -> TaskResult:
-    """Complete a task with this result."""
-    task.on_success(result, id, args, kwargs)
+def succeed(task: ItemTask, result: Any, seconds: float) -> TaskResult:
+    """Complete a task with this result. The caller counts it, with the others of its batch."""
     return 0, _shown(result, task.resultrepr_maxsize), seconds
 
 

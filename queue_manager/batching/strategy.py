@@ -196,17 +196,20 @@ def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
         tracing.processing(task.queue_name, all_headers, attributes={"celery.task": name}),
         task.execute_batch([(id, headers, args, kwargs) for id, headers, (args, kwargs, _) in batch]) as outcomes,
     ):
-        share = (monotonic() - started) / len(batch)
+        share, succeeded = (monotonic() - started) / len(batch), 0
         for (id, headers, body), outcome in zip(batch, outcomes, strict=True):
-            args, kwargs, embed = body
+            *_, embed = body
             if isinstance(outcome, Verdict):
                 ended.append(outcome)
                 continue
             if outcome is not None and not has_listeners and completion.is_final(task, headers, embed):
-                ended.append(completion.succeed(task, id, args, kwargs, outcome, share))
+                ended.append(completion.succeed(task, outcome, share))
+                succeeded += 1
                 continue
             with task.completing_with(outcome):
                 ended.append(completion.run(partial(run_task, name, id, headers, body, None, None), share))
+        if succeeded:
+            task.count_successes(succeeded)
     log.info("A batch of tasks ended", task=name, tasks=len(batch), seconds=round(monotonic() - started, 3))
     if log.isEnabledFor(DEBUG):
         log.debug("Items of the batch", task=name, items=[list(args) for _, _, (args, _, _) in batch])
