@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -195,7 +194,7 @@ class _Walks:
         with connect(os.environ["REDIS_URL"]) as client:
             while taken := client.rpop(system.queue):
                 message = json.loads(taken)
-                messages.append((message["headers"]["id"], message["headers"], json.loads(b64decode(message["body"]))))
+                messages.append((message["headers"]["id"], message["headers"], json.loads(message["body"])))
         task = self._app.tasks[str(system.item_task)]
         if task.work().batch_function is not None:
             ended: list[Any] = [*strategy.run(task.name, messages)]

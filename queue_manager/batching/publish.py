@@ -8,7 +8,6 @@ kombu's own. With QM_BATCHING=false each message is also published on its own.
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from json.encoder import encode_basestring_ascii as quoted
@@ -138,7 +137,7 @@ def _copies(message: KombuMessage, items: Sequence[DueItem]) -> Iterator[str]:
             "shown": quoted(_args_repr(item)),
             "eta": quoted(item.eta.isoformat()) if item.eta else "null",
             "tag": f'"{tag}-{number}"',
-            "body": f'"{b64encode(f"[{_args_json(item)}, {NO_MORE}]".encode()).decode()}"',
+            "body": quoted(f"[{_args_json(item)}, {NO_MORE}]"),
         }
         yield "".join([texts[part] if index % 2 else part for index, part in enumerate(parts)])
 

@@ -283,6 +283,17 @@ class Channel(stock.Channel):
 
     # Publishing
 
+    def encode_body(self, body: str | bytes, encoding: str | None = None) -> tuple[str, str | None]:
+        """Leave a text as it is: in Base64, as kombu sends it, it costs time, and a third more memory.
+
+        Programs with kombu's own transport read both; a compressed body stays in Base64.
+        """
+        try:
+            return body if isinstance(body, str) else body.decode(), None
+        except UnicodeDecodeError:
+            encoded: tuple[str, str | None] = super().encode_body(body, encoding)
+            return encoded
+
     @contextmanager
     def capturing(self) -> Iterator[list[tuple[str, dict[str, Any]]]]:
         """Collect published messages as (list, message), instead of sending them."""

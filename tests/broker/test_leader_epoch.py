@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ def emptied(server: Valkey) -> Iterator[Redis]:
 
 def sent(client: Redis, queue: str) -> list[dict[str, Any]]:
     """Return the keyword arguments of the messages that wait, the first sent first."""
-    bodies = [json.loads(base64.b64decode(json.loads(raw)["body"])) for raw in client.lrange(queue, 0, -1)]
+    bodies = [json.loads(json.loads(raw)["body"]) for raw in client.lrange(queue, 0, -1)]
     return [kwargs for _, kwargs, _ in reversed(bodies)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass
 from datetime import datetime
@@ -58,7 +57,7 @@ def run(message: Message) -> Any:
 def _decode(raw: bytes) -> Message:
     message = json.loads(raw)
     headers = message["headers"]
-    args, kwargs, _ = json.loads(base64.b64decode(message["body"]))
+    args, kwargs, _ = json.loads(message["body"])
     return Message(
         id=headers["id"],
         task=headers["task"],

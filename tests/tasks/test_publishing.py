@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -114,13 +115,15 @@ def test_many_are_pushed_together(client: redis.Redis) -> None:
     assert client.info("commandstats")["cmdstat_lpush"]["calls"] == 3
 
 
-def test_messages_are_the_same_on_the_stock_transport(client: redis.Redis, clean: Servers) -> None:
+def test_messages_are_the_same_on_the_stock_transport_but_for_base64(client: redis.Redis, clean: Servers) -> None:
     with Connection(clean.valkey.url) as connection, app.amqp.Producer(connection) as producer:
         publish(unsnooze_room, ROOMS, producer)
     messages = [json.loads(raw) for raw in reversed(client.lrange("support-snooze", 0, -1))]
     client.delete("support-snooze")
     for message in messages:
         del message["properties"]["delivery_tag"]
+        assert message["properties"]["body_encoding"] == "base64"
+        message["properties"]["body_encoding"], message["body"] = None, b64decode(message["body"]).decode()
     assert messages == sent(client, unsnooze_room, ROOMS)
 
 
