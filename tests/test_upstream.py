@@ -38,6 +38,7 @@ READ = {
     "_fd_to_chan": "kombu.transport.redis:MultiChannelPoller._register",
     "_flush_brpop_reauth": "kombu.transport.redis:Channel._flush_brpop_reauth",
     "_get_message_priority": "kombu.transport.virtual.base:Channel._get_message_priority",
+    "_get_publish_topics": "kombu.transport.redis:Channel._get_publish_topics",
     "_group_buffer": "celery.events.dispatcher:EventDispatcher.__init__",
     "_in_poll": "kombu.transport.redis:Channel._brpop_start",
     "_lookup": "kombu.transport.virtual.base:Channel._lookup",

@@ -8,7 +8,6 @@ time and wait for each publication. The messages have the same content.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import Any
 
 from celery.app.events import Events as CeleryEvents
@@ -16,12 +15,11 @@ from celery.events.dispatcher import EventDispatcher
 from celery.events.event import Event, group_from
 from celery.utils.time import utcoffset
 from kombu.utils.json import dumps
-from msgspec import json
 
+from queue_manager.broker.envelope import write
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 
-_encode = json.Encoder().encode
 EVENT_BATCH_SIZE = 1024  # events in one message: a third of a megabyte with our tasks
 FLUSH_DELAY = 0.01  # seconds
 PLAIN_EVENTS = ("task-received", "task-started", "task-succeeded")  # their fields are texts, numbers and `None`
@@ -71,7 +69,7 @@ class Dispatcher(EventDispatcher):
             self._about_us = {"hostname": self.hostname, "utcoffset": utcoffset(), "pid": self.pid}
         moment = {"timestamp": time.time(), "clock": self.clock.forward()}
         event = {**self._about_us, **moment, **fields, "type": type}
-        buffer.append(_written(event, is_plain=type in PLAIN_EVENTS))
+        buffer.append(write(event) if type in PLAIN_EVENTS else str(dumps(event)).encode())
         if len(buffer) >= self.buffer_limit:
             self.flush()
         elif self.on_send_buffered and not self._is_flush_ordered:
@@ -105,10 +103,3 @@ class Dispatcher(EventDispatcher):
             if not self.buffer_while_offline:
                 raise
             self._outbound_buffer.append((event, routing_key))
-
-
-def _written(event: dict[str, Any], *, is_plain: bool) -> bytes:
-    if is_plain:
-        with suppress(UnicodeError):  # half of a character, which only Python's own JSON can write
-            return _encode(event)
-    return str(dumps(event)).encode()

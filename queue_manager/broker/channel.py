@@ -31,7 +31,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from queue_manager.broker import scripts
 from queue_manager.broker.dead_letters import FAILED_ONCE
-from queue_manager.broker.envelope import BrokerMessage, NotAMessage, read
+from queue_manager.broker.envelope import BrokerMessage, NotAMessage, read, write
 from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_errors
 from queue_manager.broker.options import options_beyond_url
 from queue_manager.broker.unacked import UnackedMessages
@@ -309,6 +309,15 @@ class Channel(stock.Channel):
             self._captured.append((name, message))
         else:
             super()._put(queue, message, **kwargs)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        """Publish an event or a command. A message may have a thousand events, which kombu would encode slowly."""
+        if kwargs.get("_publish_batch") is not None:
+            super()._put_fanout(exchange, message, routing_key, **kwargs)
+            return
+        with self.conn_or_acquire() as client:
+            for topic in self._get_publish_topics(exchange, routing_key):
+                client.publish(topic, write(message))
 
     def put_many(self, name: str, messages: Iterable[str]) -> None:
         """Push messages on a list, in order of delivery. Raises the errors of redis-py: delivery is uncertain then."""

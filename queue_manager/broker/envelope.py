@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 from kombu.transport import virtual
-from kombu.utils.json import loads
+from kombu.utils.json import dumps, loads
 
 MAX_DEPTH = 100  # levels of lists and objects: a message that is read must also be written again
 _MEMBERS = {"body": str, "content-type": str, "content-encoding": str, "headers": dict, "properties": dict}
 _decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
 _PLAIN_JSON = ("application/json", "utf-8")
 
 
@@ -32,14 +33,22 @@ def read(raw: bytes) -> dict[str, Any]:
     for name, kind in _MEMBERS.items():
         if not isinstance(message.get(name), kind):
             raise NotAMessage(f"{name}: must be {'a text' if kind is str else 'an object'}")
-    delivery_info = message["properties"].get("delivery_info")
-    if not isinstance(delivery_info, dict) or not all(
-        isinstance(delivery_info.get(name), str) for name in ("exchange", "routing_key")
+    info = message["properties"].get("delivery_info")
+    if not (
+        isinstance(info, dict) and isinstance(info.get("exchange"), str) and isinstance(info.get("routing_key"), str)
     ):
         raise NotAMessage("properties.delivery_info: must be an object with the texts exchange and routing_key")
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(message) > MAX_DEPTH:
         raise NotAMessage(f"It is nested deeper than {MAX_DEPTH} levels")
     return message
+
+
+def write(value: dict[str, Any]) -> bytes:
+    """Encode an object as JSON. Kombu's encoder is slow, but needed for unpaired surrogates and other types."""
+    try:
+        return _encode(value)
+    except (TypeError, UnicodeError):
+        return str(dumps(value)).encode()
 
 
 class BrokerMessage(virtual.Message):
