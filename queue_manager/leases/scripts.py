@@ -253,7 +253,7 @@ return 0
 END = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 redis.call('ZREM', started, unpack(ARGV, 3))
-redis.call('HDEL', losses, unpack(ARGV, 3))
+if redis.call('EXISTS', losses) == 1 then redis.call('HDEL', losses, unpack(ARGV, 3)) end
 redis.call('ZREMRANGEBYSCORE', started, '-inf', now - {RETENTION_MS})
 redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
 redis.call('ZREMRANGEBYSCORE', flagged, '-inf', now)
@@ -263,8 +263,7 @@ for i = 3, 2 + ARGV[2] do
     remove[#remove + 1] = ARGV[i]
 end
 if #remove > 0 then
-    redis.call('ZREM', running, unpack(remove))
-    redis.call('ZREM', waiting, unpack(remove))
+    if redis.call('ZREM', running, unpack(remove)) < #remove then redis.call('ZREM', waiting, unpack(remove)) end
     redis.call('ZADD', done, unpack(add))
 end
 """)
