@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pymongo import ASCENDING, IndexModel
+from pymongo import ASCENDING, IndexModel, WriteConcern
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
@@ -36,7 +36,8 @@ class Owed:
 
 
 def delete(id: str) -> None:
-    _records().delete_one({"_id": id})
+    # Without waiting for the journal and other members: if it is lost, the call is repeated.
+    _records().with_options(write_concern=WriteConcern(w=1)).delete_one({"_id": id})
 
 
 def get(id: str) -> tuple[datetime, dict[Any, datetime]] | None:
