@@ -165,7 +165,7 @@ def stats() -> SystemStats:
 def fold_counts() -> None:
     """Add what the scripts counted to the totals and the minutes."""
     for _ in range(MAX_FOLDS):
-        if _scripts().run("fold_counts", FOLDED_ENTRIES, HISTORY_RETENTION_SECONDS) < FOLDED_ENTRIES:
+        if not _scripts().run("fold_counts", FOLDED_ENTRIES, HISTORY_RETENTION_SECONDS):
             break
 
 

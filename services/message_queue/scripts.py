@@ -28,15 +28,21 @@ _SHARED_PARTS = ("shared", "other_programs", "reading", "delivery")
 _DEFINED_NAMES = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
 _COMMENT = re.compile(r" *--.*")
 _WORD = re.compile(r"\w+")
+_PART = re.compile(r"\n(?=-- ---- )")
 
 
 def source(name: str) -> str:
-    """Return the full source of a script: its first line, the shared definitions that it needs, and its own code.
+    """Return the full source of a script: its first line, and each of its parts after the shared definitions it needs.
 
-    Redis executes all definitions of a script at every call; unused ones would cost as much as a few commands.
+    Redis executes the definitions of a script at every call, as far as it gets; all of them would cost as much as ten
+    commands. A line that begins with `-- ----` begins another part, which ordinary calls return before.
     """
     first, _, own = _text(name).partition("\n")
-    return "\n".join([first, *_needed_definitions(own), own])
+    lines = [first]
+    for part in _PART.split(own):
+        lines += [definition for definition in _needed_definitions(part) if definition not in lines]
+        lines.append(part)
+    return "\n".join(lines)
 
 
 def _needed_definitions(code: str) -> list[str]:

@@ -9,11 +9,72 @@
 -- Atomic, so that exactly one of a late ack and a requeue succeeds. allow-oom, so that a full server can be drained.
 
 local is_token_required = ARGV[1] == '1'
-local ids, answers, acknowledged, records = {}, {}, {}, {}
+local ids, answers = {}, {}
 for i = 2, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
 end
-for i, text in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
+local stored = redis.call('HMGET', RECORDS, unpack(ids))
+
+-- Returns what an ack needs of each record: its entry, when it was created and delivered, and where the members begin
+-- that it keeps. Nil if the caller does not hold all locks, or a record is not as a first delivery has written it.
+local function first_deliveries()
+  local found = {}
+  for i = 1, #ids do
+    local token = ARGV[i * 2 + 1]
+    local stream, sid, created_at, started_at, held_by, kept_at = string.match(stored[i] or '', FIRST_DELIVERY)
+    if not stream or held_by ~= token and (token ~= '' or is_token_required) then
+      return nil
+    end
+    found[i] = { stream = stream, sid = sid, created_at = created_at, started_at = started_at, kept_at = kept_at }
+  end
+  return found
+end
+
+local first = first_deliveries()
+if first then
+  local datas, acknowledged, records = {}, {}, {}
+  for i, id in ipairs(ids) do
+    if is_slice_full() then
+      break
+    end
+    handled = handled + 1
+    datas[i] = release_entry(id, first[i].stream, first[i].sid) or false
+    answers[i] = datas[i] and 'OK' or 'LOCK_LOST'
+    acknowledged[#acknowledged + 1] = datas[i] and id
+  end
+  if #acknowledged == 0 then
+    return answers
+  end
+  finish_releases()
+  local length = forget_oldest(redis.call('XLEN', ACKNOWLEDGED) + #acknowledged, #acknowledged)
+  local outcome = '"attempt_count":1,"acknowledged_at":' .. NOW_TEXT .. '}'
+  local ended = 'acknowledged ' .. NOW_MS_TEXT .. ' \\n","acknowledged_at":' .. NOW_TEXT .. ',"added":' .. #outcome .. '}'
+  for i, data in ipairs(datas) do
+    if data then
+      local entry, sid = string.sub(data, 1, -2) .. ',' .. outcome, nil
+      if length and ids[i] == acknowledged[#acknowledged] then
+        sid = redis.call('XADD', ACKNOWLEDGED, 'MAXLEN', '=', length, '*', 'data', entry)
+      else
+        sid = redis.call('XADD', ACKNOWLEDGED, '*', 'data', entry)
+      end
+      records[#records + 1] = ids[i]
+      records[#records + 1] = OWN_RECORD .. '"stream":"' .. ACKNOWLEDGED .. '","sid":"' .. sid .. '","created_at":'
+        .. first[i].created_at .. ',' .. string.sub(stored[i], first[i].kept_at, -3) .. ended
+      add_duration('due_to_done', first[i].created_at)
+      add_duration('run', first[i].started_at)
+    end
+  end
+  redis.call('HSET', RECORDS, unpack(records))
+  redis.call('INCRBY', TOTAL_ACKNOWLEDGED, number_text(#acknowledged))
+  add_count('done', #acknowledged)
+  announce_ids('acknowledge', acknowledged)
+  return answers
+end
+
+-- ---- Locks that are lost, messages that were delivered several times, and those whose deadline was extended
+
+local acknowledged, records = {}, {}
+for i, text in ipairs(stored) do
   if is_slice_full() then
     break
   end
@@ -36,7 +97,6 @@ if #acknowledged > 0 then
   redis.call('HSET', RECORDS, unpack(records))
   trim_history(#acknowledged)
   add_count('done', #acknowledged)
-  write_counts()
   announce_ids('acknowledge', acknowledged)
 end
 return answers

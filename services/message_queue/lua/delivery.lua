@@ -10,7 +10,7 @@ local FIRST_TOKEN = 8 -- in ARGV
 local delivered = { messages = {}, ids = {}, deadlines = {}, records = {}, events = {} }
 
 local function count_wanted()
-  return #ARGV - FIRST_TOKEN + 1 - #delivered.messages
+  return #ARGV - FIRST_TOKEN + 1 - #delivered.ids
 end
 
 -- Reads the next entries of a stream: few at a time, because each may have 1 MiB and is delivered once it is read.
@@ -25,18 +25,29 @@ local function next_entries(stream)
   return answer and answer[1][2] or {}
 end
 
--- Returns the members of the event that messages must share to be in one: the deadline, and those of the activity log.
-local function event_members(record, deadline)
-  return string.format(',"deadline":%d,"attempt":%d', deadline, record.attempt_count)
-    .. (record.consumer_id and ',"consumer_id":' .. cjson.encode(record.consumer_id) or '')
-    .. (record.custom_max_attempts and string.format(',"max_attempts":%d', record.custom_max_attempts) or '')
+-- Adds a delivery to those that finish_deliveries() writes. Takes the deadline in ms as a text, and the members of the
+-- event: messages that share them are in one.
+local function add_delivery(id, data, record_text, deadline, members, created_at)
+  local at = #delivered.ids + 1
+  delivered.ids[at] = id
+  delivered.messages[at] = { id, data, record_text }
+  delivered.deadlines[at * 2 - 1], delivered.deadlines[at * 2] = deadline, id
+  delivered.records[at * 2 - 1], delivered.records[at * 2] = id, own_record(record_text)
+  local event = delivered.events[members]
+  if not event then
+    event = { ids = {}, deadline = tonumber(deadline), age = 0 }
+    delivered.events[members] = event
+  end
+  event.ids[#event.ids + 1] = id
+  event.age = math.max(event.age, NOW_MS - created_at * 1000)
+  handled = handled + 1
 end
 
 -- Locks a message; finish_deliveries() must follow.
 local function deliver(id, record, data)
   local consumer_id, own_timeout = ARGV[1], tonumber(ARGV[2])
   record.attempt_count = record.attempt_count + 1
-  record.lock_token = ARGV[FIRST_TOKEN + #delivered.messages]
+  record.lock_token = ARGV[FIRST_TOKEN + #delivered.ids]
   record.consumer_id = consumer_id ~= '' and consumer_id or nil
   record.dequeued_at, record.processing_started_at = NOW, NOW
   if record.attempt_count == 1 then
@@ -47,24 +58,63 @@ local function deliver(id, record, data)
   local deadline = NOW_MS + math.ceil(timeout)
   record.deadline_at = deadline / 1000
   remember(record, 'delivered', record.attempt_count .. ' ' .. consumer_id)
-  local record_text = cjson.encode(record)
-  table.insert(delivered.messages, { id, data, record_text })
-  table.insert(delivered.ids, id)
-  table.insert(delivered.deadlines, deadline)
-  table.insert(delivered.deadlines, id)
-  table.insert(delivered.records, id)
-  table.insert(delivered.records, own_record(record_text))
-  local members = event_members(record, deadline)
-  local event = delivered.events[members] or { ids = {}, deadline = deadline, age = 0 }
-  delivered.events[members] = event
-  table.insert(event.ids, id)
-  event.age = math.max(event.age, NOW_MS - record.created_at * 1000)
-  handled = handled + 1
+  deadline = string.format('%.0f', deadline)
+  local members = ',"deadline":' .. deadline .. string.format(',"attempt":%d', record.attempt_count)
+    .. (record.consumer_id and ',"consumer_id":' .. cjson.encode(record.consumer_id) or '')
+    .. (record.custom_max_attempts and string.format(',"max_attempts":%d', record.custom_max_attempts) or '')
+  add_delivery(id, data, cjson.encode(record), deadline, members, record.created_at)
+end
+
+local first_deliveries = {} -- what the first deliveries of a call share, by the options of their messages
+
+-- Returns the members of a record from its processing_started_at to its token, and those after its priority; the
+-- deadline, and the members of the event.
+local function first_delivery_with(options)
+  local consumer_id, timeout = ARGV[1], ARGV[2]
+  local own_timeout = string.match(options, '"custom_ack_timeout":([^,]*)')
+  local own_attempts = string.match(options, '"custom_max_attempts":([^,]*)')
+  if timeout == '' then
+    timeout = own_timeout and own_timeout * 1000 or ARGV[3]
+  elseif not own_timeout then
+    options = options .. '"custom_ack_timeout":' .. timeout / 1000 .. ','
+  end
+  local deadline = string.format('%.0f', NOW_MS + math.ceil(timeout))
+  local consumer = consumer_id ~= '' and '"consumer_id":' .. cjson.encode(consumer_id) .. ',' or ''
+  local event = cjson.encode(event_line('delivered', '1 ' .. consumer_id, NOW_MS_TEXT))
+  return {
+    started = ',"processing_started_at":' .. NOW_TEXT .. ',"dequeued_at":' .. NOW_TEXT
+      .. ',"deadline_at":' .. string.sub(deadline, 1, -4) .. '.' .. string.sub(deadline, -3) .. ',' .. consumer .. '"lock_token":"',
+    options = ',' .. options .. '"events":' .. event .. '}',
+    deadline = deadline,
+    members = ',"deadline":' .. deadline .. ',"attempt":1'
+      .. (consumer ~= '' and ',' .. string.sub(consumer, 1, -2) or '')
+      .. (own_attempts and ',"max_attempts":' .. own_attempts or '')
+  }
+end
+
+-- Locks a message that was never delivered, like deliver(), without decoding and encoding its record. Returns false, and
+-- does nothing, if the entry is not as enqueue.lua adds it.
+local function deliver_first(id, stream, sid, data)
+  local kind, priority, created_at, options = string.match(data,
+    '^{"id":"[^"]*","type":("[^"\\]*"),"priority":(%d+),"created_at":([%d.]+),([%w_":.,+-]-)"payload":')
+  if not kind then
+    return false
+  end
+  local shared = first_deliveries[options]
+  if not shared then
+    shared = first_delivery_with(options)
+    first_deliveries[options] = shared
+  end
+  add_duration('wait', created_at)
+  add_delivery(id, data, '{ "stream":"' .. stream .. '","sid":"' .. sid .. '","created_at":' .. created_at .. shared.started
+    .. ARGV[FIRST_TOKEN + #delivered.ids] .. '","attempt_count":1,"type":' .. kind .. ',"priority":' .. priority
+    .. shared.options, shared.deadline, shared.members, created_at)
+  return true
 end
 
 -- Writes the deliveries and returns the reply.
 local function finish_deliveries(is_search_complete)
-  if #delivered.messages == 0 then
+  if #delivered.ids == 0 then
     return { {}, 0, is_search_complete and 0 or 1 }
   end
   redis.call('ZADD', DEADLINES, unpack(delivered.deadlines))
@@ -72,10 +122,8 @@ local function finish_deliveries(is_search_complete)
   redis.call('HSET', RECORDS, unpack(delivered.records))
   local first
   for members, event in pairs(delivered.events) do
-    local age = string.format(',"age_ms":%.0f', event.age)
-    announce('dequeue', '{"count":' .. #event.ids .. ',"ids":' .. array(event.ids) .. members .. age .. '}')
+    announce('dequeue', '{' .. members_of(event.ids) .. members .. string.format(',"age_ms":%.0f}', event.age))
     first = math.min(first or event.deadline, event.deadline)
   end
-  write_counts()
   return { delivered.messages, schedule_sweep(first, tonumber(ARGV[4])), 0 }
 end

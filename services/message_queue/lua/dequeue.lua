@@ -8,11 +8,57 @@
 -- Atomic, so that a delivered message always has its attempt counted and its deadline set. allow-oom, so that a full
 -- server can be drained.
 
+local priority = ARGV[5] - 1
+next_read = count_wanted() == 1 and 1 or next_read
+
+-- Delivers entries up to the first one of a message that is not as enqueue.lua has added it. Returns the others.
+local function deliver_first_of(stream, entries)
+  local ids, left = {}, {}
+  for i, entry in ipairs(entries) do
+    ids[i] = entry[2][1] == 'data' and string.match(entry[2][2], '^{"id":"([%w_.:@-]+)"') or ''
+  end
+  local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids))
+  for i, entry in ipairs(entries) do
+    local sid, data = entry[1], entry[2][2]
+    if #left == 0 and records[i] == packed_location(priority, sid) and deliver_first(ids[i], stream, sid, data) then
+      handled_bytes = handled_bytes + #data
+    else
+      left[#left + 1] = entry
+    end
+  end
+  return left
+end
+
+local higher = { PAUSES }
+for number = 1, priority do
+  higher[number + 1] = stream_of(number)
+end
+local left = {} -- entries that are read and not delivered
+local found = redis.call('EXISTS', unpack(higher))
+local has_pauses = found > 0 and redis.call('EXISTS', PAUSES) == 1
+priority = found > 0 and priority or 0
+while not has_pauses and #left == 0 and priority >= 0 do
+  local stream = stream_of(priority)
+  local entries = (priority == 0 or redis.call('XLEN', stream) > 0) and next_entries(stream) or {}
+  left = deliver_first_of(stream, entries)
+  if #left == 0 and (count_wanted() == 0 or is_slice_full()) then
+    return finish_deliveries(true)
+  elseif #entries == 0 then
+    priority = priority - 1
+  end
+end
+if not has_pauses and #left == 0 then
+  return finish_deliveries(true)
+end
+
+-- ---- Pauses, messages that were delivered before, and messages of other programs
+
 -- Returns false at the end of the slice.
 local function deliver_from(stream)
   repeat
-    local entries = next_entries(stream)
+    local entries = #left > 0 and left or next_entries(stream)
     local passed_over = {}
+    left = {}
     for _, entry in ipairs(entries) do
       local id, record, data = read_entry(stream, entry[1], entry[2])
       handled_bytes = handled_bytes + #(data_of(entry[2]) or '')
@@ -79,18 +125,11 @@ local function deliver_resumed(stream)
 end
 
 highest_priority = ARGV[5] - 1
-next_read = count_wanted() == 1 and 1 or next_read
-local higher = {}
-for priority = highest_priority, 1, -1 do
-  higher[#higher + 1] = QUEUE .. '_p' .. priority
-end
 local is_complete = true
-local has_pauses = next(pauses()) ~= nil
-if #higher > 0 and (has_pauses or redis.call('EXISTS', unpack(higher)) > 0) then
-  for _, stream in ipairs(higher) do
-    is_complete = is_complete and (not has_pauses or deliver_resumed(stream))
-    is_complete = is_complete and (redis.call('XLEN', stream) == 0 or deliver_from(stream))
-  end
+while is_complete and priority >= 0 do
+  local stream = stream_of(priority)
+  is_complete = (not has_pauses or deliver_resumed(stream))
+    and (priority > 0 and redis.call('XLEN', stream) == 0 or deliver_from(stream))
+  priority = priority - 1
 end
-is_complete = is_complete and (not has_pauses or deliver_resumed(QUEUE))
-return finish_deliveries(is_complete and deliver_from(QUEUE))
+return finish_deliveries(is_complete)

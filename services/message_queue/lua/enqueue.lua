@@ -12,6 +12,40 @@
 -- One HMGET, HSET and, per type if type indexes are kept, ZADD for all messages: a call with the largest batch takes less
 -- than 10 ms. Messages of further types than MAX_INDEXED are indexed by the next consumer that asks for a type.
 
+-- Adds the entry of the message whose arguments begin at `i`. Returns its stream, its id, and the members between the
+-- message's id and its payload.
+local function add_entry(i)
+  local id, _, kind_json, priority, options, payload = unpack(ARGV, i, i + 5)
+  local about = ',"type":' .. kind_json .. ',"priority":' .. priority .. ',"created_at":' .. NOW_TEXT .. ',' .. options
+  local stream = stream_of(tonumber(priority))
+  local sid = redis.call('XADD', stream, '*', 'data', '{"id":"' .. id .. '"' .. about .. '"payload":' .. payload .. '}')
+  return stream, sid, about
+end
+
+local ids, is_given, is_any_there = {}, {}, false
+for i = 1, #ARGV, 6 do
+  ids[#ids + 1] = ARGV[i]
+  is_any_there = is_any_there or is_given[ARGV[i]] -- an id may be there twice
+  is_given[ARGV[i]] = true
+end
+local known = redis.call('HMGET', RECORDS, unpack(ids))
+for i = 1, #ids do
+  is_any_there = is_any_there or known[i]
+end
+local answers, records = {}, {}
+if not is_any_there and not is_index_kept() then
+  for i, id in ipairs(ids) do
+    local _, sid = add_entry(i * 6 - 5)
+    records[i * 2 - 1], records[i * 2] = id, packed_location(ARGV[i * 6 - 2], sid)
+    answers[i] = 1
+  end
+  redis.call('HSET', RECORDS, unpack(records))
+  announce_ids('enqueue', ids)
+  return answers
+end
+
+-- ---- Ids that exist, and type indexes
+
 local MAX_INDEXED = 100 -- types
 
 -- Returns true if the entry of a record exists. Deletes the record if another consumer has deleted the entry.
@@ -28,25 +62,19 @@ local function has_entry(id)
   return true
 end
 
-local ids, is_known = {}, {}
-for i = 1, #ARGV, 6 do
-  ids[#ids + 1] = ARGV[i]
-end
-for i, record in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
-  is_known[ids[i]] = record and is_known[ids[i]] ~= false and has_entry(ids[i]) -- an id may be there twice
+local is_known = {}
+for i, record in ipairs(known) do
+  is_known[ids[i]] = record and is_known[ids[i]] ~= false and has_entry(ids[i])
 end
 
-local created_at = string.format('%.3f', NOW)
-local answers, added, records, index_members, indexed, is_any_left = {}, {}, {}, {}, 0, false
-for i = 1, #ARGV, 6 do
-  local id, kind, kind_json, priority, options, payload = unpack(ARGV, i, i + 5)
+local added, index_members, indexed, is_any_left = {}, {}, 0, false
+for i, id in ipairs(ids) do
   if is_known[id] then
-    answers[#answers + 1] = 0
+    answers[i] = 0
   else
     is_known[id] = true
-    local about = ',"type":' .. kind_json .. ',"priority":' .. priority .. ',"created_at":' .. created_at .. ',' .. options
-    local stream = stream_of(tonumber(priority))
-    local sid = redis.call('XADD', stream, '*', 'data', '{"id":"' .. id .. '"' .. about .. '"payload":' .. payload .. '}')
+    local stream, sid, about = add_entry(i * 6 - 5)
+    local kind, priority = ARGV[i * 6 - 4], ARGV[i * 6 - 2]
     records[#records + 1] = id
     local is_indexed = is_index_kept() and (index_members[kind] or indexed < MAX_INDEXED)
     is_any_left = is_any_left or is_index_kept() and not is_indexed
@@ -60,7 +88,7 @@ for i = 1, #ARGV, 6 do
     else
       records[#records + 1] = packed_location(priority, sid)
     end
-    answers[#answers + 1] = 1
+    answers[i] = 1
     added[#added + 1] = id
   end
 end

@@ -1,40 +1,104 @@
 #!lua flags=allow-oom
--- Adds the oldest counts of the other scripts to the totals, and to their minutes in keys of ten minutes each, as
--- queue_manager/telemetry/counters.py has them.
+-- Adds what other scripts counted to the totals, and to their minutes in keys of ten minutes each, as
+-- queue_manager/telemetry/counters.py has them. Trims the events, with which they are written.
 --
 -- KEYS[1]  queue name
 -- ARGV     maximum number of entries, seconds for which minutes are kept
--- Returns  the number of entries that were added up
+-- Returns  1 if entries are left, else 0
 --
 -- Atomic, so that each entry is counted once. allow-oom, because it frees memory.
 
 local TOTALS = QUEUE .. ':totals'
 local MINUTES = QUEUE .. ':minutes:'
+local FOLDED = QUEUE .. ':folded' -- the last event that was added up
+local COUNTS = QUEUE .. ':counts' -- stream, as scripts wrote before they counted with the events
+local MAX_FOLDED_EVENTS = '10000' -- approximate number of events that are kept, for clients that reconnect
+local MAX_FIELDS = 2000 -- a call adds about this many, and reads about this many bytes
+local MAX_READ_BYTES = 512 * 1024
+local READ_COUNT = 50
+local IS_MEASURE = { wait = true, run = true, due_to_done = true }
+local DURATION_BOUNDS = { -- ms, see queue_manager/core/histogram.py
+  1, 2, 4, 8, 15, 30, 60, 125, 250, 500,
+  1000, 2000, 4000, 8000, 15000, 30000, 60000, 120000, 240000, 480000,
+  900000, 1800000, 3600000, 7200000, 14400000
+}
 
-local ids, totals, minutes = {}, {}, {}
-for _, entry in ipairs(redis.call('XRANGE', COUNTS, '-', '+', 'COUNT', ARGV[1])) do
-  local id, fields = entry[1], entry[2]
-  ids[#ids + 1] = id
-  local minute = math.floor(string.match(id, '^%d+') / 60000)
-  minutes[minute] = minutes[minute] or {}
+local totals, minutes, fields_added, entries_read, bytes_read = {}, {}, 0, 0, 0
+
+local function add(minute, name, amount)
+  totals[name] = (totals[name] or 0) + amount
+  minute[name] = (minute[name] or 0) + amount
+end
+
+local function bucket_of(duration)
+  for _, bound in ipairs(DURATION_BOUNDS) do
+    if duration <= bound then
+      return string.format('%d', bound)
+    end
+  end
+  return 'longer'
+end
+
+local function fold(entry)
+  local ended_ms, fields = tonumber(string.match(entry[1], '^%d+')), entry[2]
+  local number = math.floor(ended_ms / 60000)
+  local minute = minutes[number] or {}
+  minutes[number] = minute
   for i = 1, #fields, 2 do
     local name, amount = fields[i], tonumber(fields[i + 1])
-    totals[name] = (totals[name] or 0) + amount
-    minutes[minute][name] = (minutes[minute][name] or 0) + amount
+    bytes_read = bytes_read + #fields[i + 1]
+    if amount and IS_MEASURE[name] then
+      local duration = math.max(ended_ms - math.floor(amount * 1000 + 0.5), 0)
+      add(minute, name .. '.' .. bucket_of(duration), 1)
+      add(minute, name .. '.sum', duration)
+    elseif amount then
+      add(minute, name, amount)
+    end
   end
+  fields_added, entries_read = fields_added + #fields / 2, entries_read + 1
 end
-if #ids == 0 then
-  return 0
+
+local function is_full()
+  return fields_added >= MAX_FIELDS or bytes_read >= MAX_READ_BYTES or entries_read >= tonumber(ARGV[1])
+end
+
+-- Adds up entries of a stream after an id, and returns the ids.
+local function fold_stream(stream, after)
+  local ids, is_end = {}, false
+  while not is_end and not is_full() do
+    local count = math.min(READ_COUNT, ARGV[1] - entries_read)
+    local entries = redis.call('XRANGE', stream, after and '(' .. after or '-', '+', 'COUNT', count)
+    for _, entry in ipairs(entries) do
+      fold(entry)
+      after = entry[1]
+      ids[#ids + 1] = after
+    end
+    is_end = #entries < count
+  end
+  return ids
+end
+
+local old = fold_stream(COUNTS)
+if #old > 0 then
+  redis.call('XDEL', COUNTS, unpack(old))
+end
+local ids = fold_stream(EVENTS, redis.call('GET', FOLDED))
+if #ids > 0 then
+  redis.call('SET', FOLDED, ids[#ids])
+end
+if not is_full() then -- all are added up
+  redis.call('XTRIM', EVENTS, 'MAXLEN', '~', MAX_FOLDED_EVENTS)
 end
 for name, amount in pairs(totals) do
   redis.call('HINCRBY', TOTALS, name, string.format('%.0f', amount))
 end
-for minute, amounts in pairs(minutes) do
-  local ten = MINUTES .. math.floor(minute / 10)
-  for name, amount in pairs(amounts) do
-    redis.call('HINCRBY', ten, name .. ':' .. minute % 10, string.format('%.0f', amount))
+for number, amounts in pairs(minutes) do
+  if next(amounts) then
+    local ten = MINUTES .. math.floor(number / 10)
+    for name, amount in pairs(amounts) do
+      redis.call('HINCRBY', ten, name .. ':' .. number % 10, string.format('%.0f', amount))
+    end
+    redis.call('EXPIRE', ten, ARGV[2])
   end
-  redis.call('EXPIRE', ten, ARGV[2])
 end
-redis.call('XDEL', COUNTS, unpack(ids))
-return #ids
+return is_full() and 1 or 0

@@ -93,7 +93,7 @@ for i = 4, #ARGV do
 end
 finish_releases()
 if #moved > 0 then
-  local counts = '{"count":' .. #moved .. ',"from":"' .. from .. '","to":"' .. to
-  announce('move', counts .. '","ids":' .. array(moved) .. '}')
+  local numbers = '{"count":' .. #moved .. ',"from":"' .. from .. '","to":"' .. to
+  announce('move', numbers .. '","ids":' .. array(moved) .. '}')
 end
 return answers

@@ -21,10 +21,9 @@ if not data then
 end
 record.undecodable = max_attempts == '0' or nil
 max_attempts = max_attempts ~= '0' and record.custom_max_attempts or tonumber(max_attempts)
-announce_ids('nack', { id })
 local is_final = record.attempt_count >= max_attempts
 add_count(is_final and 'failed' or 'retried', 1)
-write_counts()
+announce_ids('nack', { id })
 if is_final then
   dead_letter(id, record, data, reason)
   save(id, record)

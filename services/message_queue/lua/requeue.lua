@@ -71,9 +71,8 @@ if #requeued + #dead > 0 then
   redis.call('INCRBY', TOTAL_DEAD, #dead)
   add_count('retried', #requeued)
   add_count('failed', #dead)
-  write_counts()
-  local counts = '{"count":' .. #requeued .. ',"dlq_count":' .. #dead .. ',"triggered_by":"' .. triggered_by
-  announce('requeue', counts .. '","ids":' .. array(requeued) .. ',"dlq_ids":' .. array(dead) .. '}')
+  local numbers = '{"count":' .. #requeued .. ',"dlq_count":' .. #dead .. ',"triggered_by":"' .. triggered_by
+  announce('requeue', numbers .. '","ids":' .. array(requeued) .. ',"dlq_ids":' .. array(dead) .. '}')
 end
 if #dead > 0 then
   announce_ids('move_to_dlq', dead)

@@ -37,7 +37,7 @@ local NEXT_SWEEP = QUEUE .. ':next_sweep'
 local PAUSES = QUEUE .. ':pauses' -- by type, who paused it and why, as JSON; '' once resumed, while some are still parked
 
 local MAX_ACKNOWLEDGED = 100 -- acknowledged messages that are retained
-local MAX_EVENTS = 10000 -- approximate number of retained events, for clients that reconnect
+local MAX_EVENTS = '50000' -- approximate number of events until fold_counts.lua trims them
 local MIN_MILLISECONDS = 1e11 -- other programs may write times in ms; as seconds this is the year 5138
 local MAX_NUMBER = 1e9 -- maximum of seconds or attempts in records of other producers
 local MAX_REPLAY_HISTORY = 10 -- earlier failures that a replayed message keeps
@@ -56,7 +56,9 @@ local MAX_READ = 8 -- entries per read while they are small
 local SMALL_ENTRY_BYTES = 16 * 1024 -- bytes
 
 local clock = redis.call('TIME')
-local NOW_MS = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local SECONDS, MILLISECONDS = clock[1], string.sub('00000' .. clock[2], -6, -4)
+local NOW_MS_TEXT, NOW_TEXT = SECONDS .. MILLISECONDS, SECONDS .. '.' .. MILLISECONDS
+local NOW_MS = tonumber(NOW_MS_TEXT)
 local NOW = NOW_MS / 1000
 
 local handled, handled_bytes = 0, 0
@@ -67,69 +69,57 @@ end
 
 local STATES_BY_STREAM = { [DEAD] = 'dead', [ACKNOWLEDGED] = 'acknowledged', [ARCHIVED] = 'archived' }
 
+-- Returns a natural number as a text. Formatting one costs as much as a small command.
+local function number_text(number)
+  return number < 10 and string.sub('0123456789', number + 1, number + 1) or string.format('%d', number)
+end
+
 local function stream_of(priority)
-  return priority > 0 and QUEUE .. '_p' .. priority or QUEUE
+  return priority > 0 and QUEUE .. '_p' .. number_text(priority) or QUEUE
 end
 
 local function priority_of(stream)
   return tonumber(string.match(stream, '_p(%d+)$')) or 0
 end
 
--- Events: each is added to the stream, for clients that reconnect, and published on the channel.
+-- Events: each is added to the stream, for clients that reconnect, and published on the channel. Next to the event, an
+-- entry has what fold_counts.lua adds up: outcomes with their numbers, and measures with when a duration began.
+
+local EVENTS = QUEUE .. ':events'
+local counts = {}
+
+-- Counts; announce() must follow.
+local function add_count(name, amount)
+  if amount > 0 then
+    counts[#counts + 1], counts[#counts + 2] = name, number_text(amount)
+  end
+end
+
+-- Measures a duration that ends now; announce() must follow. Takes seconds, as a text or a number.
+local function add_duration(measure, since)
+  counts[#counts + 1], counts[#counts + 2] = measure, type(since) == 'number' and string.format('%.3f', since) or since
+end
 
 local function array(ids)
+  if #ids == 1 and not string.find(ids[1], '[^%w_.:@-]') then
+    return '["' .. ids[1] .. '"]'
+  end
   return #ids > 0 and cjson.encode(ids) or '[]'
 end
 
 local function announce(kind, payload)
-  local event = '{"type":"' .. kind .. '","timestamp":' .. NOW_MS .. ',"payload":' .. payload .. '}'
-  redis.call('XADD', QUEUE .. ':events', 'MAXLEN', '~', MAX_EVENTS, '*', 'event', event)
+  local event = '{"type":"' .. kind .. '","timestamp":' .. NOW_MS_TEXT .. ',"payload":' .. payload .. '}'
+  redis.call('XADD', EVENTS, 'MAXLEN', '~', MAX_EVENTS, '*', 'event', event, unpack(counts))
   redis.call('PUBLISH', QUEUE .. '_events', event)
+  counts = {}
+end
+
+local function members_of(ids)
+  return '"count":' .. number_text(#ids) .. ',"ids":' .. array(ids)
 end
 
 local function announce_ids(kind, ids)
-  announce(kind, '{"count":' .. #ids .. ',"ids":' .. array(ids) .. '}')
-end
-
--- Counts: a script adds an entry to a stream, which is one command; fold_counts.lua adds the entries up.
-
-local COUNTS = QUEUE .. ':counts'
-local MAX_COUNTS = 50000 -- approximate number of entries that wait while nobody adds them up
-local DURATION_BOUNDS = { -- ms, see queue_manager/core/histogram.py
-  1, 2, 4, 8, 15, 30, 60, 125, 250, 500,
-  1000, 2000, 4000, 8000, 15000, 30000, 60000, 120000, 240000, 480000,
-  900000, 1800000, 3600000, 7200000, 14400000
-}
-local added_counts = {}
-
--- Counts; write_counts() must follow.
-local function add_count(name, amount)
-  if amount > 0 then
-    added_counts[name] = (added_counts[name] or 0) + amount
-  end
-end
-
-local function add_duration(measure, since)
-  local duration = math.max(NOW_MS - math.floor(since * 1000 + 0.5), 0)
-  local bucket = 'longer'
-  for _, bound in ipairs(DURATION_BOUNDS) do
-    if duration <= bound then
-      bucket = string.format('%d', bound)
-      break
-    end
-  end
-  add_count(measure .. '.' .. bucket, 1)
-  add_count(measure .. '.sum', duration)
-end
-
-local function write_counts()
-  local fields = {}
-  for name, amount in pairs(added_counts) do
-    fields[#fields + 1], fields[#fields + 2] = name, string.format('%.0f', amount)
-  end
-  if #fields > 0 then
-    redis.call('XADD', COUNTS, 'MAXLEN', '~', MAX_COUNTS, '*', unpack(fields))
-  end
+  announce(kind, '{' .. members_of(ids) .. '}')
 end
 
 -- Location of an entry
@@ -266,6 +256,11 @@ local OWN_RECORD = '{"v":1,'
 local function own_record(text)
   return OWN_RECORD .. string.sub(text, 2)
 end
+
+-- A record that deliver_first() has written as text: the encoder writes no spaces. Captures what ack.lua needs: the entry,
+-- when the message was created and delivered, the token, and where the members begin that it keeps.
+local FIRST_DELIVERY = '^{"v":1, "stream":"([^"]*)","sid":"([^"]*)","created_at":([^,]*),"processing_started_at":([^,]*),'
+  .. '"dequeued_at":[^,]*,"deadline_at":[^,]*,.-"lock_token":"([^"]*)",()'
 
 local function packed(record)
   return own_record(cjson.encode(record))
@@ -483,6 +478,17 @@ local function unindex(id, record)
   return not record.deadline_at and pauses()[record.type] and record.sid and remove_parked(record.type, parked_member(id, record))
 end
 
+-- Returns a line of the events of a message.
+local function event_line(kind, text, at)
+  if string.find(text, '%c') then
+    text = string.gsub(text, '%c', ' ')
+  end
+  if #text > MAX_EVENT_TEXT then
+    text = string.gsub(string.sub(text, 1, MAX_EVENT_TEXT), '[\192-\255][\128-\191]*$', '')
+  end
+  return kind .. ' ' .. at .. ' ' .. text .. '\n'
+end
+
 -- Adds a line to the events of a message: kind, time in ms and a text. Touches in a row are one line with their number.
 -- The oldest lines are dropped at the limit. A message that was never delivered has none, so it needs no more memory.
 local function remember(record, kind, text, at)
@@ -491,14 +497,7 @@ local function remember(record, kind, text, at)
     local before, count = string.match(events, '^(.*\n)touched %d+ (%d+)\n$')
     events, text = before or events, string.format('%d', (count or 0) + 1)
   end
-  text = text or ''
-  if string.find(text, '%c') then
-    text = string.gsub(text, '%c', ' ')
-  end
-  if #text > MAX_EVENT_TEXT then
-    text = string.gsub(string.sub(text, 1, MAX_EVENT_TEXT), '[\192-\255][\128-\191]*$', '')
-  end
-  events = events .. kind .. ' ' .. string.format('%.0f', at or NOW_MS) .. ' ' .. text .. '\n'
+  events = events .. event_line(kind, text or '', at and string.format('%.0f', at) or NOW_MS_TEXT)
   while #events > MAX_EVENTS_BYTES do
     events = string.match(events, '^[^\n]*\n(.*)$') or ''
   end
@@ -530,18 +529,24 @@ end
 
 local released_ids, released_sids = {}, {}
 
-local function release(id, record)
-  if redis.call('XACK', record.stream, GROUP, record.sid) ~= 1 then
+local function release_entry(id, stream, sid)
+  if redis.call('XACK', stream, GROUP, sid) ~= 1 then
     return nil
   end
-  local data = entry_at(record.stream, record.sid)
+  local data = entry_at(stream, sid)
   released_ids[#released_ids + 1] = id
-  released_sids[record.stream] = released_sids[record.stream] or {}
-  table.insert(released_sids[record.stream], record.sid)
-  clear_delivery(record)
+  local sids = released_sids[stream] or {}
+  released_sids[stream] = sids
+  sids[#sids + 1] = sid
   if not data then
     redis.call('HDEL', RECORDS, id) -- deleted by another consumer
   end
+  return data
+end
+
+local function release(id, record)
+  local data = release_entry(id, record.stream, record.sid)
+  clear_delivery(record)
   return data
 end
 
@@ -643,13 +648,12 @@ local function add_to_history(id, record, data)
   }))
 end
 
--- Counts acknowledged messages, and removes the oldest of the history.
-local function trim_history(added)
-  redis.call('INCRBY', TOTAL_ACKNOWLEDGED, added)
-  local length = redis.call('XLEN', ACKNOWLEDGED)
+-- Deletes the records of the oldest entries of the history, of which `length` are there or about to be, `added` of them
+-- new. Returns how many entries may stay; nil if all.
+local function forget_oldest(length, added)
   local excess = math.min(length - MAX_ACKNOWLEDGED, added + MAX_READ) -- another program may have retained many more
   if excess <= 0 then
-    return
+    return nil
   end
   local ids, sids, oldest = {}, {}, {}
   for _, entry in ipairs(redis.call('XRANGE', ACKNOWLEDGED, '-', '+', 'COUNT', excess)) do
@@ -663,7 +667,16 @@ local function trim_history(added)
   if #oldest > 0 then
     redis.call('HDEL', RECORDS, unpack(oldest))
   end
-  redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', length - excess)
+  return string.format('%d', length - excess)
+end
+
+-- Counts acknowledged messages, and removes the oldest of the history.
+local function trim_history(added)
+  redis.call('INCRBY', TOTAL_ACKNOWLEDGED, number_text(added))
+  local length = forget_oldest(redis.call('XLEN', ACKNOWLEDGED), added)
+  if length then
+    redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', length)
+  end
 end
 
 -- Returns the last delivered id of the group, after which all entries wait, and the number of pending entries.

@@ -17,7 +17,7 @@ from tests.services.message_queue.message_lab import Lab
 
 def counted(lab: Lab) -> Totals:
     """Add everything up and return what the minutes have; the totals have the same."""
-    while lab.scripts.run("fold_counts", 2, counters.HISTORY_RETENTION_SECONDS) == 2:
+    while lab.scripts.run("fold_counts", 2, counters.HISTORY_RETENTION_SECONDS):
         pass
     of_queue = Source(totals=lab.key(":totals"), minutes=lab.key(":minutes:"))
     with connect(lab.url) as client:
@@ -32,7 +32,7 @@ def durations(lab: Lab) -> Mapping[Measure, Histogram]:
 
 
 def test_the_buckets_are_those_of_other_histograms() -> None:
-    (bounds,) = re.findall(r"DURATION_BOUNDS = \{[^\n]*\n(.*?)\}", source("ack"), flags=re.DOTALL)
+    (bounds,) = re.findall(r"DURATION_BOUNDS = \{[^\n]*\n(.*?)\}", source("fold_counts"), flags=re.DOTALL)
     assert tuple(map(int, re.findall(r"\d+", bounds))) == BOUNDS_MS
 
 
@@ -87,9 +87,41 @@ def test_the_minutes_of_a_day_expire(lab: Lab) -> None:
 
 
 def test_counts_that_nobody_adds_up_are_bounded(lab: Lab) -> None:
-    assert "'MAXLEN', '~', MAX_COUNTS" in source("dequeue")
+    assert "'MAXLEN', '~', MAX_EVENTS" in source("dequeue")
+    lab.client.xadd("q:events", {"event": "old"}, id="1-1")
+    for _ in range(10_300 // 100):
+        with lab.client.pipeline() as pipe:
+            for _ in range(100):
+                pipe.xadd("q:events", {"event": "", "done": 1})
+            pipe.execute()
+    assert counted(lab)["done"] == 10_300
+    assert 10_000 <= lab.client.xlen("q:events") < 10_200  # as many as fit into whole nodes
+
+
+def test_counts_are_added_up_once(lab: Lab) -> None:
     lab.queue.enqueue("mail")
-    lab.take()
-    assert lab.client.xlen(lab.key(":counts")) == 1
-    counted(lab)
-    assert lab.client.xlen(lab.key(":counts")) == 0
+    message = lab.take()
+    assert durations(lab)["wait"].total == 1
+    lab.queue.ack(message.id, message.lock_token)
+    for _ in range(2):
+        assert (counted(lab)["done"], durations(lab)["wait"].total) == (1, 1)
+
+
+def test_counts_that_an_older_release_has_left_are_added_up(lab: Lab) -> None:
+    lab.client.xadd("q:counts", {"done": 2, "wait.15": 2, "wait.sum": 20})
+    assert counted(lab)["done"] == 2
+    assert durations(lab)["wait"].total == 2
+    assert lab.client.xlen("q:counts") == 0
+
+
+def test_counts_of_large_batches_are_added_up_in_slices(lab: Lab) -> None:
+    batches = 30
+    for _ in range(batches):
+        lab.queue.enqueue_batch([NewMessage(type="mail") for _ in range(100)])
+        lab.queue.ack_many([(one.id, one.lock_token) for one in lab.queue.receive_many(100)])
+    lab.client.config_resetstat()
+    while lab.scripts.run("fold_counts", 1_000, counters.HISTORY_RETENTION_SECONDS):
+        pass
+    fields = batches * (100 + 2 * 100 + 1)
+    assert lab.commands()["evalsha"] >= fields // 2_500
+    assert counted(lab)["done"] == batches * 100
