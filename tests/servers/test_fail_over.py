@@ -17,7 +17,7 @@ from tests.rooms import make_room
 from tests.servers.everything import do_everything, processes
 from tests.servers.redis_servers import Group, sentinel_group
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 ROOMS, MESSAGES = 30, 20
 

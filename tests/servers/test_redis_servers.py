@@ -29,7 +29,7 @@ from tests.servers.redis_servers import (
     sentinel_group,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 Environment = Callable[[Path], AbstractContextManager[dict[str, str]]]
 SECRETS = (PASSWORD, SENTINEL_PASSWORD, QUOTED, QUOTED_SENTINEL)
