@@ -18,6 +18,7 @@ from typing import Any
 from kombu.transport import redis as stock
 
 from queue_manager.broker.channel import Channel
+from queue_manager.broker.errors import refusals_as_connection_errors
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 
@@ -79,11 +80,13 @@ class Poller(stock.MultiChannelPoller):
         self.on_poll_start()
 
     def on_poll_start(self) -> None:
-        for channel in list(self._channels):
-            channel.qos.flush_acks()
-        super().on_poll_start()
-        for channel in list(self._channels):
-            channel.wait_for_messages(self)
+        """Send what the turn of the event loop needs. Redis also refuses the pings before it if its disk fails."""
+        with refusals_as_connection_errors():
+            for channel in list(self._channels):
+                channel.qos.flush_acks()
+            super().on_poll_start()
+            for channel in list(self._channels):
+                channel.wait_for_messages(self)
 
     def listen(self, channel: Channel, client: Any, handler_key: str) -> None:
         """Poll the connection of a client, which is opened if necessary."""

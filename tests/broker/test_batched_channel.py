@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from redis.exceptions import ReadOnlyError
 
 from dev.servers import Valkey
 from queue_manager.broker import dead_letters, transport
-from queue_manager.broker.errors import ConnectionLost
+from queue_manager.broker.errors import BrokerRefuses, ConnectionLost
 from queue_manager.broker.options import register_transport
 from queue_manager.core.errors import ConfigurationError
+from tests.broker.failing_disk import cannot_save
 from tests.broker.taking import Taker, connected, envelope, held, send, waiting
 
 
@@ -73,6 +75,17 @@ def test_a_worker_that_connects_reconnects_if_the_server_refuses(connection: Con
         client.config_set("min-replicas-to-write", 0)
     known.delete()
     assert client.keys("*mailboxes*") == []
+
+
+def test_a_worker_that_waits_for_messages_reconnects_if_the_disk_of_the_server_fails(tmp_path: Path) -> None:
+    directory = tmp_path / "redis"
+    with Valkey(directory) as server, connected(server.url) as connection, Redis.from_url(server.url) as admin:
+        taker = Taker(connection, "q")
+        taker.drain()
+        cannot_save(admin, directory)
+        taker.channel.waiters.clear()  # the next ones connect, and send a ping
+        with pytest.raises(BrokerRefuses, match="MISCONF"):
+            connection.transport.cycle.on_poll_start()
 
 
 def test_higher_priority_is_taken_first(server: Valkey, client: Redis) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socketserver
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from dev.servers import Valkey
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.server_check import require_server
+from tests.broker.failing_disk import cannot_save
 from tests.e2e.celery_processes import CeleryProcess
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -80,14 +80,6 @@ def test_connections_are_made_anew_after_a_server_that_became_a_replica_refused(
         after = {client.client_id(), other.client_id()}
         assert not before & after
         assert {client.client_id(), other.client_id()} == after
-
-
-def cannot_save(client: redis.Redis, directory: Path) -> None:
-    """Have the server refuse writes, because it could not save its data."""
-    client.config_set("save", "3600 1")
-    shutil.rmtree(directory)
-    client.bgsave()
-    eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
 
 
 def has_no_replicas(client: redis.Redis, _: Path) -> None:
