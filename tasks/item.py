@@ -40,6 +40,7 @@ from queue_manager.telemetry import counters, error_reports, tracing
 from services.due_work import DueItem, DueWork
 from tasks.app import app
 
+MIN_BATCH_TIMEOUT = 30.0  # seconds, for which MongoDB may keep a batch waiting
 EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *REDIS_OUTAGES)
 """Errors that one line explains: those raised on purpose, and a server that is away."""
 
@@ -84,13 +85,19 @@ class ItemTask(BatchedTask):
 
     @property
     def item_timeout(self) -> float | None:
-        """Seconds after which the process of this item, or of its group, is replaced.
+        """Seconds after which the process of this item is replaced.
 
         Not Celery's `time_limit`, which every message would carry, and which is for one task. Where that is set, it
         holds instead.
         """
         is_limited = self.has_worker_limit or self.time_limit or self.app.conf.task_time_limit
         return None if self.is_long or is_limited else settings().qm_item_timeout_seconds
+
+    @property
+    def batch_timeout(self) -> float | None:
+        """Seconds after which the process of a batch is replaced: one lease, so that its items wait no longer."""
+        longest = max(settings().qm_lease_seconds, MIN_BATCH_TIMEOUT)
+        return None if self.item_timeout is None else min(self.item_timeout, longest)
 
     def _measured_attempt(self, item: DueItem) -> Any:
         began = time.monotonic()

@@ -169,7 +169,7 @@ class _BatchingConsumer:
             accept_callback=accepted,
             callback=ended,
             error_callback=failed,
-            timeout=self._task.item_timeout,
+            timeout=self._task.batch_timeout,
             correlation_id=batch[0].id,
         )
 

@@ -113,7 +113,10 @@ class Settings(BaseSettings):
     qm_max_queue: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
     """Messages in one item queue above which scans dispatch no more."""
     qm_item_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 120
-    """Seconds after which a process that hangs in an item or a batch is replaced; does not apply to jobs."""
+    """Seconds after which a process that hangs in an item or a batch is replaced; does not apply to jobs.
+
+    The process of a batch is replaced after one lease, or 30 s, if that is sooner.
+    """
     qm_worker_concurrency: Annotated[int | None, Field(ge=1, le=1_000)] = None
     """Tasks that one worker executes at a time; default: one for each core, at least 2."""
     qm_shutdown_seconds: Annotated[float, Field(ge=0, le=86_400)] = 20

@@ -2,12 +2,14 @@
 
 POISON_ROOM  id of the room
 POISON_DOES  what waking it does, as in `poison`
+POISON_NOTE  a file that gets the pid of the process which wakes it
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bson import ObjectId
@@ -27,6 +29,8 @@ apply = DueCollection.apply
 
 def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: Any, **options: Any) -> Any:
     if ROOM in due_at:
+        if note := os.environ.get("POISON_NOTE"):
+            Path(note).write_text(str(os.getpid()))
         poison(os.environ["POISON_DOES"])
     return apply(documents, due_at, *arguments, **options)
 

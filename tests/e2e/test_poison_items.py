@@ -1,10 +1,12 @@
 """One room that kills or hangs whatever process wakes it harms no other room: real workers, one batch of 201 rooms.
 
-Leases are the default minute, so whatever is done sooner was not left to them.
+Leases are the default minute, unless a test sets them, so whatever is done sooner was not left to them.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tasks import app
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
+from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import make_room
@@ -27,6 +30,7 @@ pytestmark = pytest.mark.crash
 
 STARTED = "qm:lease:support-snooze:started"
 NEIGHBOURS = 200
+LEASE = 60.0  # seconds
 
 
 @pytest.fixture
@@ -57,6 +61,12 @@ def losses(client: redis.Redis, room: ObjectId) -> int:
     return sum(int(value.split(":")[0]) for item, value in found.items() if str(room) in item)
 
 
+def waiting_together(client: redis.Redis, rooms: list[ObjectId]) -> list[ObjectId]:
+    """Return the rooms that are in one batch with the poison room, when all others are open."""
+    closed = [room for room in rooms if not is_open(room)]
+    return closed if client.zcard(STARTED) == len(closed) + 1 else []
+
+
 def recorded_error(room: ObjectId) -> str | None:
     found = support_room.rooms().find_one({"_id": room})
     return found and found.get("unsnooze_error")
@@ -73,7 +83,7 @@ def test_neighbours_of_an_item_that_loses_its_process_are_done_at_once(
     poison, neighbours = make_rooms()
     with poisoned_worker(tmp_path, poison, does, QM_ITEM_TIMEOUT_SECONDS="2") as process:
         scan()
-        eventually(lambda: all(is_open(room) for room in neighbours), within=40)
+        eventually(lambda: all(is_open(room) for room in neighbours), within=LEASE - 5)
         assert "each item is executed alone" in process.log
 
         # Alone, it loses its process again; then it is due again, long before its lease ends.
@@ -88,6 +98,27 @@ def test_neighbours_of_an_item_that_loses_its_process_are_done_at_once(
     assert [losses(client, room) for room in neighbours if losses(client, room) > 1] == []
     assert client.zcard(STARTED) == 0
     assert not is_open(poison)
+
+
+def test_batch_whose_process_is_killed_is_done_two_seconds_later(tmp_path: Path, client: redis.Redis) -> None:
+    poison, neighbours = make_rooms()
+    note = tmp_path / "pid"
+    with poisoned_worker(tmp_path, poison, "hang", POISON_NOTE=str(note)):
+        scan()
+        eventually(lambda: note.exists() and note.read_text(), within=LEASE - 5)
+        in_batch = eventually(lambda: waiting_together(client, neighbours), within=20)
+        with promptly(2):
+            os.kill(int(note.read_text()), signal.SIGKILL)
+            eventually(lambda: all(map(is_open, in_batch)), within=LEASE - 5)
+
+
+def test_neighbours_of_an_item_that_hangs_are_done_after_one_lease(tmp_path: Path, client: redis.Redis) -> None:
+    poison, neighbours = make_rooms()
+    with poisoned_worker(tmp_path, poison, "hang", QM_LEASE_SECONDS="30", QM_ITEM_TIMEOUT_SECONDS="3600") as process:
+        scan()
+        eventually(lambda: all(is_open(room) for room in neighbours), within=100)
+        assert process.log.count("each item is executed alone") == 1
+    assert [losses(client, room) for room in neighbours if losses(client, room)] == []
 
 
 def test_item_that_kills_the_whole_worker_pauses_after_its_second_loss(tmp_path: Path, client: redis.Redis) -> None:

@@ -390,7 +390,7 @@ class Pool:
         )
         hub = SimpleNamespace(call_soon=self.soon.append)
         consumer = SimpleNamespace(controller=controller, hub=hub, pool=self)
-        self.grouping = strategy._BatchingConsumer(SimpleNamespace(name=TASK, item_timeout=None), consumer)
+        self.grouping = strategy._BatchingConsumer(SimpleNamespace(name=TASK, batch_timeout=None), consumer)
 
     def apply_async(self, target: Any, args: Any, **job: Any) -> None:
         self.started += [id for id, *_ in args[1]]
