@@ -63,7 +63,9 @@ class OverdueSweeper:
             while (left := self._due_at - _now()) > 0:
                 self._is_earlier.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_earlier.wait(), left)
+                    # Not `wait_for`, which in Python 3.11 loses a cancellation that comes together with the event.
+                    async with asyncio.timeout(left):
+                        await self._is_earlier.wait()
 
     def _sweep_once(self) -> float:
         swept = self._sweeper.sweep(budget=SWEEPER_BUDGET)
