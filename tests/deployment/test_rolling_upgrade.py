@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -94,6 +94,35 @@ def test_all_work_is_done_once(
         eventually(lambda: all(map(heard.of, rooms)), within=10)
     assert Counter(len(times_woken(room)) for room in rooms) == {1: len(rooms)}
     assert sorted(note["number"] for note in collection("rolling_notes").find()) == numbers
+
+
+def test_all_work_is_done_though_workers_of_both_releases_are_killed(
+    previous: Installation, installation: Installation, clean: Servers, tmp_path: Path
+) -> None:
+    (tmp_path / "rolling_jobs.py").write_text(f"NAMES = {JOB_NAMES}\n{JOBS}")
+    env = {**ENV, "PYTHONPATH": str(tmp_path), "QM_LEASE_SECONDS": "3", "JOBS_LEASE_SECONDS": "3"}
+    for release in (previous, installation):
+        migrated = release.run("queue-manager", "migrate", cwd=tmp_path, **env)
+        assert migrated.returncode == 0, migrated.stderr
+
+    def worker(release: Installation) -> AbstractContextManager[object]:
+        command = f"exec celery -A tasks worker --hostname {release.venv.name}@%h --concurrency 2"
+        return release.process("worker", tmp_path, command=command, **env)
+
+    rooms, numbers = make_rooms(60, due_in=seconds(-1)), store_jobs(30)
+    with previous.process("beat", tmp_path, **env), installation.process("beat", tmp_path, **env):
+        for killed, other in ((previous, installation), (installation, previous)):
+            with worker(other):
+                with worker(killed):
+                    more = make_rooms(60, due_in=seconds(1))
+                    rooms.extend(more)
+                    eventually(lambda more=more: any(map(is_open, more)), within=60)
+                # It was killed, with its children, among its work.
+                rooms.extend(make_rooms(20, due_in=seconds(1)))
+                eventually(lambda: all(map(is_open, rooms)), within=90)
+                eventually(lambda: success_counts(*JOB_NAMES) == {1}, within=90)
+    assert Counter(len(times_woken(room)) for room in rooms) == {1: len(rooms)}
+    assert {note["number"] for note in collection("rolling_notes").find()} == set(numbers)
 
 
 def make_rooms(number: int, *, due_in: timedelta) -> list[ObjectId]:
