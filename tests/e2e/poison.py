@@ -17,7 +17,8 @@ EATEN = 200_000_000  # bytes
 def poison(does: str) -> None:
     """Do it: exit (the process ends at once), raise-exit (SystemExit), kill (SIGKILL to the worker and all its
     children), hang (it never returns), hold-gil (no other thread of the process runs for a while), memory
-    (it allocates until the system gives the process no more), raise (another error).
+    (it allocates until the system gives the process no more), out-of-memory (it allocates, and is killed as the kernel
+    does it), raise (another error).
     """
     match does:
         case "exit":
@@ -32,6 +33,9 @@ def poison(does: str) -> None:
             ctypes.PyDLL(None).sleep(GIL_HELD_FOR)
         case "memory":
             _eat_memory()
+        case "out-of-memory":
+            bytearray(EATEN)
+            os.kill(os.getpid(), signal.SIGKILL)
         case "raise":
             raise ValueError("poison")
         case _:

@@ -19,7 +19,7 @@ from pathlib import Path
 from pprint import pformat
 
 from tests.e2e.celery_processes import ROOT
-from tests.faults import isolation, report
+from tests.faults import clocks, isolation, report
 from tests.faults.schedule import Result, run
 from tests.faults.world import World, running_world
 
@@ -34,6 +34,8 @@ def main() -> None:
         print(f"Left out, because {obstacle}: faults that need a network and disks of their own", flush=True)
     else:
         isolation.enter()
+    if not clocks.is_possible():
+        print(f"Left out, because there is no {clocks.COMPILER}: wrong clocks of Redis", flush=True)
     ends_at = time.monotonic() + wanted.minutes * 60
     seeds = iter(range(wanted.seed, wanted.seed + wanted.schedules))
     results: list[Result] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +13,17 @@ from bson import ObjectId
 from models.due_documents import DueCollection
 from tasks import app
 from tests.e2e.poison import poison
+from tests.faults import notes
 
 __all__ = ["app"]
+
+LOG_VARIABLE = "FAULTS_POISON_LOG"
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Writes what every thread of the process does to its log."""
 faulthandler.register(STACKS_SIGNAL, all_threads=True)
 
-POISONS = ("exit", "raise-exit", "hang", "hold-gil", "memory", "raise")
+POISONS = ("exit", "raise-exit", "hang", "hold-gil", "memory", "raise", "out-of-memory")
 PREFIX = "badbad"
 
 
@@ -39,7 +43,9 @@ apply = DueCollection.apply
 def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: Any, **options: Any) -> Any:
     for id in due_at:
         if (does := poison_of(id)) and documents.get(id) is not None:  # its schedule is not over
+            notes.append(os.environ[LOG_VARIABLE], what="begin", room=str(id), others=len(due_at) - 1)
             poison(does)
+            notes.append(os.environ[LOG_VARIABLE], what="end", room=str(id))
     return apply(documents, due_at, *arguments, **options)
 
 

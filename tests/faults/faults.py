@@ -40,7 +40,7 @@ class Fault:
 class Kind:
     """A kind of fault. `names` is what /readyz must name meanwhile; `weight` is how often it is drawn.
 
-    One that is `isolated` needs a network and disks of the run's own.
+    `needs` returns True if it can happen on this machine.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Kind:
     names: str | None = None
     weight: int = 1
     may_outlast_leases: bool = False
-    isolated: bool = False
+    needs: Callable[[], bool] | None = None
 
 
 def kind(
@@ -60,7 +60,7 @@ def kind(
     names: str | None = None,
     weight: int = 1,
     may_outlast_leases: bool = False,
-    isolated: bool = False,
+    needs: Callable[[], bool] | None = None,
 ) -> Callable[[Callable[[World, Fault], Iterator[None]]], Kind]:
     """Declare a kind by its block; the name of the function is that of the kind."""
 
@@ -73,7 +73,7 @@ def kind(
             names=names,
             weight=weight,
             may_outlast_leases=may_outlast_leases,
-            isolated=isolated,
+            needs=needs,
         )
 
     return declare

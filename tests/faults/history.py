@@ -97,6 +97,8 @@ class FaultSpan:
     ended: float
     names: str | None = None
     may_outlast_leases: bool = False
+    servers_took: float = 0.0
+    """Seconds that MongoDB took, when its fault was over, until a majority confirmed writes again."""
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.target}) for {self.ended - self.began:.1f} s"

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
 
 from services.job_queues import JobRun, job
 from tests.e2e.poison import poison
+from tests.faults import notes
 
 NAMES = ("faults.invoices", "faults.letters", "faults.reports", "faults.backups")
 LOG_VARIABLE = "FAULTS_JOB_LOG"
 
 
 def note(what: str, name: str, run: JobRun) -> None:
-    line = {"what": what, "name": name, "job": run.id, "attempt": run.attempt, "pid": os.getpid()}
-    text = json.dumps({**line, "at": time.monotonic()}) + "\n"
-    file = os.open(os.environ[LOG_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(file, text.encode())  # one write: lines of several processes do not mix
-    finally:
-        os.close(file)
+    notes.append(os.environ[LOG_VARIABLE], what=what, name=name, job=run.id, attempt=run.attempt)
 
 
 def working(name: str) -> Callable[..., None]:

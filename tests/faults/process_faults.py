@@ -87,11 +87,11 @@ def terminate(world: World, fault: Fault) -> Iterator[None]:
 def wrong_clock(world: World, fault: Fault) -> Iterator[None]:
     """The clock of a process jumps, and back."""
     process = world.processes[fault.target]
-    process.set_clock(float(fault.one_of(-HOURS, HOURS, -7.0, 10.0)))
+    process.clock.set(float(fault.one_of(-HOURS, HOURS, -7.0, 10.0)))
     try:
         yield
     finally:
-        process.set_clock(0)
+        process.clock.set(0)
 
 
 def _left(pids: dict[int, str | None]) -> list[int]:

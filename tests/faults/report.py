@@ -20,6 +20,8 @@ def summary(results: Sequence[Result]) -> Iterator[str]:
         took = _recovery(results, kind)
         if took:
             yield f"{kind}: recovered after {median(took):.1f} s (median), {max(took):.1f} s (maximum)"
+    if waits := [span.servers_took for result in results for span in result.history.faults if span.servers_took]:
+        yield f"MongoDB: had a majority again after {median(waits):.1f} s (median), {max(waits):.1f} s (maximum)"
     kinds = Counter(fault.kind.name for result in results for fault in result.faults)
     yield "faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 

@@ -9,17 +9,23 @@ from threading import Event
 
 import redis
 from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
 
+from models import database
 from queue_manager.broker.keys import UNACKED
+from queue_manager.core.clock import seconds
 from queue_manager.core.threads import in_thread
 from tests.e2e.replica_set import Member
 from tests.eventually import eventually
-from tests.faults import isolation
+from tests.faults import clocks, isolation
 from tests.faults.faults import Fault, kind
 from tests.faults.process_faults import PROCESSES, frozen
 from tests.faults.world import World
 
 DELAYS = (0.02, 0.1, 0.3)  # seconds for what one side sends at once
+CLOCKS = (-3_600, -5, 5)  # seconds; what is stored while a clock is ahead is due later by as much
+ANSWER_TIMEOUT = seconds(1)
+MAJORITY_WITHIN = 60.0  # seconds
 QUEUES = ("support-snooze", "jobs", "scans")
 REDIS, MONGODB, DELIVERIES = ("redis",), ("mongodb",), ("deliveries",)
 
@@ -114,7 +120,7 @@ def fail_over_redis(world: World, _: Fault) -> Iterator[None]:
         isolation.remove_disk(old.directory)
 
 
-@kind(REDIS, (1, 6), names="Redis", weight=3, isolated=True)
+@kind(REDIS, (1, 6), names="Redis", weight=3, needs=isolation.is_entered)
 def fill_disk_of_redis(world: World, _: Fault) -> Iterator[None]:
     """Redis cannot write to its append-only file, and refuses every write until it can."""
     with isolation.full_disk(world.redis.directory):
@@ -123,6 +129,17 @@ def fill_disk_of_redis(world: World, _: Fault) -> Iterator[None]:
         eventually(client.bgrewriteaof, within=30)
         eventually(lambda: not client.info("persistence")["aof_rewrite_in_progress"], within=30)
         assert client.info("persistence")["aof_last_bgrewrite_status"] == "ok"
+
+
+@kind(REDIS, (2, 8), weight=2, needs=clocks.is_possible)
+def wrong_clock_of_redis(world: World, fault: Fault) -> Iterator[None]:
+    """The clock of Redis jumps, and back."""
+    clock = world.redis.clock
+    clock.set(float(fault.one_of(*CLOCKS)))
+    try:
+        yield
+    finally:
+        clock.set(0)
 
 
 # MongoDB
@@ -150,17 +167,17 @@ def kill_majority(world: World, fault: Fault) -> Iterator[None]:
 def step_down_primary(world: World, _: Fault) -> Iterator[None]:
     world.mongo.step_down()
     yield
-    eventually(world.mongo.primary)
+    _wait_for_majority()
 
 
 @kind(MONGODB, (1, 7), weight=2, may_outlast_leases=True)
 def freeze_primary(world: World, _: Fault) -> Iterator[None]:
     primary = eventually(world.mongo.primary)
     yield from frozen([primary.pid])
-    eventually(world.mongo.primary)
+    _wait_for_majority()
 
 
-@kind(PROCESSES, (1, 7), weight=4, isolated=True, may_outlast_leases=True)
+@kind(PROCESSES, (1, 7), weight=4, needs=isolation.is_entered, may_outlast_leases=True)
 def cut_off_process_from_mongodb(world: World, fault: Fault) -> Iterator[None]:
     """Nothing passes between one process and MongoDB: its primary, or all of its members."""
     members = [eventually(world.mongo.primary)] if fault.chance < 0.5 else world.mongo.members
@@ -168,17 +185,17 @@ def cut_off_process_from_mongodb(world: World, fault: Fault) -> Iterator[None]:
         yield
 
 
-@kind(MONGODB, (1, 7), weight=3, isolated=True, may_outlast_leases=True)
+@kind(MONGODB, (1, 7), weight=3, needs=isolation.is_entered, may_outlast_leases=True)
 def cut_off_primary_from_secondaries(world: World, _: Fault) -> Iterator[None]:
     """The clients reach all members, and the primary does not know yet that the others elect another."""
     primary, secondaries = eventually(world.mongo.primary), _secondaries(world)
     others = [member.port for member in secondaries]
     with isolation.cut_off([primary.port], others), isolation.cut_off(others, [primary.port]):
         yield
-    eventually(world.mongo.primary)
+    _wait_for_majority()
 
 
-@kind(MONGODB, (1, 5), weight=3, isolated=True, may_outlast_leases=True)
+@kind(MONGODB, (1, 5), weight=3, needs=isolation.is_entered, may_outlast_leases=True)
 def fill_disk_of_mongodb(world: World, fault: Fault) -> Iterator[None]:
     """The disk of the primary or of a secondary is full. The member ends when it cannot write, and is started again."""
     member: Member = eventually(world.mongo.primary) if fault.chance < 0.5 else _secondaries(world)[0]
@@ -187,7 +204,23 @@ def fill_disk_of_mongodb(world: World, fault: Fault) -> Iterator[None]:
         yield
     if not member.is_running:
         member.start()
-    eventually(world.mongo.primary)
+    _wait_for_majority()
+
+
+def _wait_for_majority() -> None:
+    """Wait until MongoDB confirms writes again: the fault ends then."""
+    eventually(has_majority, within=MAJORITY_WITHIN)
+
+
+def has_majority() -> bool:
+    """Return True if a majority of the members confirms that the primary leads."""
+    confirmed = database.database().get_collection("faults", read_concern=ReadConcern("linearizable"))
+    try:
+        with database.within(ANSWER_TIMEOUT):
+            confirmed.find_one({"_id": 0})
+    except PyMongoError:
+        return False
+    return True
 
 
 def _secondaries(world: World) -> list[Member]:
@@ -203,8 +236,7 @@ def _killed(world: World, members: list[Member]) -> Iterator[None]:
     finally:
         for member in members:
             member.start()
-        with suppress(PyMongoError):
-            eventually(world.mongo.primary)
+        _wait_for_majority()
 
 
 # Deliveries
@@ -268,6 +300,7 @@ KINDS = (
     freeze_redis,
     fail_over_redis,
     fill_disk_of_redis,
+    wrong_clock_of_redis,
     kill_primary,
     kill_secondary,
     kill_majority,

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, PyMongoError
 
+from dev.processes import started_at
 from models import job, owed
 from models.database import Document, client, collection
 from models.support_room import rooms
@@ -26,6 +27,7 @@ from queue_manager.core.errors import Contended
 from queue_manager.core.threads import in_thread
 from services.job_queues.jobs import jobs
 from tests.e2e.watching import RoomWrite, room_writes
+from tests.faults import notes
 from tests.faults.app import poison_id
 from tests.faults.history import Ack, Delivery, History, JobRecord, JobRun, Probe, RoomChange, Sent
 from tests.faults.job_works import NAMES
@@ -215,6 +217,19 @@ class Work:
     def _of_schedule(self) -> Document:
         return {"name": {"$in": list(NAMES)}, "arguments.0": self.seed}
 
+    def hanging(self) -> set[str]:
+        """Return the poison rooms whose first attempt goes on, and keeps other rooms of its batch waiting."""
+        first: dict[str, dict[str, Any]] = {}
+        lines = notes.read(self.world.poison_log)
+        for line in lines:
+            first.setdefault(line["room"], line)
+        returned = {line["pid"] for line in lines if line["what"] == "end"}
+        return {
+            room
+            for room, line in first.items()
+            if line["others"] and line["pid"] not in returned and started_at(line["pid"]) is not None
+        }
+
     # What happened
 
     def collect(self) -> History:
@@ -228,7 +243,7 @@ class Work:
             state = self._state_of(sent.message)
             if state is not None or sent.message not in acknowledged:
                 history.states[sent.message] = state
-        history.runs = _job_runs(self.world.job_log.read_text().splitlines())
+        history.runs = _job_runs(notes.read(self.world.job_log))
         for one in job.jobs().find(self._of_schedule):
             successes = sum(entry["state"] == "success" for entry in one["history"])
             record = JobRecord(name=one["name"], job=str(one["_id"]), state=one["state"], successes=successes)
@@ -263,10 +278,10 @@ def _change(write: RoomWrite) -> RoomChange:
     )
 
 
-def _job_runs(lines: list[str]) -> list[JobRun]:
+def _job_runs(lines: list[dict[str, Any]]) -> list[JobRun]:
     """Return the runs by what they wrote, of which the beginning may have been deleted with an earlier schedule."""
     found: dict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
-    for line in map(json.loads, lines):
+    for line in lines:
         found[line["job"], line["attempt"]] |= {line["what"]: line["at"], "name": line["name"], "pid": line["pid"]}
     return [
         JobRun(name=run["name"], job=id, pid=run["pid"], began=run["begin"], ended=run.get("end"))

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import signal
-import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -37,8 +36,10 @@ from tests.e2e.celery_processes import ROOT, TESTS, LoggedProcess
 from tests.e2e.replica_set import Member, ReplicaSet, replica_set
 from tests.e2e.tcp_proxy import TcpProxy
 from tests.eventually import eventually
-from tests.faults import isolation
+from tests.faults import clocks, isolation
+from tests.faults.app import LOG_VARIABLE as POISON_LOG_VARIABLE
 from tests.faults.app import STACKS_SIGNAL
+from tests.faults.clocks import Clock
 from tests.faults.history import JOB_LEASE, RoomEvent
 from tests.faults.job_works import LOG_VARIABLE
 
@@ -78,15 +79,26 @@ class IsolatedMember(Member):
         return [*isolation.in_group(self.port), *super()._command(program)]
 
 
+class IsolatedValkey(Valkey):
+    """A Redis on a small disk, whose clock can be set."""
+
+    def __init__(self, directory: Path) -> None:
+        isolation.mount_disk(directory, REDIS_DISK)
+        self.clock = Clock(directory.with_suffix(".clock"))
+        super().__init__(directory, config=REDIS_CONFIG)
+
+    def _command(self, program: str) -> list[str]:
+        return [*self.clock.preloaded, *super()._command(program)]
+
+
 class SystemProcess(LoggedProcess):
     """A process of the system, whose clock can be set, with its way to Redis."""
 
     def __init__(self, directory: Path, name: str, *command: str, proxy: TcpProxy) -> None:
         self.name, self.proxy = name, proxy
-        self._clock = directory / f"{name}.clock"
-        self._clock.write_bytes(struct.pack("d", 0))
+        self.clock = Clock(directory / f"{name}.clock")
         path = f"{TESTS / 'shifted_clock'}:{ROOT}"
-        env = {"PYTHONPATH": path, "SHIFTED_CLOCK_FILE": str(self._clock), "REDIS_URL": proxy.redis_url}
+        env = {"PYTHONPATH": path, clocks.VARIABLE: str(self.clock.file), "REDIS_URL": proxy.redis_url}
         self.started_at = 0.0
         super().__init__(directory / f"{name}.log", *command, env=env)
         self._command = [*isolation.in_group(name), *self._command]
@@ -94,11 +106,6 @@ class SystemProcess(LoggedProcess):
     def start(self, *, ready: bool = True) -> Self:
         self.started_at = time.monotonic()
         return super().start(ready=ready)
-
-    def set_clock(self, seconds: float) -> None:
-        """Let the clock be off by so many seconds, from now on."""
-        with self._clock.open("r+b") as file:
-            file.write(struct.pack("d", seconds))
 
     def children(self) -> list[int]:
         return sorted(children(self.pid))
@@ -115,7 +122,7 @@ class SystemProcess(LoggedProcess):
 class World:
     """The servers and processes, and what only they know of the past."""
 
-    def __init__(self, directory: Path, mongo: ReplicaSet, first_redis: Valkey) -> None:
+    def __init__(self, directory: Path, mongo: ReplicaSet, first_redis: IsolatedValkey) -> None:
         self.directory, self.mongo, self.redis = directory, mongo, first_redis
         self.processes: dict[str, SystemProcess] = {}
         self.web_ports: dict[str, int] = {}
@@ -131,6 +138,10 @@ class World:
     @property
     def job_log(self) -> Path:
         return self.directory / "jobs.log"
+
+    @property
+    def poison_log(self) -> Path:
+        return self.directory / "poison.log"
 
     # Processes
 
@@ -190,13 +201,13 @@ class World:
         """Return a client of the Redis that is the primary now, not through the proxy."""
         return redis.Redis.from_url(self.redis.url, decode_responses=True, socket_timeout=10)
 
-    def add_redis(self) -> Valkey:
-        server = redis_in(self.directory / f"redis{self._next_redis}")
+    def add_redis(self) -> IsolatedValkey:
+        server = IsolatedValkey(self.directory / f"redis{self._next_redis}")
         self._next_redis += 1
         server.start()
         return server
 
-    def fail_over(self) -> Valkey:
+    def fail_over(self) -> IsolatedValkey:
         """Make a new server the primary, which has all data. Return the old one: a replica with open connections."""
         old, new = self.redis, self.add_redis()
         with redis.Redis.from_url(new.url, decode_responses=True) as on_new, self.connect() as on_old:
@@ -237,11 +248,7 @@ class World:
         self._lost_events.clear()
         self.losses.clear()
         self.job_log.write_text("")
-
-
-def redis_in(directory: Path) -> Valkey:
-    isolation.mount_disk(directory, REDIS_DISK)
-    return Valkey(directory, config=REDIS_CONFIG)
+        self.poison_log.write_text("")
 
 
 def _event(entry: Any) -> RoomEvent:
@@ -266,7 +273,7 @@ def running_world(directory: Path) -> Iterator[World]:
     """Start everything in an empty directory, and wait until it is ready."""
     if wheel := VALKEY.in_wheel():  # the same server on every machine
         os.environ.setdefault(VALKEY.variable, str(wheel))
-    first_redis = redis_in(directory / "redis0")
+    first_redis = IsolatedValkey(directory / "redis0")
     with ExitStack() as stack:
         stack.callback(isolation.remove_disks)
         mongo = stack.enter_context(replica_set(directory / "mongo", IsolatedMember))
@@ -274,7 +281,7 @@ def running_world(directory: Path) -> Iterator[World]:
         world = World(directory, mongo, first_redis)
         stack.callback(lambda: world.redis.kill())
         set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=first_redis.url, **SETTINGS)
-        os.environ[LOG_VARIABLE] = str(world.job_log)
+        os.environ |= {LOG_VARIABLE: str(world.job_log), POISON_LOG_VARIABLE: str(world.poison_log)}
         world.job_log.touch()
         database.close()
         stack.callback(database.close)
