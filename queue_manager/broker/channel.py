@@ -27,7 +27,7 @@ from uuid import uuid4
 from kombu.transport import redis as stock
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
-from redis.exceptions import NoScriptError, OutOfMemoryError
+from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError
 
 from queue_manager.broker import scripts
 from queue_manager.broker.dead_letters import FAILED_ONCE
@@ -95,7 +95,8 @@ class Channel(stock.Channel):
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
         self._command_client: Any = None
         self.waiters: dict[str, Waiter] = {}
-        super().__init__(*args, **kwargs)
+        with refusals_as_connection_errors(but=(NoPermissionError,)):  # of a ping
+            super().__init__(*args, **kwargs)
         if self.global_keyprefix or not self.ack_emulation:
             raise ConfigurationError("broker_transport_options: global_keyprefix and ack_emulation cannot be set here")
 

@@ -77,15 +77,16 @@ def test_a_worker_that_connects_reconnects_if_the_server_refuses(connection: Con
     assert client.keys("*mailboxes*") == []
 
 
-def test_a_worker_that_waits_for_messages_reconnects_if_the_disk_of_the_server_fails(tmp_path: Path) -> None:
+def test_a_worker_whose_ping_is_refused_reconnects(tmp_path: Path) -> None:
     directory = tmp_path / "redis"
     with Valkey(directory) as server, connected(server.url) as connection, Redis.from_url(server.url) as admin:
         taker = Taker(connection, "q")
         taker.drain()
         cannot_save(admin, directory)
         taker.channel.waiters.clear()  # the next ones connect, and send a ping
-        with pytest.raises(BrokerRefuses, match="MISCONF"):
-            connection.transport.cycle.on_poll_start()
+        for step in (connection.transport.cycle.on_poll_start, connection.channel):
+            with pytest.raises(BrokerRefuses, match="MISCONF"):
+                step()
 
 
 def test_higher_priority_is_taken_first(server: Valkey, client: Redis) -> None:
