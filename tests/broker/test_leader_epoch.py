@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from redis import Redis
 
 from dev.servers import Valkey
 from tests.broker.guard_app import every
+from tests.broker.taking import body
 from tests.broker.test_leader_scheduler import scheduling
 from tests.eventually import eventually
 
@@ -27,7 +27,7 @@ def emptied(server: Valkey) -> Iterator[Redis]:
 
 def sent(client: Redis, queue: str) -> list[dict[str, Any]]:
     """Return the keyword arguments of the messages that wait, the first sent first."""
-    bodies = [json.loads(json.loads(raw)["body"]) for raw in client.lrange(queue, 0, -1)]
+    bodies = [body(raw) for raw in client.lrange(queue, 0, -1)]
     return [kwargs for _, kwargs, _ in reversed(bodies)]
 
 

@@ -11,6 +11,7 @@ import redis
 from celery.app.trace import build_tracer
 
 from tasks import app
+from tests.broker.taking import body
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def run(message: Message) -> Any:
 def _decode(raw: bytes) -> Message:
     message = json.loads(raw)
     headers = message["headers"]
-    args, kwargs, _ = json.loads(message["body"])
+    args, kwargs, _ = body(raw)
     return Message(
         id=headers["id"],
         task=headers["task"],
