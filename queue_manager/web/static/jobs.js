@@ -15,6 +15,7 @@ const CLEARED = ["pending", "failure", "success", "canceled"];
 const ALL_NAMES = "all names";
 const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
 const LATENCY_INTERVAL = 60000; // ms
+const RETRY_INTERVAL = 2000; // ms
 const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
 const NAMES_WAIT = 400; // ms that the list waits for the counts above it, which take long if there are many jobs
 /** @type {List<Job>} */
@@ -61,15 +62,20 @@ async function readStatus() {
   countInTitle(queues.reduce((sum, { states }) => sum + states.failure, 0));
   byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
   Object.assign(byId("names"), { hidden: !queues.length, ariaBusy: null });
-  fill(byId("queues"), queues, rowOf);
+  showQueues();
   choices(list.values.name);
 }
 
+// With the latencies, because a row is drawn again only if its values have changed.
+const showQueues = () => fill(byId("queues"), queues.map((queue) => ({ ...queue, latency: latencies[queue.name] })), rowOf);
+
 // They change slowly, and are read apart from the counts.
 async function readLatencies() {
-  await attempt(async () => ({ names: latencies } = await get("/jobs/latency")), () => {}); // the list shows errors
-  fill(byId("queues"), queues, rowOf);
-  setTimeout(readLatencies, LATENCY_INTERVAL);
+  let again = LATENCY_INTERVAL;
+  const failed = () => { again = RETRY_INTERVAL; }; // the list shows errors
+  await attempt(async () => ({ names: latencies } = await get("/jobs/latency")), failed);
+  showQueues();
+  setTimeout(readLatencies, again);
 }
 
 // A dialog that lists the names may be opened before the first status has come.
@@ -88,7 +94,7 @@ async function count() {
   clearTimeout(later);
   isCounting = true;
   isStale = false;
-  let again = 2000; // after a failure; the list shows errors
+  let again = RETRY_INTERVAL; // after a failure; the list shows errors
   try {
     await readStatus();
     again = queues.some((queue) => queue.running) ? LEASE_INTERVAL : 0;
@@ -117,13 +123,13 @@ function choices(wanted) {
 /** @param {string} text @param {Record<string, string>} filters @param {string} [label] */
 const link = (text, filters, label) => element("a", { href: `${PREFIX}/jobs${query(filters)}`, "aria-label": label }, text);
 
-/** @param {JobQueue} queue */
-function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest_due: oldest, next_due: next }) {
+/** @param {JobQueue & { latency?: Latency }} queue */
+function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest_due: oldest, next_due: next, latency }) {
   return element("tr", {},
     element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn"), pauseNote(made)),
     CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, "0"), "number")),
-    cell("Wait, p95", percentile(latencies[name]?.wait?.p95_ms), "number duration"),
-    cell("Run, p95", percentile(latencies[name]?.run?.p95_ms), "number duration"),
+    cell("Wait, p95", percentile(latency?.wait?.p95_ms), "number duration"),
+    cell("Run, p95", percentile(latency?.run?.p95_ms), "number duration"),
     cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => look(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
     cell("Next due", countdown(at(oldest ?? next ?? "") || null, until)),
     mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause …", () => (isPaused ? resume(name) : pause(name)), "quiet")));
