@@ -13,6 +13,7 @@ import pytest
 from bson import ObjectId
 
 from benchmarks.release import MISSING, checked_out
+from models import database
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.deployment.installation import Installation, build, install
@@ -53,6 +54,13 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]
             pytest.skip(MISSING)
         wheel = build(source, tmp_path_factory.mktemp("previous-dist"), "--wheel")
         yield install(wheel, tmp_path_factory.mktemp("previous") / "old", source=source)
+
+
+@pytest.fixture(autouse=True)
+def _no_old_indexes(clean: Servers) -> Iterator[None]:
+    """Leave no indexes of the previous release to other tests, in which the doctor would report them."""
+    yield
+    database.client().drop_database(database.database())
 
 
 @pytest.mark.parametrize(
