@@ -14,6 +14,7 @@ const STATES = { pending: "", executing: "warn", failure: "bad", success: "good"
 const CLEARED = ["pending", "failure", "success", "canceled"];
 const ALL_NAMES = "all names";
 const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
+const LATENCY_DELAY = 500; // ms, as counting many jobs would delay the first rows
 const LATENCY_INTERVAL = 60000; // ms
 const RETRY_INTERVAL = 2000; // ms
 const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
@@ -358,7 +359,7 @@ function begin() {
   choices(new URLSearchParams(location.search).get("name"));
   list = new List({ load, search, cells, id: (job) => job._id });
   recount(0);
-  readLatencies();
+  setTimeout(readLatencies, LATENCY_DELAY);
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
   list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Those that are executing are asked to stop. Those that ended are left alone."));
