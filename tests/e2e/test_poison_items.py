@@ -1,6 +1,6 @@
 """One room that kills or hangs whatever process wakes it harms no other room: real workers, one batch of 201 rooms.
 
-Leases are the default minute, unless a test sets them, so whatever is done sooner was not left to them.
+Leases last a minute, the default, unless a test sets them, so work that is done sooner did not wait for them.
 """
 
 from __future__ import annotations
