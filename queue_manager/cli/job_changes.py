@@ -1,0 +1,261 @@
+"""`queue-manager jobs`: run, reschedule, cancel, retry, remove and clear jobs; pause and resume queues.
+
+Guarantee: commands on several jobs report an outcome for each; exit code 1 if one failed. Each is in the audit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from models.audit import ActionName
+from models.database import Document, id_text
+from models.job import JobState
+from queue_manager.cli.audited import audited, current_actor, echo_undo
+from queue_manager.cli.completion import complete_job_name, complete_job_state
+from queue_manager.cli.confirmation import YesOption, confirm_deletion
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.jobs_render import print_document
+from queue_manager.cli.messages_render import printable
+from queue_manager.cli.pauses import PauseReason, checked_reason
+from queue_manager.core.clock import parse_utc, to_iso
+from queue_manager.core.errors import PermanentError
+from queue_manager.core.pause import COMMAND_LINE
+from queue_manager.web.http.requests import validated
+from services import job_queues
+from services.job_queues import as_json
+from services.job_queues.fields import MAX_DELAY, checked_state
+
+ALL_NAMES = "all names"
+
+OneJobName = Annotated[
+    str | None, typer.Option("--name", help="Only jobs of this name.", autocompletion=complete_job_name)
+]
+JobIdArguments = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...")]
+JobNames = Annotated[
+    list[str], typer.Argument(help="Names of jobs.", metavar="NAME...", autocompletion=complete_job_name)
+]
+DueTime = Annotated[str | None, typer.Option(help="Due time, such as 2026-01-31T09:30:00Z.")]
+DueDelay = Annotated[float | None, typer.Option(help="Seconds until it is due.", metavar="SECONDS")]
+
+
+def run(
+    name: Annotated[str, typer.Argument(help="The job's name.", metavar="NAME", autocompletion=complete_job_name)],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="JSON if it parses as JSON, else a text.", metavar="[ARG...]")
+    ] = None,
+    at: DueTime = None,
+    delay: DueDelay = None,
+    priority: Annotated[int, typer.Option(help="-100 to 100, higher first.")] = 0,
+    every: Annotated[float | None, typer.Option(help="Repeat it after so many seconds.", metavar="SECONDS")] = None,
+    cron: Annotated[str | None, typer.Option(help="Repeat it at these times, such as '0 3 * * *' (UTC).")] = None,
+    unique: Annotated[
+        bool, typer.Option("--unique", help="Only if no job with this name and arguments exists, in any state.")
+    ] = False,
+    singular: Annotated[
+        bool, typer.Option("--singular", help="Only if no such job is pending, failed or executing.")
+    ] = False,
+) -> None:
+    """Store a job and print it as JSON; exit code 1 if a unique or singular job already exists.
+
+    Workers run the job. Put negative numbers after `--`.
+
+    Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
+    """
+    due_at, wait, period = _moment(at), _delay(delay, "--delay"), _delay(every, "--every")
+    with report_errors(), audited("run", system=job_queues.system.name, detail=name) as action:
+        job = job_queues.jobs.run(
+            name,
+            *map(_value, arguments or []),
+            at=due_at,
+            delay=wait,
+            every=period,
+            cron=cron,
+            priority=priority,
+            unique=unique,
+            singular=singular,
+        )
+        action.ids, action.count = ([], 0) if job is None else ([id_text(job["_id"])], 1)
+    if job is None:
+        fail(f"blocked: there is a job {name} with these arguments already", code=1)
+    print_document(as_json(job))
+
+
+def cancel(ids: JobIdArguments) -> None:
+    """Cancel pending or failed jobs, and ask executing ones to stop; print an outcome for each.
+
+    The process of a job that does not stop is ended after JOBS_GRACE_SECONDS.
+
+    Example: `queue-manager jobs cancel 6b01475714001c3a87bb78b8`
+    """
+    _each(
+        "cancel",
+        ids,
+        job_queues.jobs.cancel,
+        lambda job: "canceled" if job["state"] == JobState.CANCELED else "stopping",
+    )
+
+
+def retry(ids: JobIdArguments) -> None:
+    """Make jobs due now unless they are executing; print an outcome for each.
+
+    Example: `queue-manager jobs retry 6b01475714001c3a87bb78b8`
+    """
+    _each("retry", ids, job_queues.jobs.retry, lambda _: "due now")
+
+
+def remove(ids: JobIdArguments) -> None:
+    """Delete jobs unless they are executing; print an outcome for each, and how to undo it.
+
+    Example: `queue-manager jobs remove 6b01475714001c3a87bb78b8`
+    """
+    _each("remove", ids, job_queues.jobs.remove, lambda _: "removed")
+
+
+def reschedule(
+    ids: JobIdArguments,
+    at: DueTime = None,
+    delay: DueDelay = None,
+    priority: Annotated[int | None, typer.Option(help="-100 to 100, higher first.")] = None,
+) -> None:
+    """Change the due time or the priority of jobs that are pending, failed or canceled; print an outcome for each.
+
+    Without `--at` and `--delay` the due time is kept.
+
+    Example: `queue-manager jobs reschedule 6b01475714001c3a87bb78b8 --delay 3600 --priority 5`
+    """
+    if at is None and delay is None and priority is None:
+        fail("give --at, --delay or --priority", code=2)
+    change = partial(job_queues.jobs.reschedule, at=_moment(at), delay=_delay(delay, "--delay"), priority=priority)
+    _each("reschedule", ids, change, lambda job: f"due {to_iso(job['due'])}, priority {job['priority']}")
+
+
+def clear(
+    states: Annotated[
+        list[str],
+        typer.Argument(
+            help="pending, success, failure or canceled.", metavar="STATE...", autocompletion=complete_job_state
+        ),
+    ],
+    name: OneJobName = None,
+    yes: YesOption = False,
+) -> None:
+    """Delete the jobs in some states, of one name or of all, after confirmation.
+
+    Above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for 10 minutes.
+
+    Example: `queue-manager jobs clear success canceled --name send_invoice`
+    """
+    from queue_manager.web.routes.jobs.endpoints import clear as clear_jobs
+    from queue_manager.web.routes.jobs.schemas import JobsToDelete
+
+    with report_errors():
+        body = validated(JobsToDelete, {"states": states, "name": name})
+        count = sum(job_queues.jobs.count(name=name, state=checked_state(state)) for state in dict.fromkeys(states))
+        of = name or ALL_NAMES
+        question = f"Delete {count:,} job{'' if count == 1 else 's'} of {of} in the state {' or '.join(states)}?"
+        confirm_deletion(question, count=count, name=of, yes=yes)
+        answer = clear_jobs(body, current_actor())
+    typer.echo(f"{answer.deleted} deleted")
+    echo_undo(answer.undo)
+
+
+def pause(names: JobNames, reason: PauseReason = None) -> None:
+    """Pause queues in the whole system: no job of these names is started; an executing one finishes.
+
+    Example: `queue-manager jobs pause send_invoice --reason "the mail provider is down"`
+    """
+    why = checked_reason(reason)
+    change = partial(job_queues.jobs.pause, reason=why, by=COMMAND_LINE)
+    _switch("pause", names, change, "paused", reason=why)
+
+
+def resume(names: JobNames) -> None:
+    """Resume paused queues.
+
+    Example: `queue-manager jobs resume send_invoice`
+    """
+    _switch("resume", names, job_queues.jobs.resume, "resumed")
+
+
+# Arguments
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)  # so that NaN is a text
+
+
+def _moment(text: str | None) -> datetime | None:
+    try:
+        return parse_utc(text, field="--at")
+    except PermanentError as error:
+        fail(str(error), code=2)
+
+
+def _delay(amount: float | None, option: str) -> timedelta | None:
+    if amount is None:
+        return None
+    maximum = int(MAX_DELAY.total_seconds())
+    if not 0 <= amount <= maximum:
+        fail(f"{option}: must be 0 to {maximum} seconds", code=2)
+    return timedelta(seconds=amount)
+
+
+# Actions
+
+
+def _each(
+    action: ActionName, ids: Sequence[str], change: Callable[[str], Document], outcome: Callable[[Document], str]
+) -> None:
+    """Change jobs one by one and print each outcome immediately, because the next change may fail."""
+    is_done = True
+    for id in ids:
+        undo = None
+        with report_errors():
+            try:
+                job, undo = _changed(action, id, change)
+                text = outcome(job)
+            except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
+                text, is_done = str(error), False
+        typer.echo(f"{printable(id)}  {printable(text)}")
+        echo_undo(undo)
+    sys.exit(0 if is_done else 1)
+
+
+def _changed(action: ActionName, id: str, change: Callable[..., Document]) -> tuple[Document, str | None]:
+    """Return the job as it is now, and the id by which the change can be undone, if it can be."""
+    with audited(action, system=job_queues.system.name, ids=[id]) as done:
+        if action == "remove" and done.archive is not None:
+            change = partial(change, keep=done.archive.keep_jobs)
+        before, job = job_queues.jobs.get(id), change(id)
+        done.ids, done.count = [id_text(job["_id"])], 1
+        if action != "remove":
+            done.changed(job_queues.changeable(before), job_queues.changeable(job))
+    return job, done.undo
+
+
+def _switch(
+    action: ActionName,
+    names: Sequence[str],
+    change: Callable[[Sequence[str]], None],
+    what: str,
+    reason: str | None = None,
+) -> None:
+    selected = {"names": ", ".join(names)} | ({"reason": reason} if reason else {})
+    with report_errors(), audited(action, system=job_queues.system.name, filter=selected):
+        change(names)
+    for name in names:
+        typer.echo(f"{name}  {what}")

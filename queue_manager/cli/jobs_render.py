@@ -1,0 +1,118 @@
+"""How `queue-manager jobs` shows jobs: tables, one job with its history, the state of the queues.
+
+Guarantee: text of applications reaches a terminal without control characters or markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from models.database import Document
+from models.job import WAITING_STATES, JobState
+from queue_manager.cli.messages_render import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_json, printable, span
+from queue_manager.core.pause import Pause
+from services.job_queues import as_json
+
+
+def print_document(content: Document) -> None:
+    print_json(json_text(content))
+
+
+def table_of_jobs(jobs: Sequence[Document], now: datetime) -> Table:
+    """Return a table of jobs, with times relative to `now`."""
+    table = _table("id", "name", "state", *(numbers := ("priority", "attempts", "due")), "last error", numbers=numbers)
+    table.add_column("arguments", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
+    for job in jobs:
+        # Any field may be missing, or have any type: another program may have written it.
+        known = [job.get(name, "") for name in ("_id", "name", "state", "priority", "attempts")]
+        state, due_at = job.get("state"), job.get("due")
+        due = _from(due_at, now) if state in WAITING_STATES and isinstance(due_at, datetime) else ""
+        error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if state == JobState.FAILURE else ""
+        _add(table, *known, due, error, json_text(as_json(job).get("arguments"))[:MAX_PAYLOAD_LENGTH])
+    return table
+
+
+def print_job(console: Console, job: Document) -> None:
+    """Print a job with one field per line, and its history."""
+    shown = as_json(job)
+    history = shown.pop("history") if _has_entries(shown.get("history")) else []
+    for name, value in shown.items():
+        text = value if isinstance(value, str) else json_text(value)
+        console.print(Text.assemble((f"{printable(name):<12}", "bold"), printable(text)), soft_wrap=True)
+    console.print(Text("history", "bold"))
+    for entry in history:
+        text = "  ".join(f"{name} {value}" for name, value in entry.items() if name not in ("at", "state"))
+        line = f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {text}"
+        console.print(Text(printable(line.rstrip())), soft_wrap=True)
+
+
+def _has_entries(history: Any) -> bool:
+    """Return True if a history, which another program may have written, is a list of documents."""
+    return isinstance(history, list) and all(isinstance(entry, dict) for entry in history)
+
+
+def print_status(console: Console, status: dict[str, Any], now: datetime) -> None:
+    """Print the leader, and a table of the queues."""
+    leader = status["leader"]
+    if leader is None:
+        text = "no leader has dispatched jobs yet: start `celery beat` and workers with QM_JOBS=true"
+    else:
+        heartbeat, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
+        text = f"leader of epoch {leader['epoch']}, last heartbeat {heartbeat}, took over {since}"
+    console.print(Text(text), soft_wrap=True)
+    if others := status["other_documents"]:
+        console.print(f"{others} documents that are not jobs, which are ignored; see `queue-manager adopt jobs`")
+    if not status["queues"]:
+        console.print("no queue")
+        return
+    states = tuple(state.value for state in JobState)
+    table = _table("name", *states, "running", "oldest due", "next due", numbers=states)
+    for queue in status["queues"]:
+        name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]
+        counts = [str(queue["states"][state]) for state in states]
+        due = [_from(queue[name], now) if queue[name] else "" for name in ("oldest_due", "next_due")]
+        _add(table, name, *counts, _running(queue["running"], now), *due)
+    console.print(table)
+    for queue in status["queues"]:
+        if queue["is_paused"]:
+            console.print(printable(f"Paused: {queue['name']} {Pause(**queue['pause'])}"), soft_wrap=True)
+
+
+def _running(running: Document | None, now: datetime) -> str:
+    if running is None:
+        return ""
+    left = (running["claimed_until"] - now).total_seconds()
+    where = f" on {running['worker']}" if "worker" in running else ""
+    return f"{running['id']}{where}, lease {f'{left:.0f} s' if left > 0 else 'over'}"
+
+
+def _table(*titles: str, numbers: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    for title in titles:
+        is_number = title in numbers
+        table.add_column(title, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
+    return table
+
+
+def _add(table: Table, *cells: object) -> None:
+    table.add_row(*(Text(printable(str(cell))) for cell in cells))
+
+
+def _from(moment: datetime, now: datetime) -> str:
+    left = (moment - now).total_seconds()
+    return f"in {span(left)}" if left > 0 else _ago(moment, now)
+
+
+def _ago(moment: datetime, now: datetime) -> str:
+    return f"{span((now - moment).total_seconds())} ago"
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
