@@ -196,6 +196,17 @@ def _first_of_each_name(waiting: Document) -> dict[str, datetime]:
     return {row["_id"]: row["waiting"] for row in rows if isinstance(row["_id"], str)}
 
 
+def names() -> list[str]:
+    """Return the names that have jobs, sorted. The cost grows with the number of names, not of jobs."""
+    of_each: list[Document] = [
+        {"$match": {"name": {"$gt": ""}, "state": {"$in": [*JobState]}, **COUNTED_ATTEMPTS}},
+        {"$sort": {"name": ASCENDING, "state": ASCENDING, "attempts": DESCENDING}},
+        {"$group": {"_id": "$name"}},
+    ]
+    rows = jobs().aggregate(of_each, hint="jobs_of_a_name_by_attempts")
+    return sorted(row["_id"] for row in rows if isinstance(row["_id"], str))
+
+
 def next_due(name: str) -> datetime | None:
     """Return the earliest start of the jobs of `name`; `None` if there is none."""
     found = jobs().find_one(

@@ -357,7 +357,7 @@ interface JobPage {
 
 interface JobQueue {
   name: string;
-  states: Record<JobState, number>;
+  states?: Record<JobState, number>; // once they are counted
   is_paused: boolean;
   pause: Pause | null;
   running: { id: string; claimed_until: Moment } | null;

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from beat_schedule import systems
-from models import job_counts
+from models import job
 from models.audit import AUDITED_ACTIONS
 from models.job import JobState
 from queue_manager.core.errors import AppError
@@ -32,7 +32,7 @@ def complete_system_with_items(incomplete: str) -> list[str]:
 def complete_job_name(incomplete: str) -> list[str]:
     """Complete the name of stored jobs."""
     with suppress(AppError), mongodb(COMPLETION_TIMEOUT):
-        return _beginning(incomplete, job_counts.by_name())
+        return _beginning(incomplete, job.names())
     return []
 
 

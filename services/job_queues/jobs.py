@@ -288,28 +288,38 @@ class Jobs:
     def status(self) -> dict[str, Any]:
         """Return `{queues, leader, other_documents}`.
 
-        `queues` has every name that has jobs, a registered function or a pause, each as `{name, states, is_paused,
-        pause, running, oldest_due, next_due}`: the number of jobs by state; when, by whom and why it was paused; the
-        executing job; the due times of the oldest job that is due and of the next that is not. `leader` is the
-        dispatching leader. `other_documents` is the number of documents that are not jobs, up to
-        `foreign_job.MAX_FOREIGN_COUNT`.
+        Each of `queues` also has `states`, the number of its jobs by state. `leader` is the dispatching leader.
+        `other_documents` is the number of documents that are not jobs, up to `foreign_job.MAX_FOREIGN_COUNT`.
         """
-        now, counts, paused = self._clock(), job_counts.by_name(), job_queue.pauses()
+        counts = job_counts.by_name()
+        queues = [
+            {**queue, "states": {state.value: counts.get(queue["name"], {}).get(state, 0) for state in JobState}}
+            for queue in self.queues(counts)
+        ]
+        return {"queues": queues, "leader": job_queue.leader(), "other_documents": foreign_job.count()}
+
+    def queues(self, names: Iterable[str] | None = None) -> Sequence[dict[str, Any]]:
+        """Return every queue: the names that have jobs (or `names`), a registered function or a pause.
+
+        Each is `{name, is_paused, pause, running, oldest_due, next_due}`: when, by whom and why it was paused; the
+        executing job; the due times of the oldest job that is due and of the next that is not. Jobs are not counted, so
+        the cost grows with the number of names only.
+        """
+        with_jobs = job.names() if names is None else names
+        now, paused = self._clock(), job_queue.pauses()
         oldest_due, next_due = job.due_names(now), job.later_names(now)
         running = {executing.name: _as_running(executing) for executing in job.executing()}
-        queues = [
+        return [
             {
                 "name": name,
-                "states": {state.value: counts.get(name, {}).get(state, 0) for state in JobState},
                 "is_paused": name in paused,
                 "pause": asdict(paused[name]) if name in paused else None,
                 "running": running.get(name),
                 "oldest_due": oldest_due.get(name),
                 "next_due": next_due.get(name),
             }
-            for name in sorted({*counts, *paused, *self._registry.names()})
+            for name in sorted({*with_jobs, *paused, *self._registry.names()})
         ]
-        return {"queues": queues, "leader": job_queue.leader(), "other_documents": foreign_job.count()}
 
     def _make_due(
         self, id: str, states: Sequence[JobState], due: datetime | None, priority: int | None, action: str

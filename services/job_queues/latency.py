@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models import job_counts
+from models import job
 from queue_manager.core.redis_client import PerProcess, connect
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import count_history
@@ -16,6 +16,6 @@ _redis = PerProcess(lambda: connect(settings().redis_url))
 
 def counts_by_name() -> dict[str, Totals]:
     """Return what was counted of each name in the last 24 hours, of the first 200 names. Raises the drivers' errors."""
-    names = sorted(job_counts.by_name())[:MAX_MEASURED_NAMES]
+    names = job.names()[:MAX_MEASURED_NAMES]
     counts = count_history.last_hours(_redis(), [f"{JOBS_INITIATOR}/{name}" for name in names])
     return dict(zip(names, counts, strict=True))

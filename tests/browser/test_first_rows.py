@@ -18,6 +18,7 @@ from tests.web.queue_client import Queue
 pytestmark = [pytest.mark.browser, pytest.mark.scale, pytest.mark.usefixtures("clean")]
 
 FEW, COUNT, LOADS = 60, 100_000, 7
+GOAL = 300  # ms, on a machine that has time for it
 LISTS = {"/rooms": "/systems/support-snooze/items", "/messages": "/queue/main/messages", "/jobs": "/jobs"}
 WATCH = """function watch() {
   const row = document.querySelector("#rows > tr");
@@ -68,5 +69,5 @@ def test_the_first_of_100_000_rows_are_there_as_soon_as_of_few(
             f"{took[0]:.0f} at best, of which the list {listed:.0f} ms; with {FEW} rows {median(few[path]):.0f} ms, "
             f"{few[path][0]:.0f} at best ({LOADS} loads)"
         )
-        # The shortest, because the machine has other work, too; the list of jobs waits up to 400 ms for its counts.
-        assert took[0] < 2 * few[path][0] + 500, path
+        # The shortest, because the machine has other work, too: then few rows take long as well.
+        assert took[0] < max(GOAL, 2 * few[path][0]), path

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Route, expect
 
 from models import job as stored
 from models.database import server_now
@@ -17,6 +17,7 @@ from services.job_queues import JOBS_INITIATOR, adopt, jobs
 from tests.any_jobs import INVOICE, REPORT
 from tests.browser import furnished
 from tests.browser.visit import Visit
+from tests.eventually import eventually
 from tests.foreign_jobs import foreign_job
 from tests.web.queue_client import Queue
 
@@ -79,6 +80,19 @@ def test_each_name_has_its_counts_and_what_runs(visit: Visit, queue: Queue) -> N
     visit.wait_for([jobs[JobState.PENDING]])
     page.go_back()
     visit.wait_for([jobs[JobState.CANCELED]])
+
+
+def test_names_and_first_rows_do_not_wait_until_jobs_are_counted(visit: Visit, queue: Queue) -> None:
+    id = furnished.make_job(queue, INVOICE)
+    held: list[Route] = []
+    visit.page.route("**/api/jobs/status", lambda route: held.append(route))
+    visit.open("/jobs")
+    expect(visit.row(id)).to_be_visible()
+    expect(of_name(visit, INVOICE).locator("[data-label='Pending']")).to_have_text("…")
+    eventually(lambda: held)
+    held.pop().continue_()
+    expect(of_name(visit, INVOICE).locator("[data-label='Pending']")).to_have_text("1")
+    visit.page.unroute_all()
 
 
 def test_each_name_has_how_long_its_jobs_wait_and_run(visit: Visit, queue: Queue) -> None:

@@ -1281,6 +1281,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/jobs/queues": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Queues
+         * @description Return the queue of each name, as `/jobs/status` but without counting jobs: fast, however many there are.
+         */
+        get: operations["jobs_queues"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/jobs/latency": {
         parameters: {
             query?: never;
@@ -2656,6 +2676,43 @@ export interface components {
             canceled_at?: string | null;
         };
         /**
+         * JobQueue
+         * @description The queue of one name, without the number of its jobs.
+         */
+        JobQueue: {
+            /** Name */
+            name: string;
+            /** Is Paused */
+            is_paused: boolean;
+            /** @description Null if it is not paused. */
+            pause: components["schemas"]["PauseState"] | null;
+            running: components["schemas"]["RunningJob"] | null;
+            /**
+             * Oldest Due
+             * @description Since when the first job that may be started is due.
+             */
+            oldest_due: string | null;
+            /**
+             * Next Due
+             * @description When the first of the others falls due.
+             */
+            next_due: string | null;
+        };
+        /**
+         * JobQueues
+         * @description All queues, without the number of their jobs.
+         */
+        JobQueues: {
+            /** Queues */
+            queues: components["schemas"]["JobQueue"][];
+            /**
+             * Server Time
+             * Format: date-time
+             * @description The time of the database server when the answer was made.
+             */
+            server_time: string;
+        };
+        /**
          * JobState
          * @description State of a job; the comments say who moves it to another state.
          * @enum {string}
@@ -3619,13 +3676,6 @@ export interface components {
         QueueState: {
             /** Name */
             name: string;
-            /**
-             * States
-             * @description How many jobs are in each state.
-             */
-            states: {
-                [key: string]: number;
-            };
             /** Is Paused */
             is_paused: boolean;
             /** @description Null if it is not paused. */
@@ -3641,6 +3691,13 @@ export interface components {
              * @description When the first of the others falls due.
              */
             next_due: string | null;
+            /**
+             * States
+             * @description How many jobs are in each state.
+             */
+            states: {
+                [key: string]: number;
+            };
         };
         /**
          * QueueTotals
@@ -9960,6 +10017,71 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["JobsStatus"];
+                };
+            };
+            /** @description No key, or an unknown or expired one */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The key's role does not allow it, or a page of another site sent the request */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A field is invalid; `field` names it */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many wrong keys from this address; see `Retry-After` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A server does not answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    jobs_queues: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobQueues"];
                 };
             };
             /** @description No key, or an unknown or expired one */

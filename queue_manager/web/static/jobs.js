@@ -14,11 +14,10 @@ const STATES = { pending: "", executing: "warn", failure: "bad", success: "good"
 const CLEARED = ["pending", "failure", "success", "canceled"];
 const ALL_NAMES = "all names";
 const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
-const LATENCY_DELAY = 500; // ms, as counting many jobs would delay the first rows
 const LATENCY_INTERVAL = 60000; // ms
 const RETRY_INTERVAL = 2000; // ms
 const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
-const NAMES_WAIT = 400; // ms that the list waits for the counts above it, which take long if there are many jobs
+const NAMES_WAIT = 400; // ms that the list waits for the names above it
 /** @type {List<Job>} */
 let list;
 /** @type {JobQueue[]} */
@@ -50,18 +49,32 @@ const exact = (text) => JSON.parse(text, rawJSON && ((_, value, { source }) => (
 let soon;
 /** @type {number | undefined} */
 let later;
+let isCounted = false;
 let isCounting = false;
 let isStale = false; // something happened while the counts were read: they may be older
 function recount(after = 300) {
   if (soon === undefined) soon = setTimeout(count, after);
 }
 
+// The names alone, which are read faster than they are counted if there are many jobs: the list below waits for them.
+async function readNames() {
+  /** @type {{ queues: JobQueue[] }} */
+  const { queues: all } = await get("/jobs/queues");
+  if (!isCounted) showNames(all);
+}
+
 async function readStatus() {
   /** @type {JobStatus} */
   const { queues: all, leader } = await get("/jobs/status");
-  queues = all;
-  countInTitle(queues.reduce((sum, { states }) => sum + states.failure, 0));
+  isCounted = true;
+  countInTitle(all.reduce((sum, { states }) => sum + (states?.failure ?? 0), 0));
   byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
+  showNames(all);
+}
+
+/** @param {JobQueue[]} all */
+function showNames(all) {
+  queues = all;
   Object.assign(byId("names"), { hidden: !queues.length, ariaBusy: null });
   showQueues();
   choices(list.values.name);
@@ -82,7 +95,7 @@ async function readLatencies() {
 // A dialog that lists the names may be opened before the first status has come.
 /** @param {() => void} open */
 const withNames = (open) => attempt(async () => {
-  if (!queues.length) await readStatus();
+  if (!queues.length) await readNames();
   open();
 });
 
@@ -128,7 +141,7 @@ const link = (text, filters, label) => element("a", { href: `${PREFIX}/jobs${que
 function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest_due: oldest, next_due: next, latency }) {
   return element("tr", {},
     element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn"), pauseNote(made)),
-    CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, "0"), "number")),
+    CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states?.[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, states ? "0" : "…"), "number")),
     cell("Wait, p95", percentile(latency?.wait?.p95_ms), "number duration"),
     cell("Run, p95", percentile(latency?.run?.p95_ms), "number duration"),
     cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => look(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
@@ -319,7 +332,7 @@ function clear() {
       const states = /** @type {JobState[]} */ (Object.keys(checked));
       if (!states.length) throw new Problem(422, { message: "Choose at least one state" });
       await readStatus();
-      const all = queues.filter((queue) => !of || queue.name === of).flatMap((queue) => states.map((one) => queue.states[one]));
+      const all = queues.filter((queue) => !of || queue.name === of).flatMap((queue) => states.map((one) => queue.states?.[one] ?? 0));
       setTimeout(confirm, 0, states, of, all.reduce((sum, one) => sum + one, 0));
     },
   });
@@ -358,8 +371,8 @@ function reload() {
 function begin() {
   choices(new URLSearchParams(location.search).get("name"));
   list = new List({ load, search, cells, id: (job) => job._id });
-  recount(0);
-  setTimeout(readLatencies, LATENCY_DELAY);
+  readLatencies();
+  attempt(readNames, () => {}).finally(() => recount(0));
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
   list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Those that are executing are asked to stop. Those that ended are left alone."));

@@ -79,6 +79,7 @@ def test_they_are_counted_and_not_among_the_queues(lab: Lab) -> None:
     status = lab.jobs.status()
     assert status["other_documents"] == len(others)
     assert [queue["name"] for queue in status["queues"]] == ["mail", "report"]
+    assert job.names() == ["mail"]
     stats = job_queues.stats()
     assert stats.numbers["other_documents"] == len(others)
     assert stats.details == [

@@ -297,6 +297,15 @@ def test_status_tells_every_name_and_the_leader(lab: Lab) -> None:
     assert status["leader"] == job_queue.leader() == {"epoch": 7, "heartbeat": T0, "since": T0}
 
 
+def test_queues_are_those_of_the_status_without_counts(lab: Lab) -> None:
+    lab.run("mail")
+    lab.jobs.cancel(lab.run("report"))
+    lab.jobs.pause(["later"], reason="Busy")
+    queues = lab.jobs.status()["queues"]
+    assert [queue.pop("states")["canceled"] for queue in queues] == [0, 0, 1]
+    assert lab.jobs.queues() == queues
+
+
 def test_find_returns_jobs_of_the_same_arguments_newest_first(lab: Lab) -> None:
     first, _, second = lab.run("mail", 42), lab.run("mail", 43), lab.run("mail", 42)
     lab.run("report", 42)

@@ -39,6 +39,7 @@ from queue_manager.web.routes.jobs.schemas import (
     JobIds,
     JobLatencies,
     JobName,
+    JobQueues,
     Jobs,
     JobsStatus,
     JobsToDelete,
@@ -200,6 +201,13 @@ def status() -> JSONResponse:
     """Return how many jobs of each name are in which state and what comes next, and which beat dispatches them."""
     with mongodb():
         return JSONResponse({**as_json(jobs.status()), "server_time": to_iso(server_now())})
+
+
+@queries.get("/jobs/queues", response_model=JobQueues)
+def queues() -> JSONResponse:
+    """Return the queue of each name, as `/jobs/status` but without counting jobs: fast, however many there are."""
+    with mongodb():
+        return JSONResponse({**as_json({"queues": jobs.queues()}), "server_time": to_iso(server_now())})
 
 
 @queries.get("/jobs/latency")

@@ -206,16 +206,21 @@ class RunningJob(BaseModel):
     worker: str | None = optional("Host and process, as `host:pid`.")
 
 
-class QueueState(BaseModel):
-    """The jobs of one name."""
+class JobQueue(BaseModel):
+    """The queue of one name, without the number of its jobs."""
 
     name: str
-    states: dict[JobState, int] = Field(description="How many jobs are in each state.")
     is_paused: bool
     pause: PauseState | None = Field(description="Null if it is not paused.")
     running: RunningJob | None
     oldest_due: Moment | None = Field(description="Since when the first job that may be started is due.")
     next_due: Moment | None = Field(description="When the first of the others falls due.")
+
+
+class QueueState(JobQueue):
+    """The jobs of one name."""
+
+    states: dict[JobState, int] = Field(description="How many jobs are in each state.")
 
 
 class JobLeader(BaseModel):
@@ -232,6 +237,13 @@ class JobsStatus(BaseModel):
     queues: list[QueueState]
     leader: JobLeader | None
     other_documents: int = Field(description="Documents of another form in the collection, which are left alone.")
+    server_time: ServerTime
+
+
+class JobQueues(BaseModel):
+    """All queues, without the number of their jobs."""
+
+    queues: list[JobQueue]
     server_time: ServerTime
 
 
