@@ -1,7 +1,7 @@
 """The demo's sites and their thumbnail builder, which hangs now and then.
 
-Twelve sites a collection, for ever the same: somebody edits one, its thumbnail is void, the builder takes it, and
-finishes it or hangs. A build that hangs is said at once to have begun hours ago, so that nobody has to wait for them.
+Twelve sites per collection, always the same: somebody edits one, its thumbnail is void, the builder takes it, and
+finishes it or hangs. The start of a build that hangs is moved beyond the threshold at once, so that nobody has to wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pymongo.database import Database
 
 from models import site
 from models.site import DESKTOP, STARTED
-from queue_manager.core.clock import hours, seconds, truncate
+from queue_manager.core.clock import minutes, seconds, truncate
+from services.stale_thumbnails import threshold
 
 Site = dict[str, Any]
 
@@ -24,13 +25,12 @@ SITES = 12  # in each collection
 HUNG_AT_START = 5
 TAKEN_AT_A_TIME = 2
 HANG_CHANCE, EDIT_CHANCE = 0.3, 0.5
-LONGEST_BUILD = hours(1)  # one of the demo that began before that hangs
 _DEMO = {"demo": True}
 _BUILDING = {**_DEMO, "thumbnail_build_in_progress": True}
 
 
 def start(database: Database[Site], now: datetime) -> None:
-    """Insert the sites that are not there yet; some of them hang since hours, the others are fine."""
+    """Insert the sites that are not there yet; some of them hang, the others are fine."""
     for sites in _collections(database):
         wanted = [new_site(now, hangs=number < HUNG_AT_START) for number in range(SITES)]
         if missing := wanted[sites.count_documents(_DEMO) :]:
@@ -47,8 +47,8 @@ def go_on(database: Database[Site], now: datetime) -> None:
 
 
 def new_site(now: datetime, *, hangs: bool) -> Site:
-    """Return a published site; one that `hangs` has no desktop thumbnail and began to get it hours ago."""
-    build = {"thumbnail_build_in_progress": True, STARTED: _hours_ago(now)} if hangs else {}
+    """Return a published site; one that `hangs` has no desktop thumbnail and began to get it long ago."""
+    build = {"thumbnail_build_in_progress": True, STARTED: _long_ago(now)} if hangs else {}
     thumbnail = None if hangs else "desktop.png"
     return {"status": "PUBLISHED", "details": {"thumbnails": {"desktop": thumbnail}}, **build, **_DEMO}
 
@@ -62,10 +62,10 @@ def begin_builds(sites: Collection[Site], now: datetime) -> None:
 
 def end_builds(sites: Collection[Site], now: datetime) -> None:
     """Finish the builds that run, or let them hang."""
-    for one in list(sites.find({**_BUILDING, STARTED: {"$gt": now - LONGEST_BUILD}}, {STARTED: 1})):
+    for one in list(sites.find({**_BUILDING, STARTED: {"$gt": now - threshold()}}, {STARTED: 1})):
         same = {"_id": one["_id"], **_BUILDING, STARTED: one[STARTED]}
         if random.random() < HANG_CHANCE:
-            sites.update_one(same, {"$set": {STARTED: _hours_ago(now)}})
+            sites.update_one(same, {"$set": {STARTED: _long_ago(now)}})
         else:
             ended = {"thumbnail_build_in_progress": "", STARTED: ""}
             sites.update_one(same, {"$set": {DESKTOP: "desktop.png"}, "$unset": ended})
@@ -75,8 +75,9 @@ def _idle() -> Site:
     return {**_DEMO, "thumbnail_build_in_progress": {"$ne": True}}
 
 
-def _hours_ago(now: datetime) -> datetime:
-    return truncate(now - hours(random.uniform(3, 9)))
+def _long_ago(now: datetime) -> datetime:
+    """Return a time since when a build counts as hung."""
+    return truncate(now - threshold() - minutes(random.uniform(1, 20)))
 
 
 def _collections(database: Database[Site]) -> list[Collection[Site]]:

@@ -19,8 +19,9 @@ from dev.children import spawn
 from models import database, pulse, site, subscription, support_room
 from models.database import collection, server_now
 from models.site import AGENCY_WEBSITES, INSTASITES, STARTED
-from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.settings import Settings
+from services.stale_thumbnails import threshold
 from tasks.review_requests import scan_eligible_agencies
 from tasks.stale_thumbnails import scan_stale_thumbnails
 from tests.eventually import eventually
@@ -113,7 +114,7 @@ class TestAgencies:
 class TestSites:
     def test_some_hang_at_the_start_whatever_the_deployment_is(self, product: Database[Document]) -> None:
         demo_sites.start(product, NOW)
-        assert [sites.stuck(NOW - hours(2)) for sites in site.ALL.values()] == [demo_sites.HUNG_AT_START] * 2
+        assert [sites.stuck(NOW - threshold()) for sites in site.ALL.values()] == [demo_sites.HUNG_AT_START] * 2
         assert scan_stale_thumbnails()["found"] == 2 * demo_sites.HUNG_AT_START
 
     def test_there_are_never_more_of_them(self, product: Database[Document]) -> None:
@@ -129,7 +130,7 @@ class TestSites:
     ) -> None:
         sites = collection(INSTASITES.name)
         site_id = sites.insert_one(demo_sites.new_site(NOW, hangs=True)).inserted_id
-        (hung,) = INSTASITES.stale(NOW - hours(2))
+        (hung,) = INSTASITES.stale(NOW - threshold())
 
         def build(chance: float) -> Document:
             monkeypatch.setattr(demo_sites, "HANG_CHANCE", chance)
@@ -142,7 +143,7 @@ class TestSites:
         assert build(0)[STARTED] == hung.started_at  # a build that hangs is nobody's but the scan's
         INSTASITES.reset(site_id, hung.started_at)
         hangs = build(1)
-        assert hangs[STARTED] < NOW - hours(2)
+        assert hangs[STARTED] < NOW - threshold()
         INSTASITES.reset(site_id, hangs[STARTED])
         fine = build(0)
         assert fine["details"]["thumbnails"]["desktop"]
