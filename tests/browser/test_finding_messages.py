@@ -74,6 +74,15 @@ def test_a_wrong_filter_is_said(visit: Visit) -> None:
     expect(page.locator("#problem")).to_be_empty()
 
 
+def test_list_marks_the_column_by_which_it_is_sorted_at_first(visit: Visit, queue: Queue) -> None:
+    ids = [queue.add(priority=priority) for priority in (1, 9, 5)]
+    page = visit.open("/messages")
+    visit.wait_for(ids[::-1])
+    sorted_by = page.locator("#list th[aria-sort]")
+    expect(sorted_by).to_have_text("Created")
+    expect(sorted_by).to_have_attribute("aria-sort", "descending")
+
+
 def test_columns_sort_both_ways(visit: Visit, queue: Queue) -> None:
     low, high, middle = (queue.add(type=type, priority=priority) for type, priority in (("b", 1), ("c", 9), ("a", 5)))
     page = visit.open("/messages")
