@@ -26,10 +26,10 @@ function cells(group) {
   const { kind, system, name, reason, sample, count, first_at: first, last_at: last, page } = group;
   return [
     element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, page ? element("a", { href: PREFIX + page }, reason) : reason), sample.trim() !== reason && element("div", { class: "clip hint" }, sample)),
-    cell("Of", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, titleOf(system)))),
+    cell("Name", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, titleOf(system)))),
     cell("Count", number(count), "number"),
-    cell("First", moment(first), "nowrap"),
-    cell("Last", moment(last), "nowrap"),
+    cell("First seen", moment(first), "nowrap"),
+    cell("Last seen", moment(last), "nowrap"),
     cell("Last 24 hours", spark(group.by_hour), "nowrap"),
     mayAct && element("td", { class: "number" }, button(`${VERBS[kind]} …`, () => replay(group), "quiet")),
   ];

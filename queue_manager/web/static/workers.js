@@ -53,7 +53,7 @@ function card({ name, pid, queues, release, paused, pool, size, busy, done_per_m
 
 /** @param {string} name @param {WorkerProcess[]} processes */
 const table = (name, processes) => element("div", { class: "sheet" }, element("table", { "aria-label": `Processes of ${name}` },
-  element("thead", {}, element("tr", {}, ["Process", "Does", "For", "Memory"].map((title) => element("th", { scope: "col", class: title === "Memory" && "number" }, title)))),
+  element("thead", {}, element("tr", {}, ["Process", "Task", "Running for", "Memory"].map((title) => element("th", { scope: "col", class: title === "Memory" && "number" }, title)))),
   element("tbody", {}, processes.flatMap(rows))));
 
 // A thread pool has one process, with a row for each task.
@@ -61,7 +61,7 @@ const table = (name, processes) => element("div", { class: "sheet" }, element("t
 const rows = ({ pid, memory_bytes: memory, running }) => (running.length ? running : [undefined]).map((task, index) => element("tr", {},
   element("th", { scope: "row", class: "nowrap" }, index === 0 && pid),
   element("td", { class: "does" }, task ? does(task) : element("span", { class: "soft" }, "idle")),
-  cell("For", task ? countdown(at(task.since), length) : "", "nowrap"),
+  cell("Running for", task ? countdown(at(task.since), length) : "", "nowrap"),
   cell("Memory", index === 0 ? bytes(memory) : "", "number nowrap")));
 
 /** @param {WorkerTask} task @returns {Child} */
