@@ -14,6 +14,7 @@ const STATES = { pending: "", executing: "warn", failure: "bad", success: "good"
 const CLEARED = ["pending", "failure", "success", "canceled"];
 const ALL_NAMES = "all names";
 const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
+const LATENCY_DELAY = 500; // ms, so that the first rows come before
 const LATENCY_INTERVAL = 60000; // ms
 const RETRY_INTERVAL = 2000; // ms
 const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
@@ -371,7 +372,7 @@ function reload() {
 function begin() {
   choices(new URLSearchParams(location.search).get("name"));
   list = new List({ load, search, cells, id: (job) => job._id });
-  readLatencies();
+  setTimeout(readLatencies, LATENCY_DELAY);
   attempt(readNames, () => {}).finally(() => recount(0));
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
