@@ -19,6 +19,10 @@ from tests.web.web_process import forked_web
 
 pytestmark = pytest.mark.browser
 
+COLOUR_OF = """(banner, name) => {
+  banner.className = `env ${name}`;
+  return getComputedStyle(banner).backgroundColor;
+}"""
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 DUE = datetime(2026, 1, 2, 17, 34, 5, tzinfo=UTC)
 
@@ -130,4 +134,6 @@ def test_what_settings_say_is_shown(visiting: Visiting, clean: Servers, tmp_path
         for path in ("/", "/messages"):
             expect(visit.open(path).get_by_role("banner").first).to_contain_text("staging")
             assert visit.page.title().endswith(" · Queue Manager · staging")
+        colours = [visit.page.locator(".env").evaluate(COLOUR_OF, name) for name in ("production", "staging", "other")]
+        assert len({*colours}) == 3
         assert visit.wrongs("a page with its environment") == []
