@@ -43,20 +43,24 @@ class Sampler:
         self._pool = pool
 
     def sample(self) -> Activity | None:
-        """Return what the worker does; `None` while it starts."""
-        if self._pool is None:
-            return None
+        """Return what the worker does; `None` while it starts, and when its pool has ended."""
         pool = self._pool
+        if pool is None:
+            return None
+        try:
+            pids, size = _pids(pool), pool.num_processes
+        except AttributeError:  # the pool has dropped its processes, and the hub still sends heartbeats
+            return None
         running: dict[int, list[Request]] = defaultdict(list)
         accepted = [request for request in snapshot(state.active_requests) if request.time_start is not None]
         for request in accepted:
             running[request.worker_pid].append(request)
         own = os.getpid()
-        pids = _pids(pool) or [own]
+        pids = pids or [own]
         tasks = {pid: _tasks(running.get(pid, ()), is_batch=pid != own) for pid in pids[:MAX_PROCESSES_SHOWN]}
         return Activity(
             pool=_kind(pool),
-            size=pool.num_processes,
+            size=size,
             busy=len(running) - (own in running) + len(running.get(own, ())),
             done_per_minute=self._rate(state.all_total_count[0] - len(accepted)),
             memory_bytes=resident_memory(own),
