@@ -24,7 +24,7 @@ from pymongo.collection import Collection
 from models import listing, owed
 from models.database import Document, client, collection, id_key, projection, value_at
 from models.listing import Order, Position
-from models.transaction import transact
+from models.transaction import commands, transact
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import ConfigurationError
 
@@ -228,16 +228,19 @@ class DueCollection:
         where = {**self.is_due(now), "_id": {"$in": list(due_at)}}
 
         def act(session: ClientSession) -> dict[Any, Document]:
-            found = self.collection().find(where, wanted, hint="_id_", session=session)
-            documents = {id_key(one["_id"]): one for one in found}
+            with commands():
+                found = self.collection().find(where, wanted, hint="_id_", session=session)
+                documents = {id_key(one["_id"]): one for one in found}
             meant = [one for id, one in documents.items() if due_at[id] in (None, self.due_at(one))]
             changes = decide(meant) if meant else []
-            for change in changes:
-                self.collection().update_many({"_id": {"$in": change.ids}}, change.update, hint="_id_", session=session)
             written = {id_key(id): documents[id_key(id)] for change in changes for id in change.ids}
-            self._refuse_still_due(changes, documents, now, session)
-            if record is not None and written:
-                record.insert({id: self.due_at(one) for id, one in written.items()}, now=now, session=session)
+            with commands():
+                for change in changes:
+                    chosen = {"_id": {"$in": change.ids}}
+                    self.collection().update_many(chosen, change.update, hint="_id_", session=session)
+                self._refuse_still_due(changes, documents, now, session)
+                if record is not None and written:
+                    record.insert({id: self.due_at(one) for id, one in written.items()}, now=now, session=session)
             return written
 
         return transact(act)
