@@ -5,12 +5,14 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 from bson import ObjectId
 
 from models.due_documents import DueCollection
+from services.due_documents.work import DocumentWork
 from tasks import app
 from tests.e2e.poison import poison
 from tests.faults import notes
@@ -22,6 +24,9 @@ LOG_VARIABLE = "FAULTS_POISON_LOG"
 STACKS_SIGNAL = signal.SIGUSR2
 """Writes what every thread of the process does to its log."""
 faulthandler.register(STACKS_SIGNAL, all_threads=True)
+
+SLOW_ITEMS = 4.0
+"""Seconds after which an item or batch writes the stacks of its process to the log, and again and again."""
 
 POISONS = ("exit", "raise-exit", "hang", "hold-gil", "memory", "raise", "out-of-memory")
 PREFIX = "badbad"
@@ -49,4 +54,20 @@ def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: An
     return apply(documents, due_at, *arguments, **options)
 
 
+def watched(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which writes the stacks of its process to the log if it takes long."""
+
+    @wraps(execute)
+    def execute_watched(*arguments: Any, **options: Any) -> Any:
+        faulthandler.dump_traceback_later(SLOW_ITEMS, repeat=True)
+        try:
+            return execute(*arguments, **options)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    return execute_watched
+
+
+DocumentWork.execute = watched(DocumentWork.execute)  # type: ignore[method-assign]
+DocumentWork.execute_batch = watched(DocumentWork.execute_batch)  # type: ignore[method-assign]
 DueCollection.apply = poisoned  # type: ignore[method-assign]

@@ -78,6 +78,8 @@ def terminate(world: World, fault: Fault) -> Iterator[None]:
     finally:
         with suppress(AssertionError):
             eventually(lambda: not process.is_alive(), within=STOPS_WITHIN)
+        if process.is_alive():
+            process.write_stacks()
         if process.exit_code() not in expected:
             world.complaints.append(f"{process.name} was to end, and its exit code is {process.exit_code()}")
         process.restart()

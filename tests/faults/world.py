@@ -46,6 +46,7 @@ from tests.faults.job_works import LOG_VARIABLE
 COPIES = 2
 READY_WITHIN = 60.0  # seconds
 HTTP_TIMEOUT = 5.0  # seconds
+STACKS_TIME = 0.2  # seconds in which processes write their stacks
 LEFT_OUT = (RELEASE, "flower")  # it only watches
 EVENTS = "socket.io"
 REDIS_DISK, MONGODB_DISK = 256, 1_024  # megabytes
@@ -109,6 +110,12 @@ class SystemProcess(LoggedProcess):
 
     def children(self) -> list[int]:
         return sorted(children(self.pid))
+
+    def write_stacks(self) -> None:
+        """Let a Celery process and its children write to the log what they do."""
+        if not self.name.startswith("web"):
+            send_signal([self.pid, *self.children()], STACKS_SIGNAL)
+            time.sleep(STACKS_TIME)
 
     def restart(self) -> None:
         self.kill()  # and what it left behind
@@ -189,7 +196,8 @@ class World:
 
     def write_stacks(self) -> None:
         """Let the Celery processes write to their logs what they do."""
-        send_signal([one.pid for one in self.processes.values() if one.name not in self.web_ports], STACKS_SIGNAL)
+        for process in self.processes.values():
+            process.write_stacks()
 
     # Redis
 
