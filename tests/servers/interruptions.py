@@ -32,6 +32,11 @@ OUTAGES = (
     ConnectionRefused,
     AssertionError,
 )  # the last one: not within the time of `eventually`
+FOLLOWS_WITHIN = 10.0
+"""Seconds from the election of a new primary, as the server shows it, until each kind of work succeeds again.
+
+They do not include the time until the servers noticed the fault and agreed on a new primary.
+"""
 KINDS = ("rooms", "events", "jobs", "messages", "readiness")
 
 

@@ -17,7 +17,7 @@ from tests.e2e.replica_set import ReplicaSet, own_replica_set
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually
 from tests.servers.everything import processes
-from tests.servers.interruptions import KINDS, under_load
+from tests.servers.interruptions import FOLLOWS_WITHIN, KINDS, under_load
 from tests.servers.redis_servers import MASTER, Group, RedisServer, sentinel_group
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
@@ -78,7 +78,13 @@ def test_every_process_goes_on_with_the_new_primary(
             for kind in KINDS:
                 eventually(lambda kind=kind: load.succeeded(kind, elected) >= 3, within=60)
             gaps = ", ".join(f"{kind} {load.longest_gap(kind, began):.1f} s" for kind in KINDS)
-            figure(f"{fault.__name__}: new primary after {elected - began:.1f} s; longest interruption of {gaps}")
+            followed = {kind: load.first_success(kind, elected) or 0.0 for kind in KINDS}
+            after = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in followed.items())
+            figure(
+                f"{fault.__name__}: new primary after {elected - began:.1f} s; then first success of {after}; "
+                f"longest interruption of {gaps}"
+            )
+            assert {kind: seconds for kind, seconds in followed.items() if seconds > FOLLOWS_WITHIN} == {}
             # Events that the web process missed come once more, when it had a minute to subscribe again.
             eventually(partial(load.require_events, [*load.rooms]), within=100)
         eventually(lambda: job.jobs().count_documents({"state": {"$ne": "success"}}) == 0, within=60)
