@@ -78,9 +78,9 @@ def transact(act: Callable[[ClientSession], T]) -> T:
             _delay(attempt)
 
 
-def commands(span: timedelta | None = None) -> AbstractContextManager[None]:
+def commands(span: timedelta = COMMAND_TIMEOUT) -> AbstractContextManager[None]:
     """Limit the time of the database operations in the block, so that a member that does not answer is left."""
-    return within(COMMAND_TIMEOUT if span is None else span)
+    return within(span)
 
 
 def _attempt(act: Callable[[ClientSession], T], session: ClientSession) -> T:
