@@ -175,11 +175,6 @@ def due_names(until: datetime) -> dict[str, datetime]:
     return _first_of_each_name({"$gte": EPOCH, "$lte": until})
 
 
-def has_due(until: datetime) -> bool:
-    """Return True if any name has a job that is due by `until`."""
-    return bool(due_names(until))
-
-
 def later_names(after: datetime) -> dict[str, datetime]:
     """Return the names with a job that is due later, each with the earliest time after `after`."""
     return _first_of_each_name({"$gt": after})

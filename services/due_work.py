@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -115,10 +115,6 @@ class DueWork(ABC):
     def find_due(self, until: datetime) -> Iterator[Due]:
         """Yield what is due until then, oldest first."""
 
-    def has_due(self, until: datetime) -> bool:
-        """Return False if nothing is due until then; True if only `find_due` knows."""
-        return True
-
     @property
     def flags_documents(self) -> bool:
         """Whether `mark` sets a flag in documents."""
@@ -174,7 +170,9 @@ class DueWork(ABC):
                 backlog.add(len(some))  # the scan ends in time, as it would
                 yield DueBatch(found=len(some), items=[], other_counts={"dry_run": len(some)})
             return
-        if not self.has_due(self._until(self.clock())) and not self.leases.are_waiting():
+        found = self.find_due(self._until(self.clock()))
+        first = list(islice(found, 1))
+        if not first and not self.leases.are_waiting():
             return
         backlog = measure()
         with self.leases.scan() as goes_on:
@@ -183,7 +181,7 @@ class DueWork(ABC):
                 return
             self.leases.free_lost(backlog.waiting)
             now = self.clock()
-            due, coming = split(self.find_due(self._until(now)), lambda one: one.due_at <= now)
+            due, coming = split(chain(first, found), lambda one: one.due_at <= now)
             yield from self._dispatch(due, backlog, goes_on, budget=self._slots())
             yield from self._dispatch(coming, backlog, goes_on, budget=min(self.limits.ahead, self._slots()))
 

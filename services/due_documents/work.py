@@ -48,9 +48,6 @@ class DocumentWork(DueWork):
         found = self.documents.find(until, fields=fields, batch=self.limits.batch)
         return map(self.due_of, found)
 
-    def has_due(self, until: datetime) -> bool:
-        return any(self.documents.find(until, limit=1))
-
     def due_of(self, document: database.Document) -> Due:
         """Return what a scan makes of a due document."""
         flag = self.system.flag_field
@@ -383,9 +380,6 @@ class OwedCalls(DueWork):
     def find_due(self, until: datetime) -> Iterator[Due]:
         for batch, written_at in owed.left(self.system, now=until, grace=self.grace):
             yield Due(id=batch, due_at=written_at)
-
-    def has_due(self, until: datetime) -> bool:
-        return any(owed.left(self.system, now=until, grace=self.grace))
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         log.error(

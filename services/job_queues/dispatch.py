@@ -107,14 +107,13 @@ class Dispatch(DueWork):
             return 0
 
     def find_due(self, until: datetime) -> Iterator[Due]:
-        skipped = job_queue.paused() | {running.name for running in job.executing()}
-        epoch, first_due = self._current_epoch(), job.due_names(until)
+        first_due = job.due_names(until)
+        if not first_due:
+            return
+        epoch, skipped = self._current_epoch(), job_queue.paused() | {running.name for running in job.executing()}
         for name, due_at in sorted(first_due.items(), key=lambda one: one[1]):
             if name not in skipped:
                 yield DueQueue(id=name, due_at=due_at, args=(name, epoch))
-
-    def has_due(self, until: datetime) -> bool:
-        return job.has_due(until)
 
     def lease_of(self, args: Sequence[Any]) -> str:
         return lease_name(*args)
