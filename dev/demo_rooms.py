@@ -22,7 +22,7 @@ Room = dict[str, Any]
 
 PERIOD = seconds(3)
 OVERDUE_AT_START = 8
-SHORTEST, LONGEST = 5.0, 60.0  # seconds that a snooze lasts
+SHORTEST, LONGEST = 15.0, 60.0  # seconds that a snooze lasts: a scan finds it before it ends
 RESNOOZE_CHANCE = 0.2
 KEPT_WOKEN = 500
 ACCOUNTS = [ObjectId() for _ in range(3)]

@@ -36,6 +36,7 @@ app = Application(
 )
 app.config_from_object("tasks.celeryconfig")
 app.steps["worker"].add("queue_manager.batching.semaphore:PoolSemaphore")
+app.steps["consumer"].add("queue_manager.batching.eta:EtaTimers")
 
 
 @signals.beat_init.connect

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from logging import DEBUG
 from time import monotonic
@@ -25,9 +24,9 @@ from celery.app import trace
 from celery.worker import state
 from celery.worker.strategy import default
 
-from models.database import estimated_now
 from queue_manager.batching import completion
 from queue_manager.batching.completion import TaskResult
+from queue_manager.batching.eta import timer_time
 from queue_manager.batching.request import is_process_lost
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -35,8 +34,6 @@ from queue_manager.core.settings import settings
 from queue_manager.items import Verdict
 from queue_manager.telemetry import tracing
 
-MAX_TIMER = 5.0  # seconds
-TIMER_PRECISION = 0.05  # seconds; an item that starts so early waits for its time
 MAX_BATCH_SIZE = 1_000  # items; one write in MongoDB, some 30 ms
 
 PoolRequest = tuple[str, dict[str, Any], Any]
@@ -63,44 +60,8 @@ def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
 
 def by_server_clock(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
     """Return the message handler for `task`: Celery's, with ETAs by the database server's clock."""
-    handler = default(task, app, _ServerClockConsumer(consumer), **options)
     # Celery converts by this machine's clock, and ignores an ETA from before the machine's start.
-    return partial(handler, to_timestamp=_timer_time)
-
-
-def _timer_time(eta: datetime, _: Any = None) -> float:
-    """Convert an ETA to the monotonic clock of the worker's timer; a distant one to the time of the next check."""
-    wait = (eta - estimated_now()).total_seconds()
-    return monotonic() + min(wait, MAX_TIMER)
-
-
-class _ServerClockConsumer:
-    """The consumer as Celery's strategy sees it: a timer that ends before the ETA is set again.
-
-    The server's clock may have been set since, and an hour's error must not last for an hour.
-    """
-
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._consumer, name)
-
-    def apply_eta_task(self, request: Any) -> None:
-        if not self._waits(request, self.apply_eta_task, (request,)):
-            self._consumer.apply_eta_task(request)
-
-    def _limit_post_eta(self, request: Any, bucket: Any, tokens: int) -> None:
-        if not self._waits(request, self._limit_post_eta, (request, bucket, tokens)):
-            self._consumer._limit_post_eta(request, bucket, tokens)
-
-    def _waits(self, request: Any, then: Callable[..., None], arguments: tuple[Any, ...]) -> bool:
-        """Set the timer again if the ETA has not come; return False if it has."""
-        at = _timer_time(request.eta)
-        if at - monotonic() < TIMER_PRECISION:
-            return False
-        request._eta_timer_entry = self._consumer.timer.call_at(at, then, arguments, priority=6)
-        return True
+    return partial(default(task, app, consumer, **options), to_timestamp=timer_time)
 
 
 def _can_batch(task: Any, consumer: Any) -> bool:
@@ -131,6 +92,7 @@ class _BatchingConsumer:
         state.task_reserved(request)
         self.on_task_request(request)
         self._consumer.qos.decrement_eventually()
+        self._acquire()  # the hub calls what is ready only after the next poll, which may take a second
 
     def on_task_request(self, request: Any) -> None:
         if any(request.request_dict.get("timelimit") or ()):

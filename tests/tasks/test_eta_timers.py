@@ -2,66 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.worker import state
+from kombu.asynchronous import timer as kombu_timer
+from kombu.asynchronous.timer import Timer
 
-from queue_manager.batching import strategy
+from queue_manager.batching import eta, strategy
 from queue_manager.core.clock import hours, seconds
 from tests.rooms import T0
 
 
+class Request(SimpleNamespace):
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
+class HandTimer(Timer):  # type: ignore[misc]
+    """Celery's timer, whose clock a test moves."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def enter_after(self, secs: float, entry: Any, priority: int = 0, time: Any = None) -> Any:
+        return self.enter_at(entry, self._worker.now + secs, priority)
+
+
 class Worker:
-    """A consumer with a timer, and the two clocks."""
+    """Celery's timer, and the two clocks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.server_is_ahead = 0.0, timedelta(0)
-        self.timer: tuple[float, Callable[..., None], tuple[Any, ...]] | None = None
         self.applied: list[float] = []
-        monkeypatch.setattr(strategy, "monotonic", lambda: self.now)
-        monkeypatch.setattr(strategy, "estimated_now", lambda: T0 + seconds(self.now) + self.server_is_ahead)
-        own = SimpleNamespace(
-            timer=SimpleNamespace(call_at=self._call_at),
-            apply_eta_task=lambda request: self.applied.append(self.now),
-            _limit_post_eta=lambda request, bucket, tokens: self.applied.append(self.now),
-        )
-        self.consumer = strategy._ServerClockConsumer(own)
+        self.scheduled: set[Request] = set()
+        self.timer = HandTimer(self)
+        self.fired = 0
+        for module in (eta, kombu_timer):
+            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        monkeypatch.setattr(eta, "estimated_now", lambda: T0 + seconds(self.now) + self.server_is_ahead)
+        monkeypatch.setattr(state, "scheduled_requests", self.scheduled)
+        eta._offsets.forget()
+        eta.EtaTimers(self).start(self)
 
-    def _call_at(self, at: float, act: Callable[..., None], arguments: tuple[Any, ...], priority: int) -> str:
-        self.timer = at, act, arguments
-        return "entry"
+    def receive(self, after: float) -> Request:
+        """Receive a task as Celery's strategy does."""
+        one = Request(eta=T0 + seconds(after))
+        at = eta.timer_time(one.eta)
+        one._eta_timer_entry = self.timer.call_at(at, self._apply, (one,), priority=6)
+        self.scheduled.add(one)
+        return one
 
-    def receive(self, request: Any, *, is_limited: bool = False) -> None:
-        act = self.consumer._limit_post_eta if is_limited else self.consumer.apply_eta_task
-        self._call_at(strategy._timer_time(request.eta), act, (request, "bucket", 1) if is_limited else (request,), 6)
+    def _apply(self, request: Request) -> None:
+        self.scheduled.discard(request)
+        self.applied.append(self.now)
 
     def run_until(self, end: float) -> None:
-        while self.timer is not None and self.timer[0] <= end:
-            (at, act, arguments), self.timer = self.timer, None
-            self.now = max(self.now, at)
-            act(*arguments)
+        """Fire the timers until then; the clock of the timers stands while they do."""
+        for delay, entry in self._turns():
+            if entry is not None:
+                self.fired += 1
+                entry()
+            elif self.now + delay > end:
+                break
+            else:
+                self.now += delay
         self.now = end
+
+    def _turns(self) -> Iterator[tuple[float, Any]]:
+        yield from kombu_timer.Timer.__iter__(self.timer, nowfun=lambda: self.now)
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
-    return Worker(monkeypatch)
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    yield Worker(monkeypatch)
+    eta._offsets.forget()
 
 
-def request(after: float) -> Any:
-    return SimpleNamespace(eta=T0 + seconds(after))
-
-
-@pytest.mark.parametrize("is_limited", [False, True])
 @pytest.mark.parametrize("after", [-1.0, 3.0, 12.0, 300.0])
-def test_task_is_applied_at_its_eta(after: float, is_limited: bool, worker: Worker) -> None:
-    worker.receive(request(after), is_limited=is_limited)
+def test_task_is_applied_at_its_eta(after: float, worker: Worker) -> None:
+    worker.receive(after)
     worker.run_until(400)
-    (at,) = worker.applied
-    assert at == pytest.approx(max(after, 0), abs=strategy.TIMER_PRECISION)
+    assert worker.applied == [pytest.approx(max(after, 0), abs=0.001)]
 
 
 @pytest.mark.parametrize("jump", [-hours(1), hours(1), -seconds(5)])
@@ -69,16 +95,48 @@ def test_task_received_while_the_servers_clock_was_wrong_is_applied_soon_after_i
     jump: timedelta, worker: Worker
 ) -> None:
     worker.server_is_ahead = jump
-    worker.receive(request(20))
+    worker.receive(20)
     worker.run_until(2)
     worker.server_is_ahead = timedelta(0)
     worker.run_until(100)
     (at,) = worker.applied
-    assert at == 0 if jump > timedelta(0) else 20 <= at <= 20 + strategy.MAX_TIMER
+    assert at == pytest.approx(0 if jump > timedelta(0) else 20, abs=eta.CHECK_INTERVAL)
+
+
+@pytest.mark.parametrize("jump", [-seconds(30), seconds(30)])
+def test_task_that_waits_follows_a_clock_that_is_set(jump: timedelta, worker: Worker) -> None:
+    worker.receive(100)
+    worker.run_until(7)
+    worker.server_is_ahead = jump
+    worker.run_until(200)
+    assert worker.applied == [pytest.approx(100 - jump.total_seconds(), abs=0.001)]
+
+
+def test_a_task_that_waits_fires_no_timer_before_its_time(worker: Worker) -> None:
+    """The event loop fires ten timers in a turn: others would wait."""
+    for number in range(200):
+        worker.receive(8 + number / 100)
+    worker.run_until(7)
+    assert worker.fired == 1  # the check
+    worker.run_until(12)
+    assert len(worker.applied) == 200
 
 
 def test_the_timer_that_was_set_again_can_be_canceled(worker: Worker) -> None:
-    one = request(60)
-    worker.receive(one)
+    one = worker.receive(60)
+    worker.server_is_ahead = seconds(10)
     worker.run_until(6)
-    assert one._eta_timer_entry == "entry"
+    worker.timer.cancel(one._eta_timer_entry)
+    worker.run_until(100)
+    assert worker.applied == []
+
+
+def test_a_task_whose_time_has_come_does_not_wait_for_the_next_turn_of_the_event_loop() -> None:
+    """After its timers the loop polls, for up to a second, before it calls what is ready."""
+    asked: list[Any] = []
+    worker = SimpleNamespace(_quick_acquire=asked.append)
+    hub = SimpleNamespace(call_soon=lambda act: None)
+    qos = SimpleNamespace(decrement_eventually=lambda: None)
+    consumer = strategy._BatchingConsumer(None, SimpleNamespace(controller=worker, hub=hub, qos=qos))
+    consumer.apply_eta_task(Request(id="one", request_dict={}))
+    assert len(asked) == 1

@@ -1,0 +1,69 @@
+"""Tasks with an ETA start at it by the database server's clock, also if that is set while they wait.
+
+Each has one timer for its exact time. Timers that only look whether the time has come would delay the others: the event
+loop of a worker fires ten in a turn, and then waits up to a second for something else to happen.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from celery import bootsteps
+from celery.worker import state
+
+from models.database import estimated_now
+
+CHECK_INTERVAL = 5.0  # seconds
+PRECISION = 0.05  # seconds by which the clock may have been set without an effect
+
+
+class _Offsets:
+    """By how much the server's clock was ahead of the timers' clock when the timers that wait were set, in seconds."""
+
+    def __init__(self) -> None:
+        self._lowest = self._highest = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        self._lowest, self._highest = float("inf"), float("-inf")
+
+    def now(self) -> float:
+        """Return the offset of a timer that is set now."""
+        offset = estimated_now().timestamp() - monotonic()
+        self._lowest, self._highest = min(self._lowest, offset), max(self._highest, offset)
+        return offset
+
+    def have_changed(self) -> bool:
+        offset = self.now()
+        return max(offset - self._lowest, self._highest - offset) > PRECISION
+
+
+_offsets = _Offsets()
+
+
+def timer_time(eta: datetime, _: Any = None) -> float:
+    """Convert an ETA to the monotonic clock of the worker's timer."""
+    return eta.timestamp() - _offsets.now()
+
+
+class EtaTimers(bootsteps.StartStopStep):
+    """Sets the timers again when the server's clock was set: an hour's error must not last for an hour."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, parent: Any) -> None:
+        # With the connection, Celery drops the requests that wait, and clears the timer.
+        parent.timer.call_repeatedly(CHECK_INTERVAL, check, (parent.timer,))
+
+
+def check(timer: Any) -> None:
+    """Set all timers again if the server's clock was set since one of them was."""
+    if not _offsets.have_changed():
+        return
+    _offsets.forget()
+    for request in tuple(state.scheduled_requests):
+        entry = request._eta_timer_entry
+        entry.cancel()
+        request._eta_timer_entry = timer.call_at(timer_time(request.eta), entry.fun, entry.args, priority=6)
