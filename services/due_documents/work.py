@@ -381,6 +381,9 @@ class OwedCalls(DueWork):
         for batch, written_at in owed.left(self.system, now=until, grace=self.grace):
             yield Due(id=batch, due_at=written_at)
 
+    def due_ms(self, item: DueItem) -> int | None:
+        return None  # no item is due: calls that are repeated would count as items that were late
+
     def give_up(self, item: DueItem, *, error: str) -> None:
         log.error(
             "`after` failed; it is called again after a pause", system=self.system, batch=item.args[0], error=error
