@@ -15,7 +15,6 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from itertools import count
 from typing import TypeVar
 
@@ -78,9 +77,9 @@ def transact(act: Callable[[ClientSession], T]) -> T:
             _delay(attempt)
 
 
-def commands(span: timedelta = COMMAND_TIMEOUT) -> AbstractContextManager[None]:
+def commands() -> AbstractContextManager[None]:
     """Limit the time of the database operations in the block, so that a member that does not answer is left."""
-    return within(span)
+    return within(COMMAND_TIMEOUT)
 
 
 def _attempt(act: Callable[[ClientSession], T], session: ClientSession) -> T:
@@ -88,7 +87,7 @@ def _attempt(act: Callable[[ClientSession], T], session: ClientSession) -> T:
     try:
         return act(session)
     except BaseException:  # also if the process is told to end
-        with commands(ABORT_TIMEOUT):
+        with within(ABORT_TIMEOUT):
             session.abort_transaction()
         raise
 

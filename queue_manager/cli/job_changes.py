@@ -23,7 +23,7 @@ from queue_manager.cli.confirmation import YesOption, confirm_deletion
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.messages_render import printable
-from queue_manager.cli.pauses import PauseReason, checked_reason
+from queue_manager.cli.pauses import PauseReason, checked_reason, switch
 from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.pause import COMMAND_LINE
@@ -173,7 +173,7 @@ def pause(names: JobNames, reason: PauseReason = None) -> None:
     """
     why = checked_reason(reason)
     change = partial(job_queues.jobs.pause, reason=why, by=COMMAND_LINE)
-    _switch("pause", names, change, "paused", reason=why)
+    switch("pause", "names", names, change, "paused", reason=why, system=job_queues.system.name)
 
 
 def resume(names: JobNames) -> None:
@@ -181,7 +181,7 @@ def resume(names: JobNames) -> None:
 
     Example: `queue-manager jobs resume send_invoice`
     """
-    _switch("resume", names, job_queues.jobs.resume, "resumed")
+    switch("resume", "names", names, job_queues.jobs.resume, "resumed", system=job_queues.system.name)
 
 
 # Arguments
@@ -245,17 +245,3 @@ def _changed(action: ActionName, id: str, change: Callable[..., Document]) -> tu
         if action != "remove":
             done.changed(job_queues.changeable(before), job_queues.changeable(job))
     return job, done.undo
-
-
-def _switch(
-    action: ActionName,
-    names: Sequence[str],
-    change: Callable[[Sequence[str]], None],
-    what: str,
-    reason: str | None = None,
-) -> None:
-    selected = {"names": ", ".join(names)} | ({"reason": reason} if reason else {})
-    with report_errors(), audited(action, system=job_queues.system.name, filter=selected):
-        change(names)
-    for name in names:
-        typer.echo(f"{name}  {what}")

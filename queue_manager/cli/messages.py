@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from models.audit import ActionName
 from queue_manager.cli.audited import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import (
@@ -35,7 +33,7 @@ from queue_manager.cli.messages_render import (
     printable,
     table_of,
 )
-from queue_manager.cli.pauses import PauseReason, checked_reason
+from queue_manager.cli.pauses import PauseReason, checked_reason, switch
 from queue_manager.core.clock import minutes
 from queue_manager.core.pause import COMMAND_LINE
 from services import message_queue
@@ -255,7 +253,7 @@ def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     """
     why = checked_reason(reason)
     change = partial(message_queue.queue_admin().pause, by=COMMAND_LINE, reason=why)
-    _switch("pause", types, change, "paused", reason=why)
+    switch("pause", "types", types, change, "paused", reason=why, system=message_queue.system.name, is_in_redis=True)
 
 
 @queue.command()
@@ -264,21 +262,15 @@ def resume(types: MessageTypes) -> None:
 
     Example: `queue-manager queue resume send_mail`
     """
-    _switch("resume", types, message_queue.queue_admin().resume, "resumed")
-
-
-def _switch(
-    action: ActionName,
-    types: Sequence[str],
-    change: Callable[[Sequence[str]], None],
-    what: str,
-    reason: str | None = None,
-) -> None:
-    selected = {"types": ", ".join(types)} | ({"reason": reason} if reason else {})
-    with report_errors(), audited(action, system=message_queue.system.name, is_in_redis=True, filter=selected):
-        change(types)
-    for type in types:
-        typer.echo(f"{printable(type)}  {what}")
+    switch(
+        "resume",
+        "types",
+        types,
+        message_queue.queue_admin().resume,
+        "resumed",
+        system=message_queue.system.name,
+        is_in_redis=True,
+    )
 
 
 class _Progress:

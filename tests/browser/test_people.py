@@ -130,9 +130,8 @@ def test_a_session_that_ends_leads_to_the_log_in_and_back(visiting: Visiting, ke
     visit.log_in(VIEWER)
     page = visit.open("/messages")
     expect(page.locator("#rows > tr")).to_have_count(2)
-    expect(
-        page.get_by_text("Live", exact=True)
-    ).to_be_visible()  # otherwise the start of the events reads the list, too
+    # Otherwise the start of the events reads the list, too.
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
     visit.expect_status(401)
     visit.context.clear_cookies()
     keys.post("/queue/message", {"type": "more"}, X_API_KEY=OPERATOR)
