@@ -5,8 +5,8 @@
 -- ARGV     maximum number of messages (a slice may be smaller), default max attempts, trigger ('scheduler' for the
 --          schedule), ms between periodic sweeps (0: no sweep can be scheduled)
 -- Returns  {ids requeued, ids dead-lettered, overdue messages scanned, next deadline in ms or 0, now in ms, ms until a
---          sweep that the caller must schedule, or 0}; false if messages are overdue while
---          another sweeper holds the lock
+--          sweep that the caller must schedule, or 0}; false if another sweeper holds the lock, which a sweep
+--          of the schedule looks at only if messages are overdue
 --
 -- Atomic, so that a message is always in one state; XACK decides which of several sweepers handles it. The cost grows
 -- with the number of overdue messages, not of pending ones. The lock belongs to sweepers of other programs; this script
@@ -22,11 +22,12 @@ local function first_deadline()
 end
 
 local deadline = first_deadline()
+local is_due = deadline and deadline <= NOW_MS
+if (is_due or triggered_by ~= 'scheduler') and redis.call('EXISTS', QUEUE .. ':overdue_requeue_lock') == 1 then
+  return false
+end
 local overdue = {}
-if deadline and deadline <= NOW_MS then
-  if redis.call('EXISTS', QUEUE .. ':overdue_requeue_lock') == 1 then
-    return false
-  end
+if is_due then
   local most = math.min(tonumber(batch), MAX_HANDLED)
   overdue = redis.call('ZRANGE', DEADLINES, '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, most)
 end
