@@ -29,6 +29,7 @@ class LoggedProcess:
         self.log_path = log
         self._command = [sys.executable, *command]
         self._ready = ready
+        self._cwd = ROOT
         self._env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **env}
         self._child: Child | None = None
 
@@ -36,7 +37,7 @@ class LoggedProcess:
         """Start it; wait until it says that it is ready unless told otherwise."""
         seen = len(self.log)
         with self.log_path.open("ab") as log:
-            self._child = spawn(self._command, env=self._env, cwd=ROOT, stdout=log, stderr=log, grace=10)
+            self._child = spawn(self._command, env=self._env, cwd=self._cwd, stdout=log, stderr=log, grace=10)
         if ready:
             eventually(lambda: self._ready in self.log[seen:], within=60)
         return self

@@ -35,7 +35,7 @@ def main() -> None:
     else:
         isolation.enter()
     if not clocks.is_possible():
-        print(f"Left out, because there is no {clocks.COMPILER}: wrong clocks of Redis", flush=True)
+        print(f"Left out, because there is no {clocks.COMPILER}: wrong clocks of Redis and MongoDB", flush=True)
     ends_at = time.monotonic() + wanted.minutes * 60
     seeds = iter(range(wanted.seed, wanted.seed + wanted.schedules))
     results: list[Result] = []
@@ -71,6 +71,8 @@ def _until_a_violation(seeds: Iterator[int], ends_at: float) -> Iterator[Result]
     """Start everything, and run schedules until one finds a violation."""
     with tempfile.TemporaryDirectory(prefix="queue-manager-faults-") as directory:
         with running_world(Path(directory)) as world:
+            if world.previous_release is None:
+                print("Left out, because this clone has no history: processes of the release before", flush=True)
             for seed in seeds:
                 result = run(world, seed)
                 if result.violations or result.slowest > SLOW:

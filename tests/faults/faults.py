@@ -40,7 +40,8 @@ class Fault:
 class Kind:
     """A kind of fault. `names` is what /readyz must name meanwhile; `weight` is how often it is drawn.
 
-    `needs` returns True if it can happen on this machine.
+    `needs` returns True if it can happen on this machine. Only seeds from `since` on draw it: a seed
+    keeps its meaning when kinds are added.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Kind:
     weight: int = 1
     may_outlast_leases: bool = False
     needs: Callable[[], bool] | None = None
+    since: int = 0
 
 
 def kind(
@@ -61,6 +63,7 @@ def kind(
     weight: int = 1,
     may_outlast_leases: bool = False,
     needs: Callable[[], bool] | None = None,
+    since: int = 0,
 ) -> Callable[[Callable[[World, Fault], Iterator[None]]], Kind]:
     """Declare a kind by its block; the name of the function is that of the kind."""
 
@@ -74,6 +77,7 @@ def kind(
             weight=weight,
             may_outlast_leases=may_outlast_leases,
             needs=needs,
+            since=since,
         )
 
     return declare
@@ -82,6 +86,7 @@ def kind(
 def draw(seed: int, kinds: Sequence[Kind]) -> list[Fault]:
     """Return the faults of a schedule, by their beginning. Those of one target follow one another."""
     chance = random.Random(seed)
+    kinds = [one for one in kinds if one.since <= seed]
     free_at: dict[str, float] = {}
     faults = []
     for _ in range(chance.randint(2, 4)):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from dev.processes import started_at
+from tests.e2e.celery_processes import ROOT
 from tests.eventually import eventually
 from tests.faults.app import POISONS
 from tests.faults.faults import Fault, kind
@@ -71,18 +72,27 @@ def freeze_child(world: World, fault: Fault) -> Iterator[None]:
 def terminate(world: World, fault: Fault) -> Iterator[None]:
     """SIGTERM to a process, as at a deployment; it is started again when it has ended."""
     process = world.processes[fault.target]
-    expected = (0,) if time.monotonic() - process.started_at > STARTS_WITHIN else (0, -signal.SIGTERM)
-    process.signal(signal.SIGTERM)
+    expected = _tell_to_end(process)
     try:
         yield
     finally:
-        with suppress(AssertionError):
-            eventually(lambda: not process.is_alive(), within=STOPS_WITHIN)
-        if process.is_alive():
-            process.write_stacks()
-        if process.exit_code() not in expected:
-            world.complaints.append(f"{process.name} was to end, and its exit code is {process.exit_code()}")
+        _wait_until_ended(world, process, expected)
         process.restart()
+
+
+@kind(PROCESSES, (4, 8), weight=3, since=1_100)
+def run_previous_release(world: World, fault: Fault) -> Iterator[None]:
+    """A process is replaced by one of the release before, and back, as in an upgrade step by step."""
+    process = world.processes[fault.target]
+    _wait_until_ended(world, process, _tell_to_end(process))
+    if world.previous_release:
+        process.run_release(world.previous_release)
+    process.restart()
+    try:
+        yield
+    finally:
+        process.run_release(ROOT)
+        process.restart()  # killed: whether the release before ends in time is not of interest any more
 
 
 @kind(PROCESSES, (2, 8), weight=2)
@@ -94,6 +104,22 @@ def wrong_clock(world: World, fault: Fault) -> Iterator[None]:
         yield
     finally:
         process.clock.set(0)
+
+
+def _tell_to_end(process: SystemProcess) -> tuple[int, ...]:
+    """Send SIGTERM; return the exit codes that are right."""
+    expected = (0,) if time.monotonic() - process.started_at > STARTS_WITHIN else (0, -signal.SIGTERM)
+    process.signal(signal.SIGTERM)
+    return expected
+
+
+def _wait_until_ended(world: World, process: SystemProcess, expected: tuple[int, ...]) -> None:
+    with suppress(AssertionError):
+        eventually(lambda: not process.is_alive(), within=STOPS_WITHIN)
+    if process.is_alive():
+        process.write_stacks()
+    if process.exit_code() not in expected:
+        world.complaints.append(f"{process.name} was to end, and its exit code is {process.exit_code()}")
 
 
 def _left(pids: dict[int, str | None]) -> list[int]:
@@ -133,6 +159,7 @@ KINDS = (
     freeze,
     freeze_child,
     terminate,
+    run_previous_release,
     wrong_clock,
     poison_room,
     poison_job,

@@ -145,6 +145,19 @@ def wrong_clock_of_redis(world: World, fault: Fault) -> Iterator[None]:
 # MongoDB
 
 
+@kind(MONGODB, (2, 8), weight=3, needs=clocks.is_possible, may_outlast_leases=True, since=1_100)
+def wrong_clock_of_mongodb(world: World, fault: Fault) -> Iterator[None]:
+    """The clocks of all members jump, and back. Leases of jobs may be over at once, as MongoDB's clock is theirs."""
+    members, shift = list(world.mongo.members), float(fault.one_of(*CLOCKS))
+    for member in members:
+        member.clock.set(shift)
+    try:
+        yield
+    finally:
+        for member in members:
+            member.clock.set(0)
+
+
 @kind(MONGODB, (0.5, 4), weight=3, may_outlast_leases=True)
 def kill_primary(world: World, _: Fault) -> Iterator[None]:
     yield from _killed(world, [eventually(world.mongo.primary)])
@@ -309,6 +322,7 @@ KINDS = (
     cut_off_process_from_mongodb,
     cut_off_primary_from_secondaries,
     fill_disk_of_mongodb,
+    wrong_clock_of_mongodb,
     duplicate_deliveries,
     late_deliveries,
 )

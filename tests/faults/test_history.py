@@ -152,5 +152,11 @@ def test_a_seed_decides_the_faults_and_those_of_one_target_follow_one_another() 
         for target in {one.target for one in faults}:
             of_target = [one for one in faults if one.target == target]
             assert all(one.begins + one.lasts < later.begins for one, later in pairwise(of_target))
-    drawn = {one.kind.name for seed in range(200) for one in draw(seed, FAULTS)}
+    drawn = {one.kind.name for seed in range(2_000, 2_200) for one in draw(seed, FAULTS)}
     assert drawn == {one.name for one in FAULTS}
+
+
+def test_a_seed_keeps_its_meaning_when_a_kind_is_added() -> None:
+    added = replace(FAULTS[0], name="added", weight=1_000, since=50)
+    for seed in range(100):
+        assert (draw(seed, [*FAULTS, added]) == draw(seed, FAULTS)) == (seed < 50)

@@ -22,6 +22,7 @@ from typing import Any, Self
 import redis
 
 from beat_schedule import SYSTEMS
+from benchmarks import release
 from benchmarks.harness import set_environment
 from benchmarks.rooms.processes import children
 from dev.binaries import VALKEY
@@ -70,14 +71,15 @@ SETTINGS = {
 
 
 class IsolatedMember(Member):
-    """A member of MongoDB on a small disk, which the firewall knows by its port."""
+    """A member of MongoDB on a small disk, which the firewall knows by its port, and whose clock can be set."""
 
     def __init__(self, directory: Path) -> None:
         isolation.mount_disk(directory, MONGODB_DISK)
+        self.clock = Clock(directory.with_suffix(".clock"))
         super().__init__(directory)
 
     def _command(self, program: str) -> list[str]:
-        return [*isolation.in_group(self.port), *super()._command(program)]
+        return [*isolation.in_group(self.port), *self.clock.preloaded, *super()._command(program)]
 
 
 class IsolatedValkey(Valkey):
@@ -98,11 +100,16 @@ class SystemProcess(LoggedProcess):
     def __init__(self, directory: Path, name: str, *command: str, proxy: TcpProxy) -> None:
         self.name, self.proxy = name, proxy
         self.clock = Clock(directory / f"{name}.clock")
-        path = f"{TESTS / 'shifted_clock'}:{ROOT}"
-        env = {"PYTHONPATH": path, clocks.VARIABLE: str(self.clock.file), "REDIS_URL": proxy.redis_url}
+        env = {clocks.VARIABLE: str(self.clock.file), "REDIS_URL": proxy.redis_url}
         self.started_at = 0.0
         super().__init__(directory / f"{name}.log", *command, env=env)
         self._command = [*isolation.in_group(name), *self._command]
+        self.run_release(ROOT)
+
+    def run_release(self, source: Path) -> None:
+        """Run the release whose files are in this directory, from the next start on."""
+        self._cwd = source
+        self._env["PYTHONPATH"] = f"{TESTS / 'shifted_clock'}:{source}"
 
     def start(self, *, ready: bool = True) -> Self:
         self.started_at = time.monotonic()
@@ -129,8 +136,12 @@ class SystemProcess(LoggedProcess):
 class World:
     """The servers and processes, and what only they know of the past."""
 
-    def __init__(self, directory: Path, mongo: ReplicaSet, first_redis: IsolatedValkey) -> None:
+    def __init__(
+        self, directory: Path, mongo: ReplicaSet, first_redis: IsolatedValkey, previous_release: Path | None
+    ) -> None:
         self.directory, self.mongo, self.redis = directory, mongo, first_redis
+        self.previous_release = previous_release
+        """The directory with its files; `None` in a clone without its history."""
         self.processes: dict[str, SystemProcess] = {}
         self.web_ports: dict[str, int] = {}
         self.losses: list[float] = []
@@ -286,7 +297,8 @@ def running_world(directory: Path) -> Iterator[World]:
         stack.callback(isolation.remove_disks)
         mongo = stack.enter_context(replica_set(directory / "mongo", IsolatedMember))
         first_redis.start()
-        world = World(directory, mongo, first_redis)
+        previous_release = stack.enter_context(release.checked_out(release.LATEST))
+        world = World(directory, mongo, first_redis, previous_release)
         stack.callback(lambda: world.redis.kill())
         set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=first_redis.url, **SETTINGS)
         os.environ |= {LOG_VARIABLE: str(world.job_log), POISON_LOG_VARIABLE: str(world.poison_log)}
