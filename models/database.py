@@ -47,6 +47,8 @@ OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
 APP_NAME = "queue-manager"
 CLOCK_TIMEOUT = seconds(5)
 CONNECT_TIMEOUT = 2.0  # seconds; a member that starts accepts connections and does not answer on them
+# Seconds between two checks of a member. Operations leave one that was silent for this long and the limit above.
+HEARTBEAT = 3.0
 MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
 _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
@@ -73,6 +75,7 @@ def _open() -> MongoClient[Document]:
         maxPoolSize=max(settings().worker_concurrency, 4) + 2,  # a web process serves several requests at a time
         serverSelectionTimeoutMS=5_000,
         connectTimeoutMS=int(CONNECT_TIMEOUT * 1_000),
+        heartbeatFrequencyMS=int(HEARTBEAT * 1_000),
         socketTimeoutMS=30_000,
         waitQueueTimeoutMS=10_000,
         **_CLIENT_OPTIONS,

@@ -51,6 +51,7 @@ class Kind:
     names: str | None = None
     weight: int = 1
     may_outlast_leases: bool = False
+    sets_clock_of_rooms: bool = False
     needs: Callable[[], bool] | None = None
     since: int = 0
 
@@ -62,6 +63,7 @@ def kind(
     names: str | None = None,
     weight: int = 1,
     may_outlast_leases: bool = False,
+    sets_clock_of_rooms: bool = False,
     needs: Callable[[], bool] | None = None,
     since: int = 0,
 ) -> Callable[[Callable[[World, Fault], Iterator[None]]], Kind]:
@@ -76,6 +78,7 @@ def kind(
             names=names,
             weight=weight,
             may_outlast_leases=may_outlast_leases,
+            sets_clock_of_rooms=sets_clock_of_rooms,
             needs=needs,
             since=since,
         )

@@ -84,6 +84,7 @@ def _happen(world: World, fault: Fault, schedule_began: float) -> FaultSpan:
         ended=ended if fault.kind.may_outlast_leases else lasted,
         names=fault.kind.names,
         may_outlast_leases=fault.kind.may_outlast_leases,
+        sets_clock_of_rooms=fault.kind.sets_clock_of_rooms,
         servers_took=ended - lasted if fault.target == "mongodb" else 0.0,
     )
 

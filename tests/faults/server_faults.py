@@ -145,7 +145,15 @@ def wrong_clock_of_redis(world: World, fault: Fault) -> Iterator[None]:
 # MongoDB
 
 
-@kind(MONGODB, (2, 8), weight=3, needs=clocks.is_possible, may_outlast_leases=True, since=1_100)
+@kind(
+    MONGODB,
+    (2, 8),
+    weight=3,
+    needs=clocks.is_possible,
+    may_outlast_leases=True,
+    sets_clock_of_rooms=True,
+    since=1_100,
+)
 def wrong_clock_of_mongodb(world: World, fault: Fault) -> Iterator[None]:
     """The clocks of all members jump, and back. Leases of jobs may be over at once, as MongoDB's clock is theirs."""
     members, shift = list(world.mongo.members), float(fault.one_of(*CLOCKS))

@@ -105,6 +105,16 @@ def test_messages_that_redis_lost_are_no_violation(history: History) -> None:
     assert len(violations(history)) == 1
 
 
+def test_a_room_is_early_by_the_clock_at_the_beginning_of_its_transaction_if_that_clock_jumps(history: History) -> None:
+    wake(history, "c", 5.2, until=5)
+    history.rooms[-1] = replace(history.rooms[-1], at=T0 + seconds(1))  # it was set back before the commit
+    assert len(violations(history)) == 1
+    history.faults[1] = replace(history.faults[1], sets_clock_of_rooms=True)
+    assert violations(history) == []
+    wake(history, "d", 4, until=5)
+    assert len(violations(history)) == 1
+
+
 def wake(history: History, room: str, at: float, *, until: float | None = None) -> None:
     """Add a wake with its event, and the snooze before it."""
     history.rooms += [due(room, 0, until)] if until is not None else []

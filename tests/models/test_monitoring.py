@@ -1,8 +1,11 @@
-"""How soon the driver asks a member of MongoDB again that accepted its connection and does not answer."""
+"""How soon the driver leaves a member of MongoDB that does not answer."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+from pathlib import Path
 
 import pytest
 from pymongo.errors import ServerSelectionTimeoutError
@@ -11,6 +14,8 @@ from dev.ports import LOOPBACK
 from models import database
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
+from tests.e2e.replica_set import own_replica_set
+from tests.eventually import eventually
 
 
 def test_a_member_that_does_not_answer_is_asked_again_on_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +33,18 @@ def test_a_member_that_does_not_answer_is_asked_again_on_a_new_connection(monkey
             database.close()
             monkeypatch.undo()
             settings.cache_clear()
+
+
+@pytest.mark.crash
+def test_operations_leave_a_primary_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own_replica_set(tmp_path, monkeypatch) as members:
+        numbers = database.collection("numbers")
+        numbers.insert_one({"_id": 1})
+        primary = eventually(members.primary)
+        os.kill(primary.pid, signal.SIGSTOP)
+        try:
+            # Less than the timeout of a socket. The others take up to 10 s to elect another (`heartbeatTimeoutSecs`).
+            with database.within(seconds(20)):
+                assert numbers.find_one({}) == {"_id": 1}
+        finally:
+            os.kill(primary.pid, signal.SIGCONT)
