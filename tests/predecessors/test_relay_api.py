@@ -132,3 +132,10 @@ def test_history_has_the_names_of_relay_too(queue: Queue) -> None:
 
 def test_unknown_message_has_no_history(queue: Queue) -> None:
     assert queue.get("/queue/activity/message/unknown").body == {"message_id": "unknown", "history": []}
+
+
+def test_an_unknown_action_is_refused_and_the_accepted_ones_are_named(queue: Queue) -> None:
+    assert queue.get("/queue/activity?action=ack,nack").status == 200
+    answer = queue.get("/queue/activity?action=ack,zz")
+    assert (answer.status, answer.body["field"]) == (422, "action")
+    assert "must be a comma-separated list of: enqueue, dequeue, touch, ack" in answer.body["message"]

@@ -176,14 +176,16 @@ def test_the_bytes_of_a_payload_count_and_not_its_letters(queue: Queue) -> None:
 def test_a_batch_is_added_as_a_whole(queue: Queue) -> None:
     messages = [{"type": "a", "priority": n % 10, "ackTimeout": 5, "payload": [n]} for n in range(500)]
     answer = queue.post("/queue/batch", messages)
-    assert (answer.status, answer.body) == (201, {"message": "Batch processed: 500/500 messages enqueued"})
+    assert (answer.status, answer.body["message"]) == (201, "Batch processed: 500/500 messages enqueued")
+    assert queue.get(f"/queue/message/{answer.body['ids'][7]}").body["payload"] == [7]
     assert queue.sizes() == (500, 0, 0, 0, 0)
 
 
 def test_a_repeated_batch_is_accepted_and_adds_nothing(queue: Queue) -> None:
     batch = [{"type": "a", "id": "one"}, {"type": "a", "id": "two"}, {"type": "a", "id": "one"}]
     for _ in range(2):
-        assert queue.post("/queue/batch", batch).body == {"message": "Batch processed: 3/3 messages enqueued"}
+        answer = queue.post("/queue/batch", batch)
+        assert answer.body == {"message": "Batch processed: 3/3 messages enqueued", "ids": ["one", "two", "one"]}
     assert queue.sizes() == (2, 0, 0, 0, 0)
 
 

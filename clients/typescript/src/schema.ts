@@ -1645,7 +1645,7 @@ export interface components {
         };
         /**
          * AddedBatch
-         * @description How many messages were added.
+         * @description How many messages were accepted.
          */
         AddedBatch: {
             /**
@@ -1653,6 +1653,11 @@ export interface components {
              * @description A sentence for people.
              */
             message: string;
+            /**
+             * Ids
+             * @description Of the messages, in their order. One that was there before is not added again.
+             */
+            ids: string[];
         };
         /**
          * Alive

@@ -20,7 +20,9 @@ from queue_manager.web.http.errors import ApiError, invalid
 MAX_CURSOR_LENGTH = 4_096
 MAX_INTEGER = 2**63 - 1
 PLAIN_TYPES = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp)
-Cursor = Annotated[str | None, Query(description="The `cursor` of an earlier page of the same list.")]
+Cursor = Annotated[
+    str | None, Query(max_length=MAX_CURSOR_LENGTH, description="The `cursor` of an earlier page of the same list.")
+]
 CURSOR_JSON_OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 
 
@@ -36,9 +38,7 @@ def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
     if not text:
         return None
     try:
-        read = json_util.loads(
-            base64.urlsafe_b64decode(text[:MAX_CURSOR_LENGTH].encode()), json_options=CURSOR_JSON_OPTIONS
-        )
+        read = json_util.loads(base64.urlsafe_b64decode(text.encode()), json_options=CURSOR_JSON_OPTIONS)
         bson.encode({"position": read})
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, BSONError):
         raise _invalid_cursor() from None

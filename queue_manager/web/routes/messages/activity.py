@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import EmptyIsNone
 from queue_manager.web.http.responses import Number
-from queue_manager.web.routes.messages.requests import MAX_WHOLE, MomentOf
+from queue_manager.web.routes.messages.requests import MAX_FILTER_BYTES, MAX_WHOLE, MomentOf
 from services.message_queue import Json, Message, MessageState, queue_admin
 from services.message_queue.activity import ActivityEntry, Anomaly, AnomalyType, QueueEventType, Severity
 from services.message_queue.history import EventKind, MessageEvent, parse_events
@@ -129,8 +129,28 @@ ActivityLimit = Annotated[
 ]
 
 
+def _actions(text: str) -> str:
+    if set(text.split(",")) <= set(get_args(Action)):
+        return text
+    raise ValueError(f"must be a comma-separated list of: {', '.join(get_args(Action))}")
+
+
+_ANY_ACTION = f"({'|'.join(get_args(Action))})"
+ActionList = Annotated[
+    Annotated[
+        str,
+        AfterValidator(_actions),
+        WithJsonSchema({"type": "string", "pattern": f"^{_ANY_ACTION}(,{_ANY_ACTION})*$"}),
+    ]
+    | None,
+    EmptyIsNone,
+    Query(description="Comma-separated list of actions."),
+]
+IdText = Annotated[Annotated[str, Field(max_length=MAX_FILTER_BYTES)] | None, EmptyIsNone]
+
+
 def entries_of(
-    action: Annotated[str | None, EmptyIsNone, Query(description="Comma-separated list of actions.")] = None,
+    action: ActionList = None,
     start: Annotated[MomentOf, Query(alias="start_time")] = None,
     end: Annotated[MomentOf, Query(alias="end_time")] = None,
 ) -> list[ActivityEntry]:
@@ -151,8 +171,8 @@ Entries = Annotated[list[ActivityEntry], Depends(entries_of)]
 @router.get("/queue/activity")
 def activity(
     entries: Entries,
-    message_id: Annotated[str | None, EmptyIsNone] = None,
-    consumer_id: Annotated[str | None, EmptyIsNone] = None,
+    message_id: IdText = None,
+    consumer_id: IdText = None,
     has_anomaly: Annotated[bool | None, EmptyIsNone] = None,
     anomaly_type: Annotated[AnomalyType | None, EmptyIsNone] = None,
     limit: ActivityLimit = None,
@@ -211,7 +231,7 @@ def anomalies(
 
 
 @router.get("/queue/activity/consumers")
-def consumers(consumer_id: Annotated[str | None, EmptyIsNone] = None) -> ConsumersStats:
+def consumers(consumer_id: IdText = None) -> ConsumersStats:
     """Return the deliveries to each consumer that gave its name, as far back as the events are kept."""
     stats: dict[str, ConsumerStats] = {}
     for entry in queue_admin().activity():

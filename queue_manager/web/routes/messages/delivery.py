@@ -42,6 +42,7 @@ from queue_manager.web.routes.messages.schemas import (
 )
 from services.message_queue import InvalidMessage, Json, NewMessage, async_message_queue
 from services.message_queue.messages import MAX_ACK_TIMEOUT, members
+from services.message_queue.operations import EnqueueResult
 from services.message_queue.queue import MAX_POLL_TIMEOUT
 
 MAX_POLL_DURATION = 55.0
@@ -68,8 +69,8 @@ async def add(body: Annotated[bytes, Depends(MessageBody(NewMessageBody))]) -> C
 async def add_batch(body: Annotated[bytes, Depends(BatchBody(NewMessageBatch))]) -> AddedBatch:
     """Add up to 500 messages with up to 512 KiB of payloads, all or none."""
     messages = [_new_message(index, text) for index, text in enumerate(parse_list(body))]
-    accepted = await _enqueue(messages)
-    return AddedBatch(message=f"Batch processed: {accepted}/{len(messages)} messages enqueued")
+    ids = [added.id for added in await _enqueue(messages)]
+    return AddedBatch(message=f"Batch processed: {len(ids)}/{len(messages)} messages enqueued", ids=ids)
 
 
 def _new_message(index: int, text: Json) -> NewMessage:
@@ -81,10 +82,10 @@ def _new_message(index: int, text: Json) -> NewMessage:
         return NewMessage.from_members(decode_message(given))
 
 
-async def _enqueue(messages: Sequence[NewMessage]) -> int:
+async def _enqueue(messages: Sequence[NewMessage]) -> list[EnqueueResult]:
     queue = async_message_queue()
     try:
-        return len(await queue.enqueue(messages))
+        return await queue.enqueue(messages)
     except InvalidMessage:
         for index, message in enumerate(messages):
             with _naming_element(index):

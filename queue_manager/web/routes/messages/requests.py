@@ -114,10 +114,11 @@ FilterText = Annotated[
     Field(max_length=MAX_FILTER_BYTES, description="A text in the payload, the id, the type or the last error."),
     AfterValidator(_checked_by(partial(checked_text, max_bytes=MAX_FILTER_BYTES))),
 ]
+_TIMESTAMP = {"type": "number", "minimum": -MAX_TIMESTAMP, "maximum": MAX_TIMESTAMP}
 MomentOf = Annotated[
     float | None,
     BeforeValidator(_checked_by(parse_time)),
-    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, _TIMESTAMP, {"type": "null"}]}),
 ]
 """A time, in a form that `parse_time` reads."""
 RequiredMoment = Annotated[

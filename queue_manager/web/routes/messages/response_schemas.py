@@ -108,9 +108,10 @@ class UpdatedMessage(EditedMessage):
 
 
 class AddedBatch(BaseModel):
-    """How many messages were added."""
+    """How many messages were accepted."""
 
     message: Sentence
+    ids: list[str] = Field(description="Of the messages, in their order. One that was there before is not added again.")
 
 
 class Nacked(ChangedMessage):

@@ -16,7 +16,14 @@ from queue_manager.web.routes.messages.requests import FilterText, FilterType, M
 from services.message_queue import Filter, InvalidMessage, MessageState
 from services.message_queue.admin import MAX_PAUSED_TYPES
 from services.message_queue.browser import MAX_BULK_IDS
-from services.message_queue.messages import MAX_ACK_TIMEOUT, MAX_ATTEMPTS, MAX_ID_BYTES, MAX_TYPE_BYTES, checked_id
+from services.message_queue.messages import (
+    MAX_ACK_TIMEOUT,
+    MAX_ATTEMPTS,
+    MAX_CONSUMER_ID_BYTES,
+    MAX_ID_BYTES,
+    MAX_TYPE_BYTES,
+    checked_id,
+)
 
 MIN_TIMEOUT = 0.001  # seconds
 MESSAGE_ID_PATTERN = "^[A-Za-z0-9_.:@-]{1,128}$"
@@ -45,7 +52,14 @@ AckTimeout = Annotated[
     Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline of an acknowledgement."),
 ]
 MaxAttempts = Annotated[int | None, Field(ge=1, le=MAX_ATTEMPTS, description="Deliveries before it is dead-lettered.")]
-LockToken = Annotated[str, Field(description="The `lock_token` with which the message was delivered.")]
+LockToken = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_CONSUMER_ID_BYTES,
+        description="The `lock_token` with which the message was delivered.",
+    ),
+]
 
 
 class NewMessageBody(BaseModel):
