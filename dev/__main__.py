@@ -16,7 +16,7 @@ parser = argparse.ArgumentParser(
 parser.add_argument("--no-demo", action="store_true", help="start without demo data")
 parser.add_argument("--logs", action="store_true", help="show all logs instead of a screen")
 parser.add_argument(
-    "--record", metavar="FILE", type=Path, help="save the screen after a while as an SVG file, and stop"
+    "--record", metavar="FILE", type=Path, help="stop after a while, and save the screen as an SVG file"
 )
 options = parser.parse_args()
 sys.exit(main(demo=not options.no_demo, logs=options.logs, root=Path.cwd(), record=options.record))

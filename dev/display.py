@@ -5,13 +5,11 @@ Guarantee: closing the screen restores the terminal's content and cursor. A term
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from threading import RLock
 
 from rich.console import Console, Group
@@ -25,8 +23,6 @@ from dev.processes import describe
 from dev.run_status import STOP_HINT, STOPPING, Entry, ProcessStatus, RunStatus, State
 
 ACTIVITY = ("summary", "demo")  # the processes whose lines are meant for people
-
-RECORDED_WIDTH, RECORDED_HEIGHT = 100, 30
 
 
 class Display:
@@ -113,12 +109,6 @@ class Display:
         """Return the run as a screen of so many lines shows it."""
         with self._lock:
             return Group(*run_status.lines(self.run, now=datetime.now(), height=height))
-
-    def record(self, path: Path) -> None:
-        """Save the screen as it would be now as an SVG file."""
-        console = Console(record=True, file=io.StringIO(), width=RECORDED_WIDTH, force_terminal=True, highlight=False)
-        console.print(self.picture(RECORDED_HEIGHT))
-        console.save_svg(str(path), title="make up")
 
     def print(self, line: str) -> None:
         # A terminal that was closed must not end the processes' readers: without them the processes would hang.

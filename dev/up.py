@@ -25,6 +25,7 @@ from dev.log_files import LogFiles
 from dev.ports import LOOPBACK, free_port, is_answering
 from dev.processes import describe
 from dev.procfile import Process
+from dev.recording import HEIGHT, recorded
 from dev.run_status import RunStatus
 from dev.servers import Mongo, Valkey
 from dev.supervisor import Supervisor
@@ -36,7 +37,7 @@ MONGO_PORT, REDIS_PORT = 27017, 6379  # preferred: what their clients try by def
 SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Dashboard", "QM_WEB_PORT", 6002)}
 """What people open in a browser: by the name of the process, its title, the setting of its port, its usual port."""
 SITES_TIMEOUT = 15.0  # seconds; the addresses are shown then at the latest
-RECORD_AFTER = 45.0  # seconds after the start
+RECORDED_FOR = 30.0  # seconds after everything answers
 SUMMARY = Process("summary", "python -m dev.summary")
 DEMO = Process("demo", "python -m dev.demo")
 DEMO_WITHOUT_MESSAGES = Process(DEMO.name, f"{DEMO.command} --no-messages")
@@ -46,7 +47,7 @@ def main(*, demo: bool = True, logs: bool = False, root: Path, record: Path | No
     """Run the checkout at `root` until it is stopped; return the exit code.
 
     `demo` fills in live data, but never in a MongoDB or a message queue that the user named. `logs` shows all output.
-    With `record`, save the screen after a while as an SVG file, and stop.
+    With `record`, stop after a while, and save what the screen showed as an SVG file.
     """
     run = RunStatus(logs=f"{DATA}/logs")
     display = _display(run, logs=logs)
@@ -54,7 +55,9 @@ def main(*, demo: bool = True, logs: bool = False, root: Path, record: Path | No
         with _stop_signals(display), ExitStack() as stack:
             stack.callback(display.close)
             display.open()
-            _run(root, display, demo=demo, record=record)
+            if record is not None:
+                stack.enter_context(recorded(lambda: display.picture(HEIGHT), record, title="make up"))
+            _run(root, display, demo=demo, lasts=math.inf if record is None else RECORDED_FOR)
     except KeyboardInterrupt:
         say("stopped")
     except (AppError, OSError) as error:
@@ -70,7 +73,7 @@ def _display(run: RunStatus, *, logs: bool) -> Display:
     return Screen(run) if has_screen else Display(run)
 
 
-def _run(root: Path, display: Display, *, demo: bool, record: Path | None) -> None:
+def _run(root: Path, display: Display, *, demo: bool, lasts: float) -> None:
     listed = procfile.read(root / "Procfile")
     given = environment.given(root)
     lasting = [process for process in listed if process.name != procfile.RELEASE] + [SUMMARY]
@@ -100,9 +103,7 @@ def _run(root: Path, display: Display, *, demo: bool, record: Path | None) -> No
         supervisor.start()
         _wait_until_answering(sites.values())
         display.ready()
-        _keep_running(servers, display, until=math.inf if record is None else time.monotonic() + RECORD_AFTER)
-        if record is not None:
-            display.record(record)
+        _keep_running(servers, display, until=time.monotonic() + lasts)
 
 
 def demo_processes(given: Mapping[str, str]) -> list[Process]:

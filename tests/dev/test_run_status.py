@@ -122,11 +122,6 @@ def test_log_files_begin_with_the_run_and_are_bounded(tmp_path: Path) -> None:
     assert files.last_lines("worker") == []
 
 
-def test_the_screen_can_be_saved_as_a_picture(tmp_path: Path) -> None:
-    Display(run_of(ProcessStatus("web", NOW, State.RUNNING))).record(tmp_path / "screen.svg")
-    assert "127.0.0.1:6002" in (tmp_path / "screen.svg").read_text()
-
-
 def test_an_end_is_a_warning_unless_it_was_asked_for() -> None:
     display = Display(run_of())
     display.expect(["worker", "web"])
