@@ -20,8 +20,8 @@ from models import database, schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
-from services.job_queues import jobs
 from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.job_processes import job_lab
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.rooms import make_room
@@ -110,10 +110,10 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depl
 @pytest.mark.parametrize("victim", ["mongo", "valkey"])
 def test_an_outage_is_one_line_of_each_component(victim: str, deployment: Deployment, tmp_path: Path) -> None:
     mark = tmp_path / "may-end"
-    running = jobs.run("fragile", str(mark))
+    lab = job_lab()
+    running = lab.run("fragile", str(mark))
     rooms = [make_room(server_now() + seconds(due)) for due in (3, 6, 9, 12) for _ in range(10)]
-    assert running is not None
-    eventually(lambda: jobs.get(str(running["_id"]))["state"] == "executing", within=30)
+    eventually(lambda: lab.state(running) == "executing", within=30)
     server, before = deployment.servers[victim], {name: len(found) for name, found in deployment.lines().items()}
 
     server.kill()
@@ -126,7 +126,7 @@ def test_an_outage_is_one_line_of_each_component(victim: str, deployment: Deploy
     server.start()
     mark.touch()
     eventually(lambda: all(is_open(room) for room in rooms), within=60)
-    eventually(lambda: jobs.get(str(running["_id"]))["state"] == "success", within=60)
+    eventually(lambda: lab.state(running) == "success", within=60)
     everything = {name: found[before[name] :] for name, found in deployment.lines().items()}
 
     internal = [(what, body) for what, _, body in responses if INTERNALS.search(body)]
