@@ -123,7 +123,7 @@ $(INSTALLED_DOCS): $(INSTALLED_UP)
 # What pip prints is shown if it fails. Modules are compiled when they are first imported.
 define install
 $(PYTHON) -m venv .venv
-$(BIN)/python -m pip install --no-compile -c constraints.txt -e ".[$(EXTRAS)]" >.venv/install.log 2>&1 || { cat .venv/install.log >&2; exit 1; }
+$(BIN)/python -m dev.install $(EXTRAS)
 endef
 
 lock: | preflight ## write constraints.txt anew, with the newest versions that pyproject.toml allows
