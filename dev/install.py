@@ -42,7 +42,7 @@ def progress(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         if PACKAGE.match(line):
             packages += 1
-            yield f"downloading: {packages} packages"
+            yield f"downloading package {packages}"
         elif line.startswith(UNPACKING):
             yield f"unpacking {packages} packages"
 

@@ -15,8 +15,8 @@ def test_packages_are_counted_until_they_are_unpacked() -> None:
         "Installing collected packages: redis, celery, queue-manager\n",
     ]
     assert list(progress(lines)) == [
-        "downloading: 1 packages",
-        "downloading: 2 packages",
-        "downloading: 3 packages",
+        "downloading package 1",
+        "downloading package 2",
+        "downloading package 3",
         "unpacking 3 packages",
     ]
