@@ -61,7 +61,13 @@ def rabbitmq(servers: Servers, directory: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "broker",
-    [pytest.param(stock_redis, marks=pytest.mark.smoke), without_batches, another_redis, sentinel, rabbitmq],
+    [
+        pytest.param(stock_redis, marks=pytest.mark.smoke),
+        without_batches,
+        another_redis,
+        pytest.param(sentinel, marks=pytest.mark.smoke),
+        rabbitmq,
+    ],
 )
 def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean: Servers, tmp_path: Path) -> None:
     with broker(clean, tmp_path) as of_broker:

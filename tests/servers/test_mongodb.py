@@ -96,6 +96,7 @@ def test_everything_works_under_the_roles(mongo: MongoWithRoles, valkey: Valkey,
         assert secret not in text
 
 
+@pytest.mark.smoke
 def test_nothing_else_is_allowed(mongo: MongoWithRoles) -> None:
     with MongoClient(mongo.url_of("qm")) as client:
         for act in REFUSED:
