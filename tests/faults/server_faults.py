@@ -265,14 +265,15 @@ def _killed(world: World, members: list[Member]) -> Iterator[None]:
 
 @kind(DELIVERIES, (2, 6), weight=2)
 def duplicate_deliveries(world: World, _: Fault) -> Iterator[None]:
-    """Each message that a worker holds is delivered once more."""
+    """Each message that a worker holds is delivered once more, and its copy is not."""
     seen = set[str]()
 
     def duplicate(client: redis.Redis) -> None:
-        for tag, text in client.hgetall(UNACKED).items():
+        for text in client.hvals(UNACKED):
             message, _, queue = json.loads(text)
-            if queue in QUEUES and tag not in seen:
-                seen.add(tag)
+            id = message["headers"]["id"]
+            if queue in QUEUES and id not in seen:
+                seen.add(id)
                 client.lpush(queue, json.dumps(message))
 
     with _repeatedly(world, duplicate):
