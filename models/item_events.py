@@ -80,8 +80,8 @@ class ItemHistory:
 
 def record_dispatched(system: str, task: str, names: Sequence[str], *, is_manual: bool) -> None:
     """Record that a batch was dispatched; the ids of its tasks are `task` and the position of the item."""
-    by_hand = {"is_manual": True} if is_manual else {}
-    _record_batch(system, "dispatched", names, {"task": task, **by_hand})
+    manual = {"is_manual": True} if is_manual else {}
+    _record_batch(system, "dispatched", names, {"task": task, **manual})
 
 
 def record_executed(

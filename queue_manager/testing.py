@@ -81,7 +81,7 @@ def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
 
 
 def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
-    from queue_manager.leases import Leases, Standing
+    from queue_manager.leases import Leases, LeaseStatus
     from services.due_documents import work_of
     from services.due_work import DueItem
 
@@ -91,8 +91,8 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
         def release(self, names: Any, **_: Any) -> None:
             pass
 
-        def standings(self, names: Any) -> list[Standing]:
-            return [Standing(state="free") for _ in names]
+        def statuses(self, names: Any) -> list[LeaseStatus]:
+            return [LeaseStatus(state="free") for _ in names]
 
     work = replace(work_of(system), clock=lambda: now, leases=NoLeases(system.name))
     items = [

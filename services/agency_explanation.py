@@ -9,7 +9,7 @@ from models.database import Document
 from models.subscription import Agency
 from queue_manager.explanation import DispatchState, Explanation, TimelineEntry, Tone, newest_first, sentence, when
 from queue_manager.leases.detail import detail
-from services.item_explanation import standing, timeline
+from services.item_explanation import describe_state, timeline
 from services.review_requests import ReviewRequests, due_of, system
 
 
@@ -80,7 +80,9 @@ def _answer(
     if due_at > now:
         asked_at = f"it is asked {requests.after.days} days later, at {when(due_at, now)}"
         return "not due", "neutral", sentence(customer, asked_at, dispatch.scan(due_at))
-    state, tone, clause = standing(detail(requests.leases, due_of(agency).lease), dispatch, history, queue=system.queue)
+    state, tone, clause = describe_state(
+        detail(requests.leases, due_of(agency).lease), dispatch, history, queue=system.queue
+    )
     return state, tone, sentence(f"to be asked since {when(due_at, now)}", clause)
 
 

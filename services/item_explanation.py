@@ -8,12 +8,14 @@ from models.item_events import ItemEvent, ItemHistory
 from queue_manager.explanation import DispatchState, TimelineEntry, Tone, many, when
 from queue_manager.leases.detail import LeaseDetail
 
-StandingText = tuple[str, Tone, str]
+StateText = tuple[str, Tone, str]
 """A state in words, how good it is, and a clause of the answer."""
 
 
-def standing(lease: LeaseDetail, dispatch: DispatchState, history: ItemHistory, *, queue: str | None) -> StandingText:
-    """Return how an item stands that is due."""
+def describe_state(
+    lease: LeaseDetail, dispatch: DispatchState, history: ItemHistory, *, queue: str | None
+) -> StateText:
+    """Describe the state of a due item."""
     now = dispatch.now
     match lease.step:
         case "queued":

@@ -24,7 +24,7 @@ from queue_manager.explanation import (
 from queue_manager.leases import Leases
 from queue_manager.leases.detail import detail
 from queue_manager.system import System
-from services.item_explanation import standing, timeline
+from services.item_explanation import describe_state, timeline
 
 
 def explain(
@@ -98,7 +98,7 @@ class _SiteExplanation:
             hangs = f"the build counts as hung at {when(hangs_at, self._now)}"
             return "building", "good", sentence(building, hangs, self._dispatch.scan(hangs_at))
         lease = detail(self._leases, leases.name(f"{self._sites.name} {self._key}", started))
-        state, tone, clause = standing(lease, self._dispatch, self._history, queue=self._system.queue)
+        state, tone, clause = describe_state(lease, self._dispatch, self._history, queue=self._system.queue)
         return state, tone, sentence(building, f"the build hangs: it takes longer than {span(self._threshold)}", clause)
 
 

@@ -19,7 +19,7 @@ from tasks.scan import ScanReport, fan_out, scan_task
 JOBS_QUEUE = "jobs"
 
 
-@scan_task(initiator=job_queues.JOBS_INITIATOR, sent="Handed out job queues.", failed="Error in job dispatch")
+@scan_task(initiator=job_queues.JOBS_INITIATOR, sent="Dispatched job queues.", failed="Error in job dispatch")
 def dispatch_due_jobs(epoch: int | None = None) -> ScanReport:
     return fan_out(run_queue, job_queues.dispatch(epoch))
 

@@ -64,7 +64,7 @@ class ScanReport:
         self.errors += other.errors
         self.other_counts.update(other.other_counts)
 
-    def figures(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         return {
             **self.other_counts,
             "found": self.found,
@@ -97,9 +97,9 @@ class ScanTask(Task):
                 report = self.run(*args, **kwargs)
             except Exception as error:
                 report = ScanReport(errors=[describe(error)])
-            tracing.annotate(**report.figures())
+            tracing.annotate(**report.counts())
         duration_ms = round((time.monotonic() - started) * 1000)
-        run = {**report.figures(), "duration_ms": duration_ms}
+        run = {**report.counts(), "duration_ms": duration_ms}
         scan_log = get_logger(self.initiator)
         self._record(run, report)
         counters.scan(self.name, run)

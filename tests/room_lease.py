@@ -5,7 +5,7 @@ from __future__ import annotations
 from bson import ObjectId
 
 from queue_manager import leases
-from queue_manager.leases import Leases, Standing
+from queue_manager.leases import Leases, LeaseStatus
 from tests.rooms import get_room
 
 LEASES = Leases("support-snooze")
@@ -15,7 +15,7 @@ def name(room_id: ObjectId) -> str:
     return leases.name(str(room_id), get_room(room_id)["snooze_time"]["time"])
 
 
-def lease(room_id: ObjectId) -> Standing:
+def lease(room_id: ObjectId) -> LeaseStatus:
     """Return the lease of a snoozed room for its present snooze."""
-    (standing,) = LEASES.standings([name(room_id)])
-    return standing
+    (status,) = LEASES.statuses([name(room_id)])
+    return status

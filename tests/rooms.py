@@ -118,5 +118,5 @@ def lose(work: DocumentWork, item: DueItem, *, ago: timedelta) -> None:
 
 
 def lease_state(work: DocumentWork, item: DueItem) -> str:
-    (standing,) = work.leases.standings([item.lease])
-    return standing.state
+    (status,) = work.leases.statuses([item.lease])
+    return status.state

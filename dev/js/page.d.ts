@@ -54,7 +54,7 @@ interface ElementsById {
   schedule: HTMLElement;
   searched: HTMLProgressElement;
   searching: HTMLElement;
-  standing: HTMLElement;
+  status: HTMLElement;
   state: HTMLElement;
   stop: HTMLButtonElement;
   strip: HTMLElement;
@@ -201,7 +201,7 @@ interface StateTexts {
   next?: string;
 }
 
-/** Where a value stands, in percent from the bottom, and the values that are written beside the axis. */
+/** Where a value stands, in percent from the bottom, and the values that are written next to the axis. */
 interface Scale {
   place(value: number): number;
   ticks: number[];
@@ -225,6 +225,6 @@ interface Chart {
   isLog?: boolean;
   hasTable?: boolean;
   format?(value: number): string;
-  /** Of the values beside the axis. */
+  /** Of the values next to the axis. */
   formatTick?(value: number): string;
 }

@@ -51,4 +51,4 @@ async def _round(watch: Watch) -> None:
     found = await read()
     problems = all_problems(found)
     is_complete = found.in_mongodb is not None and found.in_redis is not None
-    await to_thread.run_sync(lambda: watch.look(problems, at=time.monotonic(), is_complete=is_complete))
+    await to_thread.run_sync(lambda: watch.evaluate(problems, at=time.monotonic(), is_complete=is_complete))

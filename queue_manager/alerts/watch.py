@@ -48,12 +48,12 @@ class Watch:
     _known: dict[Key, _Known] = field(default_factory=dict)
     _silenced: set[Key] = field(default_factory=set)
 
-    def look(self, problems: Iterable[Problem], *, at: float, is_complete: bool) -> None:
-        """Take a round.
+    def evaluate(self, problems: Iterable[Problem], *, at: float, is_complete: bool) -> None:
+        """Evaluate the problems of one round: send what begins, repeats or has ended.
 
         Args:
             at: the time by this machine's monotonic clock, in seconds.
-            is_complete: all servers answered, so that what is not among the problems is none.
+            is_complete: all servers answered, so a problem that is not in `problems` does not exist.
         """
         current = {Key(one.system, one.rule.id): one for one in problems}
         self._read_silences()

@@ -116,20 +116,20 @@ def jobs(
         typer.echo(
             f"{found} can be adopted; nothing was changed. Stop the application that stored them, then add --yes"
         )
-    if result.refused or (yes and result.adopted < found):
+    if result.rejected or (yes and result.adopted < found):
         sys.exit(1)
 
 
 def _print_adoption(screen: Console, result: Adoption, registered: list[str]) -> None:
     if result.jobs:
         screen.print(_table(result))
-    elif not result.refused:
+    elif not result.rejected:
         screen.print("no document to adopt")
     if missing := sorted({name for name, _, _ in result.jobs} - {*registered}):
         screen.print(Text(f"no function is registered for {', '.join(missing)}: its jobs would fail"), soft_wrap=True)
-    if result.refused:
-        screen.print(f"{result.refused} cannot be adopted and stay as they are, such as")
-        for id, reason in result.refusals.items():
+    if result.rejected:
+        screen.print(f"{result.rejected} cannot be adopted and stay as they are, such as")
+        for id, reason in result.rejection_reasons.items():
             screen.print(Text(printable(f"  {id}  {reason}")), soft_wrap=True)
 
 

@@ -52,7 +52,7 @@ TCP_OPTIONS = {
 
 _REFUSALS = (ReadOnlyError, MasterDownError, AskError, ClusterDownError)  # MovedError is a subclass of AskError
 _REFUSAL_CODES = ("MISCONF ", "NOREPLICAS ", "UNBLOCKED ")  # of errors without a class in redis-py
-_refusals: Counter[tuple[str, int]] = Counter()  # refusals so far, by host and port
+_refusal_counts: Counter[tuple[str, int]] = Counter()  # by host and port, since the process started
 
 
 def find_master(*, sentinels: Sequence[tuple[str, int]], master_name: str, sentinel_kwargs: Any) -> tuple[str, int]:
@@ -90,18 +90,18 @@ def find_owner(*, nodes: Sequence[tuple[str, int]], node_options: Any) -> tuple[
 def _first_address(
     nodes: Sequence[tuple[str, int]], options: Any, ask: Callable[[redis.Redis], Any], *, missing: str
 ) -> tuple[str, int]:
-    refusals: dict[str, Exception | None] = {}
+    failures: dict[str, Exception | None] = {}
     for host, port in nodes:
         try:
             with redis.Redis(host, port, decode_responses=True, retry=NO_RETRY, **options) as node:
                 if address := ask(node):
                     return str(address[0]), int(address[1])
-            refusals[f"{host}:{port} does not know it"] = None
+            failures[f"{host}:{port} does not know it"] = None
         except redis.RedisError as error:
-            refusals[f"{host}:{port}: {error}"] = error
-    is_login = all(isinstance(error, redis.AuthenticationError) for error in refusals.values())
+            failures[f"{host}:{port}: {error}"] = error
+    is_login = all(isinstance(error, redis.AuthenticationError) for error in failures.values())
     kind = redis.AuthenticationError if is_login else redis.ConnectionError
-    raise kind(f"{missing}: {'; '.join(refusals)}")
+    raise kind(f"{missing}: {'; '.join(failures)}")
 
 
 class Connection(redis.Connection):
@@ -129,13 +129,13 @@ class Connection(redis.Connection):
     @property
     def is_outdated(self) -> bool:
         """True if a connection to the same address was refused since this one was opened."""
-        return self._seen is not None and self._seen != _refusals[self.host, self.port]
+        return self._seen is not None and self._seen != _refusal_counts[self.host, self.port]
 
     def connect(self) -> None:
         if self.is_outdated:
             self.disconnect()  # type: ignore[no-untyped-call]
         super().connect()  # type: ignore[no-untyped-call]
-        self._seen = _refusals[self.host, self.port]
+        self._seen = _refusal_counts[self.host, self.port]
 
     def _connect(self) -> Any:
         if self._find is not None:
@@ -147,7 +147,7 @@ class Connection(redis.Connection):
             return super().read_response(*args, **kwargs)
         except redis.ResponseError as error:
             if is_refusal(error):
-                _refusals[self.host, self.port] += 1
+                _refusal_counts[self.host, self.port] += 1
             raise
 
 

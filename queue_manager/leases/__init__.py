@@ -116,7 +116,7 @@ class Taken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class LeaseStatus:
     """The lease of one item."""
 
     state: LeaseState
@@ -274,9 +274,9 @@ class Leases:
             command(pipe)
             return pipe.execute()
 
-    def standings(self, names: Sequence[str]) -> list[Standing]:
+    def statuses(self, names: Sequence[str]) -> list[LeaseStatus]:
         """Return the lease of each item."""
-        found: list[Standing] = []
+        found: list[LeaseStatus] = []
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
             with redis_server() as client, client.pipeline(transaction=False) as pipe:
@@ -286,7 +286,7 @@ class Leases:
                 waiting, running, cooling, done, time_ = pipe.execute()
             now = _ms(time_)
             found += [
-                _standing(*scores, now, self._lease_ms) for scores in zip(waiting, running, cooling, done, strict=True)
+                _status(*scores, now, self._lease_ms) for scores in zip(waiting, running, cooling, done, strict=True)
             ]
         return found
 
@@ -346,15 +346,15 @@ class Leases:
             self._run(script, *arguments, *names[first : first + MAX_ARGUMENTS])
 
 
-def _standing(
+def _status(
     waiting: float | None, running: float | None, cooling: float | None, done: float | None, now: int, lease: int
-) -> Standing:
+) -> LeaseStatus:
     if waiting is not None:
-        return Standing(state="in-progress", ends_at=_moment(waiting + lease) if waiting > now else None)
+        return LeaseStatus(state="in-progress", ends_at=_moment(waiting + lease) if waiting > now else None)
     for ends, state in ((running, _IN_PROGRESS), (done, _IN_PROGRESS), (cooling, _COOLING)):
         if ends is not None and ends > now:
-            return Standing(state=state, ends_at=_moment(ends))
-    return Standing(state="free" if running is None else "stuck")
+            return LeaseStatus(state=state, ends_at=_moment(ends))
+    return LeaseStatus(state="free" if running is None else "stuck")
 
 
 def _moment(score: float) -> datetime:

@@ -9,7 +9,7 @@ from models.database import Document, id_candidates, id_text
 from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first, sentence, when
 from queue_manager.leases.detail import LeaseDetail, detail
 from services.due_documents.work import DocumentWork
-from services.item_explanation import standing, timeline
+from services.item_explanation import describe_state, timeline
 
 RETRYABLE_ITEMS = ("due", "stuck", "failed")
 
@@ -67,7 +67,7 @@ class _DocumentExplanation:
             times = "" if failure.failures == 1 else f", {failure.failures} times in a row"
             cooling = f"it cools down until {when(lease.at or failure.retry_at, self._now)}"
             return "failed", "bad", sentence(f"all attempts failed{times}", f"{cooling}. Last error: {failure.error}")
-        state, tone, clause = standing(lease, self._dispatch, self._history, queue=self._system.queue)
+        state, tone, clause = describe_state(lease, self._dispatch, self._history, queue=self._system.queue)
         return state, tone, sentence(due, clause)
 
     def _before_it_is_due(self, lease: LeaseDetail, due_at: datetime) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from models.listing import Position, position
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.items import Item, Listed, State
-from queue_manager.leases import Standing
+from queue_manager.leases import LeaseStatus
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem
 
@@ -36,15 +36,15 @@ class DocumentList(Listed):
         fields = (self.work.documents.due, *self.work.system.shown)
         found = self.work.documents.walk(until, fields, position=after, is_descending=newest_first)
         for page in pages(found, LIST_PAGE_SIZE):
-            standings = self.work.leases.standings([self.work.due_of(one).lease for one in page])
-            for document, standing in zip(page, standings, strict=True):
-                item = self._item(document, standing)
+            statuses = self.work.leases.statuses([self.work.due_of(one).lease for one in page])
+            for document, status in zip(page, statuses, strict=True):
+                item = self._item(document, status)
                 if item is not None and item.state == state:
                     yield item
 
-    def _item(self, document: database.Document, standing: Standing) -> Item | None:
+    def _item(self, document: database.Document, status: LeaseStatus) -> Item | None:
         due_at = self.work.documents.due_at(document)
-        state = SHOWN_AS.get(standing.state)
+        state = SHOWN_AS.get(status.state)
         if state is None or (state == "due" and due_at > self.work.clock()):
             return None
         return Item(
@@ -54,7 +54,7 @@ class DocumentList(Listed):
             position=position(document, self.work.documents.order),
             due_at=due_at,
             since=due_at if state == "due" else None,
-            next_at=standing.ends_at,
+            next_at=status.ends_at,
         )
 
     def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item]:
@@ -64,10 +64,10 @@ class DocumentList(Listed):
         for page in pages(found, LIST_PAGE_SIZE):
             due = documents.among([one.id for one in page], self.work.clock(), self.work.system.shown)
             by_id = {id_key(one["_id"]): one for one in due}
-            standings = self.work.leases.standings([leases.name(id_text(one.id), one.due_at) for one in page])
-            for one, standing in zip(page, standings, strict=True):
+            statuses = self.work.leases.statuses([leases.name(id_text(one.id), one.due_at) for one in page])
+            for one, status in zip(page, statuses, strict=True):
                 document = by_id.get(one.id)
-                if document is None or documents.due_at(document) != one.due_at or standing.state != "cooling":
+                if document is None or documents.due_at(document) != one.due_at or status.state != "cooling":
                     continue
                 yield Item(
                     id=id_text(one.id),

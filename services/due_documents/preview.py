@@ -1,4 +1,4 @@
-"""What a scan would find and what its items would write, for a look before the system is switched on."""
+"""What a scan would find and what its items would write: a preview before the system is switched on."""
 
 from __future__ import annotations
 

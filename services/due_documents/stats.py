@@ -69,7 +69,7 @@ def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[
 def _oldest(work: DocumentWork, now: datetime, *, limit: int) -> tuple[list[str], float]:
     """Return the ids of the oldest due documents that are not cooling, and how long the first has been due."""
     found = [work.due_of(one) for one in work.documents.find(now, limit=limit)]
-    standings = work.leases.standings([one.lease for one in found])
-    waiting = [one for one, standing in zip(found, standings, strict=True) if standing.state != "cooling"]
+    statuses = work.leases.statuses([one.lease for one in found])
+    waiting = [one for one, status in zip(found, statuses, strict=True) if status.state != "cooling"]
     lag = (now - waiting[0].due_at).total_seconds() if waiting else 0.0
     return [database.shown_id(database.read_id(one.id, field="id")) for one in waiting[:MAX_IDS]], lag

@@ -82,8 +82,8 @@ class DocumentWork(DueWork):
             return
         due_at = self.documents.due_at(document)
         if isinstance(due_at, datetime):
-            (standing,) = self.leases.standings([self.due_of(document).lease])
-            if standing.state == "in-progress":
+            (status,) = self.leases.statuses([self.due_of(document).lease])
+            if status.state == "in-progress":
                 return
         self.documents.update_if_unchanged(document["_id"], due_at, {"$set": {flag: False}})
 
@@ -166,8 +166,8 @@ class DocumentWork(DueWork):
             error=error,
         )
         if self.system.functions.failed is not None:
-            told = Failure(id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at)
-            if update := self.system.functions.failed(told):
+            record = Failure(id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at)
+            if update := self.system.functions.failed(record):
                 self.documents.update_if_due(key, due_at, update)
 
     def pause_lost(self, item: DueItem, lost: MustPause) -> None:

@@ -37,7 +37,7 @@ from services.job_queues.fields import (
 from services.problems import counted
 
 ADOPTION_BATCH_SIZE = 500
-MAX_REFUSALS_LISTED = 20
+MAX_REJECTIONS_LISTED = 20
 MAX_ADOPTED_ERROR_LENGTH = 2_000  # characters
 UNKNOWN_ERROR = "The application that stored the job gave no reason"
 INTERRUPTED_ERROR = "The job was executing when it was adopted"
@@ -49,16 +49,16 @@ class Adoption:
 
     jobs: Counter[tuple[str, str, JobState]] = field(default_factory=Counter)
     """Number of documents by name, stored state, and state as a job."""
-    refused: int = 0
-    refusals: dict[str, str] = field(default_factory=dict)
-    """Reasons by id, of the first `MAX_REFUSALS_LISTED` documents that cannot be adopted."""
+    rejected: int = 0
+    rejection_reasons: dict[str, str] = field(default_factory=dict)
+    """Reasons by id, of the first `MAX_REJECTIONS_LISTED` documents that cannot be adopted."""
     adopted: int = 0
     """Number of documents that were changed; 0 after a dry run."""
 
-    def refuse(self, document: Document, error: InvalidJob) -> None:
-        self.refused += 1
-        if len(self.refusals) < MAX_REFUSALS_LISTED:
-            self.refusals[shown_id(document["_id"])] = str(error)
+    def reject(self, document: Document, error: InvalidJob) -> None:
+        self.rejected += 1
+        if len(self.rejection_reasons) < MAX_REJECTIONS_LISTED:
+            self.rejection_reasons[shown_id(document["_id"])] = str(error)
 
 
 def adoption_notes() -> list[str]:
@@ -89,7 +89,7 @@ def _adoptable(batch: list[Document], now: datetime, result: Adoption) -> Iterat
         try:
             fields = _as_job(document, now)
         except InvalidJob as error:
-            result.refuse(document, error)
+            result.reject(document, error)
             continue
         result.jobs[document["name"], document["state"], fields["state"]] += 1
         yield AdoptedJob(document=document, fields=fields)

@@ -34,7 +34,7 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
     executing, paused, failing = job.executing(), job_queue.pauses(), job.count_failing(COUNTED)
     others, in_redis = foreign_job.count(), work.leases.stats()
     due = list(work.find_due(now))
-    states = [standing.state for standing in work.leases.standings([one.lease for one in due])]
+    states = [status.state for status in work.leases.statuses([one.lease for one in due])]
     pending = [one for one, state in zip(due, states, strict=True) if state in ("free", "stuck")]
     cooling = [one.id for one, state in zip(due, states, strict=True) if state == "cooling"]
     ended = set(work.leases.ended(before=late, limit=MAX_ENDED_LEASES))

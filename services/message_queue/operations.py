@@ -144,8 +144,8 @@ class Operations:
         arguments = (checked_id(id), _token(lock_token), self._is_token_required, extension, default)
         answer = yield "touch", (*arguments, self._sweep_period)
         _raise_refusal(answer[0], id)
-        _, deadline, extended_by, planned = answer
-        self._request_sweep(planned)
+        _, deadline, extended_by, next_sweep_ms = answer
+        self._request_sweep(next_sweep_ms)
         return TouchResult(deadline_at=deadline / 1000, extended_by=timedelta(milliseconds=extended_by))
 
     def _request_sweep(self, delay_ms: int) -> None:

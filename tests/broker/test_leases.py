@@ -46,7 +46,7 @@ def dispatch(ours: Leases, *names: str) -> None:
 
 
 def states(ours: Leases, *names: str) -> list[str]:
-    return [standing.state for standing in ours.standings(names)]
+    return [status.state for status in ours.statuses(names)]
 
 
 class TestTake:
@@ -79,19 +79,19 @@ class TestTake:
 class TestWaiting:
     def test_what_waits_in_the_broker_is_held_without_an_end(self, short: Leases, ours: Leases) -> None:
         dispatch(short, ONE)
-        (standing,) = ours.standings([ONE])
-        assert (standing.state, standing.ends_at) == ("in-progress", None)
+        (status,) = ours.statuses([ONE])
+        assert (status.state, status.ends_at) == ("in-progress", None)
 
     def test_so_is_each_of_more_names_than_one_command_takes(self, ours: Leases) -> None:
         names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
         dispatch(ours, *names)
-        assert {standing.ends_at for standing in ours.standings(names)} == {None}
+        assert {status.ends_at for status in ours.statuses(names)} == {None}
 
     def test_what_was_sent_again_waits_without_an_end(self, short: Leases, ours: Leases) -> None:
         dispatch(short, ONE)
         short.renew([ONE])  # a worker received it
         short.sent_again([ONE, TWO], wait=seconds(0))
-        assert [standing.ends_at for standing in ours.standings([ONE])] == [None]
+        assert [status.ends_at for status in ours.statuses([ONE])] == [None]
         assert states(ours, ONE, TWO) == ["in-progress", "free"]
         eventually(lambda: short.free_lost(0) == 1)  # its message was lost
 
@@ -115,7 +115,7 @@ class TestWaiting:
             attempts.done.add(ONE)
         ours.dispatched([ONE, TWO], ends_ms=taken.ends_ms)
         assert ours.free_lost(0) == 0  # nothing is old enough
-        one, two = ours.standings([ONE, TWO])
+        one, two = ours.statuses([ONE, TWO])
         assert one.ends_at is not None
         assert two.ends_at is None
 
@@ -142,9 +142,9 @@ class TestHolding:
     def test_renewal_prolongs_and_never_shortens(self, ours: Leases) -> None:
         dispatch(ours, ONE)
         ours.renew([ONE], wait=minutes(5))
-        (long,) = ours.standings([ONE])
+        (long,) = ours.statuses([ONE])
         ours.renew([ONE])
-        assert ours.standings([ONE]) == [long]
+        assert ours.statuses([ONE]) == [long]
         assert long.ends_at is not None
 
     def test_renewal_does_not_bring_back_what_ended(self, ours: Leases) -> None:
@@ -260,8 +260,8 @@ class TestAttempts:
         dispatch(ours, ONE)
         with ours.alone(ONE):
             pass
-        (standing,) = ours.standings([ONE])
-        assert standing.ends_at is not None
+        (status,) = ours.statuses([ONE])
+        assert status.ends_at is not None
         assert take(ours, ONE) == []
 
     def test_items_of_a_lost_batch_are_executed_alone_until_each_has_ended(self, ours: Leases) -> None:

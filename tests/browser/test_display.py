@@ -103,15 +103,15 @@ def test_the_tab_of_the_browser_counts_what_a_page_lists(visit: Visit, queue: Qu
 
 
 def test_a_card_leads_with_what_matters_and_hides_zeros(visit: Visit, queue: Queue, clean: Servers) -> None:
-    def figures(name: str) -> Locator:
-        return page.get_by_role("article", name=name).locator(".figures dt")
+    def statistics(name: str) -> Locator:
+        return page.get_by_role("article", name=name).locator(".statistics dt")
 
     page = visit.open("/")
-    expect(figures("Rooms")).to_have_text(["Due now", "In progress", "Done / min"])
+    expect(statistics("Rooms")).to_have_text(["Due now", "In progress", "Done / min"])
     furnished.rooms()
     names = ["Due now", "In progress", "Done / min", "Oldest waiting", "Stuck", "Failed"]
-    expect(figures("Rooms")).to_have_text(names)
-    expect(figures("Thumbnails")).to_have_text(["Due now", "Done / min"])
+    expect(statistics("Rooms")).to_have_text(names)
+    expect(statistics("Thumbnails")).to_have_text(["Due now", "Done / min"])
 
 
 def test_forced_colours_leave_states_and_choices_visible(visit: Visit, queue: Queue, clean: Servers) -> None:

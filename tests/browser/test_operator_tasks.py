@@ -123,16 +123,16 @@ def test_what_a_command_does_is_seen_on_the_pages(visit: Visit) -> None:
         return str(answer.stdout)
 
     page = visit.open("/rooms")
-    expect(page.locator("#standing")).not_to_be_empty()
+    expect(page.locator("#status")).not_to_be_empty()
     command("systems", "pause", "support-snooze", "--reason", "Mails are down")
-    expect(page.locator("#standing")).to_have_text("Paused")
+    expect(page.locator("#status")).to_have_text("Paused")
     expect(page.locator("#health")).to_contain_text("Mails are down")
     row = visit.open("/audit").locator("#rows > tr")
     for words in ("command line", "pause", "Rooms", "Mails are down"):
         expect(row).to_contain_text(words)
     visit.open("/rooms")
     visit.press("Resume")
-    expect(page.locator("#standing")).not_to_have_text("Paused")
+    expect(page.locator("#status")).not_to_have_text("Paused")
     assert "paused" not in command("systems", "status", "support-snooze").lower()
 
 

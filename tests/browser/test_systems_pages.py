@@ -175,17 +175,17 @@ def test_a_system_is_paused_with_a_reason_and_resumed(visit: Visit) -> None:
     visit.press("Pause …")
     visit.dialog.get_by_label("Reason").fill(f"Mails are down {SCRIPT}")
     visit.press("Pause", visit.dialog)
-    expect(page.locator("#standing")).to_have_text("Paused")
+    expect(page.locator("#status")).to_have_text("Paused")
     expect(page.locator("#health")).to_contain_text(f"by loopback: Mails are down {SCRIPT}")
     overview = visit.open("/")
     expect(card(overview, "Rooms")).to_contain_text("by loopback: Mails are down")
     visit.open("/rooms")
     visit.press("Resume")
-    expect(page.locator("#standing")).not_to_have_text("Paused")
+    expect(page.locator("#status")).not_to_have_text("Paused")
     assert pauses.paused() == {}
     visit.press("Pause …")  # without a reason
     visit.press("Pause", visit.dialog)
-    expect(page.locator("#standing")).to_have_text("Paused")
+    expect(page.locator("#status")).to_have_text("Paused")
     (made,) = pauses.paused().values()
     assert made.reason is None
 

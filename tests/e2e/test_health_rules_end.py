@@ -234,8 +234,8 @@ def every_attempt_to_run_a_queue_failed(*_: object) -> Iterator[None]:
 def another_program_stored_jobs(*_: object) -> Iterator[None]:
     add_foreign_jobs("mail", server_now())
     yield
-    refused = job_queues.adopt(is_dry_run=False).refused
-    assert job.jobs().delete_many({"attempts": {"$exists": False}}).deleted_count == refused > 0
+    rejected = job_queues.adopt(is_dry_run=False).rejected
+    assert job.jobs().delete_many({"attempts": {"$exists": False}}).deleted_count == rejected > 0
     for state in ("failure", "pending"):  # those that were adopted are jobs like any other
         job_queues.jobs.clear([state])
 

@@ -117,8 +117,8 @@ def test_job_starts_at_its_time(at_work: AtWork, figure: Callable[[str], None]) 
 
 
 def is_in_flight(queue: str) -> bool:
-    (standing,) = Leases("job-queues").standings([lease_name(queue, job_queue.leader_epoch())])
-    return standing.state == "in-progress"
+    (status,) = Leases("job-queues").statuses([lease_name(queue, job_queue.leader_epoch())])
+    return status.state == "in-progress"
 
 
 def test_job_that_is_run_now_starts_within_a_period(at_work: AtWork, figure: Callable[[str], None]) -> None:

@@ -63,7 +63,7 @@ def test_dry_run_counts_by_name_and_state_and_changes_nothing(lab: Lab) -> None:
         (NAME, "executing", JobState.FAILURE): 1,
         ("report", "pending", JobState.PENDING): 1,
     }
-    assert (found.refused, found.adopted) == (4, 0)
+    assert (found.rejected, found.adopted) == (4, 0)
     assert stored() == before
 
 
@@ -212,8 +212,8 @@ def test_document_that_is_no_job_of_the_package_is_refused_with_the_reason(
     job.jobs().insert_one({**foreign_job(NAME, "pending", lab.clock(), id=TEXT_ID), **fields})
     before = stored()
     result = job_queues.adopt(is_dry_run=False)
-    assert (result.refused, result.adopted) == (1, 0)
-    assert [text.partition(":")[0] for text in result.refusals.values()] == [reason]
+    assert (result.rejected, result.adopted) == (1, 0)
+    assert [text.partition(":")[0] for text in result.rejection_reasons.values()] == [reason]
     assert stored() == before
 
 

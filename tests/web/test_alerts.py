@@ -33,10 +33,10 @@ class Process:
         self.sent.append((notification.status, [one.system for one in notification.alerts]))
         return self.takes
 
-    def look(self, at: float, *problems: Problem, is_complete: bool = True) -> Sequence[tuple[str, list[str]]]:
+    def evaluate(self, at: float, *problems: Problem, is_complete: bool = True) -> Sequence[tuple[str, list[str]]]:
         """Take a round; return what it sent."""
         before = len(self.sent)
-        self.watch.look(problems, at=at, is_complete=is_complete)
+        self.watch.evaluate(problems, at=at, is_complete=is_complete)
         return self.sent[before:]
 
 
@@ -60,106 +60,106 @@ def without_mongodb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_problem_is_sent_when_it_has_lasted(first: Process) -> None:
-    assert first.look(0, LAG) == []
-    assert first.look(45, LAG) == []
-    assert first.look(60, LAG) == [("problem", ["support-snooze"])]
-    assert first.look(75, LAG) == []
+    assert first.evaluate(0, LAG) == []
+    assert first.evaluate(45, LAG) == []
+    assert first.evaluate(60, LAG) == [("problem", ["support-snooze"])]
+    assert first.evaluate(75, LAG) == []
 
 
 def test_a_problem_that_ended_in_time_is_never_sent(first: Process) -> None:
-    first.look(0, LAG)
+    first.evaluate(0, LAG)
     for at in (15, 30, 45):
-        assert first.look(at) == []
-    assert first.look(60, LAG) == []
+        assert first.evaluate(at) == []
+    assert first.evaluate(60, LAG) == []
 
 
 def test_problems_of_one_round_are_one_message(first: Process) -> None:
-    first.look(0, LAG, NO_LEADER)
-    assert first.look(60, LAG, NO_LEADER) == [("problem", ["support-snooze", "beat"])]
+    first.evaluate(0, LAG, NO_LEADER)
+    assert first.evaluate(60, LAG, NO_LEADER) == [("problem", ["support-snooze", "beat"])]
 
 
 def test_of_two_processes_one_sends(first: Process, second: Process) -> None:
     for process in (first, second):
-        process.look(0, LAG)
-    assert first.look(60, LAG) == [("problem", ["support-snooze"])]
-    assert second.look(61, LAG) == []
+        process.evaluate(0, LAG)
+    assert first.evaluate(60, LAG) == [("problem", ["support-snooze"])]
+    assert second.evaluate(61, LAG) == []
     for at in (75, 90):
-        first.look(at)
-        second.look(at)
+        first.evaluate(at)
+        second.evaluate(at)
     assert [*first.sent, *second.sent].count(("recovered", ["support-snooze"])) == 1
 
 
 def test_what_lasts_is_sent_again(first: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    first.look(0, LAG)
-    first.look(60, LAG)
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
     now = server_now()
     monkeypatch.setattr("queue_manager.alerts.watch.server_now", lambda: now + minutes(241))
-    assert first.look(60 + 240 * 60 - 1, LAG) == []
-    assert first.look(60 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
+    assert first.evaluate(60 + 240 * 60 - 1, LAG) == []
+    assert first.evaluate(60 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
 
 
 def test_the_end_is_sent_once_it_was_missed_twice(first: Process) -> None:
-    first.look(0, LAG)
-    first.look(60, LAG)
-    assert first.look(75) == []
-    assert first.look(90, LAG) == []  # it flickers
-    assert first.look(105) == []
-    assert first.look(120) == [("recovered", ["support-snooze"])]
-    assert first.look(135) == []
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
+    assert first.evaluate(75) == []
+    assert first.evaluate(90, LAG) == []  # it flickers
+    assert first.evaluate(105) == []
+    assert first.evaluate(120) == [("recovered", ["support-snooze"])]
+    assert first.evaluate(135) == []
     assert alert.sent() == {}
 
 
 def test_the_end_is_sent_by_a_process_that_did_not_see_the_start(first: Process, second: Process) -> None:
-    first.look(0, LAG)
-    first.look(60, LAG)
-    assert second.look(0) == []
-    assert second.look(15) == [("recovered", ["support-snooze"])]
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
+    assert second.evaluate(0) == []
+    assert second.evaluate(15) == [("recovered", ["support-snooze"])]
 
 
 def test_while_a_server_is_away_nothing_has_ended(first: Process) -> None:
-    first.look(0, LAG)
-    first.look(60, LAG)
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
     for at in (75, 90, 105):
-        assert first.look(at, is_complete=False) == []
-    assert first.look(120, LAG) == []
+        assert first.evaluate(at, is_complete=False) == []
+    assert first.evaluate(120, LAG) == []
 
 
 def test_what_no_channel_took_is_sent_in_the_next_round(first: Process) -> None:
-    first.look(0, LAG)
+    first.evaluate(0, LAG)
     first.takes = False
-    assert first.look(60, LAG) == [("problem", ["support-snooze"])]
+    assert first.evaluate(60, LAG) == [("problem", ["support-snooze"])]
     assert alert.sent() == {}
     first.takes = True
-    assert first.look(75, LAG) == [("problem", ["support-snooze"])]
-    assert first.look(90, LAG) == []
+    assert first.evaluate(75, LAG) == [("problem", ["support-snooze"])]
+    assert first.evaluate(90, LAG) == []
 
 
 def test_a_silenced_problem_is_not_sent_and_its_end_neither(first: Process) -> None:
     alert.silence(LAG_KEY, until=server_now() + minutes(5), by="ada", reason="import")
-    first.look(0, LAG, NO_LEADER)
-    assert first.look(60, LAG, NO_LEADER) == [("problem", ["beat"])]
+    first.evaluate(0, LAG, NO_LEADER)
+    assert first.evaluate(60, LAG, NO_LEADER) == [("problem", ["beat"])]
     assert alert.unsilence(LAG_KEY)
-    assert first.look(75, LAG, NO_LEADER) == [("problem", ["support-snooze"])]
+    assert first.evaluate(75, LAG, NO_LEADER) == [("problem", ["support-snooze"])]
     alert.silence(LAG_KEY, until=server_now() + minutes(5), by="ada", reason="import")
-    first.look(90, NO_LEADER)
-    assert first.look(105, NO_LEADER) == []
+    first.evaluate(90, NO_LEADER)
+    assert first.evaluate(105, NO_LEADER) == []
     assert alert.sent() == {Key("beat", "no-leader"): "No leader"}
 
 
 def test_a_silence_ends_by_itself(first: Process) -> None:
     alert.silence(LAG_KEY, until=server_now() - seconds(1), by="ada", reason="import")
-    first.look(0, LAG)
-    assert first.look(60, LAG) == [("problem", ["support-snooze"])]
+    first.evaluate(0, LAG)
+    assert first.evaluate(60, LAG) == [("problem", ["support-snooze"])]
 
 
 @pytest.mark.usefixtures("without_mongodb")
 def test_without_mongodb_each_process_sends_once(first: Process, second: Process) -> None:
     for process in (first, second):
-        process.look(0, NO_LEADER, is_complete=False)
-        assert process.look(60, NO_LEADER, is_complete=False) == [("problem", ["beat"])]
-        assert process.look(75, NO_LEADER, is_complete=False) == []
-        process.look(90)
-        assert process.look(105) == [("recovered", ["beat"])]
+        process.evaluate(0, NO_LEADER, is_complete=False)
+        assert process.evaluate(60, NO_LEADER, is_complete=False) == [("problem", ["beat"])]
+        assert process.evaluate(75, NO_LEADER, is_complete=False) == []
+        process.evaluate(90)
+        assert process.evaluate(105) == [("recovered", ["beat"])]
 
 
 def test_a_message_has_a_title_and_no_markup_of_others() -> None:

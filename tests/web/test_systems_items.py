@@ -18,7 +18,7 @@ from dev.ports import free_port
 from models import site, subscription, support_room
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
-from queue_manager.leases import Standing
+from queue_manager.leases import LeaseStatus
 from services.due_work import DueItem
 from tests.e2e.celery_processes import worker
 from tests.e2e.watching import is_open, times_woken
@@ -248,9 +248,9 @@ def test_a_retry_sends_the_ordinary_task_and_no_scan_sends_it_beside(
 
 def test_what_is_retried_waits_for_a_worker_as_long_as_it_takes(rooms: dict[str, ObjectId], process: Web) -> None:
     assert process.post(f"{ROOMS}/{rooms['due']}/retry").status == 202
-    assert lease(rooms["due"]) == Standing(state="in-progress", ends_at=None)
+    assert lease(rooms["due"]) == LeaseStatus(state="in-progress", ends_at=None)
     assert process.post(f"{ROOMS}/retry", '{"state": "stuck"}').status == 202
-    assert lease(rooms["stuck"]) == Standing(state="in-progress", ends_at=None)
+    assert lease(rooms["stuck"]) == LeaseStatus(state="in-progress", ends_at=None)
 
 
 def test_what_was_released_or_is_in_flight_for_another_time_is_retried(
@@ -377,9 +377,9 @@ def test_eligible_agencies_are_listed_and_asked_by_hand(clean: Servers, process:
         assert found == (wanted if order == "oldest" else wanted[::-1])
     of_system = "/api/systems/review-requests"
     with promptly(5):
-        standing = eventually(lambda: (body := process.get(of_system).body)["due"] == 8 and body, within=30)
-    assert (standing["stuck"], standing["failed"]) == (0, 0)
-    assert standing["lag_seconds"] > 0
+        overview = eventually(lambda: (body := process.get(of_system).body)["due"] == 8 and body, within=30)
+    assert (overview["stuck"], overview["failed"]) == (0, 0)
+    assert overview["lag_seconds"] > 0
     id = str(parents[0])
     assert process.post(f"{AGENCIES}/{id}/retry").status == 202
     assert run(take(clean.valkey.url, "review-request-pulse"))["success"]

@@ -10,7 +10,7 @@ function open(...content) {
   dialog.addEventListener("close", () => {
     dialog.remove();
     if (from instanceof HTMLElement && from.isConnected) from.focus();
-    if (document.activeElement !== from) byId("main").focus(); // it is gone, or hidden by now
+    if (document.activeElement !== from) byId("main").focus(); // it was removed or is hidden
   });
   document.body.append(dialog);
   dialog.showModal();

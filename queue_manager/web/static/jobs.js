@@ -145,7 +145,7 @@ function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest
     CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states?.[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, states ? "0" : "…"), "number")),
     cell("Wait, p95", percentile(latency?.wait?.p95_ms), "number duration"),
     cell("Run, p95", percentile(latency?.run?.p95_ms), "number duration"),
-    cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => look(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
+    cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => showJob(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
     cell("Next due", countdown(at(oldest ?? next ?? "") || null, until)),
     mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause …", () => (isPaused ? resume(name) : pause(name)), "quiet")));
 }
@@ -158,7 +158,7 @@ const dueOf = (job, show = moment) => [show(job.due), job.waiting && [" ", eleme
 /** @param {Job} job */
 function cells(job) {
   return [
-    element("th", { scope: "row" }, button(job.name, () => look(job._id), "link whole")),
+    element("th", { scope: "row" }, button(job.name, () => showJob(job._id), "link whole")),
     element("td", { class: "text" }, element("code", { class: "clip" }, JSON.stringify(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, job.last_error.slice(0, 300))),
     cell("State", element("span", {}, stateOf(job)), "nowrap"),
     cell("Due", element("span", {}, dueOf(job))),
@@ -189,7 +189,7 @@ function describe(job) {
 }
 
 /** @param {string} id */
-const look = (id) => attempt(async () => {
+const showJob = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
   const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
   opened = { id, body: element("div", { class: "stack" }, describe(job)) };

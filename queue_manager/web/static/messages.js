@@ -144,7 +144,7 @@ function suggest(type) {
 /** @param {Message} message */
 function cells(message) {
   suggest(message.type);
-  const open = element("th", { scope: "row" }, button(message.id, () => look(message), "link"));
+  const open = element("th", { scope: "row" }, button(message.id, () => showMessage(message), "link"));
   return [open, COLUMNS[place].map((name) => CELLS[name](message))];
 }
 
@@ -166,7 +166,7 @@ const factsOf = (message) => facts("pairs", [
 ]);
 
 /** @param {Message} message */
-function look(message) {
+function showMessage(message) {
   const { payload, id } = message;
   /** @type {(Action | false)[]} */
   const actions = !mayAct ? [] : [

@@ -1,11 +1,11 @@
-// Every system in one look: what needs attention first, then each with its figures and its day.
+// The overview of all systems: what needs attention first, then each system with its statistics and its last 24 hours.
 
 import { Events, attempt, get } from "./api.js";
 import { chart } from "./chart.js";
 import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
 import { PREFIX, byId, complain, countInTitle, element, facts, pill } from "./dom.js";
 import { speed } from "./latency.js";
-import { bad, figures, howToTurnOn, needs, pauseNote, put, said, scans, standing } from "./systems.js";
+import { bad, howToTurnOn, needs, notice, pauseNote, put, scans, statistics, statusPill } from "./systems.js";
 
 const DAY_INTERVAL = 60000; // ms between two readings of a day in buckets of ten minutes
 const SPANS = [1, 3, 6, 12, 24]; // hours that the charts show: as many as something is known of
@@ -38,7 +38,7 @@ const rank = ({ needs: [worst] }) => (worst.kind === "bad" ? 0 : 1);
 function attention(list) {
   if (!list.length) return [pill("All well", "good"), " Nothing needs attention."];
   /** @param {Urgent} urgent */
-  const one = ({ title, page, needs: all }) => element("li", {}, pill(all[0].kind === "bad" ? "Critical" : "Warning", all[0].kind), element("div", {}, page ? element("a", { href: PREFIX + page, class: "strong" }, title) : element("b", {}, title), ...all.map(said)));
+  const one = ({ title, page, needs: all }) => element("li", {}, pill(all[0].kind === "bad" ? "Critical" : "Warning", all[0].kind), element("div", {}, page ? element("a", { href: PREFIX + page, class: "strong" }, title) : element("b", {}, title), ...all.map(notice)));
   return [element("h2", {}, "Needs attention"), element("ul", {}, list.map(one))];
 }
 
@@ -87,8 +87,8 @@ function card({ name, title, page }) {
 /** @param {System} system */
 function showSystem(system) {
   const { state, body, day } = cards.get(system.name) ?? card(system);
-  put(state, system, standing);
-  put(body, system, () => (system.is_on ? [pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), figures(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
+  put(state, system, statusPill);
+  put(body, system, () => (system.is_on ? [pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), statistics(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
   day.hidden = !system.is_on;
 }
 
@@ -102,7 +102,7 @@ async function days() {
       const card = cards.get(name);
       if (counts && card) put(card.day, [begins, counts], () => day(card.title, counts, begins, seconds, hours));
     }
-  }, () => {}); // the figures show which server is away
+  }, () => {}); // the statistics show which server is away
   setTimeout(days, DAY_INTERVAL);
 }
 

@@ -6,7 +6,7 @@ import { askFor } from "./dialog.js";
 import { byId, button, countInTitle, element, mayAct, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
-import { bad, figures, PAUSE_REASON, howToTurnOn, pauseNote, put, said, scans, standing } from "./systems.js";
+import { PAUSE_REASON, bad, howToTurnOn, notice, pauseNote, put, scans, statistics, statusPill } from "./systems.js";
 
 const PAGE = 50;
 const SCANS = 10;
@@ -184,10 +184,10 @@ function receive({ systems }) {
 function showSystem(system) {
   const before = known;
   known = system;
-  put(byId("standing"), system, standing);
+  put(byId("status"), system, statusPill);
   put(byId("health"), system, () => [
-    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), figures(system), scans(system),
-    ...system.problems.map(bad).map(said),
+    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), statistics(system), scans(system),
+    ...system.problems.map(bad).map(notice),
   ]);
   for (const tab of document.querySelectorAll("[data-state]")) {
     const count = system[STATES[/** @type {ItemState} */ (tab.dataset.state)].count];

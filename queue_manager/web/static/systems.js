@@ -30,8 +30,8 @@ export const bad = ({ text, action, page }) => ({ kind: "bad", text, action, pag
 /** What stands between backticks is code. @param {string} text */
 const withCode = (text) => text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
 
-/** What is wrong, with a link to the items, and what to do. The ids at the end of a text stand below it. @param {Need} need */
-export function said({ kind, text, action, page }) {
+/** What is wrong, with a link to the items, and what to do. Ids at the end of the text are shown below it. @param {Need} need */
+export function notice({ kind, text, action, page }) {
   const [, what = text, ids = ""] = /^(.*?)( \(.*\))$/s.exec(text) ?? [];
   return element("div", { class: "need" },
     element("p", { class: kind }, page ? element("a", { href: PREFIX + page }, what) : what, element("small", { class: "soft" }, ids)),
@@ -39,7 +39,7 @@ export function said({ kind, text, action, page }) {
 }
 
 /** @param {System} system */
-export function standing(system) {
+export function statusPill(system) {
   const [worst] = needs(system);
   if (!system.is_on) return pill("Off");
   if (system.idle) return pill(system.idle === "paused" ? "Paused" : "Dry run", "warn");
@@ -60,8 +60,8 @@ export function howToTurnOn({ flag }) {
   return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and start the processes again."] : ["Off in this environment."];
 }
 
-/** The three that matter, and those that are not zero. @param {System} system */
-export function figures(system) {
+/** Three statistics, and further ones that are not zero. @param {System} system */
+export function statistics(system) {
   /** @param {number | null} value */
   const figure = (value, kind = "", text = number(value)) => element("span", { class: value ? kind : "soft" }, text);
   /** @param {"due" | "in_progress" | "stuck" | "failed" | "lag_seconds"} name */
@@ -69,7 +69,7 @@ export function figures(system) {
   /** @param {number | null} value */
   const unlessZero = (value, kind = "", text = number(value)) => (value ? figure(value, kind, text) : null);
   const { lag_seconds: lag } = system;
-  return facts("facts figures", [
+  return facts("facts statistics", [
     ["Due now", listed("due")],
     ["In progress", system.in_progress === null && system.due !== null ? null : listed("in_progress")], // some systems do not know
     ["Done / min", figure(system.done_per_minute)],

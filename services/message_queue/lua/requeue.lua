@@ -82,8 +82,8 @@ if #overdue > 0 then
   deadline = first_deadline()
 end
 deadline = deadline or 0
-local planned = 0
+local next_sweep_ms = 0
 if deadline > NOW_MS and handled < tonumber(batch) then
-  planned = schedule_sweep(math.max(deadline, NOW_MS + MIN_SWEEP_DELAY), tonumber(sweep_period))
+  next_sweep_ms = schedule_sweep(math.max(deadline, NOW_MS + MIN_SWEEP_DELAY), tonumber(sweep_period))
 end
-return { requeued, dead, handled, deadline, NOW_MS, planned }
+return { requeued, dead, handled, deadline, NOW_MS, next_sweep_ms }

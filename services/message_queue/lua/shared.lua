@@ -613,8 +613,8 @@ local function schedule_sweep(deadline, period)
   if deadline >= NOW_MS + period then
     return 0
   end
-  local planned = tonumber(redis.call('GET', NEXT_SWEEP) or 0)
-  if planned > NOW_MS and planned <= deadline then
+  local scheduled_at = tonumber(redis.call('GET', NEXT_SWEEP) or 0)
+  if scheduled_at > NOW_MS and scheduled_at <= deadline then
     return 0
   end
   redis.call('SET', NEXT_SWEEP, deadline, 'PX', math.max(deadline - NOW_MS, 0) + period)

@@ -238,8 +238,8 @@ class JobMachine(RuleBasedStateMachine):
         self.sent += items
         for name in NAMES:
             if self.model.due(name, now) and not self.model.executing(name) and name not in self.model.paused:
-                [standing] = self.lab.dispatching().leases.standings([lease_name(name, self.model.epoch)])
-                assert standing.state == "in-progress"  # somebody has it: now, or from before
+                [status] = self.lab.dispatching().leases.statuses([lease_name(name, self.model.epoch)])
+                assert status.state == "in-progress"  # somebody has it: now, or from before
 
     @precondition(lambda self: self.sent)
     @rule(number=picks)
@@ -295,7 +295,7 @@ def explore(*, examples: int, steps: int, is_repeatable: bool) -> int:
 @pytest.mark.usefixtures("clean")
 def test_jobs_do_what_the_model_says(figure: Any) -> None:
     steps = explore(examples=12, steps=40, is_repeatable=True)
-    figure(f"jobs: {steps} random steps beside the model")
+    figure(f"jobs: {steps} random steps compared with the model")
     assert steps >= 300
 
 
@@ -304,5 +304,5 @@ def test_jobs_do_what_the_model_says(figure: Any) -> None:
 @pytest.mark.usefixtures("clean")
 def test_jobs_do_what_the_model_says_for_long(figure: Any) -> None:
     steps = explore(examples=200, steps=60, is_repeatable=False)
-    figure(f"jobs: {steps} random steps beside the model")
+    figure(f"jobs: {steps} random steps compared with the model")
     assert steps >= 5_000
