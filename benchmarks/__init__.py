@@ -1,1 +1,1 @@
-"""Benchmarks: our way beside the obvious one, on a real server, in one run; `make bench`."""
+"""Benchmarks: our way compared with the obvious one, on a real server, in one run; `make bench`."""

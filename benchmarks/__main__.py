@@ -31,7 +31,7 @@ VALKEY_CONFIG = {"auto-aof-rewrite-percentage": "0"}
 
 Benchmark = Callable[[Bench], Result]
 Group = tuple[str, Sequence[Benchmark]]
-"""The server's name, or whatever else the figures depend on, and what is measured with it."""
+"""The server's name, or what else the figures depend on, and what is measured with it."""
 MONGODB: Sequence[Benchmark] = (
     eligible_agencies.run,
     stale_scan.run,
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure our ways beside others.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure our ways against others.")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data; the page is not written")
     parser.add_argument("--only", choices=list(GROUPS), help="one group; the page is not written")
     parser.add_argument("--ratios", type=lambda name: Path(name).resolve(), help="write the ratios by name, as JSON")
@@ -113,10 +113,10 @@ def _mongodb(benchmarks: Sequence[Benchmark], bench: Bench, directory: Path) -> 
 def _message_queue(bench: Bench, directory: Path) -> Iterator[Group]:
     with Valkey(directory / "valkey", config=VALKEY_CONFIG) as valkey:
         set_environment(REDIS_URL=valkey.url)
-        beside = [partial(peers.run, operation=operation) for operation in peers.OPERATIONS]
+        comparisons = [partial(peers.run, operation=operation) for operation in peers.OPERATIONS]
         if not peers.is_installed():
             bench.progress.console.print(f"Without {peers.MISSING}", highlight=False)
-        yield queues.server_name(), [*MESSAGE_QUEUE, *(beside if peers.is_installed() else [])]
+        yield queues.server_name(), [*MESSAGE_QUEUE, *(comparisons if peers.is_installed() else [])]
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Agencies:
         }
 
     def _add_pulse(self, parent: ObjectId, account: ObjectId) -> bool:
-        """Add one pulse of a random kind; tell whether it blocks."""
+        """Add one pulse of a random kind. Return True if it blocks."""
         long_ago, recently = self._now - self._days(32, 700), self._now - self._days(0, 30)
         shape: Document
         shape, blocks = self._random.choice(

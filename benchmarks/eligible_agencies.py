@@ -1,4 +1,4 @@
-"""Eligible agencies: one aggregation, beside the query per agency that the source's diagram draws."""
+"""Eligible agencies: one aggregation, compared with the query per agency that the source's diagram draws."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What every benchmark shares: filling collections, running ways in turn, medians, ranges and ratios.
 
-Guarantee: a number is shown only after the result it belongs to was found right. A figure never stands alone: beside
-it are its range and, for the first of a way, how many times as much it is as the first way's in the same round.
+Guarantee: a number is shown only after the result it belongs to was found right. A figure never stands alone: next
+to it are its range and, for the first of a way, how many times as much it is as the first way's in the same round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Earlier releases, to compare with and to run beside."""
+"""Earlier releases, to compare with and to run alongside."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def show(results: Sequence[Result], console: Console) -> None:
 
 
 def ratios(results: Sequence[Result]) -> str:
-    """Return the ratios by name, as JSON: what a later run is compared with, on whatever machine."""
+    """Return the ratios by name, as JSON: what a later run is compared with, on any machine."""
     found = {
         f"{result.title}: {way}": {
             "median": round(ratio.median, 3),
@@ -55,7 +55,7 @@ def page(results: Sequence[Result], *, servers: Sequence[str]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`; do not edit. Our way stands beside the obvious one; both ran in turn on the same "
+        "Written by `make bench`; do not edit. Our way is compared with the obvious one; both ran in turn on the same "
         "data and server, and every result was checked before it was timed in. What holds on another machine are "
         "the ratios, taken round by round, and the keys and documents that were read; the seconds do not. Figures are "
         "medians, and the server's are of its processor time; the load is the machine's average of a minute, before "

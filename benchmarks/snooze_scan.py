@@ -1,4 +1,4 @@
-"""Support snooze: the leases of one scan, beside a write per room that comes to the same end."""
+"""Support snooze: the leases of one scan, next to a write per room that comes to the same end."""
 
 from __future__ import annotations
 

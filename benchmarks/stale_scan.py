@@ -1,4 +1,4 @@
-"""Stale thumbnails: the scan of both collections, beside the same queries without their partial index."""
+"""Stale thumbnails: the scan of both collections, next to the same queries without their partial index."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dev.children import spawn
 from dev.ports import LOOPBACK, free_port, is_answering
 
 STARTS_WITHIN = 30.0  # seconds
-PATIENCE = 60.0  # seconds for an answer
+RESPONSE_TIMEOUT = 60.0  # seconds
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
 
 
@@ -68,7 +68,7 @@ class Client:
     """Asks a web process on one connection. Raises `WrongResult` for an answer that is not 200."""
 
     def __init__(self, port: int) -> None:
-        self._connection = HTTPConnection(LOOPBACK, port, timeout=PATIENCE)
+        self._connection = HTTPConnection(LOOPBACK, port, timeout=RESPONSE_TIMEOUT)
 
     def get(self, path: str, *, accept_encoding: str = "identity") -> Answer:
         began = time.perf_counter()

@@ -22,7 +22,7 @@ from queue_manager.core.settings import settings
 Document = dict[str, Any]
 
 PERIOD = seconds(20)
-KEPT = 60  # agencies
+RETENTION_COUNT = 60  # agencies
 PRODUCT = "seo"
 _DEMO = {"demo": True}
 
@@ -85,7 +85,7 @@ def clear_up(database: Database[Document]) -> None:
     They leave first and are deleted last, so that none is asked again in between, and what was interrupted is repeated.
     """
     subscriptions, left = _subscriptions(database), {**_DEMO, "status": "canceled"}
-    old = subscriptions.find({**_DEMO, "status": "active"}, {"_id": 1}).sort("_id", DESCENDING).skip(KEPT)
+    old = subscriptions.find({**_DEMO, "status": "active"}, {"_id": 1}).sort("_id", DESCENDING).skip(RETENTION_COUNT)
     subscriptions.update_many({"_id": {"$in": [one["_id"] for one in old]}, **_DEMO}, {"$set": left})
     gone = list(subscriptions.find(left, {"metadata.account_id": 1}))
     _pulses(database).delete_many({"account_id": {"$in": [one["metadata"]["account_id"] for one in gone]}})

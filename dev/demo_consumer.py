@@ -25,14 +25,14 @@ MODULE = "dev.demo_consumer"
 CONSUMERS = 2
 RESTART_EVERY = seconds(2)
 ACK_TIMEOUT = 5.0  # seconds: short, so that nobody has to wait to see a message come back
-PATIENCE = 1.0  # seconds that it waits for a message of one type
-SHORTEST, LONGEST = 0.2, 3.5  # seconds of work
+RECEIVE_TIMEOUT = 1.0  # seconds to wait for a message of one type
+MIN_DURATION, MAX_DURATION = 0.2, 3.5  # seconds of work
 DEATH_CHANCE, FAILURE_CHANCE = 0.03, 0.05
-PAUSE = 3.0  # seconds while the queue's server is away
+RETRY_DELAY = 3.0  # seconds between attempts while the queue's server is away
 
 
 class WorkFailed(Exception):
-    """A message could not be worked on: it is given back."""
+    """A message could not be processed: it is requeued."""
 
 
 class Consumers:
@@ -54,7 +54,7 @@ class Consumers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ask all to end, and wait for it: each gives back what it works on."""
+        """End all consumers and wait for them: each requeues the message that it works on."""
         for child in self._running:
             child.terminate()
         for child in self._running:
@@ -65,14 +65,14 @@ def take_one(queue: MessageQueue) -> None:
     """Wait a moment for a message of some type of the demo, and work on it."""
     name = f"demo-consumer-{os.getpid()}"
     kind = random.choice(list(PRIORITIES))
-    with queue.receive(type=kind, timeout=PATIENCE, ack_timeout=ACK_TIMEOUT, consumer_id=name) as message:
+    with queue.receive(type=kind, timeout=RECEIVE_TIMEOUT, ack_timeout=ACK_TIMEOUT, consumer_id=name) as message:
         if message is not None:
             work(message)
 
 
 def work(message: Message) -> None:
     """Take the time that the work takes. Raises `WorkFailed`; or kills this process."""
-    half = random.uniform(SHORTEST, LONGEST) / 2
+    half = random.uniform(MIN_DURATION, MAX_DURATION) / 2
     time.sleep(half)
     if random.random() < DEATH_CHANCE:
         die(message)
@@ -102,9 +102,9 @@ def main() -> None:
         try:
             take_one(message_queue())
         except QueueUnavailable:
-            time.sleep(PAUSE)
+            time.sleep(RETRY_DELAY)
         except (WorkFailed, LockLost, UnknownMessage):
-            continue  # given back, or somebody moved or deleted it: the next one
+            continue  # requeued, or moved or deleted by somebody: the next one
 
 
 if __name__ == "__main__":

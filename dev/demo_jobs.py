@@ -26,13 +26,13 @@ PERIOD = seconds(5)
 AT_START = 5
 MOST_AT_A_TIME = 3
 MOST_WAITING = 20
-KEPT = 50
+RETENTION_COUNT = 50  # finished jobs of each name and state
 LATEST = 30.0  # seconds that an invoice may be ordered ahead
 FAILURES = 2  # of each parcel, before it is ordered
-PATIENCE = seconds(40)  # after so long somebody cancels an import that cannot succeed
+CANCEL_AFTER = seconds(40)  # after its creation, an import that cannot succeed is canceled
 REPORT_CHANCE, PARCEL_CHANCE, IMPORT_CHANCE = 0.3, 0.3, 0.1
 STEPS = 10  # of a report
-SHORTEST, LONGEST = 0.05, 0.6  # seconds that an invoice or a step of a report takes
+MIN_DURATION, MAX_DURATION = 0.05, 0.6  # seconds that an invoice or a step of a report takes
 
 
 class CarrierAway(Exception):
@@ -46,7 +46,7 @@ class FileUnreadable(Exception):
 @job(INVOICE)
 def send_invoice(invoice: int) -> None:
     """A quick one."""
-    time.sleep(random.uniform(SHORTEST, LONGEST))
+    time.sleep(random.uniform(MIN_DURATION, MAX_DURATION))
 
 
 @job(REPORT)
@@ -54,7 +54,7 @@ def make_report(year: int, *, run: JobRun) -> None:
     """A slow one, which shows how far it is."""
     for step in range(STEPS):
         run.progress(100 * step / STEPS, f"month {step + 1} of {STEPS}, {year}")
-        time.sleep(random.uniform(SHORTEST, LONGEST))
+        time.sleep(random.uniform(MIN_DURATION, MAX_DURATION))
 
 
 @job(PARCEL)
@@ -100,15 +100,15 @@ def order_invoice(jobs: Jobs) -> None:
 
 
 def is_full(name: str) -> bool:
-    """Tell whether too many jobs of `name` wait already."""
+    """Return True if the most jobs of `name` that may wait are waiting."""
     waiting: dict[str, Any] = {"name": name, "state": JobState.PENDING}
     return model.jobs().count_documents(waiting, limit=MOST_WAITING, hint="jobs_of_a_name") == MOST_WAITING
 
 
 def cancel_hopeless(jobs: Jobs, now: datetime) -> None:
-    """Cancel the imports that have failed for longer than people have patience."""
+    """Cancel the imports that still fail `CANCEL_AFTER` after their creation."""
     for failed in jobs.list(name=IMPORT, state=JobState.FAILURE):
-        if now - failed["created"] > PATIENCE:
+        if now - failed["created"] > CANCEL_AFTER:
             with suppress(WrongState):  # it is being tried at this moment: the next time
                 jobs.cancel(failed["_id"])
 
@@ -118,7 +118,9 @@ def clear_up() -> None:
     for name in NAMES:
         for state in (JobState.SUCCESS, JobState.CANCELED):
             finished = {"name": name, "state": state}
-            old = model.jobs().find(finished, {"_id": 1}, sort=[("_id", DESCENDING)], skip=KEPT, hint="jobs_of_a_name")
+            old = model.jobs().find(
+                finished, {"_id": 1}, sort=[("_id", DESCENDING)], skip=RETENTION_COUNT, hint="jobs_of_a_name"
+            )
             if ids := [job["_id"] for job in old]:
                 model.jobs().delete_many({"_id": {"$in": ids}, "state": state})
 

@@ -17,7 +17,7 @@ PERIOD = seconds(3)
 AT_START = 10
 MOST_AT_A_TIME = 3
 MOST_WAITING = 200
-KEPT = 50
+RETENTION_COUNT = 50  # messages of each state
 REPLAY_CHANCE = 0.05
 FAULT_CHANCE = 0.08
 PREFIX = "demo."
@@ -63,7 +63,7 @@ def clear_up(contents: QueueAdmin) -> None:
     """Delete the demo's dead and archived messages beyond the newest 50."""
     places: tuple[MessageState, ...] = ("dead", "archived")
     for place in places:
-        contents.delete(demo_ids(contents, place)[KEPT:], source=place)
+        contents.delete(demo_ids(contents, place)[RETENTION_COUNT:], source=place)
 
 
 def demo_ids(contents: QueueAdmin, place: MessageState) -> list[str]:

@@ -22,7 +22,7 @@ Room = dict[str, Any]
 
 PERIOD = seconds(3)
 OVERDUE_AT_START = 8
-SHORTEST, LONGEST = 15.0, 60.0  # seconds that a snooze lasts: a scan finds it before it ends
+MIN_SNOOZE, MAX_SNOOZE = 15.0, 60.0  # seconds that a snooze lasts: a scan finds it before it ends
 RESNOOZE_CHANCE = 0.2
 KEPT_WOKEN = 500
 ACCOUNTS = [ObjectId() for _ in range(3)]
@@ -30,7 +30,7 @@ AGENTS = [ObjectId() for _ in range(5)]
 SUBJECTS = [
     "Invoice is wrong",
     "Cannot sign in",
-    "Export takes for ever",
+    "Export takes very long",
     "Question about the plan",
     "Thank you!",
 ]
@@ -82,4 +82,4 @@ def _rooms(database: Database[Room]) -> Collection[Room]:
 
 
 def _some_time() -> timedelta:
-    return seconds(random.uniform(SHORTEST, LONGEST))
+    return seconds(random.uniform(MIN_SNOOZE, MAX_SNOOZE))

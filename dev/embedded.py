@@ -1,7 +1,7 @@
 """What an embedded server is: a real server process with a private directory, a loopback port and a log.
 
-Guarantee: one that was started takes writes; it ends with the process that started it, whatever that one's
-death; after `kill` it starts again on the same port with the same data.
+Guarantee: one that was started takes writes; it ends with the process that started it, however that one
+ends; after `kill` it starts again on the same port with the same data.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class EmbeddedServer(ABC):
         return "\n".join((list(filter(self._is_telling, lines)) or lines)[-LOG_LINES:])
 
     def _is_telling(self, line: str) -> bool:
-        """Tell whether a line of the log may say why the server did not start."""
+        """Return True if a line of the log may say why the server did not start."""
         return True
 
     @abstractmethod
@@ -123,4 +123,4 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Tell whether this very server, and not a stranger on its port, takes writes."""
+        """Return True if this very server, and not another process on its port, takes writes."""

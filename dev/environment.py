@@ -33,7 +33,7 @@ def given(root: Path) -> Environment:
 
 
 def has_own_queue(given: Mapping[str, str]) -> bool:
-    """Tell whether the message queue is on a server that the user named."""
+    """Return True if the message queue is on a server that the user named."""
     return "REDIS_URL" in given or "QM_QUEUE_REDIS_URL" in given
 
 

@@ -2,8 +2,8 @@
 
 It reads one JSON object a line from its parent on stdin: `{"keep": pid, "started": "…", "grace": seconds}`
 when a process group was started, `{"forget": pid}` when it has ended. The end of that pipe means that the
-parent is gone, by whatever death. Guarantee: then everything still kept is ended, the last started first,
-each within its grace.
+parent has ended, in any way. Guarantee: then everything still kept is ended, the last started first, each
+within its grace.
 
 Run as `python -m dev.keeper` by `keeper_pipe`; standard library only, so that it is small.
 """

@@ -38,7 +38,7 @@ def free_port(preferred: int | None = None) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on `port`."""
+    """Return True if a server could listen on `port`."""
     if is_answering(port):
         return False
     with socket.socket() as listener:
@@ -52,7 +52,7 @@ def is_free(port: int) -> bool:
 
 
 def is_answering(port: int) -> bool:
-    """Tell whether somebody listens on `port`."""
+    """Return True if a process listens on `port`."""
     with socket.socket() as client:
         client.settimeout(1.0)
         return client.connect_ex((LOOPBACK, port)) == 0

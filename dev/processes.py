@@ -64,7 +64,7 @@ class ProcessGroup:
         return started_at(self.pid) == self.started
 
     def exists(self) -> bool:
-        """Tell whether any process of the group is left."""
+        """Return True if any process of the group is left."""
         return self._signal_group(0) and (sys.platform != "linux" or _has_living_member(self.pid))
 
     def end(self, *, grace: float | None = None) -> None:
@@ -98,7 +98,7 @@ def describe(code: int, *, restart_in: float | None = None) -> str:
 
 
 def _has_living_member(group: int) -> bool:
-    """Tell whether a group has more than zombies: an idle process 1, as in many containers, reaps nobody."""
+    """Return True if a group has more than zombies: process 1 of many containers does not reap them."""
     return any(status.group == group for stat in Path("/proc").glob("[0-9]*/stat") if (status := _status(stat)))
 
 
@@ -108,7 +108,7 @@ def _wait_while(condition: Callable[[], bool], deadline: float) -> None:
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
-    """Send a signal; tell whether there was anybody to receive it."""
+    """Send a signal. Return True if a process received it."""
     try:
         send(target, number)
     except (ProcessLookupError, PermissionError):  # macOS: EPERM for a group that only has zombies left

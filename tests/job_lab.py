@@ -27,7 +27,7 @@ LEASE, PERIOD = seconds(30), seconds(5)
 class Lab:
     """Everything that takes part in job queues, in this process.
 
-    A job's function is whatever `works` holds for its name when it runs; `ran` lists the arguments of each call.
+    A job's function is the entry of `works` for its name at the time it runs; `ran` lists the arguments of each call.
     """
 
     def __init__(self, clock: Callable[[], datetime] | None = None, *names: str) -> None:
@@ -110,7 +110,7 @@ class Lab:
             attempts.done.add(item.lease)
 
     def serve(self, epoch: int | None = None) -> list[RunReport]:
-        """Dispatch, and run through what is handed out as workers would."""
+        """Dispatch, and run what is dispatched as workers would."""
         reports = []
         for item in self.dispatch(epoch)[0]:
             reports.append(self.run_through(item.args[0], token=item.token, epoch=epoch))

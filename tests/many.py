@@ -21,7 +21,7 @@ from tests.room_lease import LEASES
 from tests.web.queue_client import NAME, Queue
 
 T = TypeVar("T")
-AT_ONCE = 10_000
+BATCH_SIZE = 10_000
 REASONS = 20
 
 
@@ -111,5 +111,5 @@ def _insert(name: str, documents: Iterator[Document]) -> None:
 
 def _slices(all_of_them: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(all_of_them)
-    while some := list(islice(rest, AT_ONCE)):
+    while some := list(islice(rest, BATCH_SIZE)):
         yield some

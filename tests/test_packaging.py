@@ -1,4 +1,4 @@
-"""What an installation from a wheel has beside the Python files."""
+"""What an installation from a wheel has in addition to the Python files."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from benchmarks.harness import WrongResult
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 MISSING = f"a browser ({', '.join(NAMES)} on PATH): when open pages show a change was not measured"
-PATIENCE = 60_000  # ms until a page shows its list
+PAGE_TIMEOUT = 60_000  # ms until a page shows its list
 CLOCKS_AGREE = 5  # ms
 
 IS_READY = """(rows) => document.querySelectorAll("#rows > tr").length === rows
@@ -73,7 +73,7 @@ class Pages:
     def shown(self, count: int) -> list[dict[str, Shown]]:
         """Return what each page showed since `watch`, by the row's id, once that is `count` rows on each."""
         for page in self._pages:
-            page.wait_for_function(ARE_SHOWN, arg=count, timeout=PATIENCE)
+            page.wait_for_function(ARE_SHOWN, arg=count, timeout=PAGE_TIMEOUT)
         return [_read(page.evaluate(COLLECT)) for page in self._pages]
 
     def clock(self) -> float:
@@ -113,17 +113,17 @@ def opened(browser: Browser, url: str, count: int, *, rows: int) -> Iterator[Pag
     with ExitStack() as stack:
         pages = [stack.enter_context(browser.new_context()).new_page() for _ in range(count)]
         for page in pages:
-            page.goto(url, timeout=PATIENCE)
+            page.goto(url, timeout=PAGE_TIMEOUT)
         for page in pages:
-            page.wait_for_function(IS_READY, arg=rows, timeout=PATIENCE)
+            page.wait_for_function(IS_READY, arg=rows, timeout=PAGE_TIMEOUT)
         yield Pages(browser, pages)
 
 
 def opened_page(context: BrowserContext, url: str, *, rows: int) -> Page:
     """Open the page once; it is live and shows `rows` rows."""
     page = context.new_page()
-    page.goto(url, timeout=PATIENCE)
-    page.wait_for_function(IS_READY, arg=rows, timeout=PATIENCE)
+    page.goto(url, timeout=PAGE_TIMEOUT)
+    page.wait_for_function(IS_READY, arg=rows, timeout=PAGE_TIMEOUT)
     return page
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.sync_api import Browser
 
-from benchmarks.dashboard.browser import PATIENCE, opened_page, started
+from benchmarks.dashboard.browser import PAGE_TIMEOUT, opened_page, started
 from benchmarks.harness import Bench, Figure, Result, Way, WrongResult
 from benchmarks.message_queue.queues import Queue, connect, messages, queue_options
 from benchmarks.web import web
@@ -26,7 +26,7 @@ RATES = (100, 1_000)
 DURATION, DURATION_QUICK = 10.0, 3.0  # seconds
 WAITING, ROWS = 1_000, 50
 SETTLED = 2.0  # seconds
-AT_ONCE = 50  # messages that one round trip adds at most
+MAX_BATCH_SIZE = 50  # messages that one round trip adds at most
 MIN_REACHED = 0.9  # of the rate
 TASKS = "toplevel"  # category of a trace
 TASK, MAIN_THREAD = "ThreadControllerImpl::RunTask", "CrRendererMain"
@@ -86,7 +86,7 @@ def _measure(browser: Browser, url: str, add: Callable[[], tuple[int, str]]) -> 
         spent, began = _task_seconds(session), time.monotonic()
         added, last = add()
         share = (_task_seconds(session) - spent) / (time.monotonic() - began)
-        page.wait_for_function(SHOWS, arg=last, timeout=PATIENCE)
+        page.wait_for_function(SHOWS, arg=last, timeout=PAGE_TIMEOUT)
         longest_cpu = _longest_cpu(json.loads(browser.stop_tracing())["traceEvents"])
         longest = float(page.evaluate("() => longest"))
         return {"share": share, "longest": longest, "longest_cpu": longest_cpu, "added": added}
@@ -114,7 +114,7 @@ def _add(queue: Queue, rate: int, duration: float, numbers: Iterator[int]) -> tu
     began, added, id = time.monotonic(), 0, ""
     while (passed := time.monotonic() - began) < duration:
         with queue.client.pipeline(transaction=False) as pipe:
-            for _ in range(min(int(passed * rate) - added, AT_ONCE)):
+            for _ in range(min(int(passed * rate) - added, MAX_BATCH_SIZE)):
                 message = NewMessage(type="send_mail", payload={"to": "ada@example.org"}, id=f"busy-{next(numbers)}")
                 id, arguments = message.arguments(options)
                 pipe.evalsha(sha, 1, queue.name, *arguments)

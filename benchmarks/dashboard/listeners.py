@@ -16,7 +16,7 @@ from dev.ports import LOOPBACK
 REQUEST = b"GET /api/queue/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
 GREETING = b"retry:"  # in the first event, which says that what comes from now on is sent
 ADDED = re.compile(rb'"ids":\["([^"]+)"\]')
-PATIENCE = 10.0  # seconds
+CONNECT_TIMEOUT = 10.0  # seconds
 
 
 class Listeners:
@@ -33,7 +33,7 @@ class Listeners:
 
     def __enter__(self) -> Self:
         for _ in range(self._count):
-            connection = socket.create_connection((LOOPBACK, self._port), timeout=PATIENCE)
+            connection = socket.create_connection((LOOPBACK, self._port), timeout=CONNECT_TIMEOUT)
             connection.sendall(REQUEST)
             self._rest[connection] = _greeted(connection)
             self._selector.register(connection, selectors.EVENT_READ)
@@ -56,7 +56,7 @@ class Listeners:
     def _read(self, connection: socket.socket) -> None:
         more = connection.recv(65_536)
         at = time.time()
-        if not more:  # whoever counts what was heard finds that it is too little
+        if not more:  # the count of what was heard then comes out too low
             self._selector.unregister(connection)
         text = self._rest[connection] + more
         end = 0

@@ -25,7 +25,7 @@ LISTENERS = 50
 CHANGES, CHANGES_QUICK = 20, 5
 WAITING = 1_000
 ROWS = 50  # of a page
-PAUSE = (0.4, 0.8)  # seconds between two changes
+CHANGE_DELAY = (0.4, 0.8)  # seconds between two changes, least and most
 DRAWN_WITHIN = 0.03  # seconds more for each page: one change is drawn everywhere before the next
 SETTLED = 2.5  # seconds after which an opened page reads nothing any more
 
@@ -76,8 +76,8 @@ def run(bench: Bench, *, path: str) -> Result:
         screens = _Screens(process, browser, listeners, queue, changes)
         return bench.compare(
             "dashboard, from a change to the screen",
-            f"{changes} messages added one by one to {WAITING:,} that wait, while pages show the newest {ROWS}; beside "
-            f"them {LISTENERS} plain listeners to the same events",
+            f"{changes} messages added one by one to {WAITING:,} that wait, while pages show the newest {ROWS}; next "
+            f"to them, {LISTENERS} plain listeners to the same events",
             [
                 Way(name=f"{pages} open", run=partial(screens.run, pages), check=partial(_check, pages, changes))
                 for pages in OPEN
@@ -100,7 +100,7 @@ def run(bench: Bench, *, path: str) -> Result:
                 "From the moment before a producer adds a message, by the machine's clock, until it is on the screen:",
                 "the browser's word for when it presented the first frame with the row, in steps of 4 ms. All pages",
                 "are drawn by one browser on this machine, which has to do for each what else a machine of its own",
-                "does: its processor time for one change, on all pages, stands beside that of the web process, and",
+                "does: its processor time for one change, on all pages, stands next to that of the web process, and",
                 "the listeners, of the same run, say when the event was there. Without pages they say when it is at",
                 "pages that others draw.",
             ],
@@ -137,7 +137,7 @@ class _Screens:
         id = f"change-{next(self._numbers)}"
         began = time.time()
         self._queue.messages.enqueue("send_mail", {"to": "ada@example.org", "template": "welcome"}, id=id)
-        time.sleep(longer + self._chance.uniform(*PAUSE))
+        time.sleep(longer + self._chance.uniform(*CHANGE_DELAY))
         return id, began
 
 

@@ -1,1 +1,1 @@
-"""The message queue: its requeue beside the algorithm that polls pending lists, and what an operation costs."""
+"""The message queue: its requeue compared with the algorithm that polls pending lists, and what an operation costs."""

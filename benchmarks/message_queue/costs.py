@@ -10,11 +10,11 @@ from typing import Any
 import redis
 
 from benchmarks.harness import Table, WrongResult, expect
-from benchmarks.message_queue.queues import AT_ONCE, BATCH, LEVELS, Queue, connect, ids, messages
+from benchmarks.message_queue.queues import BATCH, EXPIRED_TIMEOUT, LEVELS, Queue, connect, ids, messages
 from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Message, server_url
 
-KEPT = 101  # acknowledged messages that fill the history, so that each further one lets an old one go
+HISTORY_LENGTH = 101  # acknowledged messages that fill the history, so that each further one removes an old one
 NOT_OURS = ("info", "config|resetstat")
 
 
@@ -99,8 +99,8 @@ def _operations(client: redis.Redis) -> Iterator[tuple[str, Callable[[], object]
 def _steady(queue: Queue) -> list[Message]:
     """Bring a queue to the state that lasts: every script is loaded and the history full. Return held messages."""
     given = queue.messages
-    queue.fill(messages(KEPT + 3 * LEVELS))
-    for _ in range(KEPT):
+    queue.fill(messages(HISTORY_LENGTH + 3 * LEVELS))
+    for _ in range(HISTORY_LENGTH):
         _ack(queue, _take(queue))
     given.take(type="send_mail")
     nacked, *held = [_take(queue) for _ in range(3)]
@@ -118,7 +118,7 @@ def _ticks(client: redis.Redis) -> Iterator[tuple[str, Callable[[], object]]]:
         queue.take_all()
         tick(queue)
         yield f"{name}, {LEVELS} held, none overdue", partial(tick, queue)
-        queue.fill(messages(BATCH, ack_timeout=AT_ONCE, prefix="overdue"))
+        queue.fill(messages(BATCH, ack_timeout=EXPIRED_TIMEOUT, prefix="overdue"))
         queue.let_expire()
         yield f"{name}, {BATCH} overdue", partial(tick, queue)
         expect("messages requeued", {id for id, _ in queue.take_all()}, set(ids(BATCH, prefix="overdue")))

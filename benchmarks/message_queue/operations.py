@@ -1,4 +1,4 @@
-"""Enqueue, dequeue and acknowledge, beside a bare PING: with one client process and with eight."""
+"""Enqueue, dequeue and acknowledge, next to a bare PING: with one client process and with eight."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from services.message_queue.scripts import Scripts
 
 MESSAGES = 100_000
 TYPES = 7
-AT_ONCE = 500
+BATCH_SIZE = 500
 PAGE = 50
 REQUESTS = 10  # of one way in one round
 ONE_HOUR = 3600
@@ -151,7 +151,7 @@ class _Browser:
 def _fill(queue: Queue, place: MessageState, count: int) -> None:
     rest = _messages(count)
     people = QueueAdmin(Scripts(queue.client, queue=queue.name), queue_options())
-    while batch := list(islice(rest, AT_ONCE)):
+    while batch := list(islice(rest, BATCH_SIZE)):
         added = queue.messages.enqueue_batch(batch)
         if place == "dead":
             people.move([one.id for one in added], to="dead", reason="no such user")

@@ -1,4 +1,4 @@
-"""Enqueue, dequeue and acknowledge with one client, beside BullMQ in Node and plain Redis Streams, which keep less."""
+"""Enqueue, dequeue and acknowledge with one client, next to BullMQ in Node and plain Redis Streams, which keep less."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.predecessors.node_process import NodeProcess, node
 
 MESSAGES = 5_000
 OPERATIONS = ("enqueue", "dequeue", "acknowledge")
-MISSING = "BullMQ, which `make bench` installs: the message queue was not measured beside it"
+MISSING = "BullMQ, which `make bench` installs: the message queue was not compared with it"
 NODE_DIRECTORY = Path(__file__).resolve().parents[1] / "node"
 STREAM, GROUP, CONSUMER = "plain", "plain_group", "consumer"
 WITHIN = 120.0  # seconds

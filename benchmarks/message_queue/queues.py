@@ -26,7 +26,7 @@ from services.message_queue.scripts import Scripts, streams
 LEVELS = 10
 BATCH = 100
 PERIOD = seconds(5)
-AT_ONCE = 0.001  # seconds: an ack timeout that is over before anybody looks
+EXPIRED_TIMEOUT = 0.001  # seconds: an ack timeout that has passed by the next command
 
 
 def connect(**options: Any) -> redis.Redis:
@@ -88,9 +88,9 @@ class Queue:
         return [(message.id, message.lock_token or "") for message in iter(self.messages.take, None)]
 
     def let_expire(self) -> int:
-        """Take everything that waits, whose ack timeouts must be `AT_ONCE`; return the number when all is overdue."""
+        """Take everything that waits, with ack timeouts of `EXPIRED_TIMEOUT`; return the number when all is overdue."""
         taken = len(self.take_all())
-        time.sleep(AT_ONCE * 5)
+        time.sleep(EXPIRED_TIMEOUT * 5)
         return taken
 
     def expect_waiting(self, ids: Iterable[str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.harness import Bench, Figure, Result, Run, Way, expect
 from benchmarks.message_queue.queues import (
-    AT_ONCE,
     BATCH,
+    EXPIRED_TIMEOUT,
     LEVELS,
     Queue,
     Snapshot,
@@ -27,7 +27,7 @@ def throughput(bench: Bench) -> Result:
     overdue = bench.sized(OVERDUE)
     queue = Queue("queue", connect())
     queue.client.flushall()
-    queue.fill(messages(overdue, ack_timeout=AT_ONCE))
+    queue.fill(messages(overdue, ack_timeout=EXPIRED_TIMEOUT))
     expect("messages taken", queue.let_expire(), overdue)
     held = Snapshot(queue.client)
 
@@ -109,7 +109,7 @@ class _Held:
             self._bench.progress.advance(bar)
         overdue = messages(OVERDUE_BEHIND, levels=1, prefix="overdue")
         self.queue.fill(
-            NewMessage(type=one.type, payload=one.payload, ack_timeout=AT_ONCE, max_attempts=ENDLESS, id=one.id)
+            NewMessage(type=one.type, payload=one.payload, ack_timeout=EXPIRED_TIMEOUT, max_attempts=ENDLESS, id=one.id)
             for one in overdue
         )
 

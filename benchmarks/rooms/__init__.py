@@ -1,1 +1,1 @@
-"""Rooms whose snooze has ended, from the scan to the event: real workers, beside Celery as one would first write it."""
+"""Rooms whose snooze has ended, from the scan to the event: real workers, compared with a first draft in Celery."""

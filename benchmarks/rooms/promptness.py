@@ -21,7 +21,7 @@ ONE_BY_ONE = 20
 IDLE = 0.2  # seconds between two of them
 AHEAD = 200
 FIRST_DUE, LAST_DUE = 1.5, 9.5  # seconds from the first scan
-PATIENCE = 30.0
+EVENT_TIMEOUT = 30.0  # seconds
 
 
 def idle(bench: Bench, *, servers: dict[str, int]) -> Result:
@@ -87,8 +87,8 @@ def _one_by_one(running: Running, listener: Listener) -> tuple[float, Moments]:
         time.sleep(IDLE)
         room = str(id_of(number))
         moments[room] = running.sender.ask(room)
-        if not listener.wait(number + 1, PATIENCE):
-            raise WrongResult(f"no event of a room within {PATIENCE:g} s")
+        if not listener.wait(number + 1, EVENT_TIMEOUT):
+            raise WrongResult(f"no event of a room within {EVENT_TIMEOUT:g} s")
     return min(moments.values()), moments
 
 

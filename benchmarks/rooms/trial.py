@@ -26,7 +26,7 @@ from queue_manager.core.settings import settings
 WARM_UPS, WARM_UP, WARM_WITHIN = 4, 250, 60.0  # scans, rooms of each, seconds for each
 PERIOD = 10.0  # seconds between two scans, as ours has it by default
 SETTLE = 1.0  # seconds after rooms were written, which keep the servers busy for a while
-PATIENCE = 400.0  # seconds until it is given up
+TRIAL_TIMEOUT = 400.0  # seconds
 UNTOUCHED = {"status": "snoozed", "snooze_time.time": {"$type": "date"}, "unsnoozed_at": None}
 
 Moments = dict[str, float]
@@ -92,7 +92,7 @@ class Trial:
             pids = {**processes[0].pids, **{name: [pid] for name, pid in self._servers.items()}}
             before = {of: _sum_of(pids[of]) for of in pids}
             began, moments = drive(processes[0], listeners[0])
-            gives_up_at = time.monotonic() + PATIENCE
+            gives_up_at = time.monotonic() + TRIAL_TIMEOUT
             while not listeners[0].wait(self.due, PERIOD):
                 if time.monotonic() > gives_up_at:
                     raise WrongResult(f"{contender.name}: only {listeners[0].count:,} events of {self.due:,}")

@@ -1,4 +1,4 @@
-"""Messages that are none, and broadcasts: whatever comes, the ones behind it are delivered, and none is lost."""
+"""Malformed messages and broadcasts: the messages behind any of them are delivered, and none is lost."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ MUTATED = st.builds(changed, st.sampled_from(PATHS), JSON | st.just(...)) | st.b
 @pytest.mark.slow
 @given(messages=st.lists(MUTATED, max_size=8))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_comes_is_delivered_or_kept(server: Valkey, client: Redis, messages: list[bytes]) -> None:
+def test_every_message_is_delivered_or_kept(server: Valkey, client: Redis, messages: list[bytes]) -> None:
     client.flushall()
     with connected(server.url) as connection:
         for message in [*messages, changed("headers.id", "behind")]:

@@ -52,7 +52,7 @@ def test_redis_that_lost_its_data_counts_from_one_again(tmp_path: Path) -> None:
         for _ in range(2):
             with scheduling(valkey, ENTRIES) as scheduler:
                 eventually(lambda scheduler=scheduler: scheduler.tick() and sent(client, "asks"))
-        assert scheduler.epoch == 0  # given back
+        assert scheduler.epoch == 0  # released
         client.flushall()
         with scheduling(valkey, ENTRIES) as scheduler:
             eventually(lambda: scheduler.tick() and sent(client, "asks"))

@@ -15,7 +15,7 @@ from models import schema
 from tests.any_jobs import MODULE
 from tests.browser.browser_thread import in_browser_thread
 from tests.browser.chromium import chromium
-from tests.browser.visit import DATABASE, PATIENCE, Visit, Visiting
+from tests.browser.visit import DATABASE, STEP_TIMEOUT, Visit, Visiting
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS
 from tests.web.queue_client import Queue, environment
@@ -30,7 +30,7 @@ EVERYTHING = {
     "JOBS_IMPORTS": json.dumps([MODULE]),
 }
 
-expect.set_options(timeout=PATIENCE)
+expect.set_options(timeout=STEP_TIMEOUT)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -37,8 +37,7 @@ SHOWN_BY = {
     "an audit": "browser/test_audit_page.py::test_an_edit_is_shown_with_both_values_and_leads_to_its_message",
     "what each team may see": "browser/test_operator_tasks.py::test_the_holder_of_a_limited_key_sees_only_its_systems",
     "history that survives Redis": "browser/test_history.py::test_the_history_outlives_the_loss_of_redis",
-    "the time left of a message": "browser/test_live_messages.py::"
-    "test_the_countdown_is_true_whatever_the_browsers_clock_says",
+    "the time left of a message": "browser/test_live_messages.py::test_the_countdown_is_true_with_any_browser_clock",
     "alerts": "browser/test_operator_tasks.py::test_somebody_is_told_of_a_problem_that_the_overview_shows",
     "the leader and its lease": "browser/test_systems_pages.py::test_the_overview_shows_what_needs_somebody",
 }

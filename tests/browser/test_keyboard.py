@@ -16,13 +16,13 @@ from tests.web.queue_client import Queue
 
 pytestmark = pytest.mark.browser
 
-MOST = 120  # presses of Tab until something is reached
+MAX_TABS = 120  # presses of Tab until something is reached
 
 
 def tab_to(visit: Visit, wanted: Locator) -> None:
     """Press Tab until it has the focus, which must be seen."""
     expect(wanted).to_be_visible()
-    for _ in range(MOST):
+    for _ in range(MAX_TABS):
         visit.page.keyboard.press("Tab")
         if wanted.evaluate("one => one === document.activeElement"):
             assert wanted.evaluate("one => getComputedStyle(one).outlineStyle") != "none"

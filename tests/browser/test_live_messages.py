@@ -103,7 +103,7 @@ def events(queue: Queue) -> list[str]:
 
 
 @pytest.mark.parametrize("wrong", [0, HOUR, -HOUR])
-def test_the_countdown_is_true_whatever_the_browsers_clock_says(visiting: Visiting, queue: Queue, wrong: int) -> None:
+def test_the_countdown_is_true_with_any_browser_clock(visiting: Visiting, queue: Queue, wrong: int) -> None:
     queue.add(ackTimeout=900)
     queue.take()
     visit = visiting(queue.web, script=WRONG_CLOCK.replace("SECONDS", str(wrong)))

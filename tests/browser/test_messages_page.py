@@ -251,7 +251,7 @@ def test_a_selection_is_deleted(visit: Visit, queue: Queue) -> None:
     assert queue.ids("main") == [ids[1]]
 
 
-def test_a_place_is_cleared_whatever_the_filter_says(visit: Visit, queue: Queue) -> None:
+def test_a_state_is_cleared_with_any_filter(visit: Visit, queue: Queue) -> None:
     queue.add()
     queue.add(type="other")
     left = queue.dead()

@@ -14,7 +14,7 @@ from tests.eventually import eventually
 
 DATABASE = 6
 """Of the tests' Redis: nothing else uses it."""
-PATIENCE = 20_000  # ms for a step of the browser, on a machine with much else to do
+STEP_TIMEOUT = 20_000  # ms for a step of the browser, on a machine with much else to do
 WIDE: ViewportSize = {"width": 1280, "height": 800}
 NARROW: ViewportSize = {"width": 360, "height": 740}
 BROKEN_OFF = r"net::ERR_"  # what a browser says of a request that was cut off
@@ -41,7 +41,7 @@ class Visit:
     def __init__(self, browser: Browser, origin: str, *, script: str = "", **options: Any) -> None:
         self.origin = origin
         self.context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
-        self.context.set_default_timeout(PATIENCE)
+        self.context.set_default_timeout(STEP_TIMEOUT)
         if script:
             self.context.add_init_script(script)
         self.answers: list[Answered] = []
@@ -115,7 +115,7 @@ class Visit:
 
     def wait_for(self, ids: list[str]) -> None:
         """Wait until just these rows are shown, in this order."""
-        eventually(lambda: self.ids == ids, within=PATIENCE / 1000)
+        eventually(lambda: self.ids == ids, within=STEP_TIMEOUT / 1000)
 
     def row(self, id: str) -> Locator:
         return self.page.locator(f'#rows > tr[data-id="{id}"]')

@@ -93,7 +93,7 @@ class TestAgencies:
 
     def test_only_the_demos_oldest_leave_and_their_pulses_with_them(self, product: Database[Document]) -> None:
         subscriptions = subscription.subscriptions()
-        made = [demo_agencies.subscription(NOW) for _ in range(demo_agencies.KEPT + 2)]
+        made = [demo_agencies.subscription(NOW) for _ in range(demo_agencies.RETENTION_COUNT + 2)]
         somebodys = {**demo_agencies.subscription(NOW), "demo": False, "status": "canceled"}
         subscriptions.insert_many([somebodys, *made])
         pulse.pulses().insert_many([demo_agencies.pulse(of, NOW, status="pending") for of in (somebodys, *made)])
@@ -112,7 +112,7 @@ class TestAgencies:
 
 
 class TestSites:
-    def test_some_hang_at_the_start_whatever_the_deployment_is(self, product: Database[Document]) -> None:
+    def test_some_hang_at_the_start_in_every_deployment(self, product: Database[Document]) -> None:
         demo_sites.start(product, NOW)
         assert [sites.stuck(NOW - threshold()) for sites in site.ALL.values()] == [demo_sites.HUNG_AT_START] * 2
         assert scan_stale_thumbnails()["found"] == 2 * demo_sites.HUNG_AT_START

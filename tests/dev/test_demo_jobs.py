@@ -33,7 +33,7 @@ SERVERS: dict[str, Any] = {"mongo_url": "m", "redis_url": "r", "flower_port": 1,
 
 @pytest.fixture
 def jobs(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Jobs:
-    for name in ("SHORTEST", "LONGEST"):
+    for name in ("MIN_DURATION", "MAX_DURATION"):
         monkeypatch.setattr(demo_jobs, name, 0)
     return service
 
@@ -86,9 +86,9 @@ class TestJobs:
         jobs.run(IMPORT, "prices.xls")
         failed = run_once_more(IMPORT)
         assert failed["last_error"] == "FileUnreadable: prices.xls is no spreadsheet"
-        demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.PATIENCE)
+        demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.CANCEL_AFTER)
         assert states(IMPORT) == ["failure"]
-        demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.PATIENCE + seconds(1))
+        demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.CANCEL_AFTER + seconds(1))
         assert states(IMPORT) == ["canceled"]
 
     def test_one_that_is_tried_at_this_moment_is_canceled_later(self, jobs: Jobs) -> None:
@@ -106,10 +106,10 @@ class TestBounds:
         assert [len(states(name)) for name in (INVOICE, PARCEL)] == [demo_jobs.MOST_WAITING] * 2
 
     def test_only_the_demos_oldest_finished_ones_are_deleted(self, jobs: Jobs) -> None:
-        somebodys = stored("send_invoice", JobState.SUCCESS, demo_jobs.KEPT + 2)
-        waiting = stored(INVOICE, JobState.PENDING, demo_jobs.KEPT + 2)
-        finished = stored(INVOICE, JobState.SUCCESS, demo_jobs.KEPT + 2)
-        canceled = stored(IMPORT, JobState.CANCELED, demo_jobs.KEPT + 2)
+        somebodys = stored("send_invoice", JobState.SUCCESS, demo_jobs.RETENTION_COUNT + 2)
+        waiting = stored(INVOICE, JobState.PENDING, demo_jobs.RETENTION_COUNT + 2)
+        finished = stored(INVOICE, JobState.SUCCESS, demo_jobs.RETENTION_COUNT + 2)
+        canceled = stored(IMPORT, JobState.CANCELED, demo_jobs.RETENTION_COUNT + 2)
         demo_jobs.clear_up()
         left = {job["_id"] for job in model.jobs().find({}, {"_id": 1})}
         assert left == {*somebodys, *waiting, *finished[2:], *canceled[2:]}

@@ -24,7 +24,8 @@ from tests.real_servers import Servers
 
 DIES_AT_ONCE = """
 from dev import demo_consumer
-demo_consumer.DEATH_CHANCE, demo_consumer.SHORTEST, demo_consumer.LONGEST, demo_consumer.ACK_TIMEOUT = 1, 0, 0, 0.2
+demo_consumer.DEATH_CHANCE, demo_consumer.ACK_TIMEOUT = 1, 0.2
+demo_consumer.MIN_DURATION = demo_consumer.MAX_DURATION = 0
 demo_consumer.main()
 """
 DEMO = [sys.executable, "-m", "dev.demo"]
@@ -44,7 +45,7 @@ def people(queue: MessageQueue) -> QueueAdmin:
 @pytest.fixture
 def diligent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers that neither rest nor fail nor die."""
-    for name in ("SHORTEST", "LONGEST", "DEATH_CHANCE", "FAILURE_CHANCE", "PATIENCE"):
+    for name in ("MIN_DURATION", "MAX_DURATION", "DEATH_CHANCE", "FAILURE_CHANCE", "RECEIVE_TIMEOUT"):
         monkeypatch.setattr(demo_consumer, name, 0)
 
 
@@ -75,7 +76,7 @@ class TestProducer:
     def test_only_the_demos_oldest_are_deleted(self, place: service.MessageState, queue: MessageQueue) -> None:
         people = queue_admin()
         somebodys = bury(queue, people, NewMessage(type="demonstration", payload={"type": "demo.send_mail"}))
-        made = bury(queue, people, *(demo_messages.new_message() for _ in range(demo_messages.KEPT + 2)))
+        made = bury(queue, people, *(demo_messages.new_message() for _ in range(demo_messages.RETENTION_COUNT + 2)))
         people.move([*somebodys, *made], to=place, source="dead")
         demo_messages.clear_up(people)
         left = {message.id for message in people.list(place, limit=1000).messages}

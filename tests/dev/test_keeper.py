@@ -1,4 +1,4 @@
-"""Nothing outlives its parent: whatever ends the parent, the keeper ends what it had started."""
+"""Nothing outlives its parent: however the parent ends, the keeper ends what it had started."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from dev.up import DEMO, demo_processes
 from tests.eventually import eventually
 from tests.pace import promptly
 
-# Ports of each run's own instead of the well-known ones, which runs beside it may take at the same moment.
+# Ports of each run's own instead of the well-known ones, which other runs may take at the same moment.
 START = """
 import pathlib, sys
 from dev import up

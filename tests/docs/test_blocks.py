@@ -91,7 +91,7 @@ def test_every_block_says_what_it_is_and_how_it_is_tested(page: Path, block: Blo
 
 
 def text_of_module(path: str) -> str:
-    """Return the text of a module of the tests, of the fixtures beside it, and of the modules that they import."""
+    """Return the text of a module of the tests, of the fixtures next to it, and of the modules that they import."""
     found, to_read = dict[str, str](), [path, f"{path.rpartition('/')[0]}/conftest.py"]
     while to_read:
         path = to_read.pop()

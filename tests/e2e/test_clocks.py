@@ -87,7 +87,7 @@ def test_room_sent_ahead_wakes_at_its_time_though_the_workers_clock_is_off(
     assert max(late) < seconds(3 * pace.slowdown)
 
 
-def test_retries_wait_for_their_backoff_whatever_the_clocks_of_the_workers(clean: Servers, tmp_path: Path) -> None:
+def test_retries_wait_for_their_backoff_with_any_clocks_of_the_workers(clean: Servers, tmp_path: Path) -> None:
     one_by_one = ("--prefetch-multiplier", "1")  # so that both take some, also of what the other sends
     with (
         worker(tmp_path / "behind.log", *one_by_one, app="tests.e2e.fourth_try_app", env=off_by(-HOUR)) as behind,

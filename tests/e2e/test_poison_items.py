@@ -1,4 +1,4 @@
-"""One room that kills or hangs whatever process wakes it harms no other room: real workers, one batch of 201 rooms.
+"""One room that kills or hangs every process that wakes it harms no other room: real workers, one batch of 201 rooms.
 
 Leases last a minute, the default, unless a test sets them, so work that is done sooner did not wait for them.
 """

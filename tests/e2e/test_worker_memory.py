@@ -20,7 +20,7 @@ from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
 
-ITEMS, AT_ONCE, LOOK_EVERY = 500_000, 10_000, 50_000
+ITEMS, BATCH_SIZE, LOOK_EVERY = 500_000, 10_000, 50_000
 CHANNEL = "memory"
 
 
@@ -33,12 +33,12 @@ def test_memory_of_a_worker_is_flat_over_half_a_million_items(
     sizes: dict[int, list[float]] = {}
     way = ours()
     with running(way.workers, way.sender, **way.env, SOCKETIO_CHANNEL=CHANNEL) as started:
-        for done in range(AT_ONCE, ITEMS + 1, AT_ONCE):
+        for done in range(BATCH_SIZE, ITEMS + 1, BATCH_SIZE):
             support_room.rooms().delete_many({})
-            support_room.rooms().insert_many(islice(documents(AT_ONCE, AT_ONCE, server_now()), AT_ONCE))
+            support_room.rooms().insert_many(islice(documents(BATCH_SIZE, BATCH_SIZE, server_now()), BATCH_SIZE))
             with closing(Listener(clean.valkey.url, CHANNEL)) as listener:
                 started.sender.ask("scan")
-                assert listener.wait(AT_ONCE, timeout=120)
+                assert listener.wait(BATCH_SIZE, timeout=120)
             if done % LOOK_EVERY == 0:
                 for pid in (pid for worker in started.workers for pid in worker.pids):
                     sizes.setdefault(pid, []).append(resident(pid))

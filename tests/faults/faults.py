@@ -18,7 +18,7 @@ GAP = 0.5  # seconds between two faults of one target
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault of a schedule: seconds after its beginning, and what is drawn for it beside kind and target."""
+    """A fault of a schedule: seconds after its beginning, and what is drawn for it in addition to kind and target."""
 
     kind: Kind
     target: str

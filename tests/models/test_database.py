@@ -1,4 +1,4 @@
-"""How the database is asked, whatever the deployment's defaults are."""
+"""Read and write concerns do not depend on the defaults of the deployment."""
 
 from __future__ import annotations
 

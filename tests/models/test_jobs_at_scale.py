@@ -175,7 +175,7 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         assert read <= EXECUTING
 
 
-def test_a_page_reads_itself_whatever_is_asked_for(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_reads_only_itself_for_any_request(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = fill(60_000)
     while some := list(islice(documents, 20_000)):
         job.jobs().insert_many(some, ordered=False)

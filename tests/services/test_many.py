@@ -1,4 +1,4 @@
-"""Items that are done together end as they would have ended one by one, whatever state they are in."""
+"""Items executed as a batch end as they would have ended one by one, in every state."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class TestBlocked:
         [(0, True), (28, True), (29, True), (30, True), (30.99, True), (31, False), (31.01, False)],
     )
     @pytest.mark.parametrize("status", ["completed", "dismissed"])
-    def test_for_thirty_one_days_whatever_the_status(
+    def test_for_thirty_one_days_with_any_status(
         self, reviews: ReviewRequests, age: float, is_blocked: bool, status: str
     ) -> None:
         made = subscribe()

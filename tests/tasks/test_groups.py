@@ -416,7 +416,7 @@ def request(number: int, *, is_revoked: bool) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_processes_are_asked_for_and_given_back_whatever_comes_when(seed: int) -> None:
+def test_processes_are_requested_and_released_in_any_order_of_events(seed: int) -> None:
     chance = random.Random(seed)
     pool = Pool(processes := chance.choice([1, 2, 3]))
     meant = []

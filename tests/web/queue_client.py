@@ -17,7 +17,7 @@ from tests.real_servers import Servers
 from tests.web.web_process import Answer, Web, say, shared_web
 
 DATABASE = 7
-"""Of the tests' Redis: nothing else uses it, so that a sweeper which runs beside other tests disturbs none."""
+"""Of the tests' Redis: nothing else uses it, so that a sweeper that runs alongside other tests disturbs none."""
 NAME = "tested"
 
 
@@ -124,7 +124,7 @@ class Stream:
             yield dict(line.partition(": ")[::2] for line in self._blocks.popleft().split("\r\n"))
 
     def _read(self) -> bool:
-        """Read what was sent at once; tell whether it was anything but the end."""
+        """Read what was sent at once. Return True unless it was the end."""
         size = int(self._file.readline() or b"0", 16)
         self._blocks += self._file.read(size).decode().strip("\r\n").split("\r\n\r\n") if size else []
         self._file.readline()

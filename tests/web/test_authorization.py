@@ -86,7 +86,7 @@ def test_every_route_asks_for_what_its_rule_says(guarded: Web, routes: list[tupl
         "a wrong bearer": ({"Authorization": f"Bearer {UNKNOWN}", **apart}, 401, 401),
         "an expired key": ({"X_API_KEY": EXPIRED, **apart}, 401, 401),
         "another scheme": ({"Authorization": f"Basic {OPERATOR}"}, 401, 401),
-        "a wrong key beside a cookie": ({"X_API_KEY": UNKNOWN, "Cookie": operator, **same, **apart}, 401, 401),
+        "a wrong key next to a cookie": ({"X_API_KEY": UNKNOWN, "Cookie": operator, **same, **apart}, 401, 401),
         "a viewer": ({"X_API_KEY": VIEWER}, None, 403),
         "a viewer's bearer": ({"Authorization": f"bearer {VIEWER}"}, None, 403),
         "an operator": ({"X_API_KEY": OPERATOR}, None, None),

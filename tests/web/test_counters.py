@@ -1,4 +1,4 @@
-"""Totals: they only grow, whoever counts, and an outage of Redis costs the caller nothing."""
+"""Totals: they only grow, with any process that counts, and an outage of Redis costs the caller nothing."""
 
 from __future__ import annotations
 

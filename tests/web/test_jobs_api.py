@@ -1,4 +1,4 @@
-"""`/api/jobs`: every call does what it says, and whatever a client sends, the answer is clear and never a 500."""
+"""`/api/jobs`: every call does what it says, and every request of a client gets a clear answer, never a 500."""
 
 from __future__ import annotations
 
@@ -522,7 +522,7 @@ class TestBoundary:
         assert "Traceback" not in process.log
 
 
-# Whatever is sent
+# Arbitrary requests
 
 NAMES = ["name", "arguments", "at", "delay_seconds", "priority", "unique", "singular", "names", "states", "x"]
 wild_texts = st.text(max_size=8) | st.text(alphabet="\0\ud800\udfff\u202e$.", max_size=4)
@@ -551,7 +551,7 @@ class TestAnything:
         assert answer.status in (200, 201, 400, 404, 409, 422)
         if answer.status >= 400:
             assert set(answer.body) <= {"error", "message", "field"}
-        assert api.get().status == 200  # whatever was stored can be shown
+        assert api.get().status == 200  # everything that was stored can be shown
 
     @fuzz
     @given(st.text(min_size=1, max_size=30), st.sampled_from(["", "/cancel", "/retry"]))

@@ -106,7 +106,7 @@ def test_fifty_listeners_cost_one_look_a_second_and_none_costs_none(clean: Serve
 
 
 def looked() -> int:
-    """Return how often the marks were asked for, whoever did."""
+    """Return how often the marks were read, by any process."""
     top = client().admin.command("top")["totals"]
     return sum(of["queries"]["count"] for name, of in top.items() if name.endswith(f".{LOOK}"))
 

@@ -417,7 +417,7 @@ def lines(process: Web) -> list[str]:
     return [line for line in process.log.splitlines() if "Asked to act" in line]
 
 
-def test_whatever_acts_is_noted_with_who_what_and_how_it_ended(servers: Servers, tmp_path: Path) -> None:
+def test_every_action_is_audited_with_actor_action_and_result(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
     with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as process:
         queue = Queue(process, url)

@@ -109,7 +109,7 @@ def test_unfinished_ones_are_counted_without_reading_the_jobs(lab: Lab) -> None:
     assert sum(one["keysExamined"] for one in found) < 60
 
 
-def test_each_can_be_looked_at_whatever_its_id_is(lab: Lab) -> None:
+def test_each_is_read_with_an_id_of_any_type(lab: Lab) -> None:
     for one in add_foreign_jobs(NAME, lab.clock()):
         id = one["_id"]
         name = {5: '{"$numberInt": "5"}'}.get(id, str(id)) if not isinstance(id, dict) else '{"number": 5}'

@@ -26,7 +26,7 @@ def lab(clean: Servers) -> Lab:
     return Lab()
 
 
-# What is handed out
+# Dispatch
 
 
 def test_names_with_something_due_are_handed_out_once(lab: Lab) -> None:
@@ -274,7 +274,7 @@ def test_take_over_frees_what_the_older_leader_had_handed_out(lab: Lab) -> None:
     assert again.token != sent.token
     assert lab.run_through(token=sent.token, epoch=1).stopped == "another leader has taken over"
     lab.end_run(sent)
-    assert lab.dispatch(epoch=2)[0] == []  # what the newer leader handed out is untouched
+    assert lab.dispatch(epoch=2)[0] == []  # what the newer leader dispatched is untouched
     assert lab.run_through(token=again.token, epoch=2).succeeded == 1
 
 

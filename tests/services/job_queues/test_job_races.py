@@ -75,7 +75,7 @@ def test_cancel_racing_with_start_exactly_one_wins(lab: Lab, racing: Any, figure
     figure(f"jobs: cancel racing with start, {ROUNDS} rounds: {dict(winners)}, never both, never neither")
 
 
-def test_one_name_executes_one_job_whoever_starts_them(lab: Lab, racing: Any) -> None:
+def test_racing_starters_execute_one_job_of_a_name(lab: Lab, racing: Any) -> None:
     for _ in range(ROUNDS // 3):
         ids = [lab.run("mail", number) for number in range(4)]
         seen = [lab.jobs.get(id) for id in ids]
@@ -114,7 +114,7 @@ def test_two_dispatches_at_once_hand_a_queue_out_once(lab: Lab, racing: Any) -> 
         names = Counter(item.args[0] for items, _ in dispatches for item in items)
         assert sum(noted.get("reaped", 0) for _, noted in dispatches) == 1
         assert set(names) == {"mail", "report"}
-        # A take-over is done by each that sees it begin, and frees what another of them has just handed out.
+        # A take-over is done by each that sees it begin, and frees what another of them has just dispatched.
         assert all(number <= 3 for number in names.values())
         job.jobs().delete_many({})
 

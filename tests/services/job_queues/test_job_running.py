@@ -162,7 +162,7 @@ class Unreadable(Exception):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_a_job_raises_is_recorded_as_its_failure(lab: Lab, error: BaseException, said: str) -> None:
+def test_any_exception_of_a_job_is_recorded_as_its_failure(lab: Lab, error: BaseException, said: str) -> None:
     lab.run("mail")
     lab.works["mail"] = fails_with(error)
     assert lab.run_through().failed == 1
@@ -401,7 +401,7 @@ def test_heartbeat_outlives_an_outage(lab: Lab) -> None:
 
 @pytest.fixture
 def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """While it is set, whatever is asked of the jobs, or of the clock, fails."""
+    """While it is set, every query of the jobs and of the clock fails."""
     away, collection = threading.Event(), job.collection
 
     def asked(name: str) -> Any:

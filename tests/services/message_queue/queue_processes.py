@@ -56,7 +56,7 @@ def make(id: str) -> NewMessage:
 
 
 def do_everything(url: str, notes: Path, own: str, messages: int, total: int) -> None:
-    """Enqueue `messages`, and take, acknowledge, give back, forget and sweep until `total` are done or dead."""
+    """Enqueue `messages`, and take, acknowledge, reject, forget and sweep until `total` are done or dead."""
     left = deque(f"{own}-{number}" for number in range(messages))
     late: deque[Message] = deque()
     with Lab(url) as lab, _notes(notes) as note:

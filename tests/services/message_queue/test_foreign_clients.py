@@ -110,7 +110,7 @@ def test_message_of_another_producer_is_found_by_its_type(lab: Lab, others: int)
     assert lab.contents.counts().main == others
 
 
-def test_type_follows_the_order_of_the_stream_whoever_produced(lab: Lab) -> None:
+def test_type_follows_the_order_of_the_stream_for_all_producers(lab: Lab) -> None:
     for number in range(6):
         if number % 2:
             lab.queue.enqueue("job", id=f"{number}")

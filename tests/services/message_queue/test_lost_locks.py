@@ -49,7 +49,7 @@ def archive(lab: Lab, message: Message) -> None:
 
 EVENTS: dict[str, Act] = {
     "acknowledged": ack,
-    "given back": nack,
+    "nacked": nack,
     "requeued": requeue,
     "taken by another": requeue_and_take,
     "dead-lettered": exhaust,

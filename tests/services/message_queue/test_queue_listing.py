@@ -37,7 +37,7 @@ def fill(lab: Lab, count: int = MESSAGES, *, levels: int = 4) -> list[str]:
         for sid, _ in lab.client.xrange(stream)
     ]
     assert len(entries) == count
-    assert len({ms for ms, *_ in entries}) < count / 5, "too few share a millisecond to tell whether that matters"
+    assert len({ms for ms, *_ in entries}) < count / 5, "too few share a millisecond to test that it does not matter"
     return [f"{number:05}" for number in range(count)]
 
 

@@ -130,7 +130,7 @@ def test_priority_filter_finds_few_behind_many(lab: Lab, monkeypatch: pytest.Mon
 
 
 def mixed(lab: Lab) -> None:
-    """Messages of all kinds and in all places: given back, of other producers, twice, and no messages at all."""
+    """Messages of all kinds and in all states: requeued, of other producers, duplicate, and malformed."""
     random_ = random.Random(5)
     now = lab.now_ms() / 1000
     for number in range(240):

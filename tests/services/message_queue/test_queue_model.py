@@ -351,7 +351,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert {sid for sid, _ in typed} == {sid.decode() for sid in lab.pending("q_typed")}
         held += [id for _, id in typed]
         assert sorted(held) == sorted(model.held)
-        for place, stream in zip(("dead", "acknowledged", "archived"), KEPT, strict=True):
+        for place, stream in zip(("dead", "acknowledged", "archived"), FINAL_STREAMS, strict=True):
             assert [id for _, id in self.entries(stream, next(answers), records)] == model.kept[place]
         for type in TYPES:
             expected = model.waiting_of(type) if self.is_index_kept else []
@@ -431,7 +431,7 @@ def position(sid: str) -> list[int]:
 
 TYPES = ("a", "b", "ü:*[x]")
 STREAMS = ("q", "q_p1", "q_p2")
-KEPT = ("q_dlq", "q_acknowledged", "q_archived")
+FINAL_STREAMS = ("q_dlq", "q_acknowledged", "q_archived")
 PLAIN: dict[str, Any] = {
     "id": "", "type": "a", "payload": "null", "priority": 0, "ack_timeout": None, "max_attempts": None
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A message in a `with`: done at its end, given back by an error, kept while it is worked on."""
+"""A message in a `with`: acknowledged at its end, requeued by an error, its deadline extended while it is processed."""
 
 from __future__ import annotations
 

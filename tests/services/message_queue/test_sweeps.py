@@ -1,4 +1,4 @@
-"""The sweep: what is overdue comes back, in whatever crowd; and sweeps are planned for deadlines that are near."""
+"""The sweep requeues overdue messages among any number of others; sweeps are scheduled for deadlines that are near."""
 
 from __future__ import annotations
 

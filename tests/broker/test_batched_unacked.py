@@ -1,4 +1,4 @@
-"""What a channel does with what it holds, on the batched transport: it keeps it, tells what is done, gives back."""
+"""Unacked messages of a channel on the batched transport: kept, acknowledged, or released."""
 
 from __future__ import annotations
 
