@@ -67,7 +67,7 @@ bench: $(NODE_BENCH) ## measure against other ways, about an hour; QUICK=1 takes
 soak: $(INSTALLED_DEV) ## work steadily for MINUTES=30 with all processes; fail if the memory of one keeps growing
 	@$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)
 
-size: $(INSTALLED_DEV) ## count lines, repeated names, and the files that one request passes
+size: $(INSTALLED_DEV) ## count lines, repeated names, the lines of a new system, and the files that one request passes
 	@$(BIN)/python -m benchmarks.size
 
 dist: $(INSTALLED_DEV) ## build the wheels and source distributions of Queue Manager and its client into dist/, and check them

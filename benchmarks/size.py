@@ -38,12 +38,14 @@ def main() -> None:
     for name, goal in (("product", "≤ 18,000"), ("tests", ""), ("dev", ""), ("benchmarks", "")):
         folders = PRODUCT if name == "product" else (name,)
         table.add_row(f"lines: {name}", f"{sum(map(_length, _files(folders))):,}", goal)
-    several, all_names = _repeated_names()
-    table.add_row("capitalised names defined in several modules", f"{several} of {all_names}", "≤ 15")
+    repeated, all_names = repeated_names()
+    table.add_row("capitalised names defined in several modules", f"{len(repeated)} of {all_names}", "≤ 15")
+    table.add_row("a new system: files and lines", "{}, {}".format(*new_system()), "1, ≤ 26")
     for name, goal, files in _paths():
         table.add_row(f"files: {name}", str(len(files)), goal)
         print(f"{name}:", *sorted(files), sep="\n  ", file=sys.stderr)
     Console().print(table)
+    print("Defined in several modules:", ", ".join(repeated))
 
 
 def _files(folders: tuple[str, ...]) -> Iterator[Path]:
@@ -57,13 +59,19 @@ def _length(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-def _repeated_names() -> tuple[int, int]:
-    """Return how many capitalised names at the top of a module more than one module defines, and how many there are."""
+def repeated_names() -> tuple[list[str], int]:
+    """Return the capitalised names at the top of a module that several modules define, and the number of all."""
     modules: Counter[str] = Counter()
     for path in _files(PRODUCT):
         if path.suffix == ".py":
             modules.update(set(_defined(ast.parse(path.read_text()))))
-    return sum(count > 1 for count in modules.values()), len(modules)
+    return sorted(name for name, count in modules.items() if count > 1), len(modules)
+
+
+def new_system() -> tuple[int, int]:
+    """Return the numbers of files and lines of the example system in the README."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return len(blocks), sum(len(block.splitlines()) for block in blocks)
 
 
 def _defined(module: ast.Module) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from math import nan
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import bson
@@ -37,7 +37,6 @@ from queue_manager.core.errors import ConfigurationError, PermanentError, reason
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
 
-T = TypeVar("T")
 Document = dict[str, Any]
 Error = PyMongoError
 """Base of all errors of the driver."""

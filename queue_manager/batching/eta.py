@@ -15,7 +15,7 @@ from celery.worker import state
 
 from models.database import estimated_now
 
-CHECK_INTERVAL = 5.0  # seconds
+CLOCK_CHECK_INTERVAL = 5.0  # seconds
 PRECISION = 0.05  # seconds by which the clock may have been set without an effect
 
 
@@ -55,7 +55,7 @@ class EtaTimers(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         # With the connection, Celery drops the requests that wait, and clears the timer.
-        parent.timer.call_repeatedly(CHECK_INTERVAL, check, (parent.timer,))
+        parent.timer.call_repeatedly(CLOCK_CHECK_INTERVAL, check, (parent.timer,))
 
 
 def check(timer: Any) -> None:

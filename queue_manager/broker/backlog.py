@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 404  # AMQP's code for a queue that does not exist
 JUST_DELIVERED = seconds(5)  # a worker renews the leases of what it received well within this time
-POLL_INTERVAL = 0.02  # seconds
+BACKLOG_POLL_INTERVAL = 0.02  # seconds
 STALLED_AFTER = 1.0  # seconds without a message taken, after which the next scan is soon enough
 
 
@@ -71,7 +71,7 @@ class Backlog:
         now_there = fewest = count()
         fell_at = time.monotonic()
         while now_there > wanted and (now := time.monotonic()) < min(self._ends_at, fell_at + STALLED_AFTER):
-            time.sleep(POLL_INTERVAL)
+            time.sleep(BACKLOG_POLL_INTERVAL)
             now_there = count()
             if now_there < fewest:
                 fewest, fell_at = now_there, now

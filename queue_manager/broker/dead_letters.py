@@ -20,7 +20,7 @@ from queue_manager.broker.envelope import NotAMessage, read
 
 DEAD_LETTERS = "qm:dead-letters"
 MAX_DEAD_LETTERS = 10_000
-MAX_REASON_LENGTH = 500  # characters
+MAX_DEAD_LETTER_REASON_LENGTH = 500  # characters
 ID_DIGITS = 12
 LETTERS_PER_READ = 500
 STOCK_PRIORITY_STEPS = (0, 3, 6, 9)
@@ -56,7 +56,7 @@ def move_unacked(client: Redis, tag: str, *, reason: str, unacked_keys: tuple[st
         return None
     message, queue = _message_and_queue(entry)
     text = message.decode("utf-8", "backslashreplace")
-    letter = DeadLetter(at=time.time(), queue=queue, reason=reason[:MAX_REASON_LENGTH], message=text)
+    letter = DeadLetter(at=time.time(), queue=queue, reason=reason[:MAX_DEAD_LETTER_REASON_LENGTH], message=text)
     stored = {name: value for name, value in asdict(letter).items() if name != "id"}
     scripts.MOVE_UNACKED(client, [*unacked_keys, DEAD_LETTERS], [tag, json.dumps(stored), MAX_DEAD_LETTERS])
     return letter

@@ -11,7 +11,7 @@ from msgspec.json import Decoder, Encoder
 MAX_PROCESSES_SHOWN = 64
 MAX_TASKS_SHOWN = 64
 """Of one worker; its processes execute one task or one batch each, threads one task each."""
-MAX_ID_LENGTH = 512  # characters; a longer id is left out
+MAX_ITEM_ID_LENGTH = 512  # characters; a longer id is left out
 SHORT_TASK_MS = 500
 RATE_CHANGE = 0.25  # part by which the rate differs before that is a change of the activity
 

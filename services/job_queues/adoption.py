@@ -23,7 +23,7 @@ from models.foreign_job import AdoptedJob
 from models.job import FINISHED_STATES, JOBS_COLLECTION, MAX_HISTORY, WAITING_STATES, JobState
 from queue_manager.core.clock import EPOCH, truncate
 from services.job_queues.fields import (
-    MAX_ID_LENGTH,
+    MAX_JOB_ID_LENGTH,
     MAX_PRIORITY,
     STATE_ALIASES,
     InvalidJob,
@@ -134,10 +134,10 @@ def _as_job(document: Document, now: datetime) -> Document:
 
 
 def _check_id(id: Any) -> None:
-    is_text = isinstance(id, str) and id.isprintable() and len(id) <= MAX_ID_LENGTH and "/" not in id
+    is_text = isinstance(id, str) and id.isprintable() and len(id) <= MAX_JOB_ID_LENGTH and "/" not in id
     if not isinstance(id, ObjectId) and not (is_text and id.strip(".")):
         raise InvalidJob(
-            "_id", f"must be an ObjectId, or a printable text of 1 to {MAX_ID_LENGTH} characters without /"
+            "_id", f"must be an ObjectId, or a printable text of 1 to {MAX_JOB_ID_LENGTH} characters without /"
         )
 
 

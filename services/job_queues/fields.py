@@ -28,7 +28,7 @@ MAX_ARGUMENT_DEPTH = 64  # levels of nesting; MongoDB refuses documents of 200 l
 MAX_DELAY = timedelta(days=3650)
 MAX_SEARCH_TEXT_LENGTH = 2_000  # characters of the arguments; a search reads the text of thousands of jobs
 MAX_JOB_SEARCH_LENGTH = 256  # characters
-MAX_ID_LENGTH = 1024  # characters, of ids that are not ObjectIds
+MAX_JOB_ID_LENGTH = 1024  # characters, of ids that are not ObjectIds
 INTERNAL_FIELDS = {
     "key",
     "unique_key",
@@ -148,7 +148,7 @@ def read_job_id(text: Any) -> JobId:
 
 def other_ids(id: Any) -> list[Any]:
     """Return the ids that a text may represent if it is not an ObjectId: itself, and its value as extended JSON."""
-    if not isinstance(id, str) or not id.isprintable() or len(id) > MAX_ID_LENGTH:
+    if not isinstance(id, str) or not id.isprintable() or len(id) > MAX_JOB_ID_LENGTH:
         return []
     try:
         return [id, read_id(id, field="id")]

@@ -16,7 +16,7 @@ from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.process import resident_memory
 from queue_manager.telemetry.worker_activity import (
-    MAX_ID_LENGTH,
+    MAX_ITEM_ID_LENGTH,
     MAX_PROCESSES_SHOWN,
     MAX_TASKS_SHOWN,
     Activity,
@@ -110,5 +110,5 @@ def _item(request: Request) -> str | None:
         return None
     with suppress(PermanentError):  # arguments that name no item
         id = leases.id_of(request.task.item(request.id, request.args, request.kwargs).lease)
-        return id if len(id) <= MAX_ID_LENGTH else None
+        return id if len(id) <= MAX_ITEM_ID_LENGTH else None
     return None

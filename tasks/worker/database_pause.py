@@ -26,7 +26,7 @@ from queue_manager.system import item_queues
 from tasks.app import app
 from tasks.item import ItemTask
 
-PING_INTERVAL = 1.0  # seconds
+DATABASE_PING_INTERVAL = 1.0  # seconds
 PING_TIMEOUT = seconds(3)  # less than an election of MongoDB may take: nothing can be written meanwhile
 
 log = get_logger("QM/tasks")
@@ -52,7 +52,7 @@ class _Pings:
         self._is_over.set()
 
     def _run(self) -> None:
-        while not self._is_over.wait(PING_INTERVAL):
+        while not self._is_over.wait(DATABASE_PING_INTERVAL):
             if not _item_queues():
                 self.problem = None
                 continue
@@ -75,7 +75,9 @@ class DatabasePause(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         self._is_paused = False
-        self._timer = consumer.timer.call_repeatedly(PING_INTERVAL, consumer.call_soon, (self._check, consumer))
+        self._timer = consumer.timer.call_repeatedly(
+            DATABASE_PING_INTERVAL, consumer.call_soon, (self._check, consumer)
+        )
         pings.start()
 
     def stop(self, consumer: Any) -> None:

@@ -100,7 +100,7 @@ def test_task_received_while_the_servers_clock_was_wrong_is_applied_soon_after_i
     worker.server_is_ahead = timedelta(0)
     worker.run_until(100)
     (at,) = worker.applied
-    assert at == pytest.approx(0 if jump > timedelta(0) else 20, abs=eta.CHECK_INTERVAL)
+    assert at == pytest.approx(0 if jump > timedelta(0) else 20, abs=eta.CLOCK_CHECK_INTERVAL)
 
 
 @pytest.mark.parametrize("jump", [-seconds(30), seconds(30)])

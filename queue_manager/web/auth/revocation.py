@@ -32,11 +32,11 @@ redis.call('ZADD', KEYS[1], unpack(ARGV, 2))
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
 """
 REFRESH_INTERVAL = 0.5  # seconds
-COMMAND_TIMEOUT = 1.0  # seconds, for which a request may wait
+REDIS_TIMEOUT = 1.0  # seconds, for which a request may wait
 REVOCATION_CLIENT_OPTIONS: dict[str, Any] = {
     "decode_responses": True,
-    "socket_timeout": COMMAND_TIMEOUT,
-    "socket_connect_timeout": COMMAND_TIMEOUT,
+    "socket_timeout": REDIS_TIMEOUT,
+    "socket_connect_timeout": REDIS_TIMEOUT,
 }
 REDIS_ERRORS = (RedisError, OSError)
 

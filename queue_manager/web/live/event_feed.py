@@ -30,7 +30,7 @@ from queue_manager.web.auth.disconnection import ending
 
 MAX_BUFFER_SIZE = 4 * 1024 * 1024  # bytes of events that wait for one listener
 MAX_CHUNK_SIZE = 64 * 1024  # bytes after which no more events are sent in the same write
-PING_INTERVAL = 15  # seconds
+STREAM_PING_INTERVAL = 15  # seconds
 CLIENT_RETRY_DELAY_MS = 1_000  # before a browser reconnects
 SEND_TIMEOUT = 20.0  # seconds for one write to a client that does not read
 STREAM_END_TIMEOUT = 1.0  # seconds in which streams end by themselves when the process ends
@@ -343,7 +343,7 @@ class EventStream(EventSourceResponse):
 
     def __init__(self, content: AsyncIterator[bytes]) -> None:
         super().__init__(
-            content, ping=PING_INTERVAL, send_timeout=SEND_TIMEOUT, shutdown_grace_period=STREAM_END_TIMEOUT
+            content, ping=STREAM_PING_INTERVAL, send_timeout=SEND_TIMEOUT, shutdown_grace_period=STREAM_END_TIMEOUT
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
