@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dev.binaries import MONGOD, VALKEY
-from dev.embedded import EmbeddedServer
+from dev.embedded_server import EmbeddedServer
 from dev.ports import LOOPBACK
 
 DATABASE = "queue_manager"

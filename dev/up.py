@@ -20,7 +20,7 @@ from types import FrameType
 from dev import environment, lock, procfile
 from dev.children import kill_all
 from dev.display import AllLogs, Display, RunLog, Screen, say
-from dev.embedded import EmbeddedServer
+from dev.embedded_server import EmbeddedServer
 from dev.log_files import LogFiles
 from dev.ports import LOOPBACK, free_port, is_answering
 from dev.processes import describe

@@ -21,7 +21,7 @@ from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
-from models import listing, owed
+from models import listing, outbox
 from models.database import Document, client, collection, id_key, projection, value_at
 from models.listing import Order, Position
 from models.transaction import commands, transact
@@ -208,7 +208,7 @@ class DueCollection:
         *,
         fields: Sequence[str] | None,
         now: datetime,
-        record: owed.Owed | None = None,
+        record: outbox.OutboxRecord | None = None,
     ) -> dict[Any, Document]:
         """Read documents, decide about their updates and write them, in one transaction.
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
-from queue_manager.cli.audited import audited, echo_undo
+from queue_manager.cli.command_audit import audited, echo_undo
 from queue_manager.cli.errors import fail, with_outcome
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso

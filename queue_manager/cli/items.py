@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from queue_manager.cli.audited import current_actor
+from queue_manager.cli.command_audit import current_actor
 from queue_manager.cli.completion import complete_system_with_items
 from queue_manager.cli.confirmation import YesOption, confirm
 from queue_manager.cli.errors import fail, report_errors

@@ -17,7 +17,7 @@ import typer
 from models.audit import ActionName
 from models.database import Document, id_text
 from models.job import JobState
-from queue_manager.cli.audited import audited, current_actor, echo_undo
+from queue_manager.cli.command_audit import audited, current_actor, echo_undo
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.cli.confirmation import YesOption, confirm_deletion
 from queue_manager.cli.errors import fail, report_errors

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from models.audit import ActionName
-from queue_manager.cli.audited import audited, current_actor, echo_undo
+from queue_manager.cli.command_audit import audited, current_actor, echo_undo
 from queue_manager.cli.confirmation import YesOption, confirm, confirm_deletion
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from queue_manager.cli.audited import audited
+from queue_manager.cli.command_audit import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import (
     AnswerJsonOption,

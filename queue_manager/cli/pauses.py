@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from models.audit import ActionName
-from queue_manager.cli.audited import audited
+from queue_manager.cli.command_audit import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import printable
 from queue_manager.core.pause import MAX_REASON_LENGTH

@@ -22,7 +22,7 @@ from beat_schedule import named, systems
 from models import database
 from models.due_documents import COUNTED, DueCollection
 from queue_manager import pauses
-from queue_manager.cli.audited import audited
+from queue_manager.cli.command_audit import audited
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.cli.pauses import PauseReason, checked_reason

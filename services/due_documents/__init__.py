@@ -7,7 +7,7 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from models import database, failed_item, owed
+from models import database, failed_item, outbox
 from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
 from queue_manager.core.settings import settings
@@ -61,7 +61,7 @@ def implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:
 
     def collections() -> dict[str, Sequence[IndexModel]]:
         indexes = [*_documents(system).indexes(), *system.more_indexes()]
-        return {system.collection: indexes, **failed_item.collections(), **owed.collections()}
+        return {system.collection: indexes, **failed_item.collections(), **outbox.collections()}
 
     def system_stats() -> SystemStats:
         found = stats(work_of(system))

@@ -12,7 +12,7 @@ from uuid import uuid4
 import bson
 from structlog.stdlib import BoundLogger
 
-from models import database, failed_item, owed, transaction
+from models import database, failed_item, outbox, transaction
 from models.database import id_key, id_text, is_same_id, shown_id
 from models.due_documents import DueCollection, StillDue, Update, UpdateGroup
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
@@ -186,7 +186,7 @@ class DocumentWork(DueWork):
 
     def run_after(self, batch: str) -> None:
         """Call `after` for what a batch has written, if that is owed; then forget it."""
-        if (record := owed.get(batch)) is not None:
+        if (record := outbox.get(batch)) is not None:
             self._run_after(batch, *record)
 
     def _run_after(self, batch: str, written_at: datetime, due_at: Mapping[Any, datetime]) -> None:
@@ -200,9 +200,9 @@ class DocumentWork(DueWork):
         try:
             call(written)
         except CallAgain as again:
-            owed.postpone(batch, until=self.clock() + again.wait)
+            outbox.postpone(batch, until=self.clock() + again.wait)
         else:
-            owed.delete(batch)
+            outbox.delete(batch)
 
     # Writing
 
@@ -210,7 +210,7 @@ class DocumentWork(DueWork):
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
     ) -> dict[Any, database.Document]:
         # Of its own: a redelivered batch may write again while an earlier record is still owed.
-        record = owed.Owed(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
+        record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
         try:
             written = self.documents.apply(
                 due_at,
@@ -378,7 +378,7 @@ class OwedCalls(DueWork):
         return self.system
 
     def find_due(self, until: datetime) -> Iterator[Due]:
-        for batch, written_at in owed.left(self.system, now=until, grace=self.grace):
+        for batch, written_at in outbox.left(self.system, now=until, grace=self.grace):
             yield Due(id=batch, due_at=written_at)
 
     def due_ms(self, item: DueItem) -> int | None:

@@ -156,7 +156,7 @@ def test_queues_are_added_and_cancelled_while_it_runs(server: Valkey, app: Celer
 
 
 @pytest.mark.smoke
-def test_stock_worker_beside_ours(server: Valkey, app: Celery, client: Redis, tmp_path: Path) -> None:
+def test_stock_worker_next_to_ours(server: Valkey, app: Celery, client: Redis, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     stock = worker(server, tmp_path / "stock.log", settings='{"broker_transport": null}')
     with stock, worker(server, tmp_path / "ours.log") as ours:

@@ -17,7 +17,7 @@ from pymongo import MongoClient
 from redis import Redis
 
 from dev.binaries import MONGOD, VALKEY, Program, ServerNotFound
-from dev.embedded import EmbeddedServer, ServerFailed
+from dev.embedded_server import EmbeddedServer, ServerFailed
 from dev.ports import LOOPBACK, free_port
 from dev.processes import started_at
 from dev.servers import Mongo, Valkey

@@ -14,7 +14,7 @@ from redis import Redis, RedisError
 
 from dev.binaries import Program, ServerNotFound
 from dev.children import spawn
-from dev.embedded import EmbeddedServer
+from dev.embedded_server import EmbeddedServer
 from dev.ports import LOOPBACK, free_port
 
 USER, PASSWORD = "app", "r4bbit/s3cret"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from models import owed, scan_run
+from models import outbox, scan_run
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds, to_iso
 from tasks.support_snooze import unsnooze_room
@@ -121,7 +121,7 @@ def test_event_of_a_room_is_sent_though_sending_it_failed_at_first(
         unsnooze_room.delay(str(rooms[0]))
         send_scan()
         eventually(lambda: all(map(is_open, rooms)), within=20)
-        eventually(lambda: collection(owed.OWED_COLLECTION).count_documents({}) > 0, within=20)
+        eventually(lambda: collection(outbox.OUTBOX_COLLECTION).count_documents({}) > 0, within=20)
         eventually(lambda: send_scan() or "`after` failed" in process.log, within=20, every=PERIOD)
         until = server_now() + seconds(3600)
         for room in rooms if is_snoozed_again else []:
@@ -130,7 +130,7 @@ def test_event_of_a_room_is_sent_though_sending_it_failed_at_first(
         (tmp_path / "happened").touch()
 
         eventually(lambda: send_scan() or all(heard.of(room) for room in rooms), within=30, every=PERIOD)
-        eventually(lambda: collection(owed.OWED_COLLECTION).count_documents({}) == 0, within=20)
+        eventually(lambda: collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0, within=20)
         eventually(lambda: client.hlen("qm:unacked") == 0, within=30)
         assert client.llen("qm:dead-letters") == 0
     for room in rooms:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dev.servers import Valkey
-from models import owed
+from models import outbox
 from models.database import Document, collection, server_now
 from queue_manager.core.clock import seconds, to_iso
 from tests.e2e.celery_processes import CeleryProcess, worker
@@ -23,7 +23,7 @@ ENV = {"QM_LEASE_SECONDS": "2", "QM_SNOOZE_SCAN_SECONDS": "1", "RESUBSCRIBE_SECO
 
 def postponed() -> Document | None:
     """Return the record of a batch whose event was sent, and will be sent again."""
-    return collection(owed.OWED_COLLECTION).find_one({"postponed_until": {"$exists": True}})
+    return collection(outbox.OUTBOX_COLLECTION).find_one({"postponed_until": {"$exists": True}})
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["worker lives", "worker killed"])
@@ -53,5 +53,5 @@ def test_event_is_received_by_a_server_that_subscribes_after_the_outage(
             eventually(postponed, within=60)  # it was sent while no server had subscribed
             with listening(valkey.url) as heard:
                 (event, *_) = eventually(lambda: heard.of(room), within=60)
-            eventually(lambda: collection(owed.OWED_COLLECTION).count_documents({}) == 0, within=60)
+            eventually(lambda: collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0, within=60)
     assert [to_iso(at) for at in times_woken(room)] == [event["timestamp"]]

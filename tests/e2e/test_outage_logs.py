@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from beat_schedule import SYSTEMS
-from dev.embedded import EmbeddedServer
+from dev.embedded_server import EmbeddedServer
 from dev.ports import is_free
 from dev.servers import Mongo, Valkey
 from models import database, schema

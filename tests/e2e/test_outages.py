@@ -11,7 +11,7 @@ import redis
 from celery import Celery
 
 from beat_schedule import SYSTEMS
-from dev.embedded import EmbeddedServer
+from dev.embedded_server import EmbeddedServer
 from dev.ports import is_free
 from dev.servers import Mongo, Valkey
 from models import database, schema

@@ -19,7 +19,7 @@ from bson import ObjectId
 from pymongo.errors import BulkWriteError, PyMongoError
 
 from dev.processes import started_at
-from models import job, owed
+from models import job, outbox
 from models.database import Document, client, collection
 from models.support_room import rooms
 from queue_manager.core.clock import hours, seconds
@@ -195,7 +195,7 @@ class Work:
         checks: dict[str, Callable[[], bool]] = {
             "rooms": lambda: self._count_snoozed() == 0,
             # Those that are postponed were sent, and are sent again to servers that are still subscribing.
-            "events": lambda: collection(owed.OWED_COLLECTION).count_documents({"postponed_until": None}) == 0,
+            "events": lambda: collection(outbox.OUTBOX_COLLECTION).count_documents({"postponed_until": None}) == 0,
             "messages": self._are_messages_done,
             "jobs": lambda: job.jobs().count_documents({**self._of_schedule, "state": {"$ne": "success"}}) == 0,
         }

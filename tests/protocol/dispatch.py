@@ -223,7 +223,7 @@ class Dispatch(DispatchRules):
             released = self.release(item, attempt.message.due)
             yield "the worker releases the lost item", released.without(attempt)
 
-    # The outbox: models/owed.py
+    # The outbox: models/outbox.py
 
     @step
     def announce(self, item: Item) -> Steps[Item]:
@@ -234,7 +234,7 @@ class Dispatch(DispatchRules):
 
     @step
     def clear_record(self, item: Item) -> Steps[Item]:
-        # owed.delete, after the call has returned.
+        # outbox.delete, after the call has returned.
         for due in item.owed if item.is_over else ():
             if self.may_clear(item, due):
                 yield f"the record of {due} is deleted", item._replace(owed=item.owed - {due})

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import redis
 
-from dev.embedded import EmbeddedServer
+from dev.embedded_server import EmbeddedServer
 from dev.ports import LOOPBACK
 from dev.servers import Valkey
 from queue_manager.core.redis_client import make_client

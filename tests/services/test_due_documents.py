@@ -12,7 +12,7 @@ import pytest
 from bson import ObjectId
 from pymongo.errors import OperationFailure
 
-from models import database, failed_item, owed, schema, transaction
+from models import database, failed_item, outbox, schema, transaction
 from models.database import collection, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError
@@ -560,13 +560,13 @@ class TestAfter:
         document = {"_id": id, "trial_ends_at": OVER, "plan": "a"}
         assert [replace(one, document={}) for one in calls] == [Written(id=id, due_at=OVER, written_at=T0, document={})]
         assert calls[0].document.items() <= document.items()
-        assert collection(owed.OWED_COLLECTION).count_documents({}) == 0
+        assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
 
     def test_nothing_written_is_not_called(self, clock: AgingClock, system: DueDocuments, calls: list[Written]) -> None:
         ours = work_on(system, clock)
         execute(ours, item_of(ours, make_account(status="paid")))
         assert calls == []
-        assert collection(owed.OWED_COLLECTION).count_documents({}) == 0
+        assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit], ids=["raised", "process died"])
     def test_it_is_called_again_after_an_error_and_a_death(self, clock: AgingClock, error: type[BaseException]) -> None:
@@ -607,7 +607,7 @@ class TestAfter:
     ) -> None:
         ours = work_on(system, clock)
         id = make_account()
-        collection(owed.OWED_COLLECTION).insert_one(
+        collection(outbox.OUTBOX_COLLECTION).insert_one(
             {"_id": "b", "system": system.name, "at": OVER, "items": [{"id": id, "due_at": OVER}]}
         )
         collection("accounts").delete_one({"_id": id})
@@ -619,7 +619,7 @@ class TestAfter:
         self, clock: AgingClock, system: DueDocuments
     ) -> None:
         calls = work_on(system, clock).owed_calls()
-        collection(owed.OWED_COLLECTION).insert_one({"_id": "b", "system": system.name, "at": OVER, "items": []})
+        collection(outbox.OUTBOX_COLLECTION).insert_one({"_id": "b", "system": system.name, "at": OVER, "items": []})
         (call,) = scan(calls)
         calls.give_up(call, error="boom")
         assert scan(calls) == []
@@ -631,7 +631,7 @@ class TestAfter:
         items = [item_of(ours, make_account())]
         with commands() as seen:
             ours.execute_batch(items)
-        assert not [one for one in seen if owed.OWED_COLLECTION in one]
+        assert not [one for one in seen if outbox.OUTBOX_COLLECTION in one]
 
 
 class TestFailure:
@@ -646,7 +646,7 @@ class TestFailure:
             clock.advance(pauses[-1])
         return pauses
 
-    def test_it_is_recorded_beside_the_document_with_a_growing_pause(self, clock: AgingClock) -> None:
+    def test_it_is_recorded_outside_the_document_with_a_growing_pause(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         id = make_account()
         before = get_account(id)

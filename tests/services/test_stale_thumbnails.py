@@ -179,7 +179,7 @@ def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: AgingClock) 
     assert (stale.found, stale.other_counts) == (3, {"finished": 1})
 
 
-def test_flag_beside_a_thumbnail_is_cleared_and_does_not_count_as_a_reset_in_a_row(
+def test_flag_next_to_a_thumbnail_is_cleared_and_does_not_count_as_a_reset_in_a_row(
     clock: AgingClock, service: StaleThumbnails
 ) -> None:
     made = make_site(details={"thumbnails": {"desktop": "d.png"}}, thumbnail_reset_count=3)

@@ -397,7 +397,7 @@ def test_a_socket_io_client_is_cut_off_when_its_key_expires(filed: Web, file: Pa
     assert 0 <= time.monotonic() - ends_at < CUT_OFF * pace.slowdown
 
 
-def test_tokens_of_accounts_stay_as_they_are_beside_keys(
+def test_tokens_of_accounts_stay_as_they_are_next_to_keys(
     servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     both = shared_web(tmp_path_factory, SOCKETIO_TOKEN_SECRET=SECRET, QM_API_KEYS=KEYS)

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from queue_manager.core.settings import settings
 from queue_manager.web.auth.authentication import authenticator_of, delete_session_cookie, set_session_cookie
 from queue_manager.web.auth.authorization import LoginRequired
+from queue_manager.web.html_pages import render
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import prefers_page, read_body
-from queue_manager.web.rendering import rendered
 
 MAX_FORM_BYTES = 4_096
 LOGIN_FORM_SCHEMA = {
@@ -91,7 +91,7 @@ def install(api: FastAPI) -> None:
 
 def _form(next_path: str, error: ApiError | None = None) -> Response:
     status, problem, headers = (error.status, error.message, error.headers) if error else (HTTPStatus.OK, "", None)
-    response = rendered("login.html", status=status, next=_own(next_path), problem=problem)
+    response = render("login.html", status=status, next=_own(next_path), problem=problem)
     response.headers.update(headers or {})
     return response
 

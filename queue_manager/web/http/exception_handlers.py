@@ -13,9 +13,9 @@ from starlette.routing import Match
 
 from queue_manager.core.errors import server_away
 from queue_manager.telemetry import error_reports
+from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import ApiError, invalid_because
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view
-from queue_manager.web.rendering import rendered_page
 from queue_manager.web.server_calls import Unavailable
 
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
@@ -69,7 +69,7 @@ def _response(request: Request, error: ApiError) -> Response:
     title, message = error.status.phrase.capitalize(), error.message
     if error.status is HTTPStatus.NOT_FOUND:
         title, message = "Page not found", f"There is no page {request.url.path}."
-    return rendered_page("problem.html", request, principal, status=error.status, title=title, message=message)
+    return render_page("problem.html", request, principal, status=error.status, title=title, message=message)
 
 
 def _path_template(request: Request) -> str:

@@ -12,9 +12,9 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from queue_manager.web import auth
 from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import STATUS_DESCRIPTIONS
 from queue_manager.web.http.requests import SAFE_METHODS, Body
-from queue_manager.web.rendering import rendered_page
 
 SECURITY_SCHEMES = {
     "key": {"type": "apiKey", "in": "header", "name": "X-API-KEY"},
@@ -38,7 +38,7 @@ async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             parts.setdefault(operation["tags"][0], []).append(_shown(method, path, operation, schema))
-    return rendered_page("docs.html", request, principal, parts=parts)
+    return render_page("docs.html", request, principal, parts=parts)
 
 
 def install(api: FastAPI) -> None:

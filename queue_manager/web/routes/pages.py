@@ -24,7 +24,7 @@ from models.audit import AUDITED_ACTIONS
 from queue_manager.core.settings import settings
 from queue_manager.system import SCHEDULE_PAGE, System
 from queue_manager.web.auth import EACH, CurrentPrincipal, Principal, viewer, viewer_of
-from queue_manager.web.rendering import WORKERS_PAGE, rendered_page
+from queue_manager.web.html_pages import WORKERS_PAGE, render_page
 from services import job_queues, message_queue
 from services.failures import BROKER
 
@@ -92,12 +92,12 @@ def install(api: FastAPI) -> None:
 
 @of_each.get("/")
 async def overview(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    return rendered_page("overview.html", request, principal)
+    return render_page("overview.html", request, principal)
 
 
 def _page_of(system: System) -> Callable[[Request, CurrentPrincipal], Awaitable[HTMLResponse]]:
     async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-        return rendered_page("system.html", request, principal, system=system)
+        return render_page("system.html", request, principal, system=system)
 
     return page
 
@@ -111,12 +111,12 @@ def _page_of_item(system: System) -> Callable[[Request, CurrentPrincipal, str], 
 
 def _item_page(system: System, request: Request, principal: Principal, id: str) -> HTMLResponse:
     product = (system.item_url(settings()) or "").replace("{id}", quote(id, safe=""))
-    return rendered_page("explanation.html", request, principal, system=system, id=id, product=product)
+    return render_page("explanation.html", request, principal, system=system, id=id, product=product)
 
 
 @of_each.get("/search")
 async def search(request: Request, principal: CurrentPrincipal, id: str = "") -> HTMLResponse:
-    return rendered_page("search.html", request, principal, id=id.strip())
+    return render_page("search.html", request, principal, id=id.strip())
 
 
 @of_messages.get("/messages")
@@ -127,7 +127,7 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
     if tab is None:
         return _item_page(message_queue.system, request, principal, slug)
     chosen = settings()
-    return rendered_page(
+    return render_page(
         "messages.html",
         request,
         principal,
@@ -140,7 +140,7 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
 
 @of_jobs.get("/jobs")
 async def jobs(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    return rendered_page("jobs.html", request, principal, is_on=settings().runs_jobs)
+    return render_page("jobs.html", request, principal, is_on=settings().runs_jobs)
 
 
 @of_jobs.get("/jobs/{id:path}")
@@ -150,18 +150,18 @@ async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLRes
 
 @of_each.get(WORKERS_PAGE)
 async def workers(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    return rendered_page("workers.html", request, principal)
+    return render_page("workers.html", request, principal)
 
 
 @of_all.get("/failures")
 async def failures(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     listed = [(system.name, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
-    return rendered_page("failures.html", request, principal, systems=[*listed, (BROKER, "Broker")])
+    return render_page("failures.html", request, principal, systems=[*listed, (BROKER, "Broker")])
 
 
 @of_all.get("/audit")
 async def audit(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    return rendered_page(
+    return render_page(
         "audit.html",
         request,
         principal,
@@ -173,4 +173,4 @@ async def audit(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
 
 @of_all.get("/schedule")
 async def schedule(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    return rendered_page("schedule.html", request, principal, has_hooks=settings().qm_hooks)
+    return render_page("schedule.html", request, principal, has_hooks=settings().qm_hooks)

@@ -189,7 +189,7 @@ def test_person_brings_back_what_failed_for_good(lab: Lab) -> None:
 
 @pytest.mark.parametrize("how", ["retry", "reschedule"])
 @pytest.mark.parametrize("state", ["pending", "executing", "failure"])
-def test_singular_job_does_not_come_back_beside_another(lab: Lab, how: str, state: str) -> None:
+def test_singular_job_does_not_come_back_next_to_another(lab: Lab, how: str, state: str) -> None:
     canceled = lab.run("mail", 42, singular=True)
     lab.jobs.cancel(canceled)
     other = failed(lab, 42, singular=True) if state == "failure" else lab.run("mail", 42, singular=True)

@@ -40,7 +40,7 @@ PAGES_OF_ALL = (
 )
 
 
-def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
+def render(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
     """Return a page."""
     chosen = settings()
     environment = chosen.app_env if "app_env" in chosen.model_fields_set else None
@@ -48,7 +48,7 @@ def rendered(template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any
     return HTMLResponse(html, status_code=status)
 
 
-def rendered_page(
+def render_page(
     template: str, request: Request, principal: Principal | None, *, status: HTTPStatus = HTTPStatus.OK, **values: Any
 ) -> HTMLResponse:
     """Return a page with the navigation and the principal, `None` if nobody is authenticated."""
@@ -58,4 +58,4 @@ def rendered_page(
     pages += PAGES_OF_ALL if is_for_all else [Link(WORKERS_PAGE, "Workers")]
     path = request.url.path
     here = next((page.path for page in pages[1:] if f"{path}/".startswith(f"{page.path}/")), path)
-    return rendered(template, status=status, nav=pages, here=here, principal=principal, **values)
+    return render(template, status=status, nav=pages, here=here, principal=principal, **values)

@@ -1,4 +1,4 @@
-"""Pending calls of `after`: collection `qm_owed`, one record per batch of a system with an `after`.
+"""The outbox, pending calls of `after`: collection `qm_owed`, one record per batch of a system with an `after`.
 
     {_id: the batch, system, at, items: [{id, due_at}], postponed_until}
 
@@ -19,12 +19,12 @@ from pymongo.collection import Collection
 
 from models.database import Document, collection, id_key
 
-OWED_COLLECTION = "qm_owed"
+OUTBOX_COLLECTION = "qm_owed"
 BY_AGE = "owed_by_age"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owed:
+class OutboxRecord:
     """The record of one batch."""
 
     id: str
@@ -60,9 +60,11 @@ def left(system: str, *, now: datetime, grace: timedelta) -> Iterator[tuple[str,
 
 
 def _records() -> Collection[Document]:
-    return collection(OWED_COLLECTION)
+    return collection(OUTBOX_COLLECTION)
 
 
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
-    return {OWED_COLLECTION: [IndexModel([("system", ASCENDING), ("at", ASCENDING), ("_id", ASCENDING)], name=BY_AGE)]}
+    return {
+        OUTBOX_COLLECTION: [IndexModel([("system", ASCENDING), ("at", ASCENDING), ("_id", ASCENDING)], name=BY_AGE)]
+    }
