@@ -24,10 +24,10 @@ NAMES = (INVOICE, REPORT, PARCEL, IMPORT)
 
 PERIOD = seconds(5)
 AT_START = 5
-MOST_AT_A_TIME = 3
-MOST_WAITING = 20
+MAX_BATCH_SIZE = 3
+MAX_WAITING = 20
 RETENTION_COUNT = 50  # finished jobs of each name and state
-LATEST = 30.0  # seconds that an invoice may be ordered ahead
+MAX_DELAY = 30.0  # seconds that an invoice may be ordered ahead
 FAILURES = 2  # of each parcel, before it is ordered
 CANCEL_AFTER = seconds(40)  # after its creation, an import that cannot succeed is canceled
 REPORT_CHANCE, PARCEL_CHANCE, IMPORT_CHANCE = 0.3, 0.3, 0.1
@@ -82,7 +82,7 @@ def start(jobs: Jobs) -> None:
 def go_on(jobs: Jobs, now: datetime) -> None:
     """Do what happens in one period: new jobs come, and somebody cancels an import that fails for long."""
     if not is_full(INVOICE):
-        for _ in range(random.randint(1, MOST_AT_A_TIME)):
+        for _ in range(random.randint(1, MAX_BATCH_SIZE)):
             order_invoice(jobs)
     if random.random() < REPORT_CHANCE:
         jobs.run(REPORT, 2026, singular=True, priority=1)
@@ -96,13 +96,13 @@ def go_on(jobs: Jobs, now: datetime) -> None:
 
 def order_invoice(jobs: Jobs) -> None:
     """Store an invoice's job: for now, or some seconds ahead."""
-    jobs.run(INVOICE, _number(), delay=random.choice([timedelta(0), seconds(random.uniform(1, LATEST))]))
+    jobs.run(INVOICE, _number(), delay=random.choice([timedelta(0), seconds(random.uniform(1, MAX_DELAY))]))
 
 
 def is_full(name: str) -> bool:
-    """Return True if the most jobs of `name` that may wait are waiting."""
+    """Return True if `MAX_WAITING` jobs of `name` are waiting."""
     waiting: dict[str, Any] = {"name": name, "state": JobState.PENDING}
-    return model.jobs().count_documents(waiting, limit=MOST_WAITING, hint="jobs_of_a_name") == MOST_WAITING
+    return model.jobs().count_documents(waiting, limit=MAX_WAITING, hint="jobs_of_a_name") == MAX_WAITING
 
 
 def cancel_hopeless(jobs: Jobs, now: datetime) -> None:

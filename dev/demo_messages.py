@@ -15,8 +15,8 @@ from services.message_queue.browser import MAX_MESSAGES_PER_PAGE
 
 PERIOD = seconds(3)
 AT_START = 10
-MOST_AT_A_TIME = 3
-MOST_WAITING = 200
+MAX_BATCH_SIZE = 3
+MAX_WAITING = 200
 RETENTION_COUNT = 50  # messages of each state
 REPLAY_CHANCE = 0.05
 FAULT_CHANCE = 0.08
@@ -38,7 +38,7 @@ def start(queue: MessageQueue, contents: QueueAdmin) -> None:
 
 def go_on(queue: MessageQueue, contents: QueueAdmin) -> None:
     """Do what happens in one period: new messages come, now and then somebody replays one that died."""
-    produce(queue, contents, random.randint(1, MOST_AT_A_TIME))
+    produce(queue, contents, random.randint(1, MAX_BATCH_SIZE))
     if random.random() < REPLAY_CHANCE:
         contents.replay(demo_ids(contents, "dead")[:1])
     clear_up(contents)
@@ -46,7 +46,7 @@ def go_on(queue: MessageQueue, contents: QueueAdmin) -> None:
 
 def produce(queue: MessageQueue, contents: QueueAdmin, count: int) -> None:
     """Enqueue some messages while not too many wait, whosever they are."""
-    if contents.counts().main + count <= MOST_WAITING:
+    if contents.counts().main + count <= MAX_WAITING:
         queue.enqueue_batch([new_message() for _ in range(count)])
 
 

@@ -101,9 +101,9 @@ class TestBounds:
     def test_it_orders_no_more_while_too_many_wait(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(demo_jobs, "PARCEL_CHANCE", 1)
         for name in (INVOICE, PARCEL):
-            stored(name, JobState.PENDING, demo_jobs.MOST_WAITING)
+            stored(name, JobState.PENDING, demo_jobs.MAX_WAITING)
         demo_jobs.go_on(jobs, server_now())
-        assert [len(states(name)) for name in (INVOICE, PARCEL)] == [demo_jobs.MOST_WAITING] * 2
+        assert [len(states(name)) for name in (INVOICE, PARCEL)] == [demo_jobs.MAX_WAITING] * 2
 
     def test_only_the_demos_oldest_finished_ones_are_deleted(self, jobs: Jobs) -> None:
         somebodys = stored("send_invoice", JobState.SUCCESS, demo_jobs.RETENTION_COUNT + 2)

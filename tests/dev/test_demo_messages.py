@@ -68,9 +68,9 @@ class TestProducer:
         assert all(message.type.startswith("demo.") for message in messages)
 
     def test_it_stops_while_too_many_wait(self, queue: MessageQueue, people: QueueAdmin) -> None:
-        queue.enqueue_batch([NewMessage(type="somebodys") for _ in range(demo_messages.MOST_WAITING)])
+        queue.enqueue_batch([NewMessage(type="somebodys") for _ in range(demo_messages.MAX_WAITING)])
         demo_messages.go_on(queue, people)
-        assert people.counts().main == demo_messages.MOST_WAITING
+        assert people.counts().main == demo_messages.MAX_WAITING
 
     @pytest.mark.parametrize("place", ["dead", "archived"])
     def test_only_the_demos_oldest_are_deleted(self, place: service.MessageState, queue: MessageQueue) -> None:
