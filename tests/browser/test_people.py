@@ -130,14 +130,13 @@ def test_a_session_that_ends_leads_to_the_log_in_and_back(visiting: Visiting, ke
     visit.log_in(VIEWER)
     page = visit.open("/messages")
     expect(page.locator("#rows > tr")).to_have_count(2)
-    # Otherwise the start of the events reads the list, too.
+    # Otherwise the start of the events, or the event of a message, reads the list, too.
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
     visit.expect_status(401)
     visit.context.clear_cookies()
-    keys.post("/queue/message", {"type": "more"}, X_API_KEY=OPERATOR)
     page.get_by_role("button", name="Priority").click()  # reads the list in this order
     expect(page.get_by_label("API key")).to_be_visible()
     page.get_by_label("API key").fill(VIEWER)
     visit.press("Log in")
-    expect(page.locator("#rows > tr")).to_have_count(3)
+    expect(page.locator("#rows > tr")).to_have_count(2)
     assert visit.path == "/messages?sort=priority&order=desc"
