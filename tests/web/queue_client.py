@@ -111,6 +111,8 @@ class Stream:
         self.status = int(self._file.readline().split()[1])
         self.headers = dict(self._header_lines())
         self.last = last
+        self.is_complete = False
+        """True once the server has ended it, not cut it off."""
         self._blocks: deque[str] = deque()
 
     def _header_lines(self) -> Iterator[tuple[str, str]]:
@@ -125,7 +127,9 @@ class Stream:
 
     def _read(self) -> bool:
         """Read what was sent at once. Return True unless it was the end."""
-        size = int(self._file.readline() or b"0", 16)
+        line = self._file.readline()
+        size = int(line or b"0", 16)
+        self.is_complete = line != b"" and size == 0
         self._blocks += self._file.read(size).decode().strip("\r\n").split("\r\n\r\n") if size else []
         self._file.readline()
         return size > 0

@@ -15,10 +15,10 @@ import pytest
 from uvicorn.config import STARTUP_FAILURE
 
 from dev.ports import is_answering
+from dev.supervisor import STOP_GRACE
 from queue_manager.web import serve
 from queue_manager.web.routes.pages import STATIC
 from tests.eventually import eventually
-from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.web.listener import Listener
 from tests.web.web_process import COMMAND, PAGES, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
@@ -56,11 +56,11 @@ def test_it_ends_in_order_although_a_client_is_connected(
 ) -> None:
     with web(tmp_path, SOCKETIO_TOKEN_SECRET=SECRET) as process:
         client = Listener(process.port, {"token": token("a")})
-        with promptly(2.5):
-            os.kill(process.child.pid, number)
-            assert process.child.wait(30) == 0
+        os.kill(process.child.pid, number)
+        assert process.child.wait(STOP_GRACE) == 0
         client.close()
         assert "Traceback" not in process.log
+        assert "timeout graceful shutdown exceeded" not in process.log
 
 
 def test_several_processes_share_the_port_and_a_dead_one_is_replaced(servers: Servers, tmp_path: Path) -> None:
