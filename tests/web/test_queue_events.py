@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from queue_manager.web.live.event_feed import SEND_TIMEOUT
+from queue_manager.web.routes.messages.events import STREAM_READ_TIMEOUT
 from tests.eventually import eventually
-from tests.pace import paced, promptly
+from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue, Stream, empty_queue
 
@@ -219,20 +221,23 @@ def test_it_pings_every_15_seconds(queue: Queue) -> None:
         assert time.monotonic() - began > 14
 
 
-def test_a_change_reaches_50_pages_within_100_ms(queue: Queue, figure: Callable[[str], None]) -> None:
+def test_each_of_40_changes_reaches_50_pages_before_the_next(queue: Queue, figure: Callable[[str], None]) -> None:
     took = []
-    with paced() as pace, ExitStack() as stack:
+    with ExitStack() as stack:
         streams = [stack.enter_context(Stream(queue.web)) for _ in range(50)]
         events = [stream.events() for stream in streams]
-        for _ in range(10):
+        first_began = time.monotonic()
+        for _ in range(40):
             began = time.monotonic()
             id = queue.add()
             for of_one in events:
                 assert id in next(of_one)[1]["payload"]["ids"]
                 took.append(time.monotonic() - began)
+        in_all = time.monotonic() - first_began
     took.sort()
-    figure(f"queue: an event reached 50 pages in {took[250] * 1000:.0f} ms (p50), {took[494] * 1000:.0f} ms (p99)")
-    assert took[494] < 0.5 * pace.slowdown
+    figure(f"queue: an event reached 50 pages in {took[1000] * 1000:.0f} ms (p50), {took[1979] * 1000:.0f} ms (p99)")
+    # A read that is not ended by its change ends after this time, so that one per change would take four times as long.
+    assert in_all < 10 * STREAM_READ_TIMEOUT
 
 
 @pytest.mark.slow
@@ -243,13 +248,13 @@ def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(queue: Queue) -
     slow.sendall(b"GET /api/queue/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     event = json.dumps({"type": "enqueue", "timestamp": 0, "payload": {"ids": ["x" * 100_000]}})
     took = []
-    with slow, paced() as pace, Stream(queue.web) as quick, queue.redis() as client:
+    with slow, Stream(queue.web) as quick, queue.redis() as client:
         next(quick.blocks())
         for _ in range(300):
             client.xadd("tested:events", {"event": event})
             next(quick.events())
             took.append(queue.get("/queue/config").took)
-        assert max(took) < 1 * pace.slowdown
+        assert sum(took) < SEND_TIMEOUT  # none waited for the slow one, nor all of them together for as long
         slow.settimeout(40)
         received = 0
         while chunk := slow.recv(1 << 20):
