@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from queue_manager.core.clock import to_iso
+from queue_manager.core.clock import RESAMPLE_AFTER, to_iso
 
 # Seconds from the end of the last fault until everything is done. MongoDB keeps the transaction of a killed process
 # with its locks for 60 to 90 s.
@@ -237,9 +237,14 @@ def _end(run: JobRun) -> float:
 
 
 def _may_have_lost_lease(run: JobRun, history: History) -> bool:
-    """Return True if the lease of a run could not be renewed in time. It is renewed three times in its duration."""
+    """Return True if the lease of a run could not be renewed in time. It is renewed three times in its duration.
+
+    After a jump of MongoDB's clock, the processes disagree about the time until each has read that clock again.
+    """
     return any(
-        fault.began < _end(run) and fault.ended > run.began and fault.ended - fault.began >= JOB_LEASE * 2 / 3
+        fault.began < _end(run)
+        and fault.ended + RESAMPLE_AFTER * fault.sets_clock_of_rooms > run.began
+        and fault.ended - fault.began >= JOB_LEASE * 2 / 3
         for fault in history.faults
         if fault.may_outlast_leases
     )

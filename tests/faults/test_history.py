@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from queue_manager.core.clock import seconds, to_iso
+from queue_manager.core.clock import RESAMPLE_AFTER, seconds, to_iso
 from tests.faults.faults import draw
 from tests.faults.history import (
     Ack,
@@ -113,6 +113,16 @@ def test_a_room_is_early_by_the_clock_at_the_beginning_of_its_transaction_if_tha
     assert violations(history) == []
     wake(history, "d", 4, until=5)
     assert len(violations(history)) == 1
+
+
+def test_runs_may_overlap_until_each_process_has_read_the_clock_of_mongodb_again(history: History) -> None:
+    history.runs += [run("j5", 20, 21.5), run("j6", 21, 22)]
+    assert len(violations(history)) == 1
+    jump = replace(fault(12, 20 - RESAMPLE_AFTER - 0.1, may_outlast_leases=True), sets_clock_of_rooms=True)
+    history.faults.append(jump)
+    assert len(violations(history)) == 1
+    history.faults[-1] = replace(jump, ended=20 - RESAMPLE_AFTER + 0.1)
+    assert violations(history) == []
 
 
 def wake(history: History, room: str, at: float, *, until: float | None = None) -> None:
