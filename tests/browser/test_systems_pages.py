@@ -162,10 +162,10 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
 @pytest.mark.smoke
 def test_a_scan_is_started_once(visit: Visit, clean: Servers) -> None:
     page = visit.open("/rooms")
-    visit.press("Scan now")
+    visit.press("Trigger now")
     expect(page.locator("#toasts")).to_contain_text("sent to a worker")
     visit.expect_status(409)
-    visit.press("Scan now")
+    visit.press("Trigger now")
     expect(page.locator("#toasts")).to_contain_text("is running")
     assert [message.task for message in sent(clean, "scans")] == [furnished.ROOM_SCAN]
 
