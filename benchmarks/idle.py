@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from beat_schedule import systems
 from benchmarks.harness import Bench, Figure, Result, Table, Way, WrongResult, expect
@@ -44,7 +45,10 @@ class Idle:
 def run(bench: Bench, *, servers: Mapping[str, int]) -> Result:
     """Measure three times in one life of the processes; `servers` are their process ids by name."""
     measured: list[Idle] = []
-    with processes() as children:
+    with (
+        TemporaryDirectory(prefix="queue-manager-installed-") as directory,
+        processes(_installed(directory)) as children,
+    ):
         pids = {**{name: child.pid for name, child in children.items()}, **servers}
         way = Way(
             name="everything on",
@@ -54,7 +58,8 @@ def run(bench: Bench, *, servers: Mapping[str, int]) -> Result:
         )
         result = bench.compare(
             "Idle processes",
-            f"the Procfile's processes and both servers, {settings().worker_concurrency} processes per pool by default",
+            f"the Procfile's processes, {settings().worker_concurrency} per pool, in an installation as in production; "
+            "and both servers",
             [way],
             rounds=1 if bench.is_quick else 3,
             figures=(
@@ -69,11 +74,25 @@ def run(bench: Bench, *, servers: Mapping[str, int]) -> Result:
     return replace(result, tables=[_by_process(measured[-1]), _by_command(measured[-1])])
 
 
+def _installed(directory: str) -> Path:
+    """Install what production has; return the directory of its programs.
+
+    Some libraries import whatever else they find, so that the packages of the tests would take memory, too.
+    """
+    programs = Path(directory) / "bin"
+    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+    pip: list[str | Path] = [programs / "python", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", "-e", ROOT], check=True)
+    return programs
+
+
 @contextmanager
-def processes(web_port: int | None = None) -> Iterator[dict[str, Child]]:
+def processes(
+    programs: Path = Path(sys.executable).parent, *, web_port: int | None = None
+) -> Iterator[dict[str, Child]]:
     """Start what the Procfile lists, and yield it when everything answers and the scans run."""
     ports = {"QM_WEB_PORT": str(web_port or free_port()), "FLOWER_PORT": str(free_port())}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     env = {"JOBS_IMPORTS": '["dev.demo_jobs"]', **os.environ, **ports, "PATH": path}
     with ExitStack() as stack:
         children: dict[str, Child] = {}

@@ -53,7 +53,7 @@ def main() -> None:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="queue-manager-soak-") as directory, chdir(directory), _servers() as pids:
         try:
-            with idle.processes(port) as children, work.all_work(port) as kinds:
+            with idle.processes(web_port=port) as children, work.all_work(port) as kinds:
                 memory = Memory(roots={name: child.pid for name, child in children.items()} | pids)
                 rates = {kind.kind: wanted.share / KINDS * _capacity(kind, console) for kind in kinds}
                 try:
