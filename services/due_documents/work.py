@@ -174,9 +174,9 @@ class DocumentWork(DueWork):
         """Record it like a failed attempt, so that people find it among the failed items."""
         self.give_up(item, error=f"its process was lost {lost.losses} times in a row")
 
-    def owed_calls(self) -> OwedCalls:
+    def outbox_work(self) -> Outbox:
         """Return the calls of `after` that are left, as work."""
-        return OwedCalls(
+        return Outbox(
             leases=Leases(f"{self.system.name}.after", self.leases.lease),
             clock=self.clock,
             limits=self.limits,
@@ -185,7 +185,7 @@ class DocumentWork(DueWork):
         )
 
     def run_after(self, batch: str) -> None:
-        """Call `after` for what a batch has written, if that is owed; then forget it."""
+        """Call `after` for what a batch has written, if the outbox has that; then forget it."""
         if (record := outbox.get(batch)) is not None:
             self._run_after(batch, *record)
 
@@ -209,7 +209,7 @@ class DocumentWork(DueWork):
     def _write(
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
     ) -> dict[Any, database.Document]:
-        # Of its own: a redelivered batch may write again while an earlier record is still owed.
+        # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
         record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
         try:
             written = self.documents.apply(
@@ -234,7 +234,7 @@ class DocumentWork(DueWork):
         try:
             self._run_after(batch, now, {id: self.documents.due_at(one) for id, one in written.items()})
         except Exception as error:
-            # The write stands; what is owed is kept and called again.
+            # The write stands; the record is kept, and the call is repeated.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
 
     def _decide(self, documents: list[database.Document], run: Run, unreached: list[Any] | None) -> list[UpdateGroup]:
@@ -366,7 +366,7 @@ class DocumentWork(DueWork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwedCalls(DueWork):
+class Outbox(DueWork):
     """Batches whose call of `after` is left: it failed, or its process died. One that used its attempts comes again."""
 
     system: str

@@ -589,16 +589,16 @@ class TestAfter:
         else:
             assert execute(ours, item)["success"] is True
         assert get_account(id)["status"] == "expired"
-        assert scan(ours.owed_calls()) == []  # the process that wrote may still be at it
+        assert scan(ours.outbox_work()) == []  # the process that wrote may still be at it
         clock.advance(seconds(10))
 
-        (call,) = scan(ours.owed_calls())
-        assert ours.owed_calls().due_ms(call) is None  # it is in no latency of the system
+        (call,) = scan(ours.outbox_work())
+        assert ours.outbox_work().due_ms(call) is None  # it is in no latency of the system
         ours.run_after(call.args[0])
 
         assert calls[0] == calls[1]
         assert [(one.id, one.due_at, one.written_at) for one in calls[1]] == [(id, OVER, T0)]
-        assert scan(ours.owed_calls()) == []
+        assert scan(ours.outbox_work()) == []
         ours.run_after(call.args[0])
         assert len(calls) == 2
 
@@ -611,14 +611,14 @@ class TestAfter:
             {"_id": "b", "system": system.name, "at": OVER, "items": [{"id": id, "due_at": OVER}]}
         )
         collection("accounts").delete_one({"_id": id})
-        (call,) = scan(ours.owed_calls())
+        (call,) = scan(ours.outbox_work())
         ours.run_after(call.args[0])
         assert [one.document for one in calls] == [{"_id": id}]
 
     def test_call_that_used_its_attempts_comes_again_after_a_pause(
         self, clock: AgingClock, system: DueDocuments
     ) -> None:
-        calls = work_on(system, clock).owed_calls()
+        calls = work_on(system, clock).outbox_work()
         collection(outbox.OUTBOX_COLLECTION).insert_one({"_id": "b", "system": system.name, "at": OVER, "items": []})
         (call,) = scan(calls)
         calls.give_up(call, error="boom")

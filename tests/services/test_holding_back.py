@@ -154,7 +154,7 @@ class TestPause:
 
     def test_calls_of_after_that_are_owed_pause_too(self, work: DocumentWork) -> None:
         pauses.pause("calls", by="a test")
-        assert [batch.other_counts for batch in work.owed_calls().take_due(Backlog)] == [{"paused": 1}]
+        assert [batch.other_counts for batch in work.outbox_work().take_due(Backlog)] == [{"paused": 1}]
 
 
 class TestDryRun:

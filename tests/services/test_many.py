@@ -192,7 +192,7 @@ def test_room_that_is_snoozed_again_after_its_wake_has_its_event(
     support_room.rooms().update_one({"_id": room}, {"$set": {"snooze_time": again, "status": "snoozed"}})
     clock.advance(minutes(1))
 
-    (owed,) = scan(snooze.owed_calls())
+    (owed,) = scan(snooze.outbox_work())
     snooze.run_after(owed.args[0])
 
     ((_, data, _),) = events.sent

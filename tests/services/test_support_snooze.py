@@ -460,12 +460,12 @@ class TestItem:
         result = snooze.execute(str(room), to_iso(OVER), token="t")
         clock.advance(minutes(1))
 
-        (owed,) = scan(snooze.owed_calls())
+        (owed,) = scan(snooze.outbox_work())
         snooze.run_after(owed.args[0])
 
         ((_, data, _),) = events.sent
         assert (data["room_id"], data["timestamp"]) == (str(room), result["unsnoozed_at"])
-        assert scan(snooze.owed_calls()) == []
+        assert scan(snooze.outbox_work()) == []
 
     def test_event_is_sent_again_when_every_server_is_connected_also_if_the_room_is_snoozed_again(
         self, snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
@@ -475,18 +475,18 @@ class TestItem:
         result = snooze.execute(str(room), to_iso(OVER), token="t")
         resnooze(room, T0 + hours(1))
         clock.advance(seconds(59))
-        assert scan(snooze.owed_calls()) == []
+        assert scan(snooze.outbox_work()) == []
         clock.advance(seconds(1))
         events.again_in = seconds(0)
 
-        (owed,) = scan(snooze.owed_calls())
+        (owed,) = scan(snooze.outbox_work())
         snooze.run_after(owed.args[0])
 
         assert [(data["room_id"], data["timestamp"]) for _, data, _ in events.sent] == [
             (str(room), result["unsnoozed_at"])
         ] * 2
         clock.advance(minutes(5))
-        assert scan(snooze.owed_calls()) == []
+        assert scan(snooze.outbox_work()) == []
 
     def test_failed_write_is_logged_and_raised(
         self, snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
