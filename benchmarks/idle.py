@@ -77,7 +77,7 @@ def run(bench: Bench, *, servers: Mapping[str, int]) -> Result:
 def _installed(directory: str) -> Path:
     """Install what production has; return the directory of its programs.
 
-    Some libraries import whatever else they find, so that the packages of the tests would take memory, too.
+    Some libraries import optional packages if these are installed, so the packages of the tests would take memory, too.
     """
     programs = Path(directory) / "bin"
     subprocess.run([sys.executable, "-m", "venv", directory], check=True)

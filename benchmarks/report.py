@@ -55,9 +55,10 @@ def page(results: Sequence[Result], *, servers: Sequence[str]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`; do not edit. Our way is compared with the obvious one; both ran in turn on the same "
-        "data and server, and every result was checked before it was timed in. What holds on another machine are "
-        "the ratios, taken round by round, and the keys and documents that were read; the seconds do not. Figures are "
+        "Written by `make bench`; do not edit. Each table compares Queue Manager with other ways to do the same work, "
+        "which ran in turn on the same data and servers. A result is reported only if it was checked and is correct. "
+        "What holds on another machine are the ratios, taken round by round, and the keys and documents that were "
+        "read; the seconds do not. Figures are "
         "medians, and the server's are of its processor time; the load is the machine's average of a minute, before "
         "and after, and other work had a part in it.",
         "",
