@@ -61,8 +61,8 @@ stress: $(INSTALLED_DEV) ## run the long storms
 faults: $(INSTALLED_DEV) ## run SCHEDULES=20 schedules of random faults, from SEED=1 on; fail if a promise is broken
 	@$(BIN)/python -m tests.faults --schedules $(or $(SCHEDULES),20) --seed $(or $(SEED),1)
 
-bench: $(NODE_BENCH) ## measure against other ways, about an hour; QUICK=1 takes a tenth of the data
-	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
+bench: $(NODE_BENCH) ## measure against other ways, about an hour; ONLY=rooms measures one group, QUICK=1 takes a tenth of the data
+	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick) $(if $(ONLY),--only $(ONLY))
 
 soak: $(INSTALLED_DEV) ## work steadily for MINUTES=30 with all processes; fail if the memory of one keeps growing
 	@$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)

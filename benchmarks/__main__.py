@@ -1,4 +1,7 @@
-"""Run every benchmark, against servers of its own: `python -m benchmarks [--quick] [--only GROUP] [--ratios FILE]`."""
+"""Run every benchmark, against servers of its own: `python -m benchmarks [--quick] [--only GROUP] [--ratios FILE]`.
+
+Each result is written as soon as it is known. A wrong one is not: its group ends, and the next one is measured.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, chdir, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -58,35 +62,47 @@ MESSAGE_QUEUE: Sequence[Benchmark] = (
 def main() -> None:
     wanted, console = _arguments(), Console()
     results: list[Result] = []
-    servers: list[str] = []
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="queue-manager-bench-") as directory, _progress(console) as progress:
         bench = Bench(progress=progress, divided_by=10 if wanted.quick else 1)
         try:
             # There is no .env: the settings, which are read later, have their defaults and the servers started here.
             with chdir(directory):
                 for group in [wanted.only] if wanted.only else GROUPS:
-                    with GROUPS[group](bench, Path(directory)) as (server, benchmarks):
-                        servers += [] if server in servers else [server]
-                        results += [benchmark(bench) for benchmark in benchmarks]
-        except WrongResult as wrong:
-            sys.exit(f"A wrong result, so nothing was written. {wrong}")
+                    try:
+                        for result in _measured(group, bench, Path(directory)):
+                            results.append(result)
+                            if not wanted.quick:
+                                _write(result)
+                    except WrongResult as error:
+                        wrong.append(f"{group}: {error}")
         except KeyboardInterrupt:
             sys.exit(130)
     report.show(results, console)
     if wanted.ratios:
         wanted.ratios.write_text(report.ratios(results), encoding="utf-8")
-    if wanted.quick or wanted.only:
-        console.print("Not a whole run; the page is written by `make bench`.")
-        return
-    PAGE.write_text(report.page(results, servers=servers), encoding="utf-8")
-    RATIOS.write_text(report.ratios(results), encoding="utf-8")
-    console.print(f"Written to benchmarks/{PAGE.name} and benchmarks/{RATIOS.name}")
+    if not wanted.quick:
+        console.print(f"Written to benchmarks/{PAGE.name} and benchmarks/{RATIOS.name}")
+    if wrong:
+        sys.exit("\n".join(["Wrong results, which are not written:", *wrong]))
+
+
+def _measured(group: str, bench: Bench, directory: Path) -> Iterator[Result]:
+    with GROUPS[group](bench, directory) as (server, benchmarks):
+        for benchmark in benchmarks:
+            yield replace(benchmark(bench), server=server)
+
+
+def _write(result: Result) -> None:
+    """Write one result in the place of the last one, if there is one."""
+    PAGE.write_text(report.with_section(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+    RATIOS.write_text(report.with_ratios(RATIOS.read_text(encoding="utf-8"), result), encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure our ways against others.")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the data; the page is not written")
-    parser.add_argument("--only", choices=list(GROUPS), help="one group; the page is not written")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data; nothing is written")
+    parser.add_argument("--only", choices=list(GROUPS), help="one group; the others keep their results")
     parser.add_argument("--ratios", type=lambda name: Path(name).resolve(), help="write the ratios by name, as JSON")
     return parser.parse_args()
 

@@ -123,6 +123,8 @@ class Result:
     """The machine's load average of one minute before and after."""
     rounds: int
     notes: Sequence[str]
+    server: str = ""
+    """Name and version of the server, or what else the figures depend on."""
 
     @property
     def ways(self) -> list[str]:

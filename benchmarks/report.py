@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
+from datetime import date
 
 from rich import box
 from rich import table as screen
@@ -14,6 +15,7 @@ from rich.console import Console
 from benchmarks.explain import Explained
 from benchmarks.harness import Result, Table
 
+HEADING = "\n## "
 Row = Sequence[str]
 _COSTS = ("statement", "keys read", "documents read", "most memory", "disk")
 
@@ -28,16 +30,28 @@ def show(results: Sequence[Result], console: Console) -> None:
 
 def ratios(results: Sequence[Result]) -> str:
     """Return the ratios by name, as JSON: what a later run is compared with, on any machine."""
-    found = {
+    return _as_json({name: ratio for result in results for name, ratio in _ratios(result).items()})
+
+
+def with_ratios(known: str, result: Result) -> str:
+    """Return known ratios, as JSON, with those of a result in the place of its last ones."""
+    others = {name: ratio for name, ratio in json.loads(known).items() if not name.startswith(f"{result.title}: ")}
+    return _as_json({**others, **_ratios(result)})
+
+
+def _ratios(result: Result) -> dict[str, dict[str, float]]:
+    return {
         f"{result.title}: {way}": {
             "median": round(ratio.median, 3),
             "least": round(min(ratio.values), 3),
             "most": round(max(ratio.values), 3),
         }
-        for result in results
         for way, ratio in result.ratios.items()
     }
-    return json.dumps(found, indent=2) + "\n"
+
+
+def _as_json(found: dict[str, dict[str, float]]) -> str:
+    return json.dumps(found, indent=2, sort_keys=True) + "\n"
 
 
 def _on_screen(table: Table) -> screen.Table:
@@ -50,28 +64,37 @@ def _on_screen(table: Table) -> screen.Table:
     return shown
 
 
-def page(results: Sequence[Result], *, servers: Sequence[str]) -> str:
-    """Return the results as Markdown."""
-    lines = [
-        "# Benchmarks",
-        "",
+def with_section(page: str, result: Result) -> str:
+    """Return the page with a section for this result: in the place of its last one, or at the end."""
+    _, *old = page.split(HEADING)
+    sections = {section.partition("\n")[0]: section for section in old}
+    sections[result.title.capitalize()] = _section(result)
+    parts = [_introduction(), *(section.rstrip() + "\n" for section in sections.values())]
+    return HEADING.join(parts)
+
+
+def _introduction() -> str:
+    return (
+        "# Benchmarks\n\n"
         "Written by `make bench`; do not edit. Each table compares Queue Manager with other ways to do the same work, "
         "which ran in turn on the same data and servers. A result is reported only if it was checked and is correct. "
         "What holds on another machine are the ratios, taken round by round, and the keys and documents that were "
         "read; the seconds do not. Figures are "
         "medians, and the server's are of its processor time; the load is the machine's average of a minute, before "
-        "and after, and other work had a part in it.",
-        "",
-        f"{'; '.join([_machine(), *servers])}. `make bench QUICK=1` takes a tenth of the data and writes nothing.",
-        "",
-    ]
-    for result in results:
-        lines += [f"## {result.title.capitalize()}", "", f"{result.data}.", *result.notes]
-        lines += [f"{result.rounds} rounds; {_load(result)}.", ""]
-        for table in _tables(result):
-            lines += [table.caption, ""] if table.caption else []
-            lines += [*_markdown(table), ""]
-    return "\n".join(lines).rstrip() + "\n"
+        "and after, and other work had a part in it.\n\n"
+        f"{_machine()}. `make bench QUICK=1` takes a tenth of the data and writes nothing; `make bench ONLY=rooms` "
+        "measures one group, and the other results stay.\n"
+    )
+
+
+def _section(result: Result) -> str:
+    lines = [result.title.capitalize(), "", f"{result.data}.", *result.notes]
+    rounds = f"{result.rounds} round{'s' if result.rounds > 1 else ''}"
+    lines += [f"{rounds} on {date.today():%Y-%m-%d} with {result.server}; {_load(result)}.", ""]
+    for table in _tables(result):
+        lines += [table.caption, ""] if table.caption else []
+        lines += [*_markdown(table), ""]
+    return "\n".join(lines)
 
 
 def _tables(result: Result, *, are_short: bool = False) -> Iterable[Table]:
