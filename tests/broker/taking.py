@@ -67,7 +67,7 @@ def waiting(client: Redis, name: str) -> list[Any]:
 def body(raw: bytes) -> Any:
     """Return what a message as it is on the wire carries."""
     message = json.loads(raw)
-    is_encoded = message["properties"]["body_encoding"] == "base64"
+    is_encoded = message["properties"].get("body_encoding") == "base64"
     return json.loads(b64decode(message["body"]) if is_encoded else message["body"])
 
 

@@ -66,6 +66,6 @@ def _decode(raw: bytes) -> Message:
         kwargs=kwargs,
         retries=headers["retries"],
         eta=datetime.fromisoformat(headers["eta"]) if headers["eta"] else None,
-        expires=headers["expires"],
+        expires=headers.get("expires"),
         headers=headers,
     )
