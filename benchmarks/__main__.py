@@ -57,6 +57,14 @@ MESSAGE_QUEUE: Sequence[Benchmark] = (
     pages.processing,
     pages.dead,
 )
+ROOMS = (
+    waking.many,
+    waking.few,
+    waking.backlog,
+    promptness.idle,
+    promptness.ahead,
+    promptness.ahead_on_a_busy_machine,
+)
 
 
 def main() -> None:
@@ -141,9 +149,8 @@ def _rooms(bench: Bench, directory: Path) -> Iterator[Group]:
         with Valkey(directory / "valkey-rooms", config=VALKEY_CONFIG) as valkey:
             set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_CONVERSATIONS="true")
             servers = {"mongod": mongo.pid, "valkey": valkey.pid}
-            benchmarks = (waking.many, waking.few, waking.backlog, promptness.idle, promptness.ahead)
             try:
-                yield queues.server_name(), [partial(benchmark, servers=servers) for benchmark in benchmarks]
+                yield queues.server_name(), [partial(benchmark, servers=servers) for benchmark in ROOMS]
             finally:
                 database.close()
 

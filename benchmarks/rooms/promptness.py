@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 
 from benchmarks.harness import Bench, Document, Figure, Result, WrongResult
@@ -13,6 +15,7 @@ from benchmarks.rooms.processes import Running
 from benchmarks.rooms.trial import PERIOD, Drive, Moments, Trial, id_of, scan_once
 from benchmarks.rooms.waking import wait
 from benchmarks.snooze_scan import documents
+from dev.children import spawn
 from models import database, support_room
 from queue_manager.core.clock import seconds
 
@@ -43,7 +46,24 @@ def idle(bench: Bench, *, servers: dict[str, int]) -> Result:
 
 def ahead(bench: Bench, *, servers: dict[str, int]) -> Result:
     """Measure how late rooms wake whose time comes between two scans."""
+    return _ahead(bench, servers, "rooms woken at their time", nullcontext())
 
+
+def ahead_on_a_busy_machine(bench: Bench, *, servers: dict[str, int]) -> Result:
+    """Measure the same next to a program that uses a processor all the time."""
+    return _ahead(bench, servers, "rooms woken at their time, next to a busy loop", _busy_loop())
+
+
+@contextmanager
+def _busy_loop() -> Iterator[None]:
+    child = spawn([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        child.kill()
+
+
+def _ahead(bench: Bench, servers: dict[str, int], title: str, disturbed: AbstractContextManager[None]) -> Result:
     def soon() -> Iterator[Document]:
         now = database.server_now()
         for number in range(AHEAD):
@@ -68,17 +88,18 @@ def ahead(bench: Bench, *, servers: dict[str, int]) -> Result:
         scan_once(running, listener)
         return began, moments
 
-    return _compare(
-        bench,
-        trial,
-        scan_twice,
-        title="rooms woken at their time",
-        data=f"{AHEAD} rooms whose time comes between two scans, {PERIOD:g} s apart",
-        compared="p99, ms",
-        notes=[
-            "How late `unsnoozed_at` is. Ours sends them ahead with their time; the other finds them by its next scan."
-        ],
-    )
+    with disturbed:
+        return _compare(
+            bench,
+            trial,
+            scan_twice,
+            title=title,
+            data=f"{AHEAD} rooms whose time comes between two scans, {PERIOD:g} s apart",
+            compared="p99, ms",
+            notes=[
+                "How late `unsnoozed_at` is. Ours sends them ahead with their time; the other finds them by its scan."
+            ],
+        )
 
 
 def _one_by_one(running: Running, listener: Listener) -> tuple[float, Moments]:
