@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from queue_manager.web.auth import login
-from queue_manager.web.auth.authentication import Authenticator, Principal
+from queue_manager.web.auth.authentication import Authenticator
 from queue_manager.web.auth.authorization import (
     EACH,
     IN_PATH,
@@ -23,6 +23,7 @@ from queue_manager.web.auth.authorization import (
     viewer,
     viewer_of,
 )
+from queue_manager.web.auth.principal import Principal
 
 __all__ = [
     "EACH",

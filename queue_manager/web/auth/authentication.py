@@ -11,21 +11,20 @@ import hmac
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Literal
 
 import jwt
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 from starlette.responses import Response
 
-from queue_manager.core.api_keys import ROLES, ApiKey, Role
 from queue_manager.core.clock import hours
 from queue_manager.core.settings import Settings, settings
-from queue_manager.web.auth.keys import KeyRing, digest_of, now
+from queue_manager.web.auth.keys import KeyRing, now
+from queue_manager.web.auth.principal import LOOPBACK, Principal
 from queue_manager.web.auth.revocation import Revocations
 from queue_manager.web.auth.wrong_keys import WrongKeys
 from queue_manager.web.http.errors import ApiError
@@ -36,38 +35,6 @@ SESSION_COOKIE = "qm_session"
 SESSION_LIFETIME = hours(12)
 _REQUIRED_CLAIMS = ["name", "role", "exp"]
 _SECRET_PURPOSE = b"queue-manager session"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Principal:
-    """The holder of a key, or any user of this machine if no keys are configured."""
-
-    name: str
-    """The key's name; `loopback` without keys."""
-    role: Role
-    by: Literal["loopback", "key", "session"]
-    key_digest: bytes = field(default=b"", repr=False)
-    """Tells the key from a later one with the same name."""
-    session: str = field(default="", repr=False)
-    """The id by which the session is revoked."""
-    expires_at: datetime | None = None
-    """When the key or the session ends."""
-    systems: tuple[str, ...] | None = None
-    """The names of the only systems that the key is for; `None`: all."""
-
-    def has_role(self, role: Role) -> bool:
-        return ROLES.index(self.role) >= ROLES.index(role)
-
-    def has_system(self, name: str | None) -> bool:
-        """Return True if the key is for this system; with `None`, if it is for all."""
-        return self.systems is None or name in self.systems
-
-    @property
-    def may_act(self) -> bool:
-        return self.has_role("operator")
-
-
-LOOPBACK = Principal(name="loopback", role="operator", by="loopback")
 
 
 class Authenticator:
@@ -117,7 +84,7 @@ class Authenticator:
         found = self._keys.find(key)
         if found is None:
             raise unauthorized("The key is unknown or has expired")
-        return _holder(found)
+        return found
 
     async def count_wrong_key(self, key: str, connection: HTTPConnection) -> None:
         """Count a wrong key. Raises `ApiError`, after a delay, if the client's address has tried too many."""
@@ -127,12 +94,11 @@ class Authenticator:
         """Return True if the key or session of `principal` is still valid, with the same role and systems."""
         if principal is LOOPBACK:
             return True
-        key = self._keys.named(principal.name)
-        has_expired = principal.expires_at is not None and now() >= principal.expires_at
-        if key is None or has_expired or self._revocations.is_known(principal.session):
+        holder = self._keys.named(principal.name)
+        if holder is None or principal.is_expired(now()) or self._revocations.is_known(principal.session):
             return False
-        is_same = (key.role, key.systems) == (principal.role, principal.systems)
-        return is_same and hmac.compare_digest(_digest(key), principal.key_digest)
+        is_same = (holder.role, holder.systems) == (principal.role, principal.systems)
+        return is_same and hmac.compare_digest(holder.key_digest, principal.key_digest)
 
     async def log_out(self, headers: Headers) -> None:
         """Revoke the session of a request, in every process."""
@@ -145,19 +111,19 @@ class Authenticator:
         try:
             # The unverified name only selects the key that must have signed the cookie.
             claimed = jwt.decode(cookie, options={"verify_signature": False}).get("name")
-            key = self._keys.named(claimed) if isinstance(claimed, str) else None
-            if key is None:
+            holder = self._keys.named(claimed) if isinstance(claimed, str) else None
+            if holder is None:
                 return None
-            secret = _session_secret(_digest(key))
+            secret = _session_secret(holder.key_digest)
             claims = jwt.decode(cookie, secret, algorithms=["HS256"], options={"require": _REQUIRED_CLAIMS})
             expires_at = datetime.fromtimestamp(int(claims["exp"]), now().tzinfo)
         except (jwt.InvalidTokenError, TypeError, ValueError, OverflowError, RecursionError):
             return None
-        if claims["role"] != key.role:  # the key's role was changed since: log in again
+        if claims["role"] != holder.role:  # the key's role was changed since: log in again
             return None
         # Hash only the signed part: a signature can be encoded in several ways. Cookies of 0.1 have no `jti`.
         id = sha256(cookie.rpartition(".")[0].encode()).hexdigest()[:32]
-        return replace(_holder(key), by="session", session=id, expires_at=expires_at)
+        return replace(holder, by="session", session=id, expires_at=expires_at)
 
 
 def authenticator_of(connection: HTTPConnection) -> Authenticator:
@@ -172,8 +138,8 @@ def unauthorized(message: str) -> ApiError:
 
 def sent_key(headers: Headers) -> str | None:
     """Return the API key of a request."""
-    if API_KEY_HEADER in headers:
-        return headers[API_KEY_HEADER]
+    if (key := headers.get(API_KEY_HEADER)) is not None:
+        return key
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else None
 
@@ -205,21 +171,6 @@ def delete_session_cookie(response: Response, *, is_https: bool) -> None:
 
 def _cookie_path() -> str:
     return settings().web_prefix or "/"
-
-
-def _holder(key: ApiKey) -> Principal:
-    return Principal(
-        name=key.name,
-        role=key.role,
-        by="key",
-        key_digest=_digest(key),
-        expires_at=key.expires_at,
-        systems=key.systems,
-    )
-
-
-def _digest(key: ApiKey) -> bytes:
-    return digest_of(key.key.get_secret_value())
 
 
 def _cookie(headers: Headers) -> str:

@@ -22,7 +22,8 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from queue_manager.core.log import get_logger
-from queue_manager.web.auth.authentication import Principal, authenticator_of, sent_key
+from queue_manager.web.auth.authentication import authenticator_of, sent_key
+from queue_manager.web.auth.principal import Principal
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view, refuse_unknown_parameters
 
@@ -55,7 +56,7 @@ class RequiredRole:
             if request.method not in SAFE_METHODS and is_from_other_site(request.headers):
                 raise _other_site()
             return  # unknown parameters may pass: monitors add their own to probes, and links to the login page
-        if self.role == "operator" and getattr(request.state, "is_head", False):
+        if self.role == "operator" and "is_head" in request.state:
             raise _no_head()  # HEAD must have no effect, and this GET receives a message
         request.state.is_action = self.role == "operator"
         request.state.principal = principal = await self._authenticate(request)

@@ -19,6 +19,7 @@ from queue_manager.core.api_keys import ApiKey
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
+from queue_manager.web.auth.principal import Principal
 
 FILE_CHECK_INTERVAL = 1.0  # seconds
 FILE_SETTING = "QM_API_KEYS_FILE"
@@ -42,26 +43,26 @@ class KeyRing:
         self._stamp = _stamp(self._file) if self._file is not None else None
         if self._file is None:
             _require_systems(chosen.qm_api_keys, "QM_API_KEYS")
-        self._keys = _with_digests(_read(self._file) if self._file is not None else chosen.qm_api_keys)
+        self._keys = _with_holders(_read(self._file) if self._file is not None else chosen.qm_api_keys)
 
-    def find(self, key: str) -> ApiKey | None:
-        """Return the key with this secret, unless it has expired."""
+    def find(self, key: str) -> Principal | None:
+        """Return the holder of the key with this secret, unless it has expired."""
         digest, found = digest_of(key), None
-        for own_digest, known in self._current():  # all of them, so that the duration reveals nothing
-            if compare_digest(own_digest, digest):
-                found = known
+        for _, holder in self._current():  # all of them, so that the duration reveals nothing
+            if compare_digest(holder.key_digest, digest):
+                found = holder
         return found if found is not None and not found.is_expired(now()) else None
 
-    def named(self, name: str) -> ApiKey | None:
-        """Return the key with this name, unless it has expired."""
-        known = next((known for _, known in self._current() if known.name == name), None)
-        return known if known is not None and not known.is_expired(now()) else None
+    def named(self, name: str) -> Principal | None:
+        """Return the holder of the key with this name, unless it has expired."""
+        found = next((holder for _, holder in self._current() if holder.name == name), None)
+        return found if found is not None and not found.is_expired(now()) else None
 
     def all(self) -> list[ApiKey]:
         """Return all keys, also those that have expired."""
-        return [known for _, known in self._current()]
+        return [key for key, _ in self._current()]
 
-    def _current(self) -> list[tuple[bytes, ApiKey]]:
+    def _current(self) -> list[tuple[ApiKey, Principal]]:
         if self._file is not None and time.monotonic() - self._checked_at >= FILE_CHECK_INTERVAL:
             self._checked_at = time.monotonic()
             self._reload(self._file)
@@ -73,7 +74,7 @@ class KeyRing:
             return
         self._stamp = stamp
         try:
-            self._keys = _with_digests(_read(file))
+            self._keys = _with_holders(_read(file))
         except ConfigurationError as error:
             log.error(f"The keys stay as they were: {error}")
         else:
@@ -118,5 +119,5 @@ def _stamp(file: Path) -> tuple[int, ...] | None:
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-def _with_digests(keys: list[ApiKey]) -> list[tuple[bytes, ApiKey]]:
-    return [(digest_of(key.key.get_secret_value()), key) for key in keys]
+def _with_holders(keys: list[ApiKey]) -> list[tuple[ApiKey, Principal]]:
+    return [(key, Principal.of(key, digest=digest_of(key.key.get_secret_value()))) for key in keys]

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.responses import Response
@@ -24,7 +23,7 @@ from queue_manager.web.http.exception_handlers import error_handler
 class DirectRoute(APIRoute):
     """A route whose endpoint and dependencies are coroutine functions, and whose dependencies take only the request.
 
-    If its path has parameters, the framework serves it.
+    Its query parameters are single values, not lists. If its path has parameters, the framework serves it.
     """
 
 
@@ -74,14 +73,25 @@ class _DirectEndpoint:
             value = await dependency(request)
             if name is not None:
                 values[name] = value
-        # One that is absent has the default of the endpoint.
-        given = [one for one in self._parameters if one.alias in request.query_params or one.field_info.is_required()]
-        parameters, errors = request_params_to_args(given, request.query_params)
-        if errors:
-            raise RequestValidationError(errors)
         if self._request_name is not None:
             values[self._request_name] = request
-        result = await self._endpoint(**values, **parameters)
+        result = await self._endpoint(**values, **self._read_parameters(request))
         if isinstance(result, Response):
             return result
         return Response(result.model_dump_json(), status_code=self._status, media_type="application/json")
+
+    def _read_parameters(self, request: Request) -> dict[str, Any]:
+        """Return the parameters of the query by their names in the endpoint, which has the defaults of the others."""
+        query = request.query_params if request.scope["query_string"] else {}
+        values: dict[str, Any] = {}
+        errors: list[Any] = []
+        for field in self._parameters:
+            location = ("query", field.alias)
+            if field.alias in query:
+                values[field.name], wrong = field.validate(query[field.alias], loc=location)
+                errors += wrong
+            elif field.field_info.is_required():
+                errors.append({"type": "missing", "loc": location})
+        if errors:
+            raise RequestValidationError(errors)
+        return values

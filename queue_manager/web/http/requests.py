@@ -42,7 +42,7 @@ def refuse_unknown_parameters(request: Request) -> None:
     Routes outside the API description are pages: their scripts read the parameters in the browser.
     """
     route: Any = request.scope["route"]
-    if not request.query_params or not route.include_in_schema:
+    if not request.scope["query_string"] or not route.include_in_schema:
         return
     known = list(dict.fromkeys(_declared(route.dependant)))
     for name in request.query_params:
