@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from queue_manager.core.call_thread import CallThread
 from services.message_queue.errors import SearchIncomplete
 from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.operations import EnqueueResult, Operation, Operations, Result, TouchResult
@@ -30,7 +30,7 @@ class AsyncMessageQueue:
         self._scripts, self._operations = scripts, Operations(options)
         self._waiting: list[tuple[ScriptCall, asyncio.Future[Any]]] = []
         self._sender: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, "message-queue")  # redis-py's pipeline takes less time than its coroutines
+        self._thread = CallThread("message-queue")  # redis-py's pipeline takes less time than its coroutines
 
     async def enqueue(self, messages: Sequence[NewMessage | Mapping[str, Any]]) -> list[EnqueueResult]:
         """Like `MessageQueue.enqueue_batch`."""
@@ -93,6 +93,6 @@ class AsyncMessageQueue:
 
     async def _replies(self, calls: Sequence[ScriptCall]) -> Sequence[Any]:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._scripts.run_all, calls)
+            return await self._thread.run(self._scripts.run_all, calls)
         except Exception as error:  # each caller gets it
             return [error] * len(calls)

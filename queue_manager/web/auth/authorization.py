@@ -56,10 +56,11 @@ class RequiredRole:
             if request.method not in SAFE_METHODS and is_from_other_site(request.headers):
                 raise _other_site()
             return  # unknown parameters may pass: monitors add their own to probes, and links to the login page
-        if self.role == "operator" and "is_head" in request.state:
+        state = request.state
+        if self.role == "operator" and "is_head" in state:
             raise _no_head()  # HEAD must have no effect, and this GET receives a message
-        request.state.is_action = self.role == "operator"
-        request.state.principal = principal = await self._authenticate(request)
+        state.is_action = self.role == "operator"
+        state.principal = principal = await self._authenticate(request)
         if not principal.has_role(self.role):
             message = f"The key {principal.name} is a {principal.role}'s; this needs an {self.role}'s"
             raise ApiError(HTTPStatus.FORBIDDEN, "forbidden", message)
