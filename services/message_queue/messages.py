@@ -44,6 +44,9 @@ def _no_constant(name: str) -> Any:
 
 # Numbers stay as text: Python refuses to parse an integer of more than 4,300 digits.
 _strict = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str)
+# `json.dumps` would make an encoder for each call.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_strictly = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def members(text: str) -> dict[str, Json]:
@@ -124,7 +127,7 @@ def as_json(value: Any, *, field: str = "payload") -> Json:
     if isinstance(value, Json):
         return value
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _encode_strictly(value)
         text.encode()
     except UnicodeEncodeError:  # an unpaired surrogate can only be written escaped
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -347,7 +350,7 @@ class Message:
 
     def to_json(self) -> Json:
         """Return the message as in the HTTP API, with the payload unchanged."""
-        about = json.dumps(dict(self.fields), ensure_ascii=False, separators=(",", ":"))
+        about = _encode(dict(self.fields))
         return Json(f'{about[:-1]},"payload":{self.payload_json}}}')
 
 

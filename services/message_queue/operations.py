@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from secrets import token_hex
 from typing import Any, TypeAlias, TypeVar
-from uuid import uuid4
 
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
@@ -101,7 +101,7 @@ class Operations:
         script = "dequeue" if type is None else "dequeue_typed"
         ends = time.monotonic() + SEARCH_BUDGET
         while True:
-            tokens = (uuid4().hex for _ in range(limit))
+            tokens = (token_hex(16) for _ in range(limit))
             rows, next_sweep_ms, is_incomplete = yield script, (*arguments, *tokens)
             self._request_sweep(next_sweep_ms)
             received = [Message.read(*row) for row in rows]
