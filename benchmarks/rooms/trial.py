@@ -14,7 +14,7 @@ from typing import Any
 from bson import ObjectId, Timestamp
 
 from beat_schedule import SYSTEMS
-from benchmarks.harness import Document, Way, WrongResult, expect
+from benchmarks.harness import Document, Way, WrongResult, end_leases, expect
 from benchmarks.rooms.contenders import Contender
 from benchmarks.rooms.listener import Listener
 from benchmarks.rooms.processes import Cost, Running, cost, forget_peak, running
@@ -136,8 +136,8 @@ class Trial:
 
 def empty_redis() -> None:
     """Empty Redis, but let it be known for an hour: for a server that is new, ours sends every event twice."""
+    end_leases()
     with connect(settings().redis_url) as client:
-        client.flushall()
         since = unix_ms(datetime.now(UTC) - hours(1))
         client.set(SERVER_KEY, f"{client.info('server')['run_id']}:{since}")
 
