@@ -92,7 +92,6 @@ class Channel(stock.Channel):
         self._requested: tuple[list[str], int] = ([], 0)  # lists and batch size of the request in flight; 0: a poll
         self._no_ack_queues: set[str] = set()
         self._used_lists: set[str] = set()
-        self._lists_of: dict[tuple[str, ...], tuple[list[str], list[Any]]] = {}  # by the queues in their turn
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
         self._command_client: Any = None
         self.waiters: dict[str, Waiter] = {}
@@ -164,15 +163,10 @@ class Channel(stock.Channel):
     def _take_arguments(self, queues: Sequence[str], batch_size: int) -> tuple[list[str], list[Any]]:
         """Return the keys and arguments of `scripts.TAKE_MESSAGES`."""
         self._take_count += 1
-        if (order := tuple(queues)) not in self._lists_of:
-            self._lists_of[order] = self._lists(order)
-        keys, of_lists = self._lists_of[order]
-        return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, len(queues), *of_lists]
-
-    def _lists(self, queues: Sequence[str]) -> tuple[list[str], list[Any]]:
         lists = [(queue, step) for step in self.priority_steps for queue in queues]
         keys = [self.unacked_key, self.unacked_index_key, *(self._q_for_pri(*one) for one in lists)]
-        return keys, [part for queue, step in lists for part in (f', "", {dumps(queue)}]', self.priority(step))]
+        of_lists = (part for queue, step in lists for part in (f', "", {dumps(queue)}]', self.priority(step)))
+        return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, len(queues), *of_lists]
 
     def _brpop_read(self, **options: Any) -> bool:
         """Deliver the batch that was requested. Raises `Empty` if it has no message, or for the reply to a poll."""
