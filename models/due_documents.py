@@ -1,4 +1,4 @@
-"""Documents of any collection that fall due at a date: found by one index, changed in one transaction.
+"""Documents of any collection that fall due at a date: found by one index, changed together.
 
 A document is due when the date at `due` has come and `where` holds. Guarantee: a change applies to documents that are
 due at the moment of the write and that nobody changed since they were read; of two writers at once one wins.
@@ -7,7 +7,7 @@ due at the moment of the write and that nobody changed since they were read; of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -20,11 +20,12 @@ from bson import MinKey
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
+from pymongo.errors import OperationFailure
 
 from models import listing, outbox
 from models.database import Document, client, collection, id_key, projection, value_at
 from models.listing import Order, Position
-from models.transaction import commands, transact
+from models.transaction import commands, transact, write_unless_locked
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import ConfigurationError
 
@@ -244,6 +245,55 @@ class DueCollection:
             return written
 
         return transact(act)
+
+    def apply_unread(
+        self,
+        due_at: Mapping[Any, datetime],
+        update: Update,
+        *,
+        stamp: Document,
+        fields: Sequence[str] | None,
+        now: datetime,
+        record: outbox.OutboxRecord | None = None,
+    ) -> dict[Any, Document]:
+        """Write one update to the documents that are due at these times, without a transaction.
+
+        Args:
+            due_at: by id, the due time that is meant.
+            stamp: values that the update writes and no other one did; they tell which documents were written.
+            fields: those to return; `None`: all.
+            record: inserted before the write, and deleted again if nothing was written.
+
+        Returns:
+            By id, each document that was written, as it is now.
+
+        Raises:
+            Contended: a transaction has locked a document. Others may be written; then the record is left.
+        """
+        if record is not None:
+            record.insert(due_at, now=now)
+        try:
+            with commands():
+                written = self._stamped(due_at, stamp, fields) if self._update_due(due_at, update, now) else {}
+        except OperationFailure:
+            # The server has answered, so it writes nothing more. After other errors it may.
+            if record is not None and not self._stamped(due_at, stamp, ["_id"]):
+                outbox.delete(record.id)
+            raise
+        if record is not None and not written:
+            outbox.delete(record.id)
+        return written
+
+    def _update_due(self, due_at: Mapping[Any, datetime], update: Update, now: datetime) -> int:
+        # Due at any of the times: a document that was given that of another one meanwhile is due all the same.
+        due = self.is_due(now)
+        where = {**due, self.due: {**due[self.due], "$in": list(set(due_at.values()))}, "_id": {"$in": list(due_at)}}
+        return write_unless_locked(lambda: self.collection().update_many(where, update, hint="_id_")).matched_count
+
+    def _stamped(self, ids: Iterable[Any], stamp: Document, fields: Sequence[str] | None) -> dict[Any, Document]:
+        wanted = None if fields is None else projection(fields)
+        found = self.collection().find({**stamp, "_id": {"$in": list(ids)}}, wanted, hint="_id_")
+        return {id_key(one["_id"]): one for one in found}
 
     def _refuse_still_due(
         self, changes: Sequence[UpdateGroup], before: Mapping[Any, Document], now: datetime, session: ClientSession

@@ -1,9 +1,10 @@
 """The outbox, pending calls of `after`: collection `qm_owed`, one record per batch of a system with an `after`.
 
-    {_id: the batch, system, at, items: [{id, due_at}], postponed_until}
+    {_id: the batch, system, at, items: [{id, due_at}], stamp, postponed_until}
 
-Guarantee: a record is inserted in the transaction that writes the documents, and deleted after the call returned. After
-a crash the call is repeated, so `after` is called at least once for each document.
+Guarantee: a record is inserted in the transaction that writes the documents, or before a write without one, and deleted
+after the call returned. After a crash the call is repeated, so `after` is called at least once for each document.
+A record from before the write has `stamp`: it counts for documents in which that field is not earlier than `at`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,22 @@ class OutboxRecord:
 
     id: str
     system: str
+    stamp: str | None = None
+    """The field with the time of the write, of a record that is inserted before."""
 
-    def insert(self, due_at: Mapping[Any, datetime], *, now: datetime, session: ClientSession) -> None:
+    def insert(self, due_at: Mapping[Any, datetime], *, now: datetime, session: ClientSession | None = None) -> None:
         items = [{"id": id, "due_at": at} for id, at in due_at.items()]
-        _records().insert_one({"_id": self.id, "system": self.system, "at": now, "items": items}, session=session)
+        record = {"_id": self.id, "system": self.system, "at": now, "items": items}
+        _records().insert_one(record if self.stamp is None else {**record, "stamp": self.stamp}, session=session)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftCall:
+    """What the record of a batch says: the time of the write, and the due times of its documents by id."""
+
+    written_at: datetime
+    due_at: dict[Any, datetime]
+    stamp: str | None
 
 
 def delete(id: str) -> None:
@@ -40,10 +53,13 @@ def delete(id: str) -> None:
     _records().with_options(write_concern=WriteConcern(w=1)).delete_one({"_id": id})
 
 
-def get(id: str) -> tuple[datetime, dict[Any, datetime]] | None:
-    """Return the time of a batch and the due times of its documents by id; `None` if the call is done."""
+def get(id: str) -> LeftCall | None:
+    """Return the call of a batch; `None` if it is done."""
     record = _records().find_one({"_id": id})
-    return None if record is None else (record["at"], {id_key(one["id"]): one["due_at"] for one in record["items"]})
+    if record is None:
+        return None
+    due_at = {id_key(one["id"]): one["due_at"] for one in record["items"]}
+    return LeftCall(written_at=record["at"], due_at=due_at, stamp=record.get("stamp"))
 
 
 def postpone(id: str, *, until: datetime) -> None:

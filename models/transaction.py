@@ -19,7 +19,7 @@ from itertools import count
 from typing import TypeVar
 
 from pymongo.client_session import ClientSession
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
 
 from models import database
 from models.database import APP_NAME, Document, within
@@ -29,6 +29,7 @@ from queue_manager.core.log import get_logger
 
 T = TypeVar("T")
 
+LOCK_TIMEOUT = seconds(1)  # of a write without a transaction: a batch takes a fiftieth of it
 MAX_TRANSACTION = seconds(15)  # an election takes less; the driver would retry for two minutes
 COMMAND_TIMEOUT = seconds(4)  # of the commands that read, of those that write, and of a commit
 ABORT_TIMEOUT = seconds(0.5)  # MongoDB aborts a transaction that nobody continues
@@ -75,6 +76,23 @@ def transact(act: Callable[[ClientSession], T]) -> T:
                 if not _is_transient(error) or time.monotonic() > ends_at:
                     raise
             _delay(attempt)
+
+
+def write_unless_locked(act: Callable[[], T]) -> T:
+    """Run a write that needs no transaction, and may be repeated. It may be half done when it raises.
+
+    Raises:
+        Contended: a transaction of a living process has locked a document.
+        PyMongoError: of the driver.
+    """
+    while True:
+        try:
+            with within(LOCK_TIMEOUT):
+                return act()
+        except (ExecutionTimeout, NetworkTimeout) as error:
+            with commands():  # which fails if the member does not answer at all
+                if not end_abandoned():
+                    raise Contended(CONFLICT_WAIT) from error
 
 
 def commands() -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ from queue_manager.explanation import TimelineEntry
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import room_history
-from services.due_documents import CallAgain, DueDocuments, Failure, Reasons, Run, Written
+from services.due_documents import CallAgain, DueDocuments, Failure, Reasons, Written
 from services.problems import counted
 from services.realtime import EmitFailed, events
 
@@ -58,9 +58,9 @@ class SupportSnooze(DueDocuments):
     def flag_field(self) -> str | None:
         return support_room.FLAG if settings().qm_snooze_flag else None
 
-    def result(self, document: Document, run: Run) -> dict[str, Any]:
-        done = {"success": True, "room_id": shown_id(document["_id"]), "unsnoozed_at": to_iso(run.now)}
-        return {**done, "status": "closed"} if document.get("status") == "closed" else done
+    def result(self, written: Written) -> dict[str, Any]:
+        done = {"success": True, "room_id": shown_id(written.id), "unsnoozed_at": to_iso(written.written_at)}
+        return {**done, "status": "closed"} if written.document.get("status") == "closed" else done
 
     def more_indexes(self) -> Sequence[IndexModel]:
         return support_room.indexes()
@@ -105,6 +105,7 @@ system = SupportSnooze(
     collection=support_room.ROOMS_COLLECTION,
     due=support_room.DUE,
     fields=("account_id", "status"),
+    stamp=("unsnoozed_by_task", "unsnoozed_at"),
     shown=("account_id",),
     arguments=("room_id", "snoozed_until"),
     adoption_notes=adoption_notes,
@@ -117,12 +118,13 @@ system = SupportSnooze(
     retry=RetryPolicy(max_attempts=10, base=seconds(1)),
     task="tasks.support_snooze.unsnooze_room",
 )
-def unsnooze(room: Document, run: Run) -> Document:
-    opened = {"status": "open"} if room.get("status") in (None, "snoozed") else {}
-    return {
-        "$set": {**opened, support_room.FLAG: False, "unsnoozed_at": run.now, "unsnoozed_by_task": run.id},
-        "$unset": dict.fromkeys(("snooze_time", *support_room.HISTORY), ""),
-    }
+def unsnooze() -> list[Document]:
+    is_snoozed = {"$eq": [{"$ifNull": ["$status", "snoozed"]}, "snoozed"]}
+    opened = {"$cond": [is_snoozed, "open", "$status"]}
+    return [
+        {"$set": {"status": opened, support_room.FLAG: False}},
+        {"$unset": ["snooze_time", *support_room.HISTORY]},
+    ]
 
 
 @system.after

@@ -100,13 +100,13 @@ class ItemFunction(Generic[F]):
 
     def __init__(self, function: F, system: DueDocuments) -> None:
         names = list(signature(function).parameters)
-        if iscoroutinefunction(function) or len(names) not in (1, 2) or names[1:] not in ([], ["run"]):
+        if iscoroutinefunction(function) or len(names) > 2 or names[1:] not in ([], ["run"]):
             raise ConfigurationError(
                 f"System {system.name!r}: {function.__qualname__} must be a plain function of the document, with a "
-                "second parameter `run` if it needs one"
+                "second parameter `run` if it needs one; or of nothing, if its update is the same for each document"
             )
         self.function, self._system = function, system
-        self.wants_run = len(names) == 2
+        self.wants_document, self.wants_run = len(names) > 0, len(names) == 2
         update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,6 +170,10 @@ class DueDocuments(System):
     """`unset`: the date is removed with every update, which may then be `{}`."""
     max_rate: float | None = None
     """Items that are dispatched in a second, at most."""
+    stamp: tuple[str, str] | None = None
+    """Fields that get the id of the batch, or of the task that runs alone, and the time, with each update. They tell
+    which documents a batch wrote. So the update of a function that does not take the document is written without a
+    transaction, and without reading the documents before, in half the time."""
     arguments: tuple[str, str] = ("id", "due_at")
     """What the arguments of the item's task are called in errors."""
     reasons: Reasons = Reasons()
@@ -196,6 +200,8 @@ class DueDocuments(System):
             f'a condition such as {{"status": "trial"}} on other fields than the date, with no operators but '
             f"{', '.join(sorted(_OPERATORS))} and $and",
         )
+        is_stamp = self.stamp is None or (len(self.stamp) == 2 and all(isinstance(one, str) for one in self.stamp))
+        self._require(is_stamp, "stamp", 'two fields such as ("expired_by", "expired_at")')
         for name in ("fields", "shown"):
             value = getattr(self, name)
             is_list = not isinstance(value, str) and all(isinstance(one, str) for one in value or ())
@@ -205,6 +211,7 @@ class DueDocuments(System):
         """Make a function the work of one item.
 
         It gets a document and returns an update: operators, or a pipeline. It must make the document not due any more.
+        A function without parameters returns the update of every document.
 
         Args:
             retry: how often it is tried, and the waits between; an outage of a server is not an attempt.
@@ -273,9 +280,9 @@ class DueDocuments(System):
         """The field that is true while a document is dispatched, for other programs; `None`: there is none."""
         return None
 
-    def result(self, document: Document, run: Run) -> dict[str, Any]:
-        """Return the result of an item whose document was written; it is given as it was before."""
-        return {"success": True, "id": shown_id(document["_id"]), "due_at": to_iso(value_at(document, self.due))}
+    def result(self, written: Written) -> dict[str, Any]:
+        """Return the result of an item whose document was written."""
+        return {"success": True, "id": shown_id(written.id), "due_at": to_iso(written.due_at)}
 
     def more_indexes(self) -> Sequence[IndexModel]:
         """Return indexes of the collection besides that of due documents."""

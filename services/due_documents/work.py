@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import uuid4
@@ -107,11 +107,11 @@ class DocumentWork(DueWork):
         run = Run(id=token, now=self.clock())
         written = self._write({key: meant}, run)
         if key in written:
-            return self.system.result(written[key], run)
+            return self.system.result(written[key])
         return self._not_written(key, meant, run.now)
 
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
-        """Act on many documents as `execute` does, in one transaction, or in several if their functions take long.
+        """Act on many documents as `execute` does: together, or in several transactions if their functions take long.
 
         Returns:
             The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH` is over.
@@ -122,7 +122,7 @@ class DocumentWork(DueWork):
         early = [one[1] - run.now for one in named if one and one[1] and run.now < one[1] <= run.now + A_MOMENT]
         if early:
             raise NotYetDue(max(early))
-        left, written = {one[0]: one[1] for one in named if one}, dict[Any, database.Document]()
+        left, written = {one[0]: one[1] for one in named if one}, dict[Any, Written]()
         while left:
             unreached: list[Any] = []
             written |= self._write(left, run, unreached=unreached)
@@ -130,18 +130,16 @@ class DocumentWork(DueWork):
             if time.monotonic() > ends_at:
                 break
         return [
-            Verdict.UNREACHED if one and one[0] in left else self._result(written, *one, run) if one else None
+            Verdict.UNREACHED if one and one[0] in left else self._result(written, *one) if one else None
             for one in named
         ]
 
-    def _result(
-        self, written: Mapping[Any, database.Document], key: Any, meant: datetime | None, run: Run
-    ) -> ItemResult | None:
+    def _result(self, written: Mapping[Any, Written], key: Any, meant: datetime | None) -> ItemResult | None:
         """Return the result of one item of a batch; another one may have meant this document, or an equal key."""
-        document = written.get(key)
-        if document is None or not is_same_id(document["_id"], key):
+        found = written.get(key)
+        if found is None or not is_same_id(found.id, key):
             return None
-        return self.system.result(document, run) if meant in (None, self.documents.due_at(document)) else None
+        return self.system.result(found) if meant in (None, found.due_at) else None
 
     def change_of(self, document: database.Document, run: Run) -> UpdateGroup:
         """Return the change that the function makes of a due document, unwritten. Raises what the function raises."""
@@ -186,39 +184,56 @@ class DocumentWork(DueWork):
 
     def run_after(self, batch: str) -> None:
         """Call `after` for what a batch has written, if the outbox has that; then forget it."""
-        if (record := outbox.get(batch)) is not None:
-            self._run_after(batch, *record)
+        if (left := outbox.get(batch)) is None:
+            return
+        written = [
+            Written(id=id, due_at=at, written_at=left.written_at, document={"_id": id})
+            for id, at in left.due_at.items()
+        ]
+        if left.stamp is None:
+            self._run_after(batch, self._as_now(written))
+            return
+        found = self._as_now(written, left.stamp)
+        # If another batch wrote a document later, `after` is called twice for it rather than never.
+        stamped = [one for one in found if _is_from(database.value_at(one.document, left.stamp), left.written_at)]
+        self._run_after(batch, stamped, again_in=AFTER_PAUSE if self._may_be_written(left, stamped) else None)
 
-    def _run_after(self, batch: str, written_at: datetime, due_at: Mapping[Any, datetime]) -> None:
-        found = {id_key(one["_id"]): one for one in self.documents.get_many(list(due_at), self.system.fields)}
+    def _may_be_written(self, left: outbox.LeftCall, written: Sequence[Written]) -> bool:
+        """Return True if a document is still due, which a process that was frozen could write under this record."""
+        others = left.due_at.keys() - {id_key(one.id) for one in written}
+        due = self.documents.among(list(others), self.clock()) if others else []
+        return any(self.documents.due_at(one) == left.due_at[id_key(one["_id"])] for one in due)
+
+    def _as_now(self, written: Sequence[Written], *more: str) -> list[Written]:
+        fields = self.system.fields
+        wanted = None if fields is None else (*fields, *more)
+        found = {id_key(one["_id"]): one for one in self.documents.get_many([one.id for one in written], wanted)}
+        return [replace(one, document=found.get(id_key(one.id), {"_id": one.id})) for one in written]
+
+    def _run_after(self, batch: str, written: Sequence[Written], *, again_in: timedelta | None = None) -> None:
         call = self.system.functions.after
         assert call is not None
-        written = [
-            Written(id=id, due_at=at, written_at=written_at, document=found.get(id, {"_id": id}))
-            for id, at in due_at.items()
-        ]
         try:
-            call(written)
+            if written:
+                call(written)
         except CallAgain as again:
-            outbox.postpone(batch, until=self.clock() + again.wait)
-        else:
+            again_in = again.wait
+        if again_in is None:
             outbox.delete(batch)
+        else:
+            outbox.postpone(batch, until=self.clock() + again_in)
 
     # Writing
 
     def _write(
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
-    ) -> dict[Any, database.Document]:
-        # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
-        record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
+    ) -> dict[Any, Written]:
+        record = self._record()
         try:
-            written = self.documents.apply(
-                due_at,
-                lambda documents: self._decide(documents, run, unreached),
-                fields=self.system.fields,
-                now=run.now,
-                record=record,
-            )
+            if self._is_unread:
+                written = self._write_unread(due_at, run, record)
+            else:
+                written = self._write_read(due_at, run, record, unreached)
         except StillDue as error:
             raise PermanentError(self.still_due(", ".join(map(shown_id, error.ids[:5])))) from None
         except database.Error as error:
@@ -227,12 +242,70 @@ class DocumentWork(DueWork):
         if written:
             failed_item.delete(self.system.name, list(written))
             if record is not None:
-                self._call_after(record.id, run.now, written)
+                self._call_after(record.id, list(written.values()))
         return written
 
-    def _call_after(self, batch: str, now: datetime, written: Mapping[Any, database.Document]) -> None:
+    @property
+    def _is_unread(self) -> bool:
+        """Whether documents are written without being read before: their update is the same, and leaves a stamp."""
+        item = self.system.functions.item
+        return self.system.stamp is not None and item is not None and not item.wants_document
+
+    def _record(self) -> outbox.OutboxRecord | None:
+        if self.system.functions.after is None:
+            return None
+        stamp = self.system.stamp[1] if self.system.stamp is not None and self._is_unread else None
+        # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
+        return outbox.OutboxRecord(id=uuid4().hex, system=self.system.name, stamp=stamp)
+
+    def _write_read(
+        self,
+        due_at: Mapping[Any, datetime | None],
+        run: Run,
+        record: outbox.OutboxRecord | None,
+        unreached: list[Any] | None,
+    ) -> dict[Any, Written]:
+        before = self.documents.apply(
+            due_at,
+            lambda documents: self._decide(documents, run, unreached),
+            fields=self.system.fields,
+            now=run.now,
+            record=record,
+        )
+        return {
+            key: Written(id=one["_id"], due_at=self.documents.due_at(one), written_at=run.now, document=one)
+            for key, one in before.items()
+        }
+
+    def _write_unread(
+        self, due_at: Mapping[Any, datetime | None], run: Run, record: outbox.OutboxRecord | None
+    ) -> dict[Any, Written]:
+        assert self.system.stamp is not None
+        change = self._change(self._checked(self._call(None, run)), run)
+        if not change.is_sure_to_end:
+            raise StillDue(list(due_at))
+        unknown = [key for key, at in due_at.items() if at is None]
+        found = self.documents.among(unknown, run.now) if unknown else []
+        known = {key: at for key, at in due_at.items() if at is not None}
+        meant = known | {id_key(one["_id"]): self.documents.due_at(one) for one in found}
+        if not meant:
+            return {}
+        written = self.documents.apply_unread(
+            meant,
+            change.update,
+            stamp=dict(zip(self.system.stamp, (run.id, run.now), strict=True)),
+            fields=self.system.fields,
+            now=run.now,
+            record=record,
+        )
+        return {
+            key: Written(id=one["_id"], due_at=meant[key], written_at=run.now, document=one)
+            for key, one in written.items()
+        }
+
+    def _call_after(self, batch: str, written: Sequence[Written]) -> None:
         try:
-            self._run_after(batch, now, {id: self.documents.due_at(one) for id, one in written.items()})
+            self._run_after(batch, written if self._is_unread else self._as_now(written))
         except Exception as error:
             # The write stands; the record is kept, and the call is repeated.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
@@ -269,7 +342,16 @@ class DocumentWork(DueWork):
         return list(changes.values())
 
     def _change(self, update: Update, run: Run) -> UpdateGroup:
-        return UpdateGroup(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
+        is_sure_to_end = self._is_sure_to_end(update, run.now)
+        return UpdateGroup(ids=[], update=self._with_stamp(update, run), is_sure_to_end=is_sure_to_end)
+
+    def _with_stamp(self, update: Update, run: Run) -> Update:
+        if self.system.stamp is None:
+            return update
+        by, at = self.system.stamp
+        if isinstance(update, list):
+            return [*update, {"$set": {by: {"$literal": run.id}, at: run.now}}]
+        return {**update, "$set": {**update.get("$set", {}), by: run.id, at: run.now}}
 
     def _update(self, document: database.Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
@@ -285,9 +367,11 @@ class DocumentWork(DueWork):
             later = _value_set(update, self.system.due)
         raise PermanentError(f"{self._function} must set a later {self.system.due} than the document has")
 
-    def _call(self, document: database.Document, run: Run) -> Any:
+    def _call(self, document: database.Document | None, run: Run) -> Any:
         item = self.system.functions.item
         assert item is not None
+        if not item.wants_document:
+            return item.function()
         return item.function(document, run=run) if item.wants_run else item.function(document)
 
     def _checked(self, update: Any) -> Update:
@@ -393,6 +477,10 @@ class Outbox(DueWork):
 
 def skipped(reason: str) -> ItemResult:
     return {"skipped": True, "reason": reason}
+
+
+def _is_from(value: Any, earliest: datetime) -> bool:
+    return isinstance(value, datetime) and value >= earliest
 
 
 def _unset(stage: Mapping[str, Any]) -> list[str]:

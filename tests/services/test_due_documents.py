@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from bson import ObjectId
-from pymongo.errors import OperationFailure
+from pymongo import MongoClient
+from pymongo.errors import AutoReconnect, OperationFailure
 
-from models import database, failed_item, outbox, schema, transaction
+from models import database, due_documents, failed_item, outbox, schema, transaction
 from models.database import collection, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
+from queue_manager.core.settings import settings
 from queue_manager.items import Verdict
-from services.due_documents import DueDocuments, Failure, Run, Written, work, work_of
+from services.due_documents import DueDocuments, Failure, Run, Written, previews, work, work_of
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem, Limits
@@ -632,6 +634,196 @@ class TestAfter:
         with commands() as seen:
             ours.execute_batch(items)
         assert not [one for one in seen if outbox.OUTBOX_COLLECTION in one]
+
+
+class TestStamp:
+    """A function without parameters, and fields that tell which documents a batch wrote."""
+
+    STAMP: ClassVar = {"stamp": ("ended_by", "ended_at"), "fields": ["plan"]}
+
+    @pytest.fixture
+    def calls(self) -> list[Written]:
+        return []
+
+    @pytest.fixture
+    def ours(self, clock: AgingClock, calls: list[Written]) -> DocumentWork:
+        system = declare(lambda: EXPIRE, **self.STAMP)
+        system.after(calls.extend)
+        return work_on(system, clock)
+
+    @pytest.mark.parametrize("update", [EXPIRE, [{"$set": {"status": "expired", "was": "$status"}}]])
+    def test_the_update_is_written_with_it(self, clock: AgingClock, update: Any) -> None:
+        ours = work_on(declare(lambda: update, done="unset", **self.STAMP), clock)
+        id = make_account()
+        assert execute(ours, item_of(ours, id)) == {"success": True, "id": str(id), "due_at": to_iso(OVER)}
+        stamped = {"ended_by": "t", "ended_at": T0}
+        more = {"was": "trial"} if isinstance(update, list) else {}
+        assert get_account(id) == {"_id": id, "status": "expired", **stamped, **more}
+
+    def test_a_function_of_the_document_has_it_too(self, clock: AgingClock) -> None:
+        ours = work_on(declare(**self.STAMP), clock)
+        id = make_account()
+        assert execute(ours, item_of(ours, id))["success"] is True
+        assert (get_account(id)["ended_by"], get_account(id)["ended_at"]) == ("t", T0)
+
+    def test_a_batch_is_written_without_a_transaction(self, ours: DocumentWork, calls: list[Written]) -> None:
+        ids = [make_account(plan="a"), make_account(OVER + seconds(1))]
+        items = [item_of(ours, ids[0]), item_of(ours, ids[1], OVER + seconds(1))]
+        with commands() as sent:
+            results = ours.execute_batch(items)
+        assert sent == [
+            *("insert qm_owed", "update accounts", "find accounts", "count qm_failed_items", "delete qm_owed"),
+        ]
+        assert [result and result["due_at"] for result in results] == [to_iso(OVER), to_iso(OVER + seconds(1))]
+        assert [(one.id, one.due_at, one.written_at) for one in calls] == [
+            (ids[0], OVER, T0),
+            (ids[1], OVER + seconds(1), T0),
+        ]
+        assert calls[0].document == {"_id": ids[0], "plan": "a"}
+
+    @pytest.mark.parametrize(
+        "changed", [{"trial_ends_at": T0 + hours(1)}, {"status": "paid"}, {"trial_ends_at": [OVER]}], ids=str
+    )
+    def test_document_that_was_changed_is_left_alone(
+        self, ours: DocumentWork, calls: list[Written], changed: Document
+    ) -> None:
+        id, other = make_account(), make_account()
+        items = [item_of(ours, id), item_of(ours, other)]
+        collection("accounts").update_one({"_id": id}, {"$set": changed})
+        before = get_account(id)
+        assert [result is not None for result in ours.execute_batch(items)] == [False, True]
+        assert get_account(id) == before
+        assert [one.id for one in calls] == [other]
+
+    def test_nothing_written_leaves_no_record(self, ours: DocumentWork, calls: list[Written]) -> None:
+        item = item_of(ours, make_account(status="paid"))
+        assert execute(ours, item) == {"skipped": True, "reason": "Changed"}
+        assert calls == []
+        assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
+
+    def test_without_a_due_time_it_is_written_for_the_one_it_has(
+        self, ours: DocumentWork, calls: list[Written]
+    ) -> None:
+        id, free = make_account(), make_account(status="free")
+        assert execute(ours, item_of(ours, id, None))["due_at"] == to_iso(OVER)
+        assert execute(ours, item_of(ours, free, None)) == {"skipped": True, "reason": "Changed"}
+        assert [one.due_at for one in calls] == [OVER]
+
+    def test_update_that_may_leave_it_due_is_refused(self, clock: AgingClock) -> None:
+        ours = work_on(declare(lambda: {"$set": {"seen": True}}, **self.STAMP), clock)
+        id = make_account()
+        with pytest.raises(PermanentError, match=r"left .* due"):
+            execute(ours, item_of(ours, id))
+        assert "seen" not in get_account(id)
+
+    @pytest.mark.parametrize("is_written", [True, False])
+    def test_process_that_dies_before_or_after_the_write(
+        self,
+        clock: AgingClock,
+        ours: DocumentWork,
+        calls: list[Written],
+        monkeypatch: pytest.MonkeyPatch,
+        is_written: bool,
+    ) -> None:
+        write = due_documents.write_unless_locked
+
+        def die(act: Callable[[], Any]) -> Any:
+            if is_written:
+                write(act)
+            raise SystemExit
+
+        id = make_account()
+        with monkeypatch.context() as patch:
+            patch.setattr(due_documents, "write_unless_locked", die)
+            with pytest.raises(SystemExit):
+                execute(ours, item_of(ours, id))
+        clock.advance(seconds(10))
+        (call,) = scan(ours.outbox_work())
+        ours.run_after(call.args[0])
+        assert [one.id for one in calls] == [id] * is_written
+        assert scan(ours.outbox_work()) == []
+
+        # What is due may still be written under the record, which is left until then.
+        clock.advance(minutes(1))
+        again = execute(ours, item_of(ours, id))
+        assert ("success" in again) is not is_written
+        ours.run_after(call.args[0])
+        assert {one.id for one in calls} == {id}
+        assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
+
+    def test_record_of_a_document_that_was_written_again_since(
+        self, clock: AgingClock, ours: DocumentWork, calls: list[Written], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def die(*_: Any) -> None:
+            raise SystemExit
+
+        id = make_account()
+        with monkeypatch.context() as patch:
+            patch.setattr(DocumentWork, "_run_after", die)
+            with pytest.raises(SystemExit):
+                execute(ours, item_of(ours, id))
+        collection("accounts").update_one({"_id": id}, {"$set": {"status": "trial"}})
+        clock.advance(seconds(10))
+        execute(ours, item_of(ours, id))
+        (call,) = scan(ours.outbox_work())
+        ours.run_after(call.args[0])
+        assert [(one.id, one.written_at) for one in calls] == [(id, T0 + seconds(10)), (id, T0)]
+
+    @pytest.mark.parametrize(
+        "error",
+        [OperationFailure("validation", 121), AutoReconnect("closed")],
+        ids=["the server refuses", "no answer"],
+    )
+    @pytest.mark.parametrize("is_written", [True, False])
+    def test_failed_write_leaves_its_record_if_something_is_or_may_be_written(
+        self,
+        ours: DocumentWork,
+        calls: list[Written],
+        monkeypatch: pytest.MonkeyPatch,
+        error: Exception,
+        is_written: bool,
+    ) -> None:
+        write = due_documents.write_unless_locked
+
+        def fail(act: Callable[[], Any]) -> Any:
+            if is_written:
+                write(act)
+            raise error
+
+        monkeypatch.setattr(due_documents, "write_unless_locked", fail)
+        with pytest.raises(type(error)):
+            execute(ours, item_of(ours, make_account()))
+        left = collection(outbox.OUTBOX_COLLECTION).count_documents({})
+        assert left == (is_written or isinstance(error, AutoReconnect))
+        assert calls == []
+
+    def test_document_that_another_process_has_locked_is_not_waited_for(
+        self, ours: DocumentWork, calls: list[Written]
+    ) -> None:
+        ids = [make_account(), make_account()]
+        items = [item_of(ours, id) for id in ids]
+        with MongoClient[Document](settings().mongo_db_url) as client, client.start_session() as other:
+            other.start_transaction()
+            accounts = client[collection("accounts").database.name]["accounts"]
+            accounts.update_one({"_id": ids[1]}, {"$set": {"status": "held"}}, session=other)
+            with pytest.raises(Contended) as early:
+                ours.execute_batch(items)
+            assert early.value.remaining == transaction.CONFLICT_WAIT
+            other.abort_transaction()
+        assert get_account(ids[0])["status"] == "expired"
+        assert execute(ours, items[1])["success"] is True
+        assert [one.id for one in calls] == [ids[1]]
+        assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 1  # of the first
+
+    def test_preview_shows_it(self, ours: DocumentWork) -> None:
+        make_account()
+        (preview,) = previews(ours, limit=5)
+        assert preview.update == {"$set": {**EXPIRE["$set"], "ended_by": "preview", "ended_at": T0}}
+
+    @pytest.mark.parametrize("stamp", ["ended_by", ("a",), ("a", 1)])
+    def test_it_is_two_fields(self, stamp: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"stamp=.* must be two fields"):
+            declare(lambda: EXPIRE, stamp=stamp)
 
 
 class TestFailure:
