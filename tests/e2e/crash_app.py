@@ -1,6 +1,7 @@
 """The product's own application, with one thing that goes wrong at one step; `celery -A tests.e2e.crash_app worker`.
 
-CRASH_AT  the step: taken, published, unread (a batch is written, and not read back yet), written, attempt
+CRASH_AT  the step: taken, published, attempt, recorded (the outbox has the batch), unread (the batch is written, and not
+          read back yet), written
 CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for
           RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s), hold
           (until CRASH_MARK exists)
@@ -77,8 +78,10 @@ if STEP == "taken":
 elif STEP == "published":
     before(item.ItemTask, "__call__", lambda task, room_id, *_: room_id)
 elif STEP == "attempt":
-    before(DueCollection, "apply", lambda documents, due_at, *_, **__: next(iter(due_at)))
+    before(DueCollection, "apply_unread", lambda documents, due_at, *_, **__: next(iter(due_at)))
+elif STEP == "recorded":
+    before(DueCollection, "_update_due", lambda documents, due_at, *_: next(iter(due_at)))
 elif STEP == "unread":
-    before(DueCollection, "get_many", lambda documents, ids, *_: ids[0])
+    before(DueCollection, "_stamped", lambda documents, ids, *_: next(iter(ids)))
 elif STEP == "written":
     before(system.functions, "after", lambda written: written[0].id)
