@@ -7,6 +7,8 @@ the whole transaction may take. A process that is told to end does not wait for 
 When a process dies, MongoDB keeps its transaction, with the locks, for a minute or more
 (`transactionLifetimeLimitSeconds`). The next transaction that meets such a lock ends it. The transaction of a living
 process is never ended: it is not abandoned while its connection is open.
+
+A write without a transaction waits for such locks, too: `write_unless_locked` limits that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The product's own application, with one thing that goes wrong at one step; `celery -A tests.e2e.crash_app worker`.
 
-CRASH_AT  the step: taken, published, attempt, recorded (the outbox has the batch), unread (the batch is written, and not
+CRASH_AT  the step: taken, published, attempt, recorded (the outbox has the batch), unread (a batch is written, and not
           read back yet), written
 CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for
           RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s), hold
