@@ -193,9 +193,9 @@ class DocumentWork(DueWork):
         if left.stamp is None:
             self._run_after(batch, self._as_now(written))
             return
-        found = self._as_now(written, left.stamp)
+        found = [(one, database.value_at(one.document, left.stamp)) for one in self._as_now(written, left.stamp)]
         # If another batch wrote a document later, `after` is called twice for it rather than never.
-        stamped = [one for one in found if _is_from(database.value_at(one.document, left.stamp), left.written_at)]
+        stamped = [replace(one, written_at=at) for one, at in found if _is_from(at, left.written_at)]
         self._run_after(batch, stamped, again_in=AFTER_PAUSE if self._may_be_written(left, stamped) else None)
 
     def _may_be_written(self, left: outbox.LeftCall, written: Sequence[Written]) -> bool:
