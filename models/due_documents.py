@@ -246,7 +246,7 @@ class DueCollection:
 
         return transact(act)
 
-    def apply_unread(
+    def apply_uniform(
         self,
         due_at: Mapping[Any, datetime],
         update: Update,
@@ -270,15 +270,16 @@ class DueCollection:
         Raises:
             Contended: a transaction has locked a document. Others may be written; then the record is left.
         """
-        if record is not None:
-            record.insert(due_at, now=now)
         try:
             with commands():
+                if record is not None:
+                    record.insert(due_at, now=now)
                 written = self._stamped(due_at, stamp, fields) if self._update_due(due_at, update, now) else {}
         except OperationFailure:
             # The server has answered, so it writes nothing more. After other errors it may.
-            if record is not None and not self._stamped(due_at, stamp, ["_id"]):
-                outbox.delete(record.id)
+            with commands():
+                if record is not None and not self._stamped(due_at, stamp, ["_id"]):
+                    outbox.delete(record.id)
             raise
         if record is not None and not written:
             outbox.delete(record.id)

@@ -40,7 +40,7 @@ class OutboxRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftCall:
+class PendingCall:
     """What the record of a batch says: the time of the write, and the due times of its documents by id."""
 
     written_at: datetime
@@ -53,13 +53,13 @@ def delete(id: str) -> None:
     _records().with_options(write_concern=WriteConcern(w=1)).delete_one({"_id": id})
 
 
-def get(id: str) -> LeftCall | None:
+def get(id: str) -> PendingCall | None:
     """Return the call of a batch; `None` if it is done."""
     record = _records().find_one({"_id": id})
     if record is None:
         return None
     due_at = {id_key(one["id"]): one["due_at"] for one in record["items"]}
-    return LeftCall(written_at=record["at"], due_at=due_at, stamp=record.get("stamp"))
+    return PendingCall(written_at=record["at"], due_at=due_at, stamp=record.get("stamp"))
 
 
 def postpone(id: str, *, until: datetime) -> None:

@@ -81,20 +81,18 @@ def transact(act: Callable[[ClientSession], T]) -> T:
 
 
 def write_unless_locked(act: Callable[[], T]) -> T:
-    """Run a write that needs no transaction, and may be repeated. It may be half done when it raises.
+    """Run a write that needs no transaction. It may be half done when it raises.
 
     Raises:
-        Contended: a transaction of a living process has locked a document.
+        Contended: a transaction had locked a document; if it was abandoned, the write can be tried again at once.
         PyMongoError: of the driver.
     """
-    while True:
-        try:
-            with within(LOCK_TIMEOUT):
-                return act()
-        except (ExecutionTimeout, NetworkTimeout) as error:
-            with commands():  # which fails if the member does not answer at all
-                if not end_abandoned():
-                    raise Contended(CONFLICT_WAIT) from error
+    try:
+        with within(LOCK_TIMEOUT):
+            return act()
+    except (ExecutionTimeout, NetworkTimeout) as error:
+        with commands():  # which fails if the member does not answer at all
+            raise Contended(seconds(0) if end_abandoned() else CONFLICT_WAIT) from error
 
 
 def commands() -> AbstractContextManager[None]:

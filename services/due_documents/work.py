@@ -184,25 +184,25 @@ class DocumentWork(DueWork):
 
     def run_after(self, batch: str) -> None:
         """Call `after` for what a batch has written, if the outbox has that; then forget it."""
-        if (left := outbox.get(batch)) is None:
+        if (pending := outbox.get(batch)) is None:
             return
         written = [
-            Written(id=id, due_at=at, written_at=left.written_at, document={"_id": id})
-            for id, at in left.due_at.items()
+            Written(id=id, due_at=at, written_at=pending.written_at, document={"_id": id})
+            for id, at in pending.due_at.items()
         ]
-        if left.stamp is None:
+        if pending.stamp is None:
             self._run_after(batch, self._as_now(written))
             return
-        found = [(one, database.value_at(one.document, left.stamp)) for one in self._as_now(written, left.stamp)]
+        found = [(one, database.value_at(one.document, pending.stamp)) for one in self._as_now(written, pending.stamp)]
         # If another batch wrote a document later, `after` is called twice for it rather than never.
-        stamped = [replace(one, written_at=at) for one, at in found if _is_from(at, left.written_at)]
-        self._run_after(batch, stamped, again_in=AFTER_PAUSE if self._may_be_written(left, stamped) else None)
+        stamped = [replace(one, written_at=at) for one, at in found if _is_from(at, pending.written_at)]
+        self._run_after(batch, stamped, again_in=AFTER_PAUSE if self._may_be_written(pending, stamped) else None)
 
-    def _may_be_written(self, left: outbox.LeftCall, written: Sequence[Written]) -> bool:
+    def _may_be_written(self, pending: outbox.PendingCall, written: Sequence[Written]) -> bool:
         """Return True if a document is still due, which a process that was frozen could write under this record."""
-        others = left.due_at.keys() - {id_key(one.id) for one in written}
+        others = pending.due_at.keys() - {id_key(one.id) for one in written}
         due = self.documents.among(list(others), self.clock()) if others else []
-        return any(self.documents.due_at(one) == left.due_at[id_key(one["_id"])] for one in due)
+        return any(self.documents.due_at(one) == pending.due_at[id_key(one["_id"])] for one in due)
 
     def _as_now(self, written: Sequence[Written], *more: str) -> list[Written]:
         fields = self.system.fields
@@ -230,10 +230,10 @@ class DocumentWork(DueWork):
     ) -> dict[Any, Written]:
         record = self._record()
         try:
-            if self._is_unread:
-                written = self._write_unread(due_at, run, record)
+            if self._is_uniform:
+                written = self._write_uniform(due_at, run, record)
             else:
-                written = self._write_read(due_at, run, record, unreached)
+                written = self._write_each(due_at, run, record, unreached)
         except StillDue as error:
             raise PermanentError(self.still_due(", ".join(map(shown_id, error.ids[:5])))) from None
         except database.Error as error:
@@ -246,7 +246,7 @@ class DocumentWork(DueWork):
         return written
 
     @property
-    def _is_unread(self) -> bool:
+    def _is_uniform(self) -> bool:
         """Whether documents are written without being read before: their update is the same, and leaves a stamp."""
         item = self.system.functions.item
         return self.system.stamp is not None and item is not None and not item.wants_document
@@ -254,11 +254,11 @@ class DocumentWork(DueWork):
     def _record(self) -> outbox.OutboxRecord | None:
         if self.system.functions.after is None:
             return None
-        stamp = self.system.stamp[1] if self.system.stamp is not None and self._is_unread else None
+        stamp = self.system.stamp[1] if self.system.stamp is not None and self._is_uniform else None
         # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
         return outbox.OutboxRecord(id=uuid4().hex, system=self.system.name, stamp=stamp)
 
-    def _write_read(
+    def _write_each(
         self,
         due_at: Mapping[Any, datetime | None],
         run: Run,
@@ -277,7 +277,7 @@ class DocumentWork(DueWork):
             for key, one in before.items()
         }
 
-    def _write_unread(
+    def _write_uniform(
         self, due_at: Mapping[Any, datetime | None], run: Run, record: outbox.OutboxRecord | None
     ) -> dict[Any, Written]:
         assert self.system.stamp is not None
@@ -290,7 +290,7 @@ class DocumentWork(DueWork):
         meant = known | {id_key(one["_id"]): self.documents.due_at(one) for one in found}
         if not meant:
             return {}
-        written = self.documents.apply_unread(
+        written = self.documents.apply_uniform(
             meant,
             change.update,
             stamp=dict(zip(self.system.stamp, (run.id, run.now), strict=True)),
@@ -305,7 +305,7 @@ class DocumentWork(DueWork):
 
     def _call_after(self, batch: str, written: Sequence[Written]) -> None:
         try:
-            self._run_after(batch, written if self._is_unread else self._as_now(written))
+            self._run_after(batch, written if self._is_uniform else self._as_now(written))
         except Exception as error:
             # The write stands; the record is kept, and the call is repeated.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)

@@ -78,7 +78,7 @@ if STEP == "taken":
 elif STEP == "published":
     before(item.ItemTask, "__call__", lambda task, room_id, *_: room_id)
 elif STEP == "attempt":
-    before(DueCollection, "apply_unread", lambda documents, due_at, *_, **__: next(iter(due_at)))
+    before(DueCollection, "apply_uniform", lambda documents, due_at, *_, **__: next(iter(due_at)))
 elif STEP == "recorded":
     before(DueCollection, "_update_due", lambda documents, due_at, *_: next(iter(due_at)))
 elif STEP == "unread":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from pymongo.client_session import ClientSession
 
 from models.database import collection
-from models.transaction import end_abandoned, transact
+from models.transaction import CONFLICT_WAIT, end_abandoned, transact, write_unless_locked
 from queue_manager.core.errors import Contended
 from queue_manager.core.settings import settings
 from tests.eventually import eventually
@@ -74,6 +74,28 @@ def test_transaction_of_a_living_process_is_waited_for(lock: Lock) -> None:
     with pytest.raises(Contended):
         write("a")
     assert end_abandoned() == 0
+
+
+def write_plainly(account: str) -> None:
+    write_unless_locked(lambda: collection("accounts").update_one({"_id": account}, {"$set": {"by": "us"}}))
+
+
+def test_plain_write_does_not_wait_for_the_transaction_of_a_living_process(lock: Lock) -> None:
+    lock("a")
+    with pytest.raises(Contended) as early:
+        write_plainly("a")
+    assert early.value.remaining == CONFLICT_WAIT
+
+
+def test_plain_write_ends_the_transaction_of_a_killed_process(lock: Lock) -> None:
+    lock("a").kill()
+
+    def is_written() -> bool:
+        with suppress(Contended):  # also while the server has not noticed that the connection is closed
+            write_plainly("a")
+        return written_by("a") == "us"
+
+    eventually(is_written, within=10)  # MongoDB would keep the lock for 15 s here, and for 60 s by default
 
 
 def test_only_the_abandoned_one_of_two_is_ended(lock: Lock) -> None:
