@@ -370,9 +370,8 @@ class DocumentWork(DueWork):
     def _call(self, document: database.Document | None, run: Run) -> Any:
         item = self.system.functions.item
         assert item is not None
-        if not item.wants_document:
-            return item.function()
-        return item.function(document, run=run) if item.wants_run else item.function(document)
+        arguments = (document,) if item.wants_document else ()
+        return item.function(*arguments, run=run) if item.wants_run else item.function(*arguments)
 
     def _checked(self, update: Any) -> Update:
         """Return the update that a function returned, with the date removed if the declaration says so."""

@@ -660,6 +660,14 @@ class TestStamp:
         more = {"was": "trial"} if isinstance(update, list) else {}
         assert get_account(id) == {"_id": id, "status": "expired", **stamped, **more}
 
+    def test_a_function_of_the_run_needs_no_document(self, clock: AgingClock) -> None:
+        ours = work_on(declare(lambda run: {"$set": {"status": run.id}}, **self.STAMP), clock)
+        id = make_account()
+        with commands() as sent:
+            assert execute(ours, item_of(ours, id))["success"] is True
+        assert "commitTransaction 1" not in sent
+        assert get_account(id)["status"] == "t"
+
     def test_a_function_of_the_document_has_it_too(self, clock: AgingClock) -> None:
         ours = work_on(declare(**self.STAMP), clock)
         id = make_account()
@@ -820,7 +828,9 @@ class TestStamp:
         (preview,) = previews(ours, limit=5)
         assert preview.update == {"$set": {**EXPIRE["$set"], "ended_by": "preview", "ended_at": T0}}
 
-    @pytest.mark.parametrize("stamp", ["ended_by", ("a",), ("a", 1)])
+    @pytest.mark.parametrize(
+        "stamp", ["ended_by", ("a",), ("a", 1), ("a", "$b"), ("a", "status"), ("trial_ends_at", "b")]
+    )
     def test_it_is_two_fields(self, stamp: Any) -> None:
         with pytest.raises(ConfigurationError, match=r"stamp=.* must be two fields"):
             declare(lambda: EXPIRE, stamp=stamp)
