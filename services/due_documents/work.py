@@ -6,28 +6,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
-import bson
 from structlog.stdlib import BoundLogger
 
-from models import database, failed_item, outbox, transaction
+from models import database, failed_item, outbox
 from models.database import id_key, id_text, is_same_id, shown_id
-from models.due_documents import DueCollection, StillDue, Update, UpdateGroup
+from models.due_documents import DueCollection, StillDue
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.items import Verdict
 from queue_manager.leases import Leases, MustPause
 from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
+from services.due_documents.updates import Updates
 from services.due_work import Due, DueItem, DueWork, ItemResult
 
 AFTER_GRACE, AFTER_PAUSE = seconds(10), minutes(1)
 A_MOMENT = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
-MAX_CALLS = 0.25  # seconds that the functions of one transaction may take; the other items of a batch are in the next
 MAX_BATCH = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
-MAX_REPEATS = 100_000  # dates that a repeating item may have missed
 
 log = get_logger("QM/systems")
 
@@ -39,6 +37,11 @@ class DocumentWork(DueWork):
     system: DueDocuments
     documents: DueCollection
     has_timelines: bool = True
+
+    @property
+    def updates(self) -> Updates:
+        """The updates of its documents."""
+        return Updates(system=self.system)
 
     # Scan
 
@@ -141,10 +144,6 @@ class DocumentWork(DueWork):
             return None
         return self.system.result(found) if meant in (None, found.due_at) else None
 
-    def change_of(self, document: database.Document, run: Run) -> UpdateGroup:
-        """Return the change that the function makes of a due document, unwritten. Raises what the function raises."""
-        return self._change(self._update(document, run), run)
-
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing pause."""
         key, meant = self._arguments(*item.args)
@@ -230,7 +229,7 @@ class DocumentWork(DueWork):
     ) -> dict[Any, Written]:
         record = self._record()
         try:
-            if self._is_uniform:
+            if self.updates.are_uniform:
                 written = self._write_uniform(due_at, run, record)
             else:
                 written = self._write_each(due_at, run, record, unreached)
@@ -245,16 +244,10 @@ class DocumentWork(DueWork):
                 self._call_after(record.id, list(written.values()))
         return written
 
-    @property
-    def _is_uniform(self) -> bool:
-        """Whether documents are written without being read before: their update is the same, and leaves a stamp."""
-        item = self.system.functions.item
-        return self.system.stamp is not None and item is not None and not item.wants_document
-
     def _record(self) -> outbox.OutboxRecord | None:
         if self.system.functions.after is None:
             return None
-        stamp = self.system.stamp[1] if self.system.stamp is not None and self._is_uniform else None
+        stamp = self.system.stamp[1] if self.system.stamp is not None and self.updates.are_uniform else None
         # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
         return outbox.OutboxRecord(id=uuid4().hex, system=self.system.name, stamp=stamp)
 
@@ -267,7 +260,7 @@ class DocumentWork(DueWork):
     ) -> dict[Any, Written]:
         before = self.documents.apply(
             due_at,
-            lambda documents: self._decide(documents, run, unreached),
+            lambda documents: self.updates.of_each(documents, run, unreached=unreached),
             fields=self.system.fields,
             now=run.now,
             record=record,
@@ -281,7 +274,7 @@ class DocumentWork(DueWork):
         self, due_at: Mapping[Any, datetime | None], run: Run, record: outbox.OutboxRecord | None
     ) -> dict[Any, Written]:
         assert self.system.stamp is not None
-        change = self._change(self._checked(self._call(None, run)), run)
+        change = self.updates.of_all(run)
         if not change.is_sure_to_end:
             raise StillDue(list(due_at))
         unknown = [key for key, at in due_at.items() if at is None]
@@ -305,106 +298,10 @@ class DocumentWork(DueWork):
 
     def _call_after(self, batch: str, written: Sequence[Written]) -> None:
         try:
-            self._run_after(batch, written if self._is_uniform else self._as_now(written))
+            self._run_after(batch, written if self.updates.are_uniform else self._as_now(written))
         except Exception as error:
             # The write stands; the record is kept, and the call is repeated.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
-
-    def _decide(self, documents: list[database.Document], run: Run, unreached: list[Any] | None) -> list[UpdateGroup]:
-        """Call the function for each document; documents with equal updates are written together.
-
-        In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of those for
-        which the time did not suffice.
-        """
-        changes: dict[bytes, UpdateGroup] = {}
-        if unreached is not None:
-            unreached.clear()  # of an earlier attempt of the same transaction
-        began = time.monotonic()
-        for number, document in enumerate(documents):
-            if unreached is not None and time.monotonic() > began + MAX_CALLS:
-                unreached[:] = [one["_id"] for one in documents[number:]]
-                break
-            try:
-                update = self._update(document, run)
-                key = bson.encode({"update": update})
-            except Exception:
-                if unreached is not None:
-                    continue
-                raise
-            if key not in changes:
-                changes[key] = self._change(update, run)
-            changes[key].ids.append(document["_id"])
-        if time.monotonic() > began + transaction.MAX_TRANSACTION.total_seconds():
-            raise PermanentError(
-                f"the function took {time.monotonic() - began:.0f} s; a transaction may take "
-                f"{transaction.MAX_TRANSACTION.total_seconds():.0f} s: put slow work into `after`"
-            )
-        return list(changes.values())
-
-    def _change(self, update: Update, run: Run) -> UpdateGroup:
-        is_sure_to_end = self._is_sure_to_end(update, run.now)
-        return UpdateGroup(ids=[], update=self._with_stamp(update, run), is_sure_to_end=is_sure_to_end)
-
-    def _with_stamp(self, update: Update, run: Run) -> Update:
-        if self.system.stamp is None:
-            return update
-        by, at = self.system.stamp
-        if isinstance(update, list):
-            return [*update, {"$set": {by: {"$literal": run.id}, at: run.now}}]
-        return {**update, "$set": {**update.get("$set", {}), by: run.id, at: run.now}}
-
-    def _update(self, document: database.Document, run: Run) -> Update:
-        """Return the update of one document; of a date that an outage made it miss several times, the last."""
-        update = self._checked(self._call(document, run))
-        later = _value_set(update, self.system.due)
-        for _ in range(MAX_REPEATS):
-            if self.system.catch_up == "all" or not isinstance(later, datetime) or later > run.now:
-                return update
-            if later <= self.documents.due_at(document):
-                break
-            document = database.with_value(document, self.system.due, later)
-            update = self._checked(self._call(document, run))
-            later = _value_set(update, self.system.due)
-        raise PermanentError(f"{self._function} must set a later {self.system.due} than the document has")
-
-    def _call(self, document: database.Document | None, run: Run) -> Any:
-        item = self.system.functions.item
-        assert item is not None
-        arguments = (document,) if item.wants_document else ()
-        return item.function(*arguments, run=run) if item.wants_run else item.function(*arguments)
-
-    def _checked(self, update: Any) -> Update:
-        """Return the update that a function returned, with the date removed if the declaration says so."""
-        is_update = (isinstance(update, dict) and all(name.startswith("$") for name in update)) or (
-            isinstance(update, list) and update and all(isinstance(stage, dict) for stage in update)
-        )
-        if not is_update or (update == {} and self.system.done is None):
-            raise PermanentError(
-                f"{self._function} returned {update!r:.100}, but it must return an update such as "
-                '{"$set": {"status": "done"}}, or a pipeline of such stages'
-            )
-        if self.system.done is None:
-            return cast(Update, update)
-        if isinstance(update, list):
-            return [*update, {"$unset": self.system.due}]
-        return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}
-
-    def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
-        """Return True if the update alone tells that a document is not due any more."""
-        due = self.system.due
-        removed = _unset(update[-1] if isinstance(update, list) else update)
-        if any(due == path or due.startswith(f"{path}.") for path in removed):
-            return True
-        if isinstance(update, list):
-            return False
-        later = _value_set(update, due)
-        if isinstance(later, datetime):
-            return later > now
-        set_ = update.get("$set", {})
-        return any(
-            path in set_ and not isinstance(wanted, dict) and not isinstance(set_[path], list) and set_[path] != wanted
-            for path, wanted in self.system.where.items()
-        )
 
     # Results
 
@@ -435,13 +332,9 @@ class DocumentWork(DueWork):
     def still_due(self, what: object) -> str:
         """Return what to say of an update that leaves documents due."""
         return (
-            f"{self._function} left {what} due: its update must postpone or remove {self.system.due}, or change a "
-            "field in `where`"
+            f"{self.system.item_task} left {what} due: its update must postpone or remove {self.system.due}, "
+            "or change a field in `where`"
         )
-
-    @property
-    def _function(self) -> str:
-        return str(self.system.item_task)
 
     @property
     def _log(self) -> BoundLogger:
@@ -480,13 +373,3 @@ def skipped(reason: str) -> ItemResult:
 
 def _is_from(value: Any, earliest: datetime) -> bool:
     return isinstance(value, datetime) and value >= earliest
-
-
-def _unset(stage: Mapping[str, Any]) -> list[str]:
-    """Return the paths that an update, or a stage of a pipeline, removes."""
-    removed = stage.get("$unset", [])
-    return [removed] if isinstance(removed, str) else list(removed)
-
-
-def _value_set(update: Update, path: str) -> Any:
-    return update.get("$set", {}).get(path) if isinstance(update, dict) else None

@@ -20,7 +20,7 @@ from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, 
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.items import Verdict
-from services.due_documents import DueDocuments, Failure, Run, Written, previews, work, work_of
+from services.due_documents import DueDocuments, Failure, Run, Written, previews, updates, work, work_of
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
 from services.due_work import DueItem, Limits
@@ -73,6 +73,14 @@ def get_account(id: Any) -> Document:
 def item_of(work: DocumentWork, id: Any, due_at: Any = OVER) -> DueItem:
     args = (id_text(id), due_at and to_iso(due_at))
     return DueItem(token="t", args=args, lease=work.lease_of(args))
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let functions take the time that is added to the only element of the list."""
+    elapsed = [0.0]
+    for module in (work, updates):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
+    return elapsed
 
 
 class TestFinding:
@@ -416,8 +424,7 @@ class TestBatch:
     def test_functions_of_a_transaction_have_a_quarter_of_a_second_and_the_rest_of_the_batch_follows(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        elapsed = [0.0]
-        monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
+        elapsed = set_clock(monkeypatch)
 
         def end(account: Document) -> Document:
             elapsed[0] += 0.1
@@ -433,8 +440,7 @@ class TestBatch:
     def test_after_a_second_the_rest_of_a_batch_of_slow_functions_is_left_to_another_one(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        elapsed = [0.0]
-        monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
+        elapsed = set_clock(monkeypatch)
 
         def end(account: Document) -> Document:
             elapsed[0] += 0.3
@@ -452,8 +458,7 @@ class TestBatch:
     def test_item_whose_transaction_is_repeated_is_executed_once(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        elapsed, decided = [0.0], list[int]()
-        monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
+        elapsed, decided = set_clock(monkeypatch), list[int]()
 
         def postpone(account: Document) -> Document:
             if not decided:

@@ -1,0 +1,147 @@
+"""What the function of a system returns: called for documents, validated, and made into updates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+import bson
+
+from models import transaction
+from models.database import Document, value_at, with_value
+from models.due_documents import Update, UpdateGroup
+from queue_manager.core.errors import PermanentError
+from services.due_documents.declaration import DueDocuments, Run
+
+MAX_CALLS = 0.25  # seconds that the functions of one transaction may take; the other items of a batch are in the next
+MAX_REPEATS = 100_000  # dates that a repeating item may have missed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """The updates of one system's documents, unwritten. Methods raise what the function raises."""
+
+    system: DueDocuments
+
+    @property
+    def are_uniform(self) -> bool:
+        """Whether one update suits all documents, and leaves a stamp: then none has to be read before it is written."""
+        item = self.system.functions.item
+        return self.system.stamp is not None and item is not None and not item.wants_document
+
+    def of_all(self, run: Run) -> UpdateGroup:
+        """Return the update that suits all documents, for none yet."""
+        return self._group(self._checked(self._call(None, run)), run)
+
+    def of_one(self, document: Document, run: Run) -> UpdateGroup:
+        """Return the update of a due document, for none yet."""
+        return self._group(self._update(document, run), run)
+
+    def of_each(self, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None) -> list[UpdateGroup]:
+        """Call the function for each document; documents with equal updates are written together.
+
+        In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of those for
+        which the time did not suffice.
+        """
+        groups: dict[bytes, UpdateGroup] = {}
+        if unreached is not None:
+            unreached.clear()  # of an earlier attempt of the same transaction
+        began = time.monotonic()
+        for number, document in enumerate(documents):
+            if unreached is not None and time.monotonic() > began + MAX_CALLS:
+                unreached[:] = [one["_id"] for one in documents[number:]]
+                break
+            try:
+                update = self._update(document, run)
+                key = bson.encode({"update": update})
+            except Exception:
+                if unreached is not None:
+                    continue
+                raise
+            if key not in groups:
+                groups[key] = self._group(update, run)
+            groups[key].ids.append(document["_id"])
+        if time.monotonic() > began + transaction.MAX_TRANSACTION.total_seconds():
+            raise PermanentError(
+                f"the function took {time.monotonic() - began:.0f} s; a transaction may take "
+                f"{transaction.MAX_TRANSACTION.total_seconds():.0f} s: put slow work into `after`"
+            )
+        return list(groups.values())
+
+    def _update(self, document: Document, run: Run) -> Update:
+        """Return the update of one document; of a date that an outage made it miss several times, the last."""
+        update = self._checked(self._call(document, run))
+        later = _value_set(update, self.system.due)
+        for _ in range(MAX_REPEATS):
+            if self.system.catch_up == "all" or not isinstance(later, datetime) or later > run.now:
+                return update
+            if later <= value_at(document, self.system.due):
+                break
+            document = with_value(document, self.system.due, later)
+            update = self._checked(self._call(document, run))
+            later = _value_set(update, self.system.due)
+        raise PermanentError(f"{self.system.item_task} must set a later {self.system.due} than the document has")
+
+    def _call(self, document: Document | None, run: Run) -> Any:
+        item = self.system.functions.item
+        assert item is not None
+        arguments = (document,) if item.wants_document else ()
+        return item.function(*arguments, run=run) if item.wants_run else item.function(*arguments)
+
+    def _checked(self, update: Any) -> Update:
+        """Return the update that a function returned, with the date removed if the declaration says so."""
+        is_update = (isinstance(update, dict) and all(name.startswith("$") for name in update)) or (
+            isinstance(update, list) and update and all(isinstance(stage, dict) for stage in update)
+        )
+        if not is_update or (update == {} and self.system.done is None):
+            raise PermanentError(
+                f"{self.system.item_task} returned {update!r:.100}, but it must return an update such as "
+                '{"$set": {"status": "done"}}, or a pipeline of such stages'
+            )
+        if self.system.done is None:
+            return cast(Update, update)
+        if isinstance(update, list):
+            return [*update, {"$unset": self.system.due}]
+        return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}
+
+    def _group(self, update: Update, run: Run) -> UpdateGroup:
+        is_sure_to_end = self._is_sure_to_end(update, run.now)
+        return UpdateGroup(ids=[], update=self._with_stamp(update, run), is_sure_to_end=is_sure_to_end)
+
+    def _with_stamp(self, update: Update, run: Run) -> Update:
+        if self.system.stamp is None:
+            return update
+        by, at = self.system.stamp
+        if isinstance(update, list):
+            return [*update, {"$set": {by: {"$literal": run.id}, at: run.now}}]
+        return {**update, "$set": {**update.get("$set", {}), by: run.id, at: run.now}}
+
+    def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
+        """Return True if the update alone tells that a document is not due any more."""
+        due = self.system.due
+        removed = _unset(update[-1] if isinstance(update, list) else update)
+        if any(due == path or due.startswith(f"{path}.") for path in removed):
+            return True
+        if isinstance(update, list):
+            return False
+        later = _value_set(update, due)
+        if isinstance(later, datetime):
+            return later > now
+        set_ = update.get("$set", {})
+        return any(
+            path in set_ and not isinstance(wanted, dict) and not isinstance(set_[path], list) and set_[path] != wanted
+            for path, wanted in self.system.where.items()
+        )
+
+
+def _unset(stage: Mapping[str, Any]) -> list[str]:
+    """Return the paths that an update, or a stage of a pipeline, removes."""
+    removed = stage.get("$unset", [])
+    return [removed] if isinstance(removed, str) else list(removed)
+
+
+def _value_set(update: Update, path: str) -> Any:
+    return update.get("$set", {}).get(path) if isinstance(update, dict) else None
