@@ -20,14 +20,14 @@ from bson import MinKey
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import OperationFailure
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure
 
 from models import listing, outbox
 from models.database import Document, client, collection, id_key, projection, value_at
 from models.listing import Order, Position
-from models.transaction import commands, transact, write_unless_locked
+from models.transaction import CONFLICT_WAIT, commands, end_abandoned, transact
 from queue_manager.core.clock import EPOCH
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import ConfigurationError, Contended
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
@@ -271,30 +271,39 @@ class DueCollection:
             Contended: a transaction has locked a document. Others may be written; then the record is left.
         """
         try:
-            with commands():
-                if record is not None:
+            if record is not None:
+                with commands():
                     record.insert(due_at, now=now)
-                written = self._stamped(due_at, stamp, fields) if self._update_due(due_at, update, now) else {}
+            written = self._stamped(due_at, stamp, fields) if self._update_due(due_at, update, now) else {}
         except OperationFailure:
             # The server has answered, so it writes nothing more. After other errors it may.
-            with commands():
-                if record is not None and not self._stamped(due_at, stamp, ["_id"]):
-                    outbox.delete(record.id)
+            if record is not None and not self._stamped(due_at, stamp, ["_id"]):
+                outbox.delete(record.id)
             raise
         if record is not None and not written:
             outbox.delete(record.id)
         return written
 
-    def _update_due(self, due_at: Mapping[Any, datetime], update: Update, now: datetime) -> int:
-        # Due at any of the times: a document that was given that of another one meanwhile is due all the same.
+    def _update_due(self, due_at: Mapping[Any, datetime], update: Update, now: datetime) -> bool:
+        """Update what is due at one of the times; return False if nothing was. Raises Contended."""
+        # One of the times: a document that was given that of another one meanwhile is due all the same.
         due = self.is_due(now)
         where = {**due, self.due: {**due[self.due], "$in": list(set(due_at.values()))}, "_id": {"$in": list(due_at)}}
-        return write_unless_locked(lambda: self.collection().update_many(where, update, hint="_id_")).matched_count
+        try:
+            with commands():
+                return self.collection().update_many(where, update, hint="_id_").matched_count > 0
+        except (ExecutionTimeout, NetworkTimeout) as error:
+            with commands():  # which fails if the server does not answer at all
+                was_abandoned = end_abandoned() > 0
+                if self.collection().find_one(where, {"_id": 1}, hint="_id_") is None:
+                    return True  # nothing was locked: it only took long
+            raise Contended(timedelta(0) if was_abandoned else CONFLICT_WAIT) from error
 
     def _stamped(self, ids: Iterable[Any], stamp: Document, fields: Sequence[str] | None) -> dict[Any, Document]:
         wanted = None if fields is None else projection(fields)
-        found = self.collection().find({**stamp, "_id": {"$in": list(ids)}}, wanted, hint="_id_")
-        return {id_key(one["_id"]): one for one in found}
+        with commands():
+            found = self.collection().find({**stamp, "_id": {"$in": list(ids)}}, wanted, hint="_id_")
+            return {id_key(one["_id"]): one for one in found}
 
     def _refuse_still_due(
         self, changes: Sequence[UpdateGroup], before: Mapping[Any, Document], now: datetime, session: ClientSession

@@ -7,8 +7,6 @@ the whole transaction may take. A process that is told to end does not wait for 
 When a process dies, MongoDB keeps its transaction, with the locks, for a minute or more
 (`transactionLifetimeLimitSeconds`). The next transaction that meets such a lock ends it. The transaction of a living
 process is never ended: it is not abandoned while its connection is open.
-
-A write without a transaction waits for such locks, too: `write_unless_locked` limits that.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from itertools import count
 from typing import TypeVar
 
 from pymongo.client_session import ClientSession
-from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from models import database
 from models.database import APP_NAME, Document, within
@@ -31,7 +29,6 @@ from queue_manager.core.log import get_logger
 
 T = TypeVar("T")
 
-LOCK_TIMEOUT = seconds(1)  # of a write without a transaction: a batch takes a fiftieth of it
 MAX_TRANSACTION = seconds(15)  # an election takes less; the driver would retry for two minutes
 COMMAND_TIMEOUT = seconds(4)  # of the commands that read, of those that write, and of a commit
 ABORT_TIMEOUT = seconds(0.5)  # MongoDB aborts a transaction that nobody continues
@@ -78,21 +75,6 @@ def transact(act: Callable[[ClientSession], T]) -> T:
                 if not _is_transient(error) or time.monotonic() > ends_at:
                     raise
             _delay(attempt)
-
-
-def write_unless_locked(act: Callable[[], T]) -> T:
-    """Run a write that needs no transaction. It may be half done when it raises.
-
-    Raises:
-        Contended: a transaction had locked a document; if it was abandoned, the write can be tried again at once.
-        PyMongoError: of the driver.
-    """
-    try:
-        with within(LOCK_TIMEOUT):
-            return act()
-    except (ExecutionTimeout, NetworkTimeout) as error:
-        with commands():  # which fails if the member does not answer at all
-            raise Contended(seconds(0) if end_abandoned() else CONFLICT_WAIT) from error
 
 
 def commands() -> AbstractContextManager[None]:

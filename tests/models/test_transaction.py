@@ -12,15 +12,17 @@ import pytest
 from pymongo.client_session import ClientSession
 
 from models.database import collection
-from models.transaction import CONFLICT_WAIT, end_abandoned, transact, write_unless_locked
+from models.due_documents import DueCollection
+from models.transaction import end_abandoned, transact
 from queue_manager.core.errors import Contended
 from queue_manager.core.settings import settings
 from tests.eventually import eventually
 from tests.real_servers import Servers
+from tests.rooms import T0
 
 pytestmark = pytest.mark.usefixtures("clean")
 
-Lock = Callable[[str], "subprocess.Popen[str]"]
+Lock = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -29,8 +31,8 @@ def lock(servers: Servers) -> Iterator[Lock]:
     program = Path(__file__).with_name("abandoned.py")
     with ExitStack() as stack:
 
-        def start(account: str) -> subprocess.Popen[str]:
-            collection("accounts").insert_one({"_id": account})
+        def start(account: str, **fields: object) -> subprocess.Popen[str]:
+            collection("accounts").insert_one({"_id": account, **fields})
             command = [sys.executable, str(program), settings().mongo_db_url, account]
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             stack.callback(process.kill)
@@ -76,26 +78,17 @@ def test_transaction_of_a_living_process_is_waited_for(lock: Lock) -> None:
     assert end_abandoned() == 0
 
 
-def write_plainly(account: str) -> None:
-    write_unless_locked(lambda: collection("accounts").update_one({"_id": account}, {"$set": {"by": "us"}}))
-
-
-def test_plain_write_does_not_wait_for_the_transaction_of_a_living_process(lock: Lock) -> None:
-    lock("a")
-    with pytest.raises(Contended) as early:
-        write_plainly("a")
-    assert early.value.remaining == CONFLICT_WAIT
-
-
-def test_plain_write_ends_the_transaction_of_a_killed_process(lock: Lock) -> None:
-    lock("a").kill()
+def test_plain_update_ends_the_transaction_of_a_killed_process(lock: Lock) -> None:
+    lock("a", due_at=T0).kill()
+    accounts = DueCollection(name="accounts", due="due_at")
 
     def is_written() -> bool:
+        update = {"$set": {"by": "us"}, "$unset": {"due_at": ""}}
         with suppress(Contended):  # also while the server has not noticed that the connection is closed
-            write_plainly("a")
+            accounts.apply_uniform({"a": T0}, update, stamp={"by": "us"}, fields=None, now=T0)
         return written_by("a") == "us"
 
-    eventually(is_written, within=10)  # MongoDB would keep the lock for 15 s here, and for 60 s by default
+    eventually(is_written, within=14)  # MongoDB would keep the lock for 15 s here, and for 60 s by default
 
 
 def test_only_the_abandoned_one_of_two_is_ended(lock: Lock) -> None:

@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 import pytest
 from bson import ObjectId
 from pymongo import MongoClient
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.collection import Collection
+from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 
-from models import database, due_documents, failed_item, outbox, schema, transaction
+from models import database, failed_item, outbox, schema, transaction
 from models.database import collection, id_text
+from models.due_documents import DueCollection
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
@@ -738,16 +740,16 @@ class TestStamp:
         monkeypatch: pytest.MonkeyPatch,
         is_written: bool,
     ) -> None:
-        write = due_documents.write_unless_locked
+        write = DueCollection._update_due
 
-        def die(act: Callable[[], Any]) -> Any:
+        def die(*arguments: Any) -> None:
             if is_written:
-                write(act)
+                write(*arguments)
             raise SystemExit
 
         id = make_account()
         with monkeypatch.context() as patch:
-            patch.setattr(due_documents, "write_unless_locked", die)
+            patch.setattr(DueCollection, "_update_due", die)
             with pytest.raises(SystemExit):
                 execute(ours, item_of(ours, id))
         clock.advance(seconds(10))
@@ -796,21 +798,38 @@ class TestStamp:
         error: Exception,
         is_written: bool,
     ) -> None:
-        write = due_documents.write_unless_locked
+        write = DueCollection._update_due
 
-        def fail(act: Callable[[], Any]) -> Any:
+        def fail(*arguments: Any) -> None:
             if is_written:
-                write(act)
+                write(*arguments)
             raise error
 
-        monkeypatch.setattr(due_documents, "write_unless_locked", fail)
+        monkeypatch.setattr(DueCollection, "_update_due", fail)
         with pytest.raises(type(error)):
             execute(ours, item_of(ours, make_account()))
         left = collection(outbox.OUTBOX_COLLECTION).count_documents({})
         assert left == (is_written or isinstance(error, AutoReconnect))
         assert calls == []
 
-    def test_document_that_another_process_has_locked_is_not_waited_for(
+    def test_write_that_takes_too_long_is_done_if_nothing_is_due_any_more(
+        self, ours: DocumentWork, calls: list[Written], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = Collection.update_many
+
+        def answer_late(*arguments: Any, **options: Any) -> None:
+            write(*arguments, **options)
+            raise NetworkTimeout("timed out")
+
+        items = [item_of(ours, make_account()) for _ in range(3)]
+        with monkeypatch.context() as patch:
+            patch.setattr(Collection, "update_many", answer_late)
+            results = ours.execute_batch(items)
+        assert [result and result["success"] for result in results] == [True] * 3
+        assert len(calls) == 3
+        assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
+
+    def test_document_that_another_process_has_locked_is_waited_for_only_a_while(
         self, ours: DocumentWork, calls: list[Written]
     ) -> None:
         ids = [make_account(), make_account()]
