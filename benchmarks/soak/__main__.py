@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="queue-manager-soak-") as directory, chdir(directory), _servers() as pids:
         try:
             with idle.processes(web_port=port) as children, work.all_work(port) as kinds:
-                memory = Memory(roots={name: child.pid for name, child in children.items()} | pids)
+                memory = Memory(roots={name: child.pid for name, child in children.items()}, servers=pids)
                 rates = {kind.kind: wanted.share / KINDS * _capacity(kind, console) for kind in kinds}
                 try:
                     unavailable = _work_steadily(kinds, rates, memory, minutes=wanted.minutes, port=port)

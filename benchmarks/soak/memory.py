@@ -48,9 +48,11 @@ class Growth:
 
 @dataclass(kw_only=True)
 class Memory:
-    """Samples of all processes of some trees, `roots` by name. None of them may end or be replaced."""
+    """Samples of all processes of some trees, `roots` by name, and of `servers`, whose children are not counted: Redis
+    forks one to rewrite its file. None of them may end or be replaced."""
 
     roots: Mapping[str, int]
+    servers: Mapping[str, int]
     seconds: list[float] = field(default_factory=list)
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     """By process."""
@@ -79,7 +81,7 @@ class Memory:
         for name, root in self.roots.items():
             main, *others = tree(root)
             found |= {name: main} | {f"{name}, child {number}": pid for number, pid in enumerate(sorted(others), 1)}
-        return found
+        return found | dict(self.servers)
 
 
 def growth(process: str, seconds: Sequence[float], samples: Sequence[Sample]) -> Growth:
