@@ -173,8 +173,8 @@ class DueDocuments(System):
     """Items that are dispatched in a second, at most."""
     stamp: tuple[str, str] | None = None
     """Fields that get the id of the batch, or of the task that runs alone, and the time, with each update. They tell
-    which documents a batch wrote. So the update of a function that does not take the document is written without a
-    transaction, and without reading the documents before, in half the time."""
+    which documents a batch wrote, so that the update of a function that does not take the document needs no
+    transaction, and half the time."""
     arguments: tuple[str, str] = ("id", "due_at")
     """What the arguments of the item's task are called in errors."""
     reasons: Reasons = Reasons()

@@ -28,7 +28,7 @@ class Updates:
 
     @property
     def are_uniform(self) -> bool:
-        """Whether one update suits all documents, and leaves a stamp: then none has to be read before it is written."""
+        """Whether one update suits all documents, and leaves a stamp: then it needs no transaction."""
         item = self.system.functions.item
         return self.system.stamp is not None and item is not None and not item.wants_document
 

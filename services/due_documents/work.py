@@ -277,10 +277,9 @@ class DocumentWork(DueWork):
         change = self.updates.of_all(run)
         if not change.is_sure_to_end:
             raise StillDue(list(due_at))
-        unknown = [key for key, at in due_at.items() if at is None]
-        found = self.documents.among(unknown, run.now) if unknown else []
-        known = {key: at for key, at in due_at.items() if at is not None}
-        meant = known | {id_key(one["_id"]): self.documents.due_at(one) for one in found}
+        # Each at its own time: the update itself compares with the times of the whole batch.
+        due = {id_key(one["_id"]): self.documents.due_at(one) for one in self.documents.among(list(due_at), run.now)}
+        meant = {key: at for key, at in due.items() if due_at[key] in (None, at)}
         if not meant:
             return {}
         written = self.documents.apply_uniform(

@@ -687,7 +687,8 @@ class TestStamp:
         with commands() as sent:
             results = ours.execute_batch(items)
         assert sent == [
-            *("insert qm_owed", "update accounts", "find accounts", "count qm_failed_items", "delete qm_owed"),
+            *("find accounts", "insert qm_owed", "update accounts", "find accounts"),
+            *("count qm_failed_items", "delete qm_owed"),
         ]
         assert [result and result["due_at"] for result in results] == [to_iso(OVER), to_iso(OVER + seconds(1))]
         assert [(one.id, one.due_at, one.written_at) for one in calls] == [
@@ -710,9 +711,31 @@ class TestStamp:
         assert get_account(id) == before
         assert [one.id for one in calls] == [other]
 
-    def test_nothing_written_leaves_no_record(self, ours: DocumentWork, calls: list[Written]) -> None:
-        item = item_of(ours, make_account(status="paid"))
+    def test_message_for_another_time_is_left_alone_also_if_that_is_the_time_of_its_neighbour(
+        self, ours: DocumentWork
+    ) -> None:
+        ids = [make_account(), make_account(OVER - seconds(1))]
+        items = [item_of(ours, ids[0]), item_of(ours, ids[1]), item_of(ours, ids[0], OVER - seconds(1))]
+        results = ours.execute_batch(items[1:])
+        assert results == [None, None]
+        assert [get_account(id)["status"] for id in ids] == ["trial", "trial"]
+        assert [result is not None for result in ours.execute_batch(items[:1])] == [True]
+
+    def test_nothing_written_leaves_no_record(
+        self, ours: DocumentWork, calls: list[Written], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        account = make_account()
+        item = item_of(ours, account)
+        among = DueCollection.among
+
+        def read_before_it_is_paid(*arguments: Any) -> list[Document]:
+            found = among(*arguments)
+            collection("accounts").update_one({"_id": account}, {"$set": {"status": "paid"}})
+            return found
+
+        monkeypatch.setattr(DueCollection, "among", read_before_it_is_paid)
         assert execute(ours, item) == {"skipped": True, "reason": "Changed"}
+        assert get_account(account)["status"] == "paid"
         assert calls == []
         assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
 

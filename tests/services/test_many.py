@@ -138,7 +138,7 @@ def test_a_batch_is_one_update_after_the_record_of_the_calls_that_it_owes(
 
     assert all(result and result["success"] for result in results)
     assert sent == [
-        *("insert qm_owed", "update support_rooms", "find support_rooms"),
+        *("find support_rooms", "insert qm_owed", "update support_rooms", "find support_rooms"),
         *("count qm_failed_items", "delete qm_owed"),
     ]
     assert {room["unsnoozed_by_task"] for room in support_room.rooms().find()} == {items[0].token}
