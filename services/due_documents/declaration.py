@@ -174,7 +174,7 @@ class DueDocuments(System):
     stamp: tuple[str, str] | None = None
     """Fields that get the id of the batch, or of the task that runs alone, and the time, with each update. They tell
     which documents a batch wrote, so that the update of a function that does not take the document needs no
-    transaction, and half the time."""
+    transaction."""
     arguments: tuple[str, str] = ("id", "due_at")
     """What the arguments of the item's task are called in errors."""
     reasons: Reasons = Reasons()
