@@ -48,6 +48,13 @@ def run(command: list[str], directory: Path, **env: str) -> subprocess.Completed
     return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=60)
 
 
+def run_tests(file: str, directory: Path) -> None:
+    """Run the one test of a file, and check that it passed."""
+    done = run([sys.executable, "-m", "pytest", "-q", "-p", "queue_manager.testing", file], directory)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
 def test_the_page_is_short_and_has_no_code_that_is_not_executed() -> None:
     assert len(without_comments(PAGE).splitlines()) <= 120
     for page in (PAGE, OWN_SCAN):
@@ -80,10 +87,7 @@ def test_the_commands_check_it_and_create_its_index(clean: Servers, directory: P
 
 @pytest.mark.slow
 def test_its_test_passes(clean: Servers, directory: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "queue_manager.testing", "test_trial_end.py"]
-    done = run(command, directory)
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
+    run_tests("test_trial_end.py", directory)
 
 
 @pytest.mark.slow
@@ -96,13 +100,11 @@ def test_repeating_work_is_done_once_for_the_dates_that_it_missed(clean: Servers
         "    one = run_system(invoices, {'next_invoice_at': due}, now=due + timedelta(days=95)).document\n"
         "    assert (one['invoices'], one['next_invoice_at']) == (1, due + timedelta(days=120))\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "queue_manager.testing", "test_invoices.py"]
-    done = run(command, directory)
-    assert done.returncode == 0, done.stdout
+    run_tests("test_invoices.py", directory)
 
 
 @pytest.mark.slow
-def test_an_update_that_is_the_same_for_every_document(clean: Servers, tmp_path: Path) -> None:
+def test_uniform_updates_need_no_document(clean: Servers, tmp_path: Path) -> None:
     (code,) = [code for kind, code in BLOCK.findall(BATCHING) if kind == "python"]
     (tmp_path / "licences.py").write_text(
         f"from datetime import timedelta\nfrom queue_manager import DueDocuments\n\n{code}"
@@ -116,9 +118,7 @@ def test_an_update_that_is_the_same_for_every_document(clean: Servers, tmp_path:
         "    assert (one['status'], one['expired_at']) == ('expired', end)\n"
         "    assert isinstance(one['expired_by'], str)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "queue_manager.testing", "test_licences.py"]
-    done = run(command, tmp_path)
-    assert done.returncode == 0, done.stdout
+    run_tests("test_licences.py", tmp_path)
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ class ItemFunction(Generic[F]):
         if iscoroutinefunction(function) or len(names) > self.wants_run + self.wants_document:
             raise ConfigurationError(
                 f"System {system.name!r}: {function.__qualname__} must be a plain function of the document, with a "
-                "last parameter `run` if it needs one; without the document if its update is the same for each"
+                "last parameter `run` if it needs one; without the document if its update is uniform"
             )
         self.function, self._system = function, system
         update_wrapper(self, function)

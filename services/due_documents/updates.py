@@ -28,16 +28,16 @@ class Updates:
 
     @property
     def are_uniform(self) -> bool:
-        """Whether one update suits all documents, and leaves a stamp: then it needs no transaction."""
+        """Whether one update applies to all documents, and has a stamp: then it needs no transaction."""
         item = self.system.functions.item
         return self.system.stamp is not None and item is not None and not item.wants_document
 
     def of_all(self, run: Run) -> UpdateGroup:
-        """Return the update that suits all documents, for none yet."""
+        """Return the update that applies to all documents, as a group without documents."""
         return self._group(self._checked(self._call(None, run)), run)
 
     def of_one(self, document: Document, run: Run) -> UpdateGroup:
-        """Return the update of a due document, for none yet."""
+        """Return the update of a due document, as a group without documents."""
         return self._group(self._update(document, run), run)
 
     def of_each(self, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None) -> list[UpdateGroup]:

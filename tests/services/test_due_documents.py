@@ -644,7 +644,7 @@ class TestAfter:
 
 
 class TestStamp:
-    """A function without parameters, and fields that tell which documents a batch wrote."""
+    """A function that does not take the document, and fields that tell which documents a batch wrote."""
 
     STAMP: ClassVar = {"stamp": ("ended_by", "ended_at"), "fields": ["plan"]}
 
