@@ -15,6 +15,7 @@ from importlib.metadata import version
 from anyio import to_thread
 from pydantic import BaseModel, Field, computed_field
 
+from queue_manager.core.call_thread import CallThread
 from queue_manager.core.errors import AppError, typed_reason
 from queue_manager.doctor.checks import CHECKS, SETTINGS, Check
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
@@ -107,8 +108,8 @@ async def _found_by(check: Check, missing: set[str]) -> list[Findings]:
         return []
     found: list[Findings] = []
     try:
-        # A thread that hangs is left alone, also when the process ends.
-        call = to_thread.run_sync(_collect, check.find, found, abandon_on_cancel=True)
+        # A thread of its own: one that hangs is left alone, also when the process ends.
+        call = CallThread(f"checking {check.name}").run(_collect, check.find, found)
         await asyncio.wait_for(call, CHECK_TIMEOUT)
     except TimeoutError:
         found.append(NotChecked(f"it took longer than {CHECK_TIMEOUT:g} s"))

@@ -15,7 +15,6 @@ from functools import cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
 import redis
-from anyio import to_thread
 
 from beat_schedule import systems
 from models import scan_run, schema
@@ -24,6 +23,7 @@ from queue_manager import pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
+from queue_manager.core.call_thread import CallThread
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.log import get_logger
@@ -195,8 +195,8 @@ async def _bounded(
             return read()
 
     try:
-        # A thread that hangs is left alone, also when the process ends.
-        return await asyncio.wait_for(to_thread.run_sync(in_time, abandon_on_cancel=True), limit)
+        # A thread of its own: one that hangs is left alone, also when the process ends.
+        return await asyncio.wait_for(CallThread(f"reading {server}").run(in_time), limit)
     except TimeoutError:
         text = f"{server} did not answer within {limit:g} s"
     except ConfigurationError as error:

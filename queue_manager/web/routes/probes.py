@@ -18,7 +18,6 @@ from typing import Annotated, Literal
 
 import pymongo
 import redis
-from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -26,6 +25,7 @@ from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, Writ
 
 from models import readiness
 from models.database import database
+from queue_manager.core.call_thread import CallThread
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, make_client
@@ -38,7 +38,6 @@ from services.message_queue import server_url
 SERVER_TIMEOUT = 2.0  # seconds for each server; all are checked concurrently
 MONGODB_PROBE_TIMEOUT = 1.5  # seconds; shorter, so that the driver reports what is wrong
 WRITE_INTERVAL = 1.0  # seconds
-CHECK_THREADS = CapacityLimiter(8)  # of their own, because those of requests may all be busy
 READINESS_KEY, QUEUE_READINESS_KEY = "qm:readiness", "_readiness"  # with QUEUE_NAME before it, for its hash slot
 READINESS_KEY_TTL_MS = 60_000
 AUTHENTICATION_FAILED = 18  # MongoDB's error code
@@ -152,8 +151,8 @@ _readiness = Readiness()
 async def _try(server: Server, call: Callable[[], object]) -> tuple[str | None, str]:
     """Return the problem of a server, if any, and the driver's error."""
     try:
-        # A hanging thread is abandoned; the timeouts of its client end it.
-        await asyncio.wait_for(to_thread.run_sync(call, abandon_on_cancel=True, limiter=CHECK_THREADS), SERVER_TIMEOUT)
+        # A thread of its own: those of requests may all be busy, and one that hangs is left alone.
+        await asyncio.wait_for(CallThread(f"checking {server.name}").run(call), SERVER_TIMEOUT)
     except TimeoutError:
         return NO_ANSWER, f"no answer within {SERVER_TIMEOUT:g} s"
     except Exception as error:  # any error means that the server cannot be used
