@@ -54,7 +54,8 @@ FORBIDDEN = {
 def sources() -> Iterator[Path]:
     for name in OURS:
         path = ROOT / name
-        yield from [path.with_suffix(".py")] if not path.is_dir() else sorted(path.rglob("*.py"))
+        found = [path.with_suffix(".py")] if not path.is_dir() else sorted(path.rglob("*.py"))
+        yield from (one for one in found if "node_modules" not in one.parts)
 
 
 def module_of(path: Path) -> str:
