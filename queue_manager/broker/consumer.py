@@ -5,6 +5,7 @@ Celery reads some headers only when it passes a task to the pool, where any erro
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -35,10 +36,25 @@ logger = get_logger(__name__)
 class Consumer(CeleryConsumer):
     """Selected by the setting `worker_consumer`."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._calls: deque[Callable[[], Any]] = deque()
+        super().__init__(*args, **kwargs)
+
     def ensure_connected(self, conn: Any) -> Any:
         """Connect to the broker. Celery would wait up to 30 seconds between two attempts."""
         conn.ensure_connection = partial(conn.ensure_connection, **RECONNECT_INTERVALS)
         return super().ensure_connected(conn)
+
+    def call_soon(self, p: Any, *args: Any, **kwargs: Any) -> Any:
+        """Schedule a call, after earlier ones: kombu's hub would make them in any order, a cancel before its add."""
+        if not self.hub:
+            return super().call_soon(p, *args, **kwargs)
+        self._calls.append(partial(p, *args, **kwargs))
+        return self.hub.call_soon(self._make_calls)
+
+    def _make_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         handle = super().create_task_handler(*args, **kwargs)
