@@ -1,4 +1,4 @@
-"""Time limits for a busy machine: each grows with how much longer the same computation takes meanwhile."""
+"""Time limits for a busy machine: each grows with how much longer work takes there, and how long it stood still."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ class Pace:
     def __init__(self) -> None:
         self.slowdown = 1.0
         """The worst so far. What exceeds 1 counts twice, since several processes wait for each other."""
+        self.stalled = 0.0
+        """Seconds, between its probes, in which this process did not run although it wanted to."""
+
+    def allowed(self, limit: float) -> float:
+        """Return how long something may have taken here that takes at most `limit` seconds on an idle machine."""
+        return limit * self.slowdown + self.stalled
 
     def probe(self) -> None:
         began, cpu = time.monotonic(), time.thread_time()
@@ -33,8 +39,11 @@ def paced() -> Iterator[Pace]:
     pace = Pace()
 
     def watch(is_over: Event) -> None:
+        began = time.monotonic()
         while not is_over.wait(PROBE_EVERY):
+            pace.stalled += max(0.0, time.monotonic() - began - PROBE_EVERY)
             pace.probe()
+            began = time.monotonic()
 
     pace.probe()
     try:
@@ -46,10 +55,10 @@ def paced() -> Iterator[Pace]:
 
 @contextmanager
 def promptly(limit: float) -> Iterator[None]:
-    """Fail if the block takes longer than `limit` seconds; on a busy machine, longer by the factor of its pace."""
+    """Fail if the block takes longer than `limit` seconds; on a busy machine, than `Pace.allowed`."""
     with paced() as pace:
         began = time.monotonic()
         yield
         took = time.monotonic() - began
-    allowed = limit * pace.slowdown
+    allowed = pace.allowed(limit)
     assert took < allowed, f"took {took:.2f} s of {allowed:.2f} s, at {pace.slowdown:.1f} times the usual {limit} s"

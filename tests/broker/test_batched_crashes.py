@@ -110,7 +110,7 @@ def test_messages_of_a_killed_worker_are_back_in_time(
                     eventually(lambda: running.read_text().count("started") == 4, within=45)
                     took = time.monotonic() - killed_at
                 # visibility_timeout 8 s, looked for every second; timers of kombu come up to a second late
-                assert took < 8 + 1 + 3 * pace.slowdown
+                assert took < 8 + 1 + pace.allowed(3)
                 figure(f"killed worker: its messages are started again after {took:.1f} s (timeout 8 s)")
                 second.kill()
 

@@ -62,6 +62,7 @@ NEVER_EMPTY = {"/docs", "/nothing", "/search", "/rooms/nothing", "/messages/arch
 
 
 @pytest.mark.smoke
+@pytest.mark.timeout(300)
 def test_pages_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
     furnished.everything(queue, clean.valkey.url)
     visit.expect_status(404)

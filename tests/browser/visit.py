@@ -18,6 +18,8 @@ STEP_TIMEOUT = 20_000  # ms for a step of the browser, on a machine with much el
 WIDE: ViewportSize = {"width": 1280, "height": 800}
 NARROW: ViewportSize = {"width": 360, "height": 740}
 BROKEN_OFF = r"net::ERR_"  # what a browser says of a request that was cut off
+# A server that did not answer in time, which pages ask again: one that does not recover is seen by what it shows.
+BUSY = r"status of 503\b.*/api/"
 # What is behind an open dialog was looked at before it opened. A scheme changes colours and nothing else.
 AXE = """(rules) => axe.run(document.querySelector("dialog[open]") ?? document, {
   resultTypes: ["violations"], ...(rules.length && { runOnly: rules }),
@@ -47,7 +49,7 @@ class Visit:
         self.answers: list[Answered] = []
         self._hosts = {urlsplit(origin).netloc}
         self._noise: list[str] = []
-        self._expected: list[str] = []
+        self._expected: list[str] = [BUSY]
         self.context.on("request", self._asked)
         self.context.on("response", self._answered)
         self.context.on("console", self._said)

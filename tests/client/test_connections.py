@@ -74,7 +74,7 @@ def test_a_message_is_added_once_although_the_response_is_lost(lossy: Client, pr
 def test_a_message_is_received_again_after_its_deadline_if_the_response_is_lost(
     lossy: Client, proxy: LossyProxy
 ) -> None:
-    id = lossy.messages.enqueue("mail", ack_timeout=1)
+    id = lossy.messages.enqueue("mail", ack_timeout=4)
     proxy.losses = 1
     message = lossy.messages.dequeue(30)
     assert message is not None
@@ -88,7 +88,7 @@ def test_a_worker_goes_on_after_the_connection_was_lost(lossy: Client, proxy: Lo
         queue.post("/queue/message", {"type": "mail", "payload": "later"}, X_API_KEY=OPERATOR)
 
     lossy.messages.enqueue("mail", "now")
-    messages = lossy.messages.receive(ack_timeout=2)
+    messages = lossy.messages.receive(ack_timeout=6)
     with next(messages) as message:
         assert message.payload == "now"
     timer = threading.Timer(0.3, cut_and_add)

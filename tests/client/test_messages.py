@@ -92,7 +92,7 @@ def test_a_block_may_settle_the_message_itself(client: Client) -> None:
 
 def test_the_deadline_is_extended_while_the_block_runs(client: Client) -> None:
     id = client.messages.enqueue("mail")
-    message = client.messages.dequeue(ack_timeout=2)
+    message = client.messages.dequeue(ack_timeout=6)
     assert message is not None
     with message:
         eventually(lambda: sum(entry.touches or 0 for entry in client.messages.get(id).events) >= 3, within=30)

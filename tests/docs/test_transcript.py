@@ -17,7 +17,9 @@ def test_times_match() -> None:
     assert Transcript().matches(
         shown, '07:15:59 UTC, 1 min 10 s ago; at 2027-02-01 10:00:01; "2027-02-01T10:00:01.123Z"'
     )
-    assert not Transcript().matches("13:02:00 UTC", "13:02 UTC")
+    for other in ("07:15 UTC", "1 Feb, 07:15:59 UTC", "31 Dec 2027, 07:15 UTC"):
+        assert Transcript().matches("until 13:02:10 UTC, in 3 h 12 min", f"until {other}, in 2 min")
+    assert not Transcript().matches("until 13:02:10 UTC", "until 13:02:10")
     assert Transcript().matches('{"new_timeout_at":1795243332.525}', '{"new_timeout_at":1895485991.2}')
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 
 _ID = r"\b[0-9a-f]{24}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{32}-\d+|\b\w{6,}…"
-_CLOCK = r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?|\b\d\d:\d\d(?::\d\d)? UTC"
-_TIME = rf"{_CLOCK}|\b\d+(?:\.\d+)? (?:s|min|h)\b|\b1\d{{9}}\.\d+|\bepoch \d+"
-_VARIABLE = re.compile(rf"(?P<id>{_ID})|(?P<time>{_TIME})|(?P<any>…)|(?P<space>\s+)")
+_MOMENT = r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?|\b1\d{9}\.\d+|\bepoch \d+"
+_CLOCK = r"(?:\b\d+ [A-Z][a-z]{2}(?: \d{4})?, )?\b\d\d:\d\d(?::\d\d)? UTC"
+_SPAN = r"\b\d+(?:\.\d+)? (?:s|min|h)\b(?: \d+ (?:s|min|h)\b)?"
+_VARIABLE = re.compile(
+    rf"(?P<id>{_ID})|(?P<moment>{_MOMENT})|(?P<clock>{_CLOCK})|(?P<span>{_SPAN})|(?P<any>…)|(?P<space>\s+)"
+)
 
 
 class Transcript:
     """Matches outputs; remembers which actual id stands for an id that the page shows.
 
-    An ellipsis matches any text, durations match any other duration, and times any other time. An id, or the beginning
-    of a secret followed by an ellipsis, matches any word at first, and afterwards only the same one.
+    An ellipsis matches any text, durations match any other duration, and times any other time, also of another day. An
+    id, or the beginning of a secret followed by an ellipsis, matches any word at first, and afterwards only the same
+    one.
     """
 
     def __init__(self) -> None:
@@ -50,8 +54,12 @@ class Transcript:
                 else:
                     seen[shown] = len(seen) + 1
                     pattern += r"([\w-]+)"
-            elif time := found["time"]:
-                pattern += re.sub(r"\d+(?:\\?\.\d+)?", r"[\\d.]+", re.escape(time))
+            elif moment := found["moment"]:
+                pattern += re.sub(r"\d+(?:\\?\.\d+)?", r"[\\d.]+", re.escape(moment))
+            elif found["clock"]:
+                pattern += _CLOCK
+            elif found["span"]:
+                pattern += _SPAN
             else:
                 pattern += ".*" if found["any"] else r"\s*"
         return pattern + re.escape(expected[end:])

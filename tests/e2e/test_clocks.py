@@ -84,7 +84,7 @@ def test_room_sent_ahead_wakes_at_its_time_though_the_workers_clock_is_off(
             eventually(lambda: all(is_open(room) for room in rooms), within=100)
     late = [times_woken(room)[0] - due_at[room] for room in rooms]
     assert min(late) >= seconds(0)
-    assert max(late) < seconds(3 * pace.slowdown)
+    assert max(late) < seconds(pace.allowed(3))
 
 
 def test_retries_wait_for_their_backoff_with_any_clocks_of_the_workers(clean: Servers, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_job_comes_back_when_its_worker_is_killed(victim: str, tmp_path: Path, f
     assert found["attempts"] == again["attempt"] == 2
     assert [entry["state"] for entry in found["history"]] == ["pending", "failure", "success"]
     assert "lost" in found["last_error"]
-    assert again["began"] <= killed_at + seconds(LEASE + PERIOD + SLOW * pace.slowdown)
+    assert again["began"] <= killed_at + seconds(LEASE + PERIOD + pace.allowed(SLOW))
 
 
 @pytest.mark.usefixtures("clean")
@@ -91,7 +91,7 @@ def test_another_beat_takes_over_and_tries_failed_jobs_at_once(tmp_path: Path, f
                 eventually(lambda: lab.state(id) == "success", within=60)
             took = (notes("mixed", job=id)[-1]["began"] - killed_at).total_seconds()
             figure(f"jobs: a failed one was tried {took:.1f} s after the leader was killed")
-            assert took <= TAKEOVER + LOOP + PERIOD + SLOW * pace.slowdown
+            assert took <= TAKEOVER + LOOP + PERIOD + pace.allowed(SLOW)
             lab.run("mixed", "later")
             with promptly(PERIOD + SLOW):
                 eventually(lambda: count("success", "mixed") == 3, within=30)

@@ -113,7 +113,7 @@ def test_job_starts_at_its_time(at_work: AtWork, figure: Callable[[str], None]) 
     late = [(notes("soon", job=id)[0]["began"] - at).total_seconds() for id, at in due.items()]  # not another test's
     figure(f"jobs: started {min(late) * 1000:.0f} to {max(late) * 1000:.0f} ms after their time")
     assert min(late) >= 0
-    assert max(late) <= ON_TIME * pace.slowdown
+    assert max(late) <= pace.allowed(ON_TIME)
 
 
 def is_in_flight(queue: str) -> bool:
@@ -131,7 +131,7 @@ def test_job_that_is_run_now_starts_within_a_period(at_work: AtWork, figure: Cal
             waited.append((notes("now", job=id)[0]["began"] - ran_at).total_seconds())
             eventually(lambda: not is_in_flight("now"))  # the next one needs a dispatch, too
     figure(f"jobs: one that is run now starts after at most {max(waited):.2f} s of a period of {PERIOD} s")
-    assert max(waited) <= PERIOD + ON_TIME * pace.slowdown
+    assert max(waited) <= PERIOD + pace.allowed(ON_TIME)
 
 
 def test_job_of_many_leases_keeps_its_lease_and_runs_once(at_work: AtWork) -> None:
@@ -184,7 +184,7 @@ def test_poison_job_does_not_hold_up_a_thousand_good_ones(at_work: AtWork, figur
     assert second > 1  # good ones ran while it rested
     rest = failed["due"] - failed["history"][-1]["at"]
     assert seconds(2.5) <= rest <= seconds(5)
-    assert 0 <= (order[second]["began"] - failed["due"]).total_seconds() <= PERIOD + SLACK * pace.slowdown
+    assert 0 <= (order[second]["began"] - failed["due"]).total_seconds() <= PERIOD + pace.allowed(SLACK)
     assert success_counts("mixed") == {0, 1}
     found = at_work.lab.jobs.get(poison)
     assert (found["last_error"], count("failure", "mixed")) == ("ValueError: poison", 1)

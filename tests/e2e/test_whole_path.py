@@ -98,7 +98,7 @@ def test_room_wakes_and_a_browser_sees_it(
     assert event == {"room_id": str(room), "action": "unsnoozed", "timestamp": to_iso(woken_at)}
     lateness = woken_at - due_at
     figure(f"snooze: woken {lateness.total_seconds() * 1000:.0f} ms after its end")
-    assert seconds(0) <= lateness < seconds(2 * pace.slowdown)
+    assert seconds(0) <= lateness < seconds(pace.allowed(2))
     assert browser.received.empty()
 
 

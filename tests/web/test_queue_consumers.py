@@ -211,7 +211,7 @@ def test_a_touch_moves_the_deadline_to_the_extension_from_now(queue: Queue) -> N
         "extended_by": 100,
         "lock_token": token,
     }
-    assert answer.body["new_timeout_at"] - taken["dequeued_at"] == pytest.approx(100, abs=2)
+    assert 100 <= answer.body["new_timeout_at"] - taken["dequeued_at"] < 130
     (held,) = queue.page("processing")["messages"]
     assert held["deadline_at"] == answer.body["new_timeout_at"]
 

@@ -2,8 +2,8 @@
 
 import { byId } from "./dom.js";
 
-new IntersectionObserver(([{ isIntersecting }], observer) => {
-  if (!isIntersecting) return;
+new IntersectionObserver((entries, observer) => {
+  if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
   observer.disconnect();
   import("./history.js");
 }, { rootMargin: "200px" }).observe(byId("past"));
