@@ -39,7 +39,7 @@ if _wheel := VALKEY.in_wheel():  # the same server on every machine, also where 
 
 
 # A run of the suite is repeatable; the stress tests search with new examples.
-hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
 

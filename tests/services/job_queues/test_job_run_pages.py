@@ -45,6 +45,13 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
 
 
 @pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no stall of this machine end a page, make the next one smaller, or give the claim to a job that is short."""
+    monkeypatch.setattr(runner, "PAGE_TIME", 60.0)
+    monkeypatch.setattr(runner, "MAX_RESERVED_TIME", 60.0)
+
+
+@pytest.fixture
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a change of a reserved job be refused at once."""
     monkeypatch.setattr(import_module("services.job_queues.jobs"), "RESERVATION_TIMEOUT", 0.0)
@@ -68,6 +75,7 @@ def states(ids: Sequence[str], lab: Lab) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unhurried")
 def test_short_jobs_run_in_order_with_one_write_a_page(lab: Lab, pages: list[list[int]]) -> None:
     ids = [lab.run("mail", number) for number in range(200)]
     assert lab.run_through().succeeded == 200
@@ -111,7 +119,11 @@ def test_repeating_job_has_no_company(lab: Lab, pages: list[list[int]]) -> None:
     assert pages == [[10], [1], [11], [2], [12], []]
 
 
-def test_long_job_of_a_page_is_executing_while_it_runs_and_never_with_another(lab: Lab) -> None:
+@pytest.mark.usefixtures("unhurried")
+def test_long_job_of_a_page_is_executing_while_it_runs_and_never_with_another(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "RENEWALS_PER_LEASE", 100)  # the heartbeat looks often
     lab = Lab(database.server_now)
     ids = [lab.run("mail", number) for number in range(10)]
     other = lab.run("mail", "other", delay=seconds(0.001), priority=-1)
@@ -121,6 +133,7 @@ def test_long_job_of_a_page_is_executing_while_it_runs_and_never_with_another(la
         if number != 5:
             return
         assert lab.state(ids[5]) == "pending"
+        monkeypatch.setattr(runner, "PAGE_TIME", PAGE_TIME)
         until = time.monotonic() + 4 * PAGE_TIME
         while time.monotonic() < until:
             with pytest.raises(NameBusy):
@@ -136,6 +149,7 @@ def test_long_job_of_a_page_is_executing_while_it_runs_and_never_with_another(la
     assert refused
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_progress_of_a_job_within_a_page_is_shown(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(5)]
 
@@ -149,6 +163,7 @@ def test_progress_of_a_job_within_a_page_is_shown(lab: Lab) -> None:
     assert lab.run_through().succeeded == 5
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_interrupted_run_keeps_the_outcomes_of_its_page(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(5)]
 
@@ -164,6 +179,7 @@ def test_interrupted_run_keeps_the_outcomes_of_its_page(lab: Lab) -> None:
     assert lab.run_through().succeeded == 2
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_first_job_of_a_page_that_was_canceled_does_not_change_the_order(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(6)]
     lab.works["mail"] = lambda number, run: number == 0 and lab.jobs.cancel(ids[1])
@@ -240,6 +256,7 @@ def test_outcome_of_a_reserved_job_is_written_once(lab: Lab) -> None:
     assert lab.jobs.get(ids[1])["attempts"] == 1
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_reserved_jobs_of_a_lost_worker_run_alone_so_that_the_culprit_is_found(
     lab: Lab, pages: list[list[int]]
 ) -> None:

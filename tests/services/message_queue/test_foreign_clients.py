@@ -98,7 +98,10 @@ def test_what_another_producer_says_is_used(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 250])
-def test_message_of_another_producer_is_found_by_its_type(lab: Lab, others: int) -> None:
+def test_message_of_another_producer_is_found_by_its_type(
+    lab: Lab, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.message_queue.operations.SEARCH_BUDGET", 30.0)
     with lab.client.pipeline() as pipe:
         for number in range(others):
             pipe.xadd("q_p1", {"data": data(id=f"other-{number}", type="other")})
