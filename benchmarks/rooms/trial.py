@@ -135,8 +135,12 @@ class Trial:
 
 
 def empty_redis() -> None:
-    """Empty Redis, but let it be known for an hour: for a server that is new, ours sends every event twice."""
     end_leases()
+    let_redis_be_known()
+
+
+def let_redis_be_known() -> None:
+    """Let Redis be known for an hour: for a server that is new, ours sends every event twice."""
     with connect(settings().redis_url) as client:
         since = unix_ms(datetime.now(UTC) - hours(1))
         client.set(SERVER_KEY, f"{client.info('server')['run_id']}:{since}")

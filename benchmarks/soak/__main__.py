@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks import idle
 from benchmarks.harness import EVERYTHING_ON, WrongResult, expect, set_environment
+from benchmarks.rooms.trial import let_redis_be_known
 from benchmarks.soak import marks, work
 from benchmarks.soak.memory import Growth, Memory
 from benchmarks.soak.work import Work
@@ -80,6 +81,7 @@ def _arguments() -> argparse.Namespace:
 def _servers() -> Iterator[dict[str, int]]:
     with Mongo(Path("mongo")) as mongo, Valkey(Path("valkey")) as valkey:
         set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, **ENVIRONMENT)
+        let_redis_be_known()
         yield {"mongod": mongo.pid, "valkey": valkey.pid}
 
 
