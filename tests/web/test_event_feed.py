@@ -1,10 +1,20 @@
-"""A listener: its buffer is bounded, and it never gets events after a gap."""
+"""A listener: its buffer is bounded, and it never gets events after a gap. Events are prepared for clients only."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 
-from queue_manager.web.live.event_feed import MAX_BUFFER_SIZE, Event, Listener
+from queue_manager.web.live.event_feed import (
+    MAX_BUFFER_SIZE,
+    Event,
+    EventSource,
+    Feed,
+    Listener,
+    ReadBatch,
+    ReaderPosition,
+    StartPosition,
+)
 
 
 def event(position: int, size: int = 2) -> Event[int]:
@@ -38,3 +48,32 @@ def test_a_listener_whose_buffer_overflows_gets_nothing_more() -> None:
     assert listener.is_ended
     listener.add([event(3)])
     assert received(listener) == []
+
+
+class OneEvent(EventSource[int]):
+    """A source of one live event, whose preparation is an error."""
+
+    title = server = "one event"
+
+    async def start(self, last: str | None, reader_position: ReaderPosition[int]) -> StartPosition[int]:
+        raise NotImplementedError
+
+    async def history(self, after: int, until: int) -> AsyncGenerator[Sequence[Event[int]], None]:
+        raise NotImplementedError
+        yield
+
+    async def live(self, after: int | None) -> AsyncGenerator[ReadBatch[int], None]:
+        yield ReadBatch(1, [event(1)])
+        await asyncio.Event().wait()
+
+    async def prepare(self, events: Sequence[Event[int]]) -> Sequence[Event[int]]:
+        raise AssertionError("there is no client")
+
+
+def test_a_listener_of_the_process_itself_costs_no_preparation() -> None:
+    async def listen() -> list[Event[int]]:
+        async with Feed(OneEvent(), asyncio.Event()) as feed:
+            with feed.subscribe() as listener:
+                return await asyncio.wait_for(listener.next(), 10)
+
+    assert [one.position for one in asyncio.run(listen())] == [1]

@@ -127,7 +127,7 @@ class EventSource(ABC, Generic[PositionT]):
         """
 
     async def prepare(self, events: Sequence[Event[PositionT]]) -> Sequence[Event[PositionT]]:
-        """Return the events as they are sent: those of the history for one client, live ones once for all."""
+        """Return the events as they are sent: those of the history for one client, live ones once for all, if any."""
         return events
 
     async def close(self) -> None:
@@ -183,6 +183,7 @@ class Feed(Generic[PositionT]):
         self._has_listeners, self._has_moved = asyncio.Event(), asyncio.Event()
         self._position: PositionT | None = None
         self._is_away = False
+        self._clients = 0
 
     async def __aenter__(self) -> Feed[PositionT]:
         self._tasks = [asyncio.create_task(run()) for run in (self._read, self._end_with_process)]
@@ -237,14 +238,18 @@ class Feed(Generic[PositionT]):
         yield bytes(ServerSentEvent(retry=CLIENT_RETRY_DELAY_MS, id=start.id or None).encode())
         if start.is_gap:
             yield reset(start.after, start.id).block
-        with self.subscribe() as listener, suppress(*self.source.outages, Unavailable):  # the client reconnects
-            async with (
-                ending(listener.end, when=is_over),
-                aclosing(self._events(start.after, listener)) as batches,
-            ):
-                async for events in batches:
-                    for chunk in _chunks(list(map(shown, events))):
-                        yield chunk
+        self._clients += 1
+        try:
+            with self.subscribe() as listener, suppress(*self.source.outages, Unavailable):  # the client reconnects
+                async with (
+                    ending(listener.end, when=is_over),
+                    aclosing(self._events(start.after, listener)) as batches,
+                ):
+                    async for events in batches:
+                        for chunk in _chunks(list(map(shown, events))):
+                            yield chunk
+        finally:
+            self._clients -= 1
 
     async def _events(
         self, after: PositionT, listener: Listener[PositionT]
@@ -297,7 +302,7 @@ class Feed(Generic[PositionT]):
                 if self._is_away:
                     log.info(f"{self.source.title.capitalize()} flow again")
                 self._is_away = False
-                events = await self.source.prepare(batch.events) if batch.events else batch.events
+                events = await self.source.prepare(batch.events) if batch.events and self._clients else batch.events
                 self._publish(ReadBatch(batch.position, events))
                 if not self._listeners:
                     return

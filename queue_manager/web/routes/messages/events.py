@@ -2,10 +2,10 @@
 
 Guarantee: that of `event_feed`, also over outages of the server, which keeps about 10,000 events.
 
-Events contain the messages that they are about, so that pages need no request: live events are read once for all
-pages. An event gets `"messages"`: its messages in their current state, as in a list, with `"place"`; a message that was
-deleted is left out. The last of several events gets `"counts"`, the number of messages in each state. Events about many
-messages, or large ones, get no `"messages"`: a page reads its list again.
+Events contain the messages that they are about, so that pages need no request: those of live events are read once for
+all pages, while pages are open. An event gets `"messages"`: its messages in their current state, as in a list, with
+`"place"`; a message that was deleted is left out. The last of several events gets `"counts"`, the number of messages in
+each state. Events about many messages, or large ones, get no `"messages"`: a page reads its list again.
 """
 
 from __future__ import annotations
