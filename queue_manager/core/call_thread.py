@@ -39,6 +39,14 @@ class CallThread:
         return await future
 
 
+async def call_within(limit: float, function: Callable[..., T], *arguments: Any) -> T:
+    """Call `function` in a thread of its own and return its result. Raises its error.
+
+    Raises TimeoutError: it takes longer than `limit` seconds. Its thread is left alone, also when the process ends.
+    """
+    return await asyncio.wait_for(CallThread("limited call").run(function, *arguments), limit)
+
+
 def _start_thread(name: str) -> Calls:
     calls: Calls = SimpleQueue()
     Thread(target=_make_calls, args=[calls], name=name, daemon=True).start()

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from anyio import to_thread
 from pydantic import BaseModel, Field, computed_field
 
-from queue_manager.core.call_thread import CallThread
+from queue_manager.core.call_thread import call_within
 from queue_manager.core.errors import AppError, typed_reason
 from queue_manager.doctor.checks import CHECKS, SETTINGS, Check
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
@@ -108,9 +108,7 @@ async def _found_by(check: Check, missing: set[str]) -> list[Findings]:
         return []
     found: list[Findings] = []
     try:
-        # A thread of its own: one that hangs is left alone, also when the process ends.
-        call = CallThread(f"checking {check.name}").run(_collect, check.find, found)
-        await asyncio.wait_for(call, CHECK_TIMEOUT)
+        await call_within(CHECK_TIMEOUT, _collect, check.find, found)
     except TimeoutError:
         found.append(NotChecked(f"it took longer than {CHECK_TIMEOUT:g} s"))
     except AppError as error:

@@ -23,7 +23,7 @@ from queue_manager import pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
-from queue_manager.core.call_thread import CallThread
+from queue_manager.core.call_thread import call_within
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.log import get_logger
@@ -195,8 +195,7 @@ async def _bounded(
             return read()
 
     try:
-        # A thread of its own: one that hangs is left alone, also when the process ends.
-        return await asyncio.wait_for(CallThread(f"reading {server}").run(in_time), limit)
+        return await call_within(limit, in_time)
     except TimeoutError:
         text = f"{server} did not answer within {limit:g} s"
     except ConfigurationError as error:

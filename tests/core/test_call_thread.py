@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from queue_manager.core.call_thread import CallThread
+from queue_manager.core.call_thread import CallThread, call_within
 from tests.eventually import eventually
 
 NAME = "calls-of-a-test"
@@ -68,3 +68,19 @@ def test_the_thread_ends_with_its_object() -> None:
     assert running.is_alive()
     del thread
     eventually(lambda: not running.is_alive(), within=5)
+
+
+def test_a_limited_call_that_hangs_is_left_in_a_thread_that_holds_no_process() -> None:
+    may_end = threading.Event()
+    running: list[threading.Thread] = []
+
+    def hang() -> None:
+        running.append(threading.current_thread())
+        may_end.wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(call_within(0.2, hang))
+    assert running[0].is_alive()
+    assert running[0].daemon
+    may_end.set()
+    assert asyncio.run(call_within(10, int, "7")) == 7

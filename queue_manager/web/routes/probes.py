@@ -25,7 +25,7 @@ from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, Writ
 
 from models import readiness
 from models.database import database
-from queue_manager.core.call_thread import CallThread
+from queue_manager.core.call_thread import call_within
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, make_client
@@ -151,8 +151,7 @@ _readiness = Readiness()
 async def _try(server: Server, call: Callable[[], object]) -> tuple[str | None, str]:
     """Return the problem of a server, if any, and the driver's error."""
     try:
-        # A thread of its own: those of requests may all be busy, and one that hangs is left alone.
-        await asyncio.wait_for(CallThread(f"checking {server.name}").run(call), SERVER_TIMEOUT)
+        await call_within(SERVER_TIMEOUT, call)  # not in a thread of requests, which may all be busy
     except TimeoutError:
         return NO_ANSWER, f"no answer within {SERVER_TIMEOUT:g} s"
     except Exception as error:  # any error means that the server cannot be used
