@@ -55,17 +55,29 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 @pytest.fixture
+def indexed(servers: Servers) -> Servers:
+    """The servers, with the indexes that queries name; what other tests left in MongoDB is there."""
+    _restore_indexes(servers)
+    return servers
+
+
+@pytest.fixture
 def clean(servers: Servers) -> Servers:
     """Empty collections with their indexes, and an empty Redis."""
     for name in _filled_collections():
         database.collection(name).delete_many({})
-    if servers.indexes is None or not servers.indexes <= _indexes():
-        schema.migrate(SYSTEMS)
-        servers.indexes = _indexes()
+    _restore_indexes(servers)
     with redis.Redis.from_url(servers.valkey.url) as client:
         client.flushall()
     _close_celery()  # a pooled connection that an earlier test cut must not fail this one
     return servers
+
+
+def _restore_indexes(servers: Servers) -> None:
+    """Create those that a test dropped."""
+    if servers.indexes is None or not servers.indexes <= _indexes():
+        schema.migrate(SYSTEMS)
+        servers.indexes = _indexes()
 
 
 def _filled_collections() -> list[str]:

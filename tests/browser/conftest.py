@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from beat_schedule import SYSTEMS
-from models import schema
 from tests.any_jobs import MODULE
 from tests.browser.browser_thread import in_browser_thread
 from tests.browser.chromium import chromium
@@ -60,13 +58,6 @@ def visiting(browser: Browser) -> Iterator[Visiting]:
 
         yield begin
         in_browser_thread(stack.close)
-
-
-@pytest.fixture(scope="session")
-def indexed(servers: Servers) -> Servers:
-    """The servers, with the indexes that pages read by; what others left in MongoDB is there. `clean` empties it."""
-    schema.migrate(SYSTEMS)
-    return servers
 
 
 @pytest.fixture

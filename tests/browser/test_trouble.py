@@ -83,9 +83,9 @@ class Fragile:
 
 
 @pytest.fixture(scope="module")
-def lasting(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fragile]:
+def lasting(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fragile]:
     with ExitStack() as stack:
-        mongodb, redis = (stack.enter_context(Line(port)) for port in (indexed.mongo.port, indexed.valkey.port))
+        mongodb, redis = (stack.enter_context(Line(port)) for port in (servers.mongo.port, servers.valkey.port))
         url = f"redis://127.0.0.1:{redis.port}"
         chosen = environment(
             f"{url}/{DATABASE}",

@@ -20,10 +20,10 @@ OF_MOUNTS = {"/static": "/static/style.css"}
 REFUSED = (401, 403)
 
 
-@pytest.fixture(scope="session")
-def guarded(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+@pytest.fixture
+def guarded(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
     """A process with every route that there is."""
-    return empty_queue(servers, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
+    return empty_queue(indexed, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
 
 
 @pytest.fixture(scope="session")

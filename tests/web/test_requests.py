@@ -11,8 +11,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from beat_schedule import SYSTEMS
-from models import schema
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
@@ -22,12 +20,6 @@ from tests.web.web_process import PAGES, Web
 ENDLESS = {"/api/queue/events", "/api/jobs/events", "/api/overview/events"}
 PUBLIC = {"/healthz", "/readyz", "/login", "/logout"}
 KEY = {"X_API_KEY": OPERATOR}
-
-
-@pytest.fixture(scope="module")
-def indexed(servers: Servers) -> Servers:
-    schema.migrate(SYSTEMS)  # some answers are read by indexes
-    return servers
 
 
 @pytest.fixture
