@@ -1,4 +1,4 @@
-"""Documents of any collection that fall due at a date: found by one index, changed together.
+"""Documents of any collection that fall due at a date: found by one index, changed in one transaction.
 
 A document is due when the date at `due` has come and `where` holds. Guarantee: a change applies to documents that are
 due at the moment of the write and that nobody changed since they were read; of two writers at once one wins.
@@ -7,7 +7,7 @@ due at the moment of the write and that nobody changed since they were read; of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -20,14 +20,13 @@ from bson import MinKey
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure
 
 from models import listing, outbox
 from models.database import Document, client, collection, id_key, projection, value_at
 from models.listing import Order, Position
-from models.transaction import CONFLICT_WAIT, commands, end_abandoned, transact
+from models.transaction import commands, transact
 from queue_manager.core.clock import EPOCH
-from queue_manager.core.errors import ConfigurationError, Contended
+from queue_manager.core.errors import ConfigurationError
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
@@ -245,65 +244,6 @@ class DueCollection:
             return written
 
         return transact(act)
-
-    def apply_uniform(
-        self,
-        due_at: Mapping[Any, datetime],
-        update: Update,
-        *,
-        stamp: Document,
-        fields: Sequence[str] | None,
-        now: datetime,
-        record: outbox.OutboxRecord | None = None,
-    ) -> dict[Any, Document]:
-        """Write one update to the documents that are due at these times, without a transaction.
-
-        Args:
-            due_at: by id, the due time that is meant.
-            stamp: values that the update writes and no other one did; they tell which documents were written.
-            fields: those to return; `None`: all.
-            record: inserted before the write, and deleted again if nothing was written.
-
-        Returns:
-            By id, each document that was written, as it is now.
-
-        Raises:
-            Contended: a transaction has locked a document. Others may be written; then the record is left.
-        """
-        try:
-            if record is not None:
-                with commands():
-                    record.insert(due_at, now=now)
-            written = self._stamped(due_at, stamp, fields) if self._update_due(due_at, update, now) else {}
-        except OperationFailure:
-            # The server has answered, so it writes nothing more. After other errors it may.
-            if record is not None and not self._stamped(due_at, stamp, ["_id"]):
-                outbox.delete(record.id)
-            raise
-        if record is not None and not written:
-            outbox.delete(record.id)
-        return written
-
-    def _update_due(self, due_at: Mapping[Any, datetime], update: Update, now: datetime) -> bool:
-        """Update what is due at one of the times; return False if nothing was. Raises Contended."""
-        # One of the times: a document that was given that of another one meanwhile is due all the same.
-        due = self.is_due(now)
-        where = {**due, self.due: {**due[self.due], "$in": list(set(due_at.values()))}, "_id": {"$in": list(due_at)}}
-        try:
-            with commands():
-                return self.collection().update_many(where, update, hint="_id_").matched_count > 0
-        except (ExecutionTimeout, NetworkTimeout) as error:
-            with commands():  # which fails if the server does not answer at all
-                was_abandoned = end_abandoned() > 0
-                if self.collection().find_one(where, {"_id": 1}, hint="_id_") is None:
-                    return True  # nothing was locked: it only took long
-            raise Contended(timedelta(0) if was_abandoned else CONFLICT_WAIT) from error
-
-    def _stamped(self, ids: Iterable[Any], stamp: Document, fields: Sequence[str] | None) -> dict[Any, Document]:
-        wanted = None if fields is None else projection(fields)
-        with commands():
-            found = self.collection().find({**stamp, "_id": {"$in": list(ids)}}, wanted, hint="_id_")
-            return {id_key(one["_id"]): one for one in found}
 
     def _refuse_still_due(
         self, changes: Sequence[UpdateGroup], before: Mapping[Any, Document], now: datetime, session: ClientSession

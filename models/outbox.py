@@ -1,10 +1,9 @@
 """The outbox, pending calls of `after`: collection `qm_owed`, one record per batch of a system with an `after`.
 
-    {_id: the batch, system, at, items: [{id, due_at}], stamp, postponed_until}
+    {_id: of the record, system, at, items: [{id, due_at}], postponed_until}
 
-Guarantee: a record is inserted in the transaction that writes the documents, or before a write without one, and deleted
-after the call returned. After a crash the call is repeated, so `after` is called at least once for each document.
-A record from before the write has `stamp`: it counts for documents in which that field is not earlier than `at`.
+Guarantee: a record is inserted in the transaction that writes the documents, and deleted after the call returned. After
+a crash the call is repeated, so `after` is called at least once for each document.
 """
 
 from __future__ import annotations
@@ -30,13 +29,10 @@ class OutboxRecord:
 
     id: str
     system: str
-    stamp: str | None = None
-    """The field with the time of the write, of a record that is inserted before."""
 
-    def insert(self, due_at: Mapping[Any, datetime], *, now: datetime, session: ClientSession | None = None) -> None:
+    def insert(self, due_at: Mapping[Any, datetime], *, now: datetime, session: ClientSession) -> None:
         items = [{"id": id, "due_at": at} for id, at in due_at.items()]
-        record = {"_id": self.id, "system": self.system, "at": now, "items": items}
-        _records().insert_one(record if self.stamp is None else {**record, "stamp": self.stamp}, session=session)
+        _records().insert_one({"_id": self.id, "system": self.system, "at": now, "items": items}, session=session)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,6 @@ class PendingCall:
 
     written_at: datetime
     due_at: dict[Any, datetime]
-    stamp: str | None
 
 
 def delete(id: str) -> None:
@@ -59,7 +54,7 @@ def get(id: str) -> PendingCall | None:
     if record is None:
         return None
     due_at = {id_key(one["id"]): one["due_at"] for one in record["items"]}
-    return PendingCall(written_at=record["at"], due_at=due_at, stamp=record.get("stamp"))
+    return PendingCall(written_at=record["at"], due_at=due_at)
 
 
 def postpone(id: str, *, until: datetime) -> None:

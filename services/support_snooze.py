@@ -27,7 +27,7 @@ from queue_manager.explanation import TimelineEntry
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import room_history
-from services.due_documents import CallAgain, DueDocuments, Failure, Reasons, Written
+from services.due_documents import CallAgain, DueDocuments, Failure, Reasons, Run, Written
 from services.problems import counted
 from services.realtime import EmitFailed, events
 
@@ -105,7 +105,6 @@ system = SupportSnooze(
     collection=support_room.ROOMS_COLLECTION,
     due=support_room.DUE,
     fields=("account_id", "status"),
-    stamp=("unsnoozed_by_task", "unsnoozed_at"),
     shown=("account_id",),
     arguments=("room_id", "snoozed_until"),
     adoption_notes=adoption_notes,
@@ -118,13 +117,12 @@ system = SupportSnooze(
     retry=RetryPolicy(max_attempts=10, base=seconds(1)),
     task="tasks.support_snooze.unsnooze_room",
 )
-def unsnooze() -> list[Document]:
-    is_snoozed = {"$eq": [{"$ifNull": ["$status", "snoozed"]}, "snoozed"]}
-    opened = {"$cond": [is_snoozed, "open", "$status"]}
-    return [
-        {"$set": {"status": opened, support_room.FLAG: False}},
-        {"$unset": ["snooze_time", *support_room.HISTORY]},
-    ]
+def unsnooze(room: Document, run: Run) -> Document:
+    opened = {"status": "open"} if room.get("status") in (None, "snoozed") else {}
+    return {
+        "$set": {**opened, support_room.FLAG: False, "unsnoozed_at": run.now, "unsnoozed_by_task": run.id},
+        "$unset": dict.fromkeys(("snooze_time", *support_room.HISTORY), ""),
+    }
 
 
 @system.after

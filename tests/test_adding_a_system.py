@@ -17,9 +17,8 @@ from models.database import collection
 from tests.real_servers import Servers
 
 ROOT = Path(__file__).parents[1]
-PAGE, OWN_SCAN, TUTORIAL, BATCHING = [
-    (ROOT / "docs" / name).read_text()
-    for name in ("adding-a-system.md", "own-scan.md", "tutorial.md", "explanation/batching.md")
+PAGE, OWN_SCAN, TUTORIAL = [
+    (ROOT / "docs" / name).read_text() for name in ("adding-a-system.md", "own-scan.md", "tutorial.md")
 ]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -101,24 +100,6 @@ def test_repeating_work_is_done_once_for_the_dates_that_it_missed(clean: Servers
         "    assert (one['invoices'], one['next_invoice_at']) == (1, due + timedelta(days=120))\n"
     )
     run_tests("test_invoices.py", directory)
-
-
-@pytest.mark.slow
-def test_uniform_updates_need_no_document(clean: Servers, tmp_path: Path) -> None:
-    (code,) = [code for kind, code in BLOCK.findall(BATCHING) if kind == "python"]
-    (tmp_path / "licences.py").write_text(
-        f"from datetime import timedelta\nfrom queue_manager import DueDocuments\n\n{code}"
-    )
-    (tmp_path / "test_licences.py").write_text(
-        "from datetime import UTC, datetime\n"
-        "from licences import licences\n"
-        "def test_licences(run_system):\n"
-        "    end = datetime(2026, 1, 31, tzinfo=UTC)\n"
-        "    one = run_system(licences, {'status': 'valid', 'ends_at': end}, now=end).document\n"
-        "    assert (one['status'], one['expired_at']) == ('expired', end)\n"
-        "    assert isinstance(one['expired_by'], str)\n"
-    )
-    run_tests("test_licences.py", tmp_path)
 
 
 @pytest.mark.slow

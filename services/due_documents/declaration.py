@@ -51,7 +51,7 @@ _PATH = re.compile(r"[^.$\0][^.\0]*(\.[^.$\0][^.\0]*)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a function may know of the attempt, if its last parameter is `run`."""
+    """What a function may know of the attempt, if its second parameter is `run`."""
 
     id: str
     """Of the batch, or of the task that runs alone."""
@@ -100,14 +100,13 @@ class ItemFunction(Generic[F]):
 
     def __init__(self, function: F, system: DueDocuments) -> None:
         names = list(signature(function).parameters)
-        self.wants_run = names[-1:] == ["run"]
-        self.wants_document = len(names) > self.wants_run
-        if iscoroutinefunction(function) or len(names) > self.wants_run + self.wants_document:
+        if iscoroutinefunction(function) or len(names) not in (1, 2) or names[1:] not in ([], ["run"]):
             raise ConfigurationError(
                 f"System {system.name!r}: {function.__qualname__} must be a plain function of the document, with a "
-                "last parameter `run` if it needs one; without the document if its update is uniform"
+                "second parameter `run` if it needs one"
             )
         self.function, self._system = function, system
+        self.wants_run = len(names) == 2
         update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -171,10 +170,6 @@ class DueDocuments(System):
     """`unset`: the date is removed with every update, which may then be `{}`."""
     max_rate: float | None = None
     """Items that are dispatched in a second, at most."""
-    stamp: tuple[str, str] | None = None
-    """Fields that get the id of the batch, or of the task that runs alone, and the time, with each update. They tell
-    which documents a batch wrote, so that the update of a function that does not take the document needs no
-    transaction."""
     arguments: tuple[str, str] = ("id", "due_at")
     """What the arguments of the item's task are called in errors."""
     reasons: Reasons = Reasons()
@@ -201,25 +196,15 @@ class DueDocuments(System):
             f'a condition such as {{"status": "trial"}} on other fields than the date, with no operators but '
             f"{', '.join(sorted(_OPERATORS))} and $and",
         )
-        self._require(
-            self.stamp is None or (len(self.stamp) == 2 and all(map(self._is_free, self.stamp))),
-            "stamp",
-            'two fields such as ("expired_by", "expired_at"), neither the date nor in `where`',
-        )
         for name in ("fields", "shown"):
             value = getattr(self, name)
             is_list = not isinstance(value, str) and all(isinstance(one, str) for one in value or ())
             self._require(is_list, name, 'a list of fields such as ["status"]')
 
-    def _is_free(self, field: Any) -> bool:
-        """Return True for the path of a field on which it does not depend whether a document is due."""
-        return isinstance(field, str) and bool(_PATH.fullmatch(field)) and field not in (self.due, *self.where)
-
     def item(self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None) -> Callable[[F], ItemFunction[F]]:
         """Make a function the work of one item.
 
         It gets a document and returns an update: operators, or a pipeline. It must make the document not due any more.
-        A function that does not take the document returns the update of every document.
 
         Args:
             retry: how often it is tried, and the waits between; an outage of a server is not an attempt.
@@ -289,7 +274,7 @@ class DueDocuments(System):
         return None
 
     def result(self, written: Written) -> dict[str, Any]:
-        """Return the result of an item whose document was written."""
+        """Return the result of an item whose document was written; it is given as it was before."""
         return {"success": True, "id": shown_id(written.id), "due_at": to_iso(written.due_at)}
 
     def more_indexes(self) -> Sequence[IndexModel]:

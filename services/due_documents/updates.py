@@ -26,16 +26,6 @@ class Updates:
 
     system: DueDocuments
 
-    @property
-    def are_uniform(self) -> bool:
-        """Whether one update applies to all documents, and has a stamp: then it needs no transaction."""
-        item = self.system.functions.item
-        return self.system.stamp is not None and item is not None and not item.wants_document
-
-    def of_all(self, run: Run) -> UpdateGroup:
-        """Return the update that applies to all documents, as a group without documents."""
-        return self._group(self._checked(self._call(None, run)), run)
-
     def of_one(self, document: Document, run: Run) -> UpdateGroup:
         """Return the update of a due document, as a group without documents."""
         return self._group(self._update(document, run), run)
@@ -85,11 +75,10 @@ class Updates:
             later = _value_set(update, self.system.due)
         raise PermanentError(f"{self.system.item_task} must set a later {self.system.due} than the document has")
 
-    def _call(self, document: Document | None, run: Run) -> Any:
+    def _call(self, document: Document, run: Run) -> Any:
         item = self.system.functions.item
         assert item is not None
-        arguments = (document,) if item.wants_document else ()
-        return item.function(*arguments, run=run) if item.wants_run else item.function(*arguments)
+        return item.function(document, run=run) if item.wants_run else item.function(document)
 
     def _checked(self, update: Any) -> Update:
         """Return the update that a function returned, with the date removed if the declaration says so."""
@@ -108,16 +97,7 @@ class Updates:
         return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}
 
     def _group(self, update: Update, run: Run) -> UpdateGroup:
-        is_sure_to_end = self._is_sure_to_end(update, run.now)
-        return UpdateGroup(ids=[], update=self._with_stamp(update, run), is_sure_to_end=is_sure_to_end)
-
-    def _with_stamp(self, update: Update, run: Run) -> Update:
-        if self.system.stamp is None:
-            return update
-        by, at = self.system.stamp
-        if isinstance(update, list):
-            return [*update, {"$set": {by: {"$literal": run.id}, at: run.now}}]
-        return {**update, "$set": {**update.get("$set", {}), by: run.id, at: run.now}}
+        return UpdateGroup(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
 
     def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
         """Return True if the update alone tells that a document is not due any more."""

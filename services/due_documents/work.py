@@ -114,7 +114,7 @@ class DocumentWork(DueWork):
         return self._not_written(key, meant, run.now)
 
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
-        """Act on many documents as `execute` does: together, or in several transactions if their functions take long.
+        """Act on many documents as `execute` does, in one transaction, or in several if their functions take long.
 
         Returns:
             The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH` is over.
@@ -189,115 +189,56 @@ class DocumentWork(DueWork):
             Written(id=id, due_at=at, written_at=pending.written_at, document={"_id": id})
             for id, at in pending.due_at.items()
         ]
-        if pending.stamp is None:
-            self._run_after(batch, self._as_now(written))
-            return
-        found = [(one, database.value_at(one.document, pending.stamp)) for one in self._as_now(written, pending.stamp)]
-        # If another batch wrote a document later, `after` is called twice for it rather than never.
-        stamped = [replace(one, written_at=at) for one, at in found if _is_from(at, pending.written_at)]
-        self._run_after(batch, stamped, again_in=AFTER_PAUSE if self._may_be_written(pending, stamped) else None)
+        self._run_after(batch, self._as_now(written))
 
-    def _may_be_written(self, pending: outbox.PendingCall, written: Sequence[Written]) -> bool:
-        """Return True if a document is still due, which a process that was frozen could write under this record."""
-        others = pending.due_at.keys() - {id_key(one.id) for one in written}
-        due = self.documents.among(list(others), self.clock()) if others else []
-        return any(self.documents.due_at(one) == pending.due_at[id_key(one["_id"])] for one in due)
+    def _as_now(self, written: Sequence[Written]) -> list[Written]:
+        found = self.documents.get_many([one.id for one in written], self.system.fields)
+        by_key = {id_key(one["_id"]): one for one in found}
+        return [replace(one, document=by_key.get(id_key(one.id), {"_id": one.id})) for one in written]
 
-    def _as_now(self, written: Sequence[Written], *more: str) -> list[Written]:
-        fields = self.system.fields
-        wanted = None if fields is None else (*fields, *more)
-        found = {id_key(one["_id"]): one for one in self.documents.get_many([one.id for one in written], wanted)}
-        return [replace(one, document=found.get(id_key(one.id), {"_id": one.id})) for one in written]
-
-    def _run_after(self, batch: str, written: Sequence[Written], *, again_in: timedelta | None = None) -> None:
+    def _run_after(self, batch: str, written: Sequence[Written]) -> None:
         call = self.system.functions.after
         assert call is not None
         try:
-            if written:
-                call(written)
+            call(written)
         except CallAgain as again:
-            again_in = again.wait
-        if again_in is None:
-            outbox.delete(batch)
+            outbox.postpone(batch, until=self.clock() + again.wait)
         else:
-            outbox.postpone(batch, until=self.clock() + again_in)
+            outbox.delete(batch)
 
     # Writing
 
     def _write(
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
     ) -> dict[Any, Written]:
-        record = self._record()
+        # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
+        record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
         try:
-            if self.updates.are_uniform:
-                written = self._write_uniform(due_at, run, record)
-            else:
-                written = self._write_each(due_at, run, record, unreached)
+            before = self.documents.apply(
+                due_at,
+                lambda documents: self.updates.of_each(documents, run, unreached=unreached),
+                fields=self.system.fields,
+                now=run.now,
+                record=record,
+            )
         except StillDue as error:
             raise PermanentError(self.still_due(", ".join(map(shown_id, error.ids[:5])))) from None
         except database.Error as error:
             self._log.error(f"Database update failed: {reason(error)}")
             raise
+        written = {
+            key: Written(id=one["_id"], due_at=self.documents.due_at(one), written_at=run.now, document=one)
+            for key, one in before.items()
+        }
         if written:
             failed_item.delete(self.system.name, list(written))
             if record is not None:
                 self._call_after(record.id, list(written.values()))
         return written
 
-    def _record(self) -> outbox.OutboxRecord | None:
-        if self.system.functions.after is None:
-            return None
-        stamp = self.system.stamp[1] if self.system.stamp is not None and self.updates.are_uniform else None
-        # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
-        return outbox.OutboxRecord(id=uuid4().hex, system=self.system.name, stamp=stamp)
-
-    def _write_each(
-        self,
-        due_at: Mapping[Any, datetime | None],
-        run: Run,
-        record: outbox.OutboxRecord | None,
-        unreached: list[Any] | None,
-    ) -> dict[Any, Written]:
-        before = self.documents.apply(
-            due_at,
-            lambda documents: self.updates.of_each(documents, run, unreached=unreached),
-            fields=self.system.fields,
-            now=run.now,
-            record=record,
-        )
-        return {
-            key: Written(id=one["_id"], due_at=self.documents.due_at(one), written_at=run.now, document=one)
-            for key, one in before.items()
-        }
-
-    def _write_uniform(
-        self, due_at: Mapping[Any, datetime | None], run: Run, record: outbox.OutboxRecord | None
-    ) -> dict[Any, Written]:
-        assert self.system.stamp is not None
-        change = self.updates.of_all(run)
-        if not change.is_sure_to_end:
-            raise StillDue(list(due_at))
-        # Each at its own time: the update itself compares with the times of the whole batch.
-        due = {id_key(one["_id"]): self.documents.due_at(one) for one in self.documents.among(list(due_at), run.now)}
-        meant = {key: at for key, at in due.items() if due_at[key] in (None, at)}
-        if not meant:
-            return {}
-        written = self.documents.apply_uniform(
-            meant,
-            change.update,
-            stamp=dict(zip(self.system.stamp, (run.id, run.now), strict=True)),
-            fields=self.system.fields,
-            now=run.now,
-            record=record,
-        )
-        return {
-            key: Written(id=one["_id"], due_at=meant[key], written_at=run.now, document=one)
-            for key, one in written.items()
-        }
-
     def _call_after(self, batch: str, written: Sequence[Written]) -> None:
         try:
-            self._run_after(batch, written if self.updates.are_uniform else self._as_now(written))
+            self._run_after(batch, self._as_now(written))
         except Exception as error:
             # The write stands; the record is kept, and the call is repeated.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
@@ -368,7 +309,3 @@ class Outbox(DueWork):
 
 def skipped(reason: str) -> ItemResult:
     return {"skipped": True, "reason": reason}
-
-
-def _is_from(value: Any, earliest: datetime) -> bool:
-    return isinstance(value, datetime) and value >= earliest

@@ -12,7 +12,7 @@ from tasks import app
 
 __all__ = ["app"]
 
-apply = DueCollection.apply_uniform
+apply = DueCollection.apply
 
 
 def apply_late(documents: DueCollection, *arguments: Any, **options: Any) -> Any:
@@ -25,5 +25,5 @@ def execute_none(*_: Any, **__: Any) -> Any:
     raise RuntimeError("one by one")
 
 
-DueCollection.apply_uniform = apply_late  # type: ignore[method-assign]
+DueCollection.apply = apply_late  # type: ignore[method-assign]
 DocumentWork.execute_batch = execute_none  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ ROOM = ObjectId(os.environ["POISON_ROOM"])
 
 app.conf.broker_transport_options["visibility_timeout"] = 4
 
-apply = DueCollection.apply_uniform
+apply = DueCollection.apply
 
 
 def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: Any, **options: Any) -> Any:
@@ -35,4 +35,4 @@ def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: An
     return apply(documents, due_at, *arguments, **options)
 
 
-DueCollection.apply_uniform = poisoned  # type: ignore[method-assign]
+DueCollection.apply = poisoned  # type: ignore[method-assign]

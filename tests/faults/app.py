@@ -42,7 +42,7 @@ def poison_of(id: Any) -> str | None:
     return POISONS[int(text[len(PREFIX) : len(PREFIX) + 2], 16)] if text.startswith(PREFIX) else None
 
 
-apply = DueCollection.apply_uniform
+apply = DueCollection.apply
 
 
 def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: Any, **options: Any) -> Any:
@@ -70,4 +70,4 @@ def watched(execute: Callable[..., Any]) -> Callable[..., Any]:
 
 DocumentWork.execute = watched(DocumentWork.execute)  # type: ignore[method-assign]
 DocumentWork.execute_batch = watched(DocumentWork.execute_batch)  # type: ignore[method-assign]
-DueCollection.apply_uniform = poisoned  # type: ignore[method-assign]
+DueCollection.apply = poisoned  # type: ignore[method-assign]

@@ -5,24 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from pymongo.client_session import ClientSession
 
 from models.database import collection
-from models.due_documents import DueCollection
 from models.transaction import end_abandoned, transact
 from queue_manager.core.errors import Contended
 from queue_manager.core.settings import settings
 from tests.eventually import eventually
 from tests.real_servers import Servers
-from tests.rooms import T0
 
 pytestmark = pytest.mark.usefixtures("clean")
 
-Lock = Callable[..., "subprocess.Popen[str]"]
+Lock = Callable[[str], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -31,8 +29,8 @@ def lock(servers: Servers) -> Iterator[Lock]:
     program = Path(__file__).with_name("abandoned.py")
     with ExitStack() as stack:
 
-        def start(account: str, **fields: object) -> subprocess.Popen[str]:
-            collection("accounts").insert_one({"_id": account, **fields})
+        def start(account: str) -> subprocess.Popen[str]:
+            collection("accounts").insert_one({"_id": account})
             command = [sys.executable, str(program), settings().mongo_db_url, account]
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             stack.callback(process.kill)
@@ -76,19 +74,6 @@ def test_transaction_of_a_living_process_is_waited_for(lock: Lock) -> None:
     with pytest.raises(Contended):
         write("a")
     assert end_abandoned() == 0
-
-
-def test_plain_update_ends_the_transaction_of_a_killed_process(lock: Lock) -> None:
-    lock("a", due_at=T0).kill()
-    accounts = DueCollection(name="accounts", due="due_at")
-
-    def is_written() -> bool:
-        update = {"$set": {"by": "us"}, "$unset": {"due_at": ""}}
-        with suppress(Contended):  # also while the server has not noticed that the connection is closed
-            accounts.apply_uniform({"a": T0}, update, stamp={"by": "us"}, fields=None, now=T0)
-        return written_by("a") == "us"
-
-    eventually(is_written, within=14)  # MongoDB would keep the lock for 15 s here, and for 60 s by default
 
 
 def test_only_the_abandoned_one_of_two_is_ended(lock: Lock) -> None:

@@ -161,8 +161,6 @@ class Dispatch(DispatchRules):
     @step
     def write(self, item: Item) -> Steps[Item]:
         # DueCollection.apply: update and record are one transaction, which fails if the document was changed.
-        # DueCollection.apply_uniform: the record is older, but counts only once the document has the stamp of the
-        # update; until then it is kept. So both are one step here, too.
         for attempt in item.in_phase("read"):
             yield f"the worker writes for {attempt.message.due}", self.effect(item.moved(attempt, "done"), attempt)
 

@@ -496,7 +496,7 @@ class TestItem:
         def away(*_: object, **__: object) -> None:
             raise AutoReconnect("connection closed")
 
-        monkeypatch.setattr(due_documents.DueCollection, "_update_due", away)
+        monkeypatch.setattr(due_documents, "transact", away)
         with pytest.raises(AutoReconnect):
             snooze.execute(str(room), to_iso(OVER), token="t")
         assert "Database update failed: connection closed" in str(caplog.records[-1].msg)

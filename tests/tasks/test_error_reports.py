@@ -38,7 +38,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error.with_traceback(None)
 
-    monkeypatch.setattr(DueCollection, "apply_uniform", fail)
+    monkeypatch.setattr(DueCollection, "apply", fail)
 
 
 def test_retries_send_nothing_and_the_last_failure_one_event(

@@ -36,7 +36,7 @@ def broken_database(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any, **__: Any) -> None:
         raise AutoReconnect("connection closed")
 
-    monkeypatch.setattr(DueCollection, "apply_uniform", away)
+    monkeypatch.setattr(DueCollection, "apply", away)
 
 
 def test_delay_from_another_program_wakes_a_room(broker: str) -> None:

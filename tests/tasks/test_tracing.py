@@ -147,7 +147,7 @@ def test_an_attempt_that_fails_is_an_error_without_its_text(
     make_room(server_now() - minutes(1))
     scan_expired_snoozes()
     with monkeypatch.context() as patch:
-        patch.setattr(DueCollection, "apply_uniform", fail)
+        patch.setattr(DueCollection, "apply", fail)
         assert isinstance(run(take(clean.valkey.url, QUEUE)), Retry)
     run(take(clean.valkey.url, QUEUE))
     first, second = spans(exporter, f"process {QUEUE}")
