@@ -61,12 +61,12 @@ def json_lines(_: Any, value: str) -> bytes:
     return value.encode("utf-8", "replace")
 
 
-@pytest.fixture(scope="module")
-def guarded(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
-    return empty_queue(servers, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
+@pytest.fixture
+def guarded(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return empty_queue(indexed, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def schema(guarded: Web) -> Any:
     return guarded.get("/openapi.json", X_API_KEY=VIEWER).body
 

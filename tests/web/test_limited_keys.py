@@ -34,14 +34,14 @@ HERS = (
 AS_CLERK, AS_READER = {"X_API_KEY": OPERATOR}, {"X_API_KEY": VIEWER}
 
 
-@pytest.fixture(scope="session")
-def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+@pytest.fixture
+def queue(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     """A process with every route that there is."""
     keys = json.dumps([CLERK, READER])
-    return empty_queue(servers, tmp_path_factory, QM_API_KEYS=keys, QM_HOOKS="true", QM_JOBS="true")
+    return empty_queue(indexed, tmp_path_factory, QM_API_KEYS=keys, QM_HOOKS="true", QM_JOBS="true")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def process(queue: Queue) -> Web:
     return queue.web
 
