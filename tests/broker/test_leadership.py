@@ -12,7 +12,7 @@ from queue_manager.core.clock import minutes, seconds
 from tests.eventually import eventually
 
 KEY = "lock"
-LEASE = seconds(5)
+LEASE = seconds(60)
 SHORT = seconds(0.2)
 
 
@@ -31,13 +31,13 @@ def test_one_of_two_takes_the_lock(client: Redis) -> None:
 def test_repeated_acquire_counts_no_second_take_over(client: Redis) -> None:
     lock = LeaderLock(client, KEY, lease=LEASE)
     lock.acquire()
-    client.pexpire(KEY, 1000)
+    client.pexpire(KEY, 30_000)
 
     lock.acquire()
 
     assert lock.epoch == 1
     assert client.get(epoch_key(KEY)) == b"1"
-    assert client.pttl(KEY) > 4000
+    assert client.pttl(KEY) > 31_000
 
 
 def test_each_take_over_counts_one(client: Redis) -> None:
@@ -89,8 +89,8 @@ def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
     leads = leadership(client, KEY)
 
     assert leads is not None
-    assert abs(datetime.now(UTC) - leads.since) < seconds(2)
-    assert seconds(4) < leads.lease_left <= LEASE
+    assert abs(datetime.now(UTC) - leads.since) < seconds(20)
+    assert seconds(30) < leads.lease_left <= LEASE
     assert leads.epoch == 1
 
 
@@ -114,7 +114,7 @@ def test_holder_takes_a_higher_epoch_when_redis_is_told_what_it_forgot(client: R
 def test_older_leader_is_not_raised_above_a_newer_one(client: Redis) -> None:
     older = LeaderLock(client, KEY, lease=LEASE)
     older.acquire()  # on a server that was cut off, while another led on its successor
-    eventually(lambda: client.pttl(KEY) < 4800)
+    eventually(lambda: client.pttl(KEY) < 59_800)
 
     assert not raise_epoch(client, KEY, known=2, age=seconds(0.1))
     assert older.extend()

@@ -186,7 +186,7 @@ class TestEnd:
     def test_after_success_another_scan_takes_it_only_a_moment_later(
         self, ours: Leases, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(leases, "DONE_FOR", seconds(1))
+        monkeypatch.setattr(leases, "DONE_FOR", seconds(3))
         dispatch(ours, ONE)
         with ours.batch([ONE]) as attempts:
             attempts.done.add(ONE)

@@ -13,6 +13,7 @@ from pymongo import MongoClient
 from dev.ports import free_port
 from models import database
 from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.core.settings import settings
 from services.message_queue import MessageQueue, message_queue, queue_admin
 from tasks.overdue_messages import requeue_at_deadline, requeue_overdue_messages, schedule_sweep
 from tests.pace import promptly
@@ -21,8 +22,13 @@ from tests.tasks.hand_worker import Message, run, waiting_messages
 
 
 @pytest.fixture
-def queue(clean: Servers) -> Iterator[MessageQueue]:
-    return message_queue()
+def queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageQueue]:
+    """A queue whose next periodic scan is two minutes away, so that deadlines before it need not be close."""
+    with monkeypatch.context() as patch:
+        patch.setenv("OVERDUE_CHECK_INTERVAL_MS", "120000")
+        settings.cache_clear()
+        yield message_queue()
+    settings.cache_clear()
 
 
 def hold(queue: MessageQueue, *, timeout: float, **message: int) -> str:
@@ -52,34 +58,35 @@ def test_it_reports_what_it_took_back(queue: MessageQueue) -> None:
 
 
 def test_a_deadline_before_the_next_tick_gets_a_sweep_of_its_own(queue: MessageQueue, clean: Servers) -> None:
-    held = hold(queue, timeout=1.5)
+    held = hold(queue, timeout=4)
     requeue_overdue_messages()
     requeue_overdue_messages()  # the chain is planned once, however many look
     [planned] = waiting_messages(clean.valkey.url, "scans")
     assert is_planned_for(planned, held)
-    time.sleep(1.6)
+    time.sleep(4.1)
     run(planned)
     assert [message.id for message in queue_admin().list("main").messages] == [held]
 
 
 def test_a_deadline_after_the_next_tick_is_left_to_it(queue: MessageQueue, clean: Servers) -> None:
-    hold(queue, timeout=30)
+    hold(queue, timeout=600)
     requeue_overdue_messages()
     assert waiting_messages(clean.valkey.url, "scans") == []
 
 
+@pytest.mark.usefixtures("queue")
 def test_a_dequeue_with_an_earlier_deadline_pulls_the_sweep_forward(clean: Servers) -> None:
     queue = message_queue(schedule_sweep=schedule_sweep)
-    late = hold(queue, timeout=3)
-    early = hold(queue, timeout=1)
-    hold(queue, timeout=2)
+    late = hold(queue, timeout=90)
+    early = hold(queue, timeout=30)
+    hold(queue, timeout=60)
     first, second = waiting_messages(clean.valkey.url, "scans")
     assert is_planned_for(first, late)
     assert is_planned_for(second, early)
 
 
 def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean: Servers) -> None:
-    first, second = hold(queue, timeout=0.001), hold(queue, timeout=2)
+    first, second = hold(queue, timeout=0.001), hold(queue, timeout=60)
     time.sleep(0.005)
     requeue_at_deadline()
     assert [message.id for message in queue_admin().list("main").messages] == [first]
