@@ -607,6 +607,27 @@ class TestAfter:
         ours.run_after(call.args[0])
         assert len(calls) == 2
 
+    def test_document_that_mongodb_refuses_is_not_written_and_its_neighbours_are_told_once(
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
+    ) -> None:
+        ours = work_on(system, clock)
+        good, refused = make_account(), make_account(refused=True)
+        items = [item_of(ours, good), item_of(ours, refused)]
+        validator = {"$or": [{"refused": {"$exists": False}}, {"status": "trial"}]}
+        database.database().command("collMod", "accounts", validator=validator)
+        try:
+            with pytest.raises(OperationFailure):
+                ours.execute_batch(items)
+            assert execute(ours, items[0])["success"] is True
+            with pytest.raises(OperationFailure):
+                execute(ours, items[1])
+        finally:
+            database.database().command("collMod", "accounts", validator={})
+        clock.advance(minutes(10))
+        assert scan(ours.outbox_work()) == []
+        assert [one.id for one in calls] == [good]
+        assert get_account(refused)["status"] == "trial"
+
     def test_document_that_was_deleted_meanwhile_has_its_id(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written]
     ) -> None:
