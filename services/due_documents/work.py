@@ -189,18 +189,15 @@ class DocumentWork(DueWork):
             Written(id=id, due_at=at, written_at=pending.written_at, document={"_id": id})
             for id, at in pending.due_at.items()
         ]
-        self._run_after(batch, self._as_now(written))
-
-    def _as_now(self, written: Sequence[Written]) -> list[Written]:
-        found = self.documents.get_many([one.id for one in written], self.system.fields)
-        by_key = {id_key(one["_id"]): one for one in found}
-        return [replace(one, document=by_key.get(id_key(one.id), {"_id": one.id})) for one in written]
+        self._run_after(batch, written)
 
     def _run_after(self, batch: str, written: Sequence[Written]) -> None:
+        found = self.documents.get_many([one.id for one in written], self.system.fields)
+        now = {id_key(one["_id"]): one for one in found}
         call = self.system.functions.after
         assert call is not None
         try:
-            call(written)
+            call([replace(one, document=now.get(id_key(one.id), {"_id": one.id})) for one in written])
         except CallAgain as again:
             outbox.postpone(batch, until=self.clock() + again.wait)
         else:
@@ -238,7 +235,7 @@ class DocumentWork(DueWork):
 
     def _call_after(self, batch: str, written: Sequence[Written]) -> None:
         try:
-            self._run_after(batch, self._as_now(written))
+            self._run_after(batch, written)
         except Exception as error:
             # The write stands; the record is kept, and the call is repeated.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
