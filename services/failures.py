@@ -203,13 +203,14 @@ def _items(system: System) -> Iterator[_Found]:
 
 def _jobs(limit: int) -> Iterator[_Found]:
     for one in job_pages.failures(limit + 1):
-        error = one.get("last_error")
-        yield _Found(
-            name=str(one["name"]),
-            id=str(one["_id"]),
-            at=truncate(one["updated"]),
-            reason=error if isinstance(error, str) and error else NO_REASON,
-        )
+        at, error = one.get("updated"), one.get("last_error")
+        if isinstance(at, datetime):  # another program may write to jobs, too
+            yield _Found(
+                name=str(one.get("name", "")),
+                id=str(one["_id"]),
+                at=truncate(at),
+                reason=error if isinstance(error, str) and error else NO_REASON,
+            )
 
 
 def _letters(limit: int) -> Iterator[_Found]:

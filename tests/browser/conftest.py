@@ -61,15 +61,15 @@ def visiting(browser: Browser) -> Iterator[Visiting]:
 
 
 @pytest.fixture
-def queue(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+def queue(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     """A process without keys, where everything is switched on, and its queue, which is empty."""
-    return empty_queue(indexed, tmp_path_factory)
+    return empty_queue(clean, tmp_path_factory)
 
 
 @pytest.fixture
-def guarded(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+def guarded(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     """The same, behind keys."""
-    return empty_queue(indexed, tmp_path_factory, QM_API_KEYS=KEYS)
+    return empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS)
 
 
 def empty_queue(servers: Servers, directories: pytest.TempPathFactory, **env: str) -> Queue:

@@ -137,9 +137,9 @@ def test_what_a_command_does_is_seen_on_the_pages(visit: Visit) -> None:
 
 
 def test_the_holder_of_a_limited_key_sees_only_its_systems(
-    visiting: Visiting, indexed: Servers, clean: Servers, tmp_path_factory: pytest.TempPathFactory
+    visiting: Visiting, clean: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    limited = empty_queue(indexed, tmp_path_factory, QM_API_KEYS=json.dumps([CLERK, READER, BOSS]))
+    limited = empty_queue(clean, tmp_path_factory, QM_API_KEYS=json.dumps([CLERK, READER, BOSS]))
     room = str(make_room(server_now() + hours(1)))
     message = limited.post("/queue/message", {"type": "mail", "payload": 1}, X_API_KEY=BOSS["key"]).body["id"]
     clerk, reader = visiting(limited.web), visiting(limited.web)

@@ -19,10 +19,10 @@ PREFIX = "/tools/queue-manager"
 
 
 @pytest.fixture
-def below(queue: Queue, indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+def below(queue: Queue, clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     """A process that is published below a prefix, with something on every page."""
-    process = empty_queue(indexed, tmp_path_factory, QM_API_KEYS=KEYS, QM_WEB_PREFIX=PREFIX)
-    furnished.everything(queue, indexed.valkey.url)
+    process = empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS, QM_WEB_PREFIX=PREFIX)
+    furnished.everything(queue, clean.valkey.url)
     return process
 
 

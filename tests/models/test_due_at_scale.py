@@ -76,8 +76,8 @@ def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) 
 
 
 @contextmanager
-def profile() -> Iterator[list[dict[str, Any]]]:
-    """Have the server profile what it does with rooms; the list is filled at the end."""
+def profile(name: str = support_room.ROOMS_COLLECTION) -> Iterator[list[dict[str, Any]]]:
+    """Have the server profile what it does with a collection; the list is filled at the end."""
     profiles, found = database.collection("system.profile"), []
     profiles.drop()
     database.database().command("profile", 2)
@@ -85,5 +85,5 @@ def profile() -> Iterator[list[dict[str, Any]]]:
         yield found
     finally:
         database.database().command("profile", 0)
-        found += profiles.find({"ns": f"{database.database().name}.{support_room.ROOMS_COLLECTION}"})
+        found += profiles.find({"ns": f"{database.database().name}.{name}"})
         profiles.drop()

@@ -122,6 +122,7 @@ def test_jobs_with_odd_fields_are_shown(lab: Lab, state: str, tmp_path: Path) ->
     ids = store_odd_jobs(lab, state)
     lists = ["/api/jobs/status", "/api/overview", "/metrics", "/jobs", *(f"/api/jobs?state={one}" for one in JobState)]
     lists += [f"/api/jobs?limit=200&sort={sort}" for sort in ("created", "due", "updated", "priority", "attempts")]
+    lists += ["/api/failures", "/failures"]
     with forked_web(tmp_path, QM_JOBS="true") as process:
         for path in [*lists, *(f"/api/jobs/{id}" for id in ids), *(f"/api/search?id={id}" for id in ids)]:
             assert process.get(path).status == 200, path

@@ -21,9 +21,9 @@ REFUSED = (401, 403)
 
 
 @pytest.fixture
-def guarded(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+def guarded(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
     """A process with every route that there is."""
-    return empty_queue(indexed, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
+    return empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
 
 
 @pytest.fixture(scope="session")

@@ -62,8 +62,8 @@ def json_lines(_: Any, value: str) -> bytes:
 
 
 @pytest.fixture
-def guarded(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
-    return empty_queue(indexed, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
+def guarded(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
+    return empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true").web
 
 
 @pytest.fixture

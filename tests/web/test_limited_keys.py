@@ -35,10 +35,10 @@ AS_CLERK, AS_READER = {"X_API_KEY": OPERATOR}, {"X_API_KEY": VIEWER}
 
 
 @pytest.fixture
-def queue(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+def queue(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     """A process with every route that there is."""
     keys = json.dumps([CLERK, READER])
-    return empty_queue(indexed, tmp_path_factory, QM_API_KEYS=keys, QM_HOOKS="true", QM_JOBS="true")
+    return empty_queue(clean, tmp_path_factory, QM_API_KEYS=keys, QM_HOOKS="true", QM_JOBS="true")
 
 
 @pytest.fixture
@@ -110,9 +110,11 @@ def test_workers_are_shown_without_what_they_do_for_other_systems(clean: Servers
     assert queues == ["scans"]
     for task in tasks:
         assert [name for name, value in task.items() if value not in (None, 1)] == ["since"]
-    # The overview is up to a second old: from before this worker, at first.
-    (worker,) = eventually(lambda: process.get("/api/overview", **AS_READER).body["workers"], within=10)
-    assert worker["queues"] == ["scans"]
+
+    def queues_in_the_overview() -> list[Any]:
+        return [one["queues"] for one in process.get("/api/overview", **AS_READER).body["workers"]]
+
+    eventually(lambda: queues_in_the_overview() == [["scans"]], within=10)  # it is up to a second old
 
 
 def test_the_search_finds_nothing_else(clean: Servers, process: Web) -> None:

@@ -23,8 +23,8 @@ KEY = {"X_API_KEY": OPERATOR}
 
 
 @pytest.fixture
-def queue(indexed: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    return empty_queue(indexed, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true")
+def queue(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS, QM_HOOKS="true", QM_JOBS="true")
 
 
 @pytest.fixture

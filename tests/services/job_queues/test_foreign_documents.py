@@ -104,9 +104,9 @@ def test_unfinished_ones_are_a_problem_that_names_five(lab: Lab) -> None:
 def test_unfinished_ones_are_counted_without_reading_the_jobs(lab: Lab) -> None:
     add_foreign_jobs(NAME, lab.clock())
     lab.jobs.run_many(NAME, [[number] for number in range(500)])
-    with profile() as found:
+    with profile(job.JOBS_COLLECTION) as found:
         assert foreign_job.unfinished().count == 9
-    assert sum(one["keysExamined"] for one in found) < 60
+    assert 9 <= sum(one["keysExamined"] for one in found) < 60
 
 
 def test_each_is_read_with_an_id_of_any_type(lab: Lab) -> None:
