@@ -37,7 +37,7 @@ def test_repeated_acquire_counts_no_second_take_over(client: Redis) -> None:
 
     assert lock.epoch == 1
     assert client.get(epoch_key(KEY)) == b"1"
-    assert client.pttl(KEY) > 31_000
+    assert client.pttl(KEY) > 50_000
 
 
 def test_each_take_over_counts_one(client: Redis) -> None:
@@ -84,13 +84,15 @@ def test_keep_prolongs_a_lock_that_is_getting_old(client: Redis) -> None:
 
 def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
     assert leadership(client, KEY) is None
+    began = datetime.now(UTC)
     LeaderLock(client, KEY, lease=LEASE).acquire()
 
     leads = leadership(client, KEY)
 
+    took = datetime.now(UTC) - began
     assert leads is not None
-    assert abs(datetime.now(UTC) - leads.since) < seconds(20)
-    assert seconds(30) < leads.lease_left <= LEASE
+    assert abs(datetime.now(UTC) - leads.since) < took + seconds(1)
+    assert LEASE - took - seconds(1) < leads.lease_left <= LEASE
     assert leads.epoch == 1
 
 

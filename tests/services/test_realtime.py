@@ -132,7 +132,7 @@ def test_events_are_emitted_again_a_minute_after_redis_started(tmp_path: Path, m
     with Valkey(tmp_path / "redis") as server:
         events = RedisEvents(server.url)
         for _ in range(2):  # also by a server that kept its data
-            assert seconds(0) < events.emit("updated", DATA, room="support-1") <= seconds(4)
+            assert seconds(2) < events.emit("updated", DATA, room="support-1") <= seconds(4)
             eventually(lambda: not events.emit("updated", DATA, room="support-1"), within=20)
             server.kill()
             server.start()
