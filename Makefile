@@ -55,7 +55,7 @@ test-upstream: $(INSTALLED_DEV) ## run the integration tests of kombu and Celery
 test-all: $(INSTALLED_DEV) $(NODE_TESTS) $(NODE_CLIENT) ## run all of these tests, about twenty-five minutes
 	@$(BIN)/python -m pytest -m "not stress"
 
-stress: $(INSTALLED_DEV) ## run the long storms
+stress: $(INSTALLED_DEV) ## run the stress tests
 	@$(BIN)/python -m pytest -m stress
 
 faults: $(INSTALLED_DEV) ## run SCHEDULES=20 schedules of random faults, from SEED=1 on; fail if a promise is broken
@@ -64,8 +64,8 @@ faults: $(INSTALLED_DEV) ## run SCHEDULES=20 schedules of random faults, from SE
 bench: $(NODE_BENCH) ## measure against other ways, about an hour; ONLY=rooms measures one group, QUICK=1 takes a tenth of the data
 	@$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick) $(if $(ONLY),--only $(ONLY))
 
-soak: $(INSTALLED_DEV) ## work steadily for MINUTES=30 with all processes; fail if the memory of one keeps growing
-	@$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)
+soak: $(INSTALLED_DEV) ## work steadily for MINUTES=30 with all processes; fail if the memory of one keeps growing; SAMPLES=file.csv keeps it over time
+	@$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30) $(if $(SAMPLES),--samples $(SAMPLES))
 
 size: $(INSTALLED_DEV) ## count lines, repeated names, the lines of a new system, and the files that one request passes
 	@$(BIN)/python -m benchmarks.size

@@ -1,4 +1,4 @@
-"""Work steadily with all processes of the Procfile: `python -m benchmarks.soak [--minutes 30] [--share 0.5]`.
+"""Work steadily with all processes of the Procfile: `python -m benchmarks.soak [--minutes 30] [--share 0.5] [--samples FILE]`.
 
 First the capacity is measured: how fast a burst of rooms, of messages and of jobs is done. Then all three are added
 at once, each at a third of `--share` of its own capacity, because they share the machine. Messages go through the web
@@ -51,6 +51,7 @@ ENVIRONMENT = {
 
 def main() -> None:
     wanted, console = _arguments(), Console()
+    samples = wanted.samples and wanted.samples.absolute()
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="queue-manager-soak-") as directory, chdir(directory), _servers() as pids:
         try:
@@ -63,6 +64,8 @@ def main() -> None:
                 finally:
                     found = memory.growth()
                     _show(found, kinds, rates, console)
+                    if samples:
+                        memory.write(samples)
         except WrongResult as wrong:
             sys.exit(f"Failed. {wrong}")
     console.print(f"{unavailable:,} pages could not be read in time", highlight=False)
@@ -74,6 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Work steadily, and watch memory.")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--share", type=float, default=0.5, help="of the measured capacity (default: 0.5)")
+    parser.add_argument("--samples", type=Path, metavar="FILE", help="write the memory over time to it, as CSV")
     return parser.parse_args()
 
 

@@ -6,10 +6,12 @@ does not, and bounds it. A leak makes both grow.
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -75,6 +77,17 @@ class Memory:
             return []
         begin = round(len(self.seconds) * WARM_UP)
         return [growth(process, self.seconds[begin:], of[begin:]) for process, of in self.samples.items()]
+
+    def write(self, path: Path) -> None:
+        """Write all samples as CSV, the warm-up too: two figures cannot tell a leak from a peak that was kept."""
+        began = self.seconds[0] if self.seconds else 0.0
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(("process", "seconds", "pss_mb", "rss_mb"))
+            for process, samples in self.samples.items():
+                for at, sample in zip(self.seconds, samples, strict=True):
+                    row = f"{at - began:.0f}", f"{sample.proportional:.1f}", f"{sample.resident:.1f}"
+                    rows.writerow((process, *row))
 
     def _processes(self) -> dict[str, int]:
         found: dict[str, int] = {}
