@@ -117,11 +117,15 @@ def page(query: JobQuery, *, limit: int, max_bytes: int = MAX_JOB_PAGE_BYTES) ->
 
 
 def failures(limit: int) -> Iterator[Document]:
-    """Yield `{_id, name, updated, last_error}` of the jobs that failed last, newest first."""
+    """Yield `{_id, name, updated, last_error}` of the jobs that failed last, newest first.
+
+    Other programs write to jobs, too: one that does not tell when it failed is left out.
+    """
     fields = {"name": 1, "updated": 1, "last_error": 1}
     query = JobQuery(state=JobState.FAILURE, sort_by="updated")
     ((condition, sort),) = query.ranges()
-    return jobs().find(condition, fields, sort=[*sort.items()], hint=query.index, limit=limit)
+    has_failed_at = {"updated": {"$type": "date", "$not": {"$type": "array"}}}
+    return jobs().find({**condition, **has_failed_at}, fields, sort=[*sort.items()], hint=query.index, limit=limit)
 
 
 def _listed(query: JobQuery, limit: int, max_bytes: int) -> JobPage:

@@ -1,7 +1,7 @@
 """Failures of messages, items, jobs and the broker, grouped by what failed and why.
 
 Guarantee: the newest 5,000 failures of each list are read, in slices, however many there are; a list that was not read
-to its end is named as such. A server that is away leaves out its lists only.
+to its end is named as such. A server that is unavailable leaves out its lists only.
 """
 
 from __future__ import annotations
@@ -203,14 +203,13 @@ def _items(system: System) -> Iterator[_Found]:
 
 def _jobs(limit: int) -> Iterator[_Found]:
     for one in job_pages.failures(limit + 1):
-        at, error = one.get("updated"), one.get("last_error")
-        if isinstance(at, datetime):  # another program may write to jobs, too
-            yield _Found(
-                name=str(one.get("name", "")),
-                id=str(one["_id"]),
-                at=truncate(at),
-                reason=error if isinstance(error, str) and error else NO_REASON,
-            )
+        error = one.get("last_error")
+        yield _Found(
+            name=str(one.get("name", "")),
+            id=str(one["_id"]),
+            at=truncate(one["updated"]),
+            reason=error if isinstance(error, str) and error else NO_REASON,
+        )
 
 
 def _letters(limit: int) -> Iterator[_Found]:

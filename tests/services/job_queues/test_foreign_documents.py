@@ -7,14 +7,18 @@ from itertools import product
 from typing import Any
 
 import pytest
+from bson import ObjectId, Regex
 
 from models import foreign_job, job
 from models.database import shown_id
+from models.job import JobState
+from queue_manager.core.clock import hours
 from queue_manager.health_rules import Rule
 from services import job_queues
+from services.failures import read_failures
 from services.job_queues import WrongState
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
-from tests.job_lab import Lab
+from tests.job_lab import Lab, end_job
 from tests.models.test_due_at_scale import profile
 from tests.real_servers import Servers
 
@@ -49,6 +53,19 @@ def test_what_release_0_1_made_due_is_not_due_any_more_after_a_take_over(lab: La
     assert lab.state(id) == "success"
     assert lab.names_dispatched(epoch=1) == []
     assert not [one for one in foreign_jobs() if "waiting" in one or "first" in one]
+
+
+def test_failed_jobs_without_a_time_are_left_out_of_the_failures_and_do_not_use_up_their_limit(lab: Lab) -> None:
+    ids = [lab.run(NAME, number) for number in range(3)]
+    for id in ids:
+        end_job(id, JobState.FAILURE, backoff=hours(1), error="boom")
+    for id, odd in zip(ids[1:], ([lab.clock()], Regex("")), strict=True):  # which sort before dates
+        job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"updated": odd}})
+
+    found = read_failures([job_queues.system], limit=1)
+
+    assert [(one.name, [member.id for member in one.members]) for one in found.groups] == [(NAME, ids[:1])]
+    assert {one.kind: (one.read, one.is_complete) for one in found.sources}["job"] == (1, True)
 
 
 SORTS = ["created", "due", "updated", "priority", "attempts"]
