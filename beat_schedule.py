@@ -1,7 +1,7 @@
 """The systems of Queue Manager, one line each: start reading here.
 
 A system is one kind of due work, such as the rooms whose snooze has ended. Beat starts its scan every period; the scan
-finds what is due now, so missed or doubled ticks change nothing in the end, and sends one Celery task per item. Each
+finds all that is due now and dispatches one Celery task for each item, so missed or duplicate ticks are harmless. Each
 module of `services` below declares its system (`queue_manager/system.py`), and says what is due and what it guarantees.
 
 `QM_SYSTEMS` adds systems that are declared elsewhere.

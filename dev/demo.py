@@ -53,7 +53,7 @@ class Part:
     """When it is its turn, by the monotonic clock."""
 
     def take_turn(self) -> None:
-        """Do what is to be done if it is time for it. Says so when a server is away."""
+        """Do what is to be done if it is time for it. Says so when a server is unavailable."""
         if time.monotonic() < self.turn:
             return
         self.turn = time.monotonic() + self.every.total_seconds()
@@ -61,7 +61,7 @@ class Part:
             (self.start or self.go_on)(datetime.now(UTC))
             self.start = None
         except AWAY as error:
-            print(f"{self.name}: a server is away, trying again: {type(error).__name__}")
+            print(f"{self.name}: a server is unavailable, trying again: {type(error).__name__}")
 
 
 def ask_for_scan(broker: Celery, task: str, *, every: timedelta) -> None:

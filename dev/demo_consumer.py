@@ -28,7 +28,7 @@ ACK_TIMEOUT = 5.0  # seconds: short, so that nobody has to wait to see a message
 RECEIVE_TIMEOUT = 1.0  # seconds to wait for a message of one type
 MIN_DURATION, MAX_DURATION = 0.2, 3.5  # seconds of work
 DEATH_CHANCE, FAILURE_CHANCE = 0.03, 0.05
-RETRY_DELAY = 3.0  # seconds between attempts while the queue's server is away
+RETRY_DELAY = 3.0  # seconds between attempts while the queue's server is unavailable
 
 
 class WorkFailed(Exception):

@@ -1,7 +1,7 @@
 """One line every 5 s on what happened to the items: `3 rooms opened (lag 0.02 s), 6 messages handled`.
 
 Counted in MongoDB and in the message queue; a period in which nothing happened has no line. Run as
-`python -m dev.summary` with MONGO_DB_URL and REDIS_URL set. While a server is away it says so.
+`python -m dev.summary` with MONGO_DB_URL and REDIS_URL set. While a server is unavailable it says so.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Messages:
         )
 
     def line(self) -> str:
-        """Count now and say it, or that the queue's server is away."""
+        """Count now and say it, or that the queue's server is unavailable."""
         try:
             return self.describe(queue_admin().counts())
         except QueueUnavailable as error:

@@ -41,7 +41,7 @@ Document = dict[str, Any]
 Error = PyMongoError
 """Base of all errors of the driver."""
 OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
-"""Errors of the driver while the server is away, or has lost its majority."""
+"""Errors of the driver while the server is unavailable, or has lost its majority."""
 
 APP_NAME = "queue-manager"
 CLOCK_TIMEOUT = seconds(5)
@@ -62,7 +62,7 @@ _CODEC: CodecOptions[Document] = CodecOptions(
 )
 
 
-# Explicit, not the defaults of the deployment: a write must survive a fail-over and be readable.
+# Explicit, not the defaults of the deployment: a write must survive a failover and be readable.
 _CLIENT_OPTIONS: dict[str, Any] = {"appname": APP_NAME, "w": "majority", "readPreference": "primary"}
 
 
@@ -260,7 +260,7 @@ def require_replica_set() -> None:
 
     Raises:
         ConfigurationError: the server is standalone, refuses the credentials, or its SRV name is unknown.
-        ConnectionFailure: the server is away.
+        ConnectionFailure: the server is unavailable.
     """
     url = redact_url(settings().mongo_db_url)
     try:

@@ -65,7 +65,7 @@ class JobState(StrEnum):
     PENDING = "pending"  # a worker, when it is due
     EXECUTING = "executing"  # its worker; the next dispatch if its lease expired; `cancel` only asks it to stop
     SUCCESS = "success"  # only `retry` by an operator
-    FAILURE = "failure"  # a worker, after the backoff; a take-over or an operator
+    FAILURE = "failure"  # a worker, after the backoff; a takeover or an operator
     CANCELED = "canceled"  # only `retry` or `reschedule` by an operator
 
 
@@ -296,7 +296,7 @@ def executing(where: Document | None = None) -> list[ExecutingJob]:
     ]
 
 
-# Failed jobs at a take-over, and the history
+# Failed jobs at a takeover, and the history
 
 
 def make_failed_due(now: datetime) -> int:

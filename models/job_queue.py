@@ -3,7 +3,7 @@
     job_queues   {_id: name, paused, pause: {at, by, reason}}           one document per paused queue
     job_leaders  {_id: "jobs", epoch, heartbeat, since, is_settling}    one document
 
-The leading beat numbers its take-overs (`queue_manager/beat/leader_lock.py`) and sends this epoch with each dispatch.
+The leading beat numbers its takeovers (`queue_manager/beat/leader_lock.py`) and sends this epoch with each dispatch.
 A dispatch of an older leader is refused. If Redis lost its data, it counts from one again; `raise_epoch` then raises
 its epoch above the one stored here. As a fallback, a lower epoch is accepted once the newer leader has been silent for
 a minute.
@@ -84,9 +84,9 @@ def is_paused(name: str) -> bool:
 
 
 def lead(epoch: int, *, now: datetime) -> bool:
-    """Record a heartbeat of the leader of `epoch`; return True if its take-over is not complete.
+    """Record a heartbeat of the leader of `epoch`; return True if its takeover is not complete.
 
-    Returns True until `settle` is called, so that a take-over interrupted by a crash is completed by the next call.
+    Returns True until `settle` is called, so that a takeover interrupted by a crash is completed by the next call.
 
     Raises:
         NewerLeader: the epoch is refused.
@@ -102,12 +102,12 @@ def lead(epoch: int, *, now: datetime) -> bool:
     except DuplicateKeyError:
         if leader_epoch() != epoch:
             raise NewerLeader from None
-        return False  # another process has just recorded the same take-over
+        return False  # another process has just recorded the same takeover
     return True
 
 
 def settle(epoch: int) -> None:
-    """Record that the take-over of `epoch` is complete."""
+    """Record that the takeover of `epoch` is complete."""
     leaders().update_one({"_id": LEADER_ID, "epoch": epoch}, {"$unset": {"is_settling": ""}})
 
 

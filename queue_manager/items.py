@@ -1,7 +1,7 @@
-"""The items of a system as people see them: which are due, in progress, stuck or failed; and taking some by hand.
+"""The items of a system as people see them: which are due, in progress, stuck or failed; and retrying some manually.
 
-Guarantee: a list is read in the order of an index, from any position on. What is taken by hand is taken as a scan takes
-it, so that no scan sends it at the same time.
+Guarantee: a list is read in the order of an index, from any position on. A manual retry takes the lease as a scan does, so
+that no scan dispatches the item at the same time.
 """
 
 from __future__ import annotations

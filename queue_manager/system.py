@@ -73,7 +73,7 @@ class System:
     scan_task: str
     """The registered name of the task that scans. Workers import the module before the last dot."""
     takes_epoch: bool = False
-    """Whether the scan gets the number of the leader's take-over, as `epoch`."""
+    """Whether the scan gets the number of the leader's takeover, as `epoch`."""
 
     flag: str | None = None
     """The setting that switches it on, such as `QM_JOBS`; `None`: it is always on."""

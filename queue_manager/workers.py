@@ -112,7 +112,7 @@ class Workers(BaseModel):
 
 
 def read_workers() -> Workers:
-    """Return the workers. While MongoDB is away, jobs are shown without their ids.
+    """Return the workers. While MongoDB is unavailable, jobs are shown without their ids.
 
     Raises:
         Unavailable: Redis does not answer.
@@ -139,7 +139,7 @@ def _queues_without_worker(online: Sequence[ActiveWorker]) -> Iterator[QueueWith
 
 
 def _executing_jobs(online: Sequence[ActiveWorker]) -> Mapping[str, ExecutingJob]:
-    """Return the executing jobs by the ids of the tasks that execute them; none while MongoDB is away."""
+    """Return the executing jobs by the ids of the tasks that execute them; none while MongoDB is unavailable."""
     tasks = [task for one in online if one.activity for process in one.activity.processes for task in process.running]
     runs = [task.id for task in tasks if task.task == job_queues.system.item_task]
     try:

@@ -1,1 +1,1 @@
-"""What the systems mean. Plain Python: time and collaborators come in as arguments, Celery is not known here."""
+"""The business logic of the systems. Imports no Celery; time and collaborators are arguments."""

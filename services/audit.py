@@ -80,7 +80,7 @@ class Archive:
     def keep(self, kind: Kind, records: ArchivedRecords) -> Callable[[ArchivedRecords], None]:
         """Store records from Redis. Returns a function that keeps only some of them.
 
-        If MongoDB refuses them, that is logged, and they cannot be restored. Raises `Unavailable` if it is away.
+        If MongoDB refuses them, that is logged, and they cannot be restored. Raises `Unavailable` if it is unavailable.
         """
         ids = self._stored(lambda: archive.add(self.action, kind, records))
         self.count += len(records) if ids else 0
@@ -200,7 +200,7 @@ def recorded(
     """Record what the block does: before it, with the outcome unknown, and after it, as the block completed it.
 
     Stored first, so that a process that is killed leaves an entry without an outcome instead of an action without an
-    entry. While MongoDB is away, an action that needs it is not begun. One that needs Redis only goes on, because an
+    entry. While MongoDB is unavailable, an action that needs it is not begun. One that needs only Redis is, because an
     operator must be able to pause a system or clear a queue then; both times its whole entry is logged. So it is if
     MongoDB refuses the entry, for example to a user without rights on the collection.
 
@@ -211,7 +211,7 @@ def recorded(
     An error of the block passes on, with the note `OUTCOME_UNKNOWN` if a server did not answer.
 
     Raises:
-        Unavailable: MongoDB is away, and the action needs it. It was not begun.
+        Unavailable: MongoDB is unavailable, and the action needs it. It was not begun.
     """
     done, entry = AuditedAction(**known), _Entry(actor, action, system)
     entry.begin(done, is_in_redis=is_in_redis)

@@ -1,4 +1,4 @@
-"""What a support room itself says of its past, for its explanation."""
+"""The part of a room's timeline that follows from its own fields."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ broker_transport = _register_transport(broker_url) if _settings.has_batched_brok
 broker_use_ssl = _tls_options(_settings.broker)
 broker_transport_options = _transport_options(_settings)
 broker_connection_retry_on_startup = True
-broker_connection_max_retries = None  # no limit: a broker that is away comes back
+broker_connection_max_retries = None  # no limit: a broker that is unavailable comes back
 broker_pool_acquire_timeout = 10
 
 # Messages are JSON, and acknowledged when the work is done. The lease recovers what a lost child held; putting

@@ -1,4 +1,4 @@
-"""What the tasks of `DueDocuments` are made of: a scan that dispatches, an item, and the outbox of calls of `after`."""
+"""The Celery tasks of `DueDocuments`: the scan, the item, and the repeated calls of `after`."""
 
 from __future__ import annotations
 

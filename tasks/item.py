@@ -42,7 +42,7 @@ from tasks.app import app
 
 MIN_BATCH_TIMEOUT = 30.0  # seconds, for which MongoDB may keep a batch waiting
 EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *REDIS_OUTAGES)
-"""Errors that one line explains: those raised on purpose, and a server that is away."""
+"""Errors that one line explains: those raised on purpose, and a server that is unavailable."""
 
 log = get_logger("QM/tasks")
 
@@ -156,7 +156,7 @@ class ItemTask(BatchedTask):
             log.error("Failure could not be recorded; the lease will bring the item back", error=reason(error))
 
     def _record(self, item: DueItem, event: AttemptEvent, error: Exception) -> None:
-        """Record an attempt that did not succeed, unless MongoDB is away."""
+        """Record an attempt that did not succeed, unless MongoDB is unavailable."""
         if not isinstance(error, OUTAGES):
             self.work().record_attempt(item, event, error=_text_of(error), attempt=self.request.retries + 1)
 

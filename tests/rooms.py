@@ -59,7 +59,7 @@ class RecordedEvents:
     def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> timedelta:
         if self.refusals:
             self.refusals -= 1
-            raise EmitFailed("Redis is away")
+            raise EmitFailed("Redis is unavailable")
         self.sent += [(event, data, room) for room, data in messages]
         return self.again_in
 

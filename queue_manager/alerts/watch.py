@@ -31,7 +31,7 @@ class _Known:
     """By this machine's monotonic clock, in seconds; so is `sent_at`."""
     sent_at: float | None = None
     is_sent_alone: bool = False
-    """Whether this process sent it without a record, because MongoDB was away."""
+    """Whether this process sent it without a record, because MongoDB was unavailable."""
     missed: int = 0
 
 

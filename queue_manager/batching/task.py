@@ -42,7 +42,7 @@ class Batch:
         return result
 
     def use_database(self, act: Callable[[], T]) -> T:
-        """Call `act`, which needs MongoDB. Only the first caller waits for a server that is away."""
+        """Call `act`, which needs MongoDB. Only the first caller waits for a server that is unavailable."""
         if self.outage is not None:
             raise self.outage.with_traceback(None)
         try:

@@ -1,6 +1,6 @@
-"""Leader lock in Redis: a renewable lease with an epoch that increases with each take-over.
+"""Leader lock in Redis: a renewable lease with an epoch that increases with each takeover.
 
-Guarantee: at most one beat holds the lock by the clock of Redis, and each take-over has a higher epoch than the
+Guarantee: at most one beat holds the lock by the clock of Redis, and each takeover has a higher epoch than the
 previous one. If Redis lost its data, it restarts at epoch 1, until `raise_epoch` reports the known epoch; the holder
 then takes the next one. All scripts are idempotent, so a lost reply is harmless.
 """
@@ -25,7 +25,7 @@ LEADER_LOCK = f"{SCHEDULE_PREFIX}:lock"
 # Acquires the lock if it is free and increments the epoch; keeps it if this token holds it.
 #
 # KEYS[1]  lock: hash {token, host, pid, since_ms, epoch} that expires
-# KEYS[2]  number of take-overs so far
+# KEYS[2]  number of takeovers so far
 # ARGV     token, host, pid, lease in ms
 # Returns  {epoch, holder}: the epoch is 0 if another token holds it; the holder is "host:pid"
 #
@@ -49,10 +49,10 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return {tonumber(lock[4]), owner}
 """
 
-# Extends the lock if this token holds it; takes the next epoch if the number of take-overs was raised.
+# Extends the lock if this token holds it; takes the next epoch if the number of takeovers was raised.
 #
 # KEYS[1]  lock
-# KEYS[2]  number of take-overs so far
+# KEYS[2]  number of takeovers so far
 # ARGV     token, lease in ms
 # Returns  the epoch, or 0 if the lock expired or another token holds it
 #
@@ -71,10 +71,10 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return epoch
 """
 
-# Raises the number of take-overs to a known epoch, if Redis lost it.
+# Raises the number of takeovers to a known epoch, if Redis lost it.
 #
 # KEYS[1]  lock
-# KEYS[2]  number of take-overs so far
+# KEYS[2]  number of takeovers so far
 # ARGV     known epoch, ms since it became known
 # Returns  1 if it was raised, else 0
 #
@@ -111,7 +111,7 @@ return redis.call('DEL', KEYS[1])
 class LeaderLock:
     """The leader lock in one process.
 
-    `epoch` is the number of the take-over while this process holds the lock, else 0.
+    `epoch` is the number of the takeover while this process holds the lock, else 0.
     """
 
     def __init__(self, client: Redis, key: str, *, lease: timedelta) -> None:
@@ -183,6 +183,6 @@ def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> 
 
 
 def epoch_key(lock_key: str) -> str:
-    """Return the key of the number of take-overs of the lock `lock_key`."""
+    """Return the key of the number of takeovers of the lock `lock_key`."""
     # Beats of release 0.1 use this key; sharing it keeps the epochs of both releases in order.
     return "redbeat::lock:epoch" if lock_key == LEADER_LOCK else f"{lock_key}:epoch"

@@ -176,7 +176,7 @@ class LeaderScheduler(RedBeatScheduler):
         super().close()
 
     def _leads(self) -> bool:
-        """Extend or try to acquire the lock; write the schedule after a take-over. Return True if this beat leads.
+        """Extend or try to acquire the lock; write the schedule after a takeover. Return True if this beat leads.
 
         A lock that was extended just now is not extended again.
         """

@@ -87,7 +87,7 @@ def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVER
 
     AMQP does not tell what it delivered, and when: there messages that a worker took do not count.
 
-    Raises what kombu and redis-py raise when the broker is away, without waiting for it to come back.
+    Raises what kombu and redis-py raise when the broker is unavailable, without waiting for it to come back.
     """
     with app.connection_or_acquire() as connection:
         connection.ensure_connection(max_retries=0)

@@ -20,7 +20,7 @@ def require_broker(app: Celery, url: str) -> None:
 
     Raises:
         ConfigurationError: the broker is not usable.
-        OperationalError: the broker is away.
+        OperationalError: the broker is unavailable.
     """
     with app.connection_for_read() as connection:
         try:

@@ -1,4 +1,4 @@
-"""`queue-manager adopt`: take over the work and the data of another program.
+"""`queue-manager adopt`: continue the work and the data of another program.
 
 Guarantee: without `--yes` nothing is changed, and only `adopt jobs` changes documents. Text of applications reaches a
 terminal without control characters or markup.
@@ -35,9 +35,9 @@ adopt_cli = typer.Typer()
 @adopt_cli.callback(invoke_without_command=True)
 def adopt(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Create the indexes; else only show what changes.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Create the indexes. Without it, only show what would change.")] = False,
 ) -> None:
-    """Show what changes when the systems that are switched on take over the work of another program.
+    """Show what changes when the systems that are switched on continue the work of another program.
 
     For each system: the indexes to create, the writes of other programs that unique indexes refuse, what the other
     program has left, the effects on it while both run, what to do next, and the documents to repair first. `--yes`

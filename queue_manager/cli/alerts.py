@@ -65,7 +65,7 @@ def silence(
     system: SystemArgument,
     rule: RuleId,
     for_minutes: Annotated[float, typer.Option("--minutes", min=1, max=43_200, help="How long.")] = 60,
-    reason: Annotated[str, typer.Option(help="Why, for others who look.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, shown to other operators.")] = "",
 ) -> None:
     """Send nothing about a problem for a while, neither its start nor its end. Health still shows it.
 

@@ -50,7 +50,7 @@ def list_entries(
     until: Annotated[str | None, typer.Option("--to", help="Up to this time.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_AUDIT_PAGE, help="Maximum number of entries.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")] = False,
 ) -> None:
     """Show who changed what, newest first. Times are UTC.
 

@@ -42,7 +42,7 @@ from queue_manager.health import Health, health
 from queue_manager.telemetry import worker_heartbeats
 
 cli = typer.Typer(
-    help="Finds what is due in MongoDB and acts on it, once.",
+    help="Run and operate Queue Manager: scans, items, the message queue, job queues, the dashboard.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -189,7 +189,7 @@ def web(
 
 @cli.command("mark")
 def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v1.4".', metavar="TEXT")]) -> None:
-    """Mark the present in the charts, for example after a deployment.
+    """Annotate the charts at the current time, for example after a deployment.
 
     Example: `queue-manager mark "v1.4"`
     """

@@ -24,7 +24,7 @@ def doctor(
     """Check settings, versions, servers, permissions, indexes, clocks, processes and queues.
 
     For each problem, it says what to do. A check that cannot be made says why. Changes nothing, and takes at most 20
-    seconds, also while servers are away. Exit code 1 if there is a problem.
+    seconds, also while servers are unavailable. Exit code 1 if there is a problem.
 
     Example: `queue-manager doctor --json`
     """

@@ -32,7 +32,7 @@ def list_groups(
         str | None, typer.Option(help="Only of this system, or `broker`.", autocompletion=complete_system)
     ] = None,
     search: Annotated[str | None, typer.Option(help="Only with this text in the name or the reason.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")] = False,
 ) -> None:
     """Show the groups, those with the most failures first. Times are UTC."""
     if context.invoked_subcommand is not None:

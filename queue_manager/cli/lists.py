@@ -29,7 +29,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 ExportFormat = Literal["jsonl", "csv"]
 
 FormatOption = Annotated[ExportFormat, typer.Option("--format", help="JSON lines, or CSV for spreadsheets.")]
-AnswerJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")]
+AnswerJsonOption = Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")]
 CursorOption = Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")]
 
 

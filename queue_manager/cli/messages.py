@@ -151,11 +151,11 @@ def list_activity(
     action: Annotated[
         str | None, typer.Option(help="Only these actions, such as dlq,nack: separated by commas.")
     ] = None,
-    is_anomaly: Annotated[bool, typer.Option("--anomalies", help="Only what is unusual.")] = False,
+    is_anomaly: Annotated[bool, typer.Option("--anomalies", help="Only entries with an anomaly.")] = False,
     since: Annotated[str | None, typer.Option(help="From this time on, such as 2026-01-31T09:30Z.")] = None,
     until: Annotated[str | None, typer.Option(help="Up to this time.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of entries.")] = 20,
-    offset: Annotated[int, typer.Option(min=0, help="How many entries to leave out.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="Number of entries to skip.")] = 0,
     as_json: AnswerJsonOption = False,
 ) -> None:
     """Show what happened in the queue, newest first, as far back as its events are kept (about 10,000).

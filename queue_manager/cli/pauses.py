@@ -13,7 +13,7 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import printable
 from queue_manager.core.pause import MAX_REASON_LENGTH
 
-PauseReason = Annotated[str | None, typer.Option("--reason", help="Why, for the people who see it.", metavar="TEXT")]
+PauseReason = Annotated[str | None, typer.Option("--reason", help="Reason, shown to other operators.", metavar="TEXT")]
 
 
 def checked_reason(reason: str | None) -> str | None:

@@ -23,7 +23,7 @@ def why(
     system: Annotated[
         str | None, typer.Option(help="The only system to be searched.", metavar="NAME", autocompletion=complete_system)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")] = False,
 ) -> None:
     """Say why an item, a message or a job is in its state, and what happened to it. Times are UTC.
 

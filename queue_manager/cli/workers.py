@@ -17,7 +17,7 @@ MEGABYTE = 1_000_000
 
 
 def workers(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the HTTP API.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")] = False,
 ) -> None:
     """Show the workers that are online: queues, pool, what each process does and for how long, rate, memory, version.
 

@@ -208,7 +208,7 @@ class MessageOperations(Resource, Generic[ReceivedT]):
 
     @operation
     def replay(self, ids: Sequence[str]) -> Exchange[ReplayCount]:
-        """Move dead letters back to the queue, with all their attempts."""
+        """Move dead letters back to the queue, and reset their attempts."""
         return (yield from self._exchange("POST", "/api/queue/replay", ReplayCount, body={"messageIds": ids}))
 
     @operation

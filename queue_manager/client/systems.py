@@ -206,7 +206,7 @@ class SystemOperations(Resource):
 
     @operation
     def mark(self, text: str) -> Exchange[None]:
-        """Mark the present in the charts of all systems, for example after a deployment."""
+        """Annotate the charts of all systems at the current time, for example after a deployment."""
         yield from self._exchange("POST", "/api/marks", object, body={"text": text})
 
     @event_stream

@@ -59,7 +59,7 @@ def level_number(name: str) -> int:
 class OutageFilter(logging.Filter):
     """Passes one line for each outage and kind of line; the kind is the logger, the text without values, the server.
 
-    A line is about an outage if its exception, or one of its values, is an error of a server that is away.
+    A line is about an outage if its exception, or one of its values, is an error of a server that is unavailable.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def _remove_traceback(record: logging.LogRecord) -> None:
 
 
 def _servers_away(record: logging.LogRecord) -> Iterator[str]:
-    """Yield the servers that the exception and the values of a line say are away."""
+    """Yield the servers that the exception and the values of a line say are unavailable."""
     values: list[object] = [record.exc_info[1]] if record.exc_info else []
     parts: tuple[Any, ...] = (record.msg, record.args)
     for part in parts:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 RedisError = redis.RedisError
 """Base of every error of redis-py."""
 REDIS_OUTAGES = (redis.ConnectionError, redis.TimeoutError)
-"""Errors of redis-py while the server is away."""
+"""Errors of redis-py while the server is unavailable."""
 
 NO_RETRY = Retry(NoBackoff(), 0)
 CLIENT_OPTIONS = {
@@ -109,7 +109,7 @@ class Connection(redis.Connection):
 
     With `sentinel`, Sentinel names the server whenever the connection is opened; with `cluster`, a node of it does.
 
-    After a fail-over the old primary may continue as a replica and keep its connections, while its address already
+    After a failover the old primary may continue as a replica and keep its connections, while its address already
     resolves to another server. Once a connection of this process was refused, all connections to that address are
     reopened when they are next taken from their pool.
     """

@@ -81,7 +81,7 @@ def require_server(url: str) -> Mapping[str, Any]:
 
     Raises:
         ConfigurationError: the server evicts keys, is too old, or refuses the credentials.
-        redis.ConnectionError, redis.TimeoutError: the server is away.
+        redis.ConnectionError, redis.TimeoutError: the server is unavailable.
     """
     info = _info(url)
     refuse_unsuitable(url, info)

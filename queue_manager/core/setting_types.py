@@ -138,7 +138,7 @@ def _mongo_url(url: str) -> str:
 
 
 def _check_options(url: str) -> None:
-    """Refuse options under which a fail-over loses acknowledged writes, or reads are stale; and unreadable files."""
+    """Refuse options under which a failover loses acknowledged writes, or reads are stale; and unreadable files."""
     # Names of options are case-insensitive, and MongoDB's drivers also separate them by semicolons.
     options = parse_qsl(url.partition("?")[2].replace(";", "&"))
     for name, value in options:

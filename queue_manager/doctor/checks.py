@@ -87,7 +87,10 @@ CHECKS = (
     ),
     Check(
         name="redis",
-        statement="Every Redis answers, accepts the credentials, is recent enough, evicts no keys, and is no cluster.",
+        statement=(
+            "Every Redis answers, accepts the credentials, is recent enough and evicts no keys; only that of the message "
+            "queue may be a cluster."
+        ),
         find=redis_servers.of_message_queue,
         rules=SERVER_RULES,
         component="redis",

@@ -46,7 +46,7 @@ def write_concern() -> Iterator[Findings]:
     except WRITE_TIMEOUTS:
         yield Finding(
             f"A majority of the members did not confirm a write within {WRITE_TIMEOUT.total_seconds():g} s",
-            "Start the members that are away: rs.status() in mongosh shows them.",
+            "Start the members that are unavailable: rs.status() in mongosh shows them.",
         )
     try:
         is_journaled = deployment.journals_majority_writes()

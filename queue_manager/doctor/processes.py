@@ -19,7 +19,7 @@ from services.problems import counted, ids
 
 
 def broker_at_redis_url() -> Iterator[Findings]:
-    """Yield nothing. Raises `Unavailable` if the broker is the main Redis, whose problems are its own, and is away."""
+    """Yield nothing. Raises `Unavailable` if the broker is, unless it is the main Redis, whose problems are its own."""
     if settings().broker == settings().redis_url:
         with broker():
             yield from ()

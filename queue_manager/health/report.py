@@ -38,7 +38,7 @@ class Health(BaseModel):
 
 
 def health() -> Health:
-    """Read everything once. A server that is away is a problem, not an error."""
+    """Read everything once. A server that is unavailable is a problem, not an error."""
     chosen, found = settings(), asyncio.run(read(REPORT_TIMEOUT))
     on = [system for system in systems() if system.is_on(chosen)]
     return Health(

@@ -388,7 +388,7 @@ class _Recorder:
         self._retry_at = 0.0
 
     def run(self, script: Script, leases: Leases, *arguments: Any) -> Any:
-        """Run a script of this module; `None` if Redis is away."""
+        """Run a script of this module; `None` if Redis is unavailable."""
         if time.monotonic() < self._retry_at:
             return None
         try:

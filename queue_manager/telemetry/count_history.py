@@ -45,7 +45,7 @@ class History:
 
 
 def last_day(client: redis.Redis, sources: Mapping[str, Source]) -> History:
-    """Return the outcomes of the last 24 hours; sources whose server is away are left out."""
+    """Return the outcomes of the last 24 hours; sources whose server is unavailable are left out."""
     first = _now(client) // BUCKET_SECONDS - HISTORY_BUCKETS + 1
     counts = from_each_server(client, sources, lambda server, some: _outcomes(server, some, first=first))
     return History(begins_at=datetime.fromtimestamp(first * BUCKET_SECONDS, UTC), counts=counts)
@@ -72,7 +72,7 @@ def from_each_server(
 ) -> dict[str, CountedT]:
     """Call `read` for the sources of each server; return its answers by name.
 
-    A server other than that of `client` is left out while it is away: the statistics of its system say so.
+    A server other than that of `client` is left out while it is unavailable: the statistics of its system say so.
     """
     found = dict[str, CountedT]()
     for url in {one.url for one in sources.values()}:

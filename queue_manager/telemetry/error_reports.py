@@ -1,6 +1,6 @@
 """Error reports to Sentry: one event for each failure that nothing retries.
 
-Guarantee: attempts that are retried send nothing, and neither does a server that is away, which health reports. A scan
+Guarantee: attempts that are retried send nothing, and neither does an unavailable server, which health reports. A scan
 that keeps failing for the same reason sends one event per `REPEAT_AFTER`. Without `SENTRY_DSN` nothing is imported.
 Reporting never raises, and sends in a thread of its own.
 

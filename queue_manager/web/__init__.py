@@ -1,1 +1,1 @@
-"""The `web` process: manual triggers, Socket.IO, probes and metrics for programs, and a page for people."""
+"""The web process: the dashboard, the HTTP API, live events, Socket.IO, probes and metrics."""

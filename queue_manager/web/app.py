@@ -53,7 +53,7 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     require_tasks()
     api = api_of(chosen, ending)
     application = socketio.ASGIApp(api.state.live.server, other_asgi_app=HeadMiddleware(api))
-    logged = auth.AuditLogMiddleware(DirectRoutes(application, api=api))
+    logged = auth.AccessLogMiddleware(DirectRoutes(application, api=api))
     secured = SecurityMiddleware(ShutdownMiddleware(logged), local_only=not chosen.has_credentials)
     return PrefixMiddleware(secured, chosen.qm_web_prefix) if chosen.qm_web_prefix else secured
 

@@ -98,7 +98,7 @@ def _adoptable(batch: list[Document], now: datetime, result: Adoption) -> Iterat
 def _as_job(document: Document, now: datetime) -> Document:
     """Return the fields of the job. Raises `InvalidJob`: the document cannot be adopted.
 
-    A failed job waits for a retry or the next take-over, as a job does that is not retried automatically.
+    A failed job waits for a retry or the next takeover, as a job does that is not retried automatically.
     """
     _check_id(document["_id"])
     name, stored_state = checked_name(document.get("name")), checked_state(document.get("state"))

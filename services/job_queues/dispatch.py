@@ -161,7 +161,7 @@ class Dispatch(DueWork):
         self.leases.renew([item.lease for item in items], wait=wait)
 
     def _leads(self, now: datetime) -> bool:
-        """Record the leader and complete its take-over; return False if it is refused."""
+        """Record the leader and complete its takeover; return False if it is refused."""
         if self.epoch is None:
             return True
         try:

@@ -168,6 +168,6 @@ def job(
 
     It is called with the job's arguments and, if it has a keyword parameter `run`, with its `JobRun`. The job succeeds
     when the function returns, and fails when it raises. A failed job is retried without limit; after a `PermanentError`
-    only by an operator or a leader take-over. The function may run more than once for a job, so it must be idempotent.
+    only by an operator or a leader takeover. The function may run more than once for a job, so it must be idempotent.
     """
     return lambda function: registry.register(name, function, every=every, cron=cron, timeout=timeout)

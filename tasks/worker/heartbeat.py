@@ -129,7 +129,8 @@ class Heartbeat:
 def _try(act: Callable[[], object]) -> bool:
     """Return False if a step failed.
 
-    While MongoDB is away, leases may run out, which costs duplicates without effect; the clock's last sample is used.
+    While MongoDB is unavailable, leases may end, which costs duplicates without effect; the last sample of the clock
+    is used.
     """
     try:
         act()

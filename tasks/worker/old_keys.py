@@ -1,4 +1,4 @@
-"""Has the workers of the default queue empty the keys of release 0.1: one at a time, from a thread."""
+"""Moves messages from the broker keys of release 0.1: workers of the default queue do it, one at a time, in a thread."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_broadcasts_are_not_read_from_an_outdated_connection(connection: Connect
     with Consumer(channel, [broadcasts], no_ack=True):
         connection.transport.cycle._register_LISTEN(channel)
         assert not channel._receive()  # the confirmation
-        client.replicaof("127.0.0.1", "1")  # as after a fail-over
+        client.replicaof("127.0.0.1", "1")  # as after a failover
         with channel.conn_or_acquire() as other, pytest.raises(ReadOnlyError):
             other.set("any", "value")
         client.replicaof("NO", "ONE")

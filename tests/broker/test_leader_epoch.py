@@ -1,4 +1,4 @@
-"""An entry that asks for the epoch is published with that of the beat that leads, take-over by take-over."""
+"""An entry that asks for the epoch is published with that of the beat that leads, takeover by takeover."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_an_id_that_nothing_has(visit: Visit) -> None:
     expect(page.get_by_role("heading", name="Nothing has this id")).to_be_visible()
     expect(page.get_by_label("Find any id")).to_have_value("nothing")
     page = visit.open("/rooms/nothing")
-    expect(page.get_by_role("heading", name="It is not there")).to_be_visible()
+    expect(page.get_by_role("heading", name="Not found")).to_be_visible()
     assert not visit.wrongs("nothing")
 
 

@@ -1,4 +1,4 @@
-"""Pages that do not exist, and servers that are away: said in words, with a way on."""
+"""Pages that do not exist, and servers that are unavailable: said in words, with a way on."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_api_is_described(visit: Visit) -> None:
     expect(page.get_by_role("heading", level=2, name="Jobs")).to_be_in_viewport()
 
 
-# Servers that are away
+# Servers that are unavailable
 
 
 class Fragile:

@@ -201,7 +201,7 @@ def test_a_browser_that_keeps_nothing_has_the_columns_in_the_address(visiting: V
     visit.press("Save view …")
     visit.dialog.get_by_label("Name").fill("Letters")
     visit.press("Save", visit.dialog)
-    expect(visit.dialog).to_contain_text("This browser keeps nothing")
+    expect(visit.dialog).to_contain_text("This browser does not allow this site to store data")
     assert views(page) == []
 
 

@@ -200,7 +200,7 @@ class TestProcess:
         for _ in range(3):
             part.take_turn()
         assert done == ["first", "next"]
-        assert capsys.readouterr().out == "rooms: a server is away, trying again: OperationalError\n"
+        assert capsys.readouterr().out == "rooms: a server is unavailable, trying again: OperationalError\n"
 
 
 class TestSummary:

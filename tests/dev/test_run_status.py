@@ -94,7 +94,7 @@ class TestLines:
 @pytest.mark.parametrize(
     ("line", "warning"),
     [
-        ("16:08:31.4 [warning  ] MongoDB is away attempt=2", "MongoDB is away attempt=2"),
+        ("16:08:31.4 [warning  ] MongoDB is unavailable attempt=2", "MongoDB is unavailable attempt=2"),
         ("16:08:31.4 [error    ] Job failed", "Job failed"),
         ("16:08:31.4 [info     ] scans@vm ready.", None),
         ('{"event": "Job failed", "level": "error"}', "Job failed"),

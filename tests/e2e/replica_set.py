@@ -78,7 +78,7 @@ class ReplicaSet:
             client.admin.command("fsync")
 
     def is_complete(self) -> bool:
-        """Return True if there are a primary and its secondaries, and no member is away."""
+        """Return True if there are a primary and its secondaries, and no member is unavailable."""
         with self._direct(self.members[0]) as client:
             states = [member["stateStr"] for member in client.admin.command("replSetGetStatus")["members"]]
         return sorted(states) == ["PRIMARY", *["SECONDARY"] * (MEMBERS - 1)]

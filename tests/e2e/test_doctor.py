@@ -147,7 +147,7 @@ def test_what_a_process_would_refuse_at_its_start_is_found(
     assert found.startswith(problem)
 
 
-# Servers that are away or hang
+# Servers that are unavailable or hang
 
 
 def test_servers_that_are_away_are_named_and_nothing_hides_the_rest(tmp_path: Path) -> None:

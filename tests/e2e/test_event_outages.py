@@ -1,4 +1,4 @@
-"""The event of a room is sent although Redis is away, its Socket.IO servers are, or the worker is killed meanwhile."""
+"""The event of a room is sent although Redis or its Socket.IO servers are unavailable, or the worker is killed."""
 
 from __future__ import annotations
 

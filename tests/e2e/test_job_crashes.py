@@ -80,7 +80,7 @@ def test_another_beat_takes_over_and_tries_failed_jobs_at_once(tmp_path: Path, f
             eventually(lambda: "standing by" in standby.log, within=20)
             id = lab.run("mixed", "mended")
             eventually(lambda: lab.state(id) == "failure")
-            later = server_now() + seconds(600)  # its next attempt would come much later than the take-over
+            later = server_now() + seconds(600)  # its next attempt would come much later than the takeover
             job.jobs().update_one({"name": "mixed"}, {"$set": {"waiting": later, "due": later}})
             lab.run("mixed", "good")
             eventually(lambda: count("success", "mixed") == 1)

@@ -47,7 +47,7 @@ def on_a_terminal(*arguments: str) -> str:
 
 def bury(queue: MessageQueue, *messages: NewMessage) -> list[str]:
     ids = [one.id for one in queue.enqueue_batch(messages)]
-    queue_admin().move(ids, to="dead", source="main", reason="the mail server is away")
+    queue_admin().move(ids, to="dead", source="main", reason="the mail server is unavailable")
     return ids
 
 
@@ -121,10 +121,10 @@ class TestShow:
     def test_everything_of_a_message_wherever_it_is(self, queue: MessageQueue) -> None:
         (id,) = bury(queue, NewMessage(type="send_mail", payload=NASTY, max_attempts=7))
         shown = run("show", id).stdout
-        for name, value in (("id", id), ("custom_max_attempts", "7"), ("last_error", "the mail server is away")):
+        for name, value in (("id", id), ("custom_max_attempts", "7"), ("last_error", "the mail server is unavailable")):
             assert f"{name:<22}{value}\n" in shown
         assert '    "big": 12345678901234567890.10,\n' in shown
-        assert "UTC  dead-lettered  the mail server is away\n" in shown
+        assert "UTC  dead-lettered  the mail server is unavailable\n" in shown
         assert run("show", id, "--json").stdout.endswith(f'"payload":{NASTY}}}\n')
 
     def test_unknown_id_is_one_line(self, clean: Servers) -> None:

@@ -1,4 +1,4 @@
-"""The message queue on a Redis Cluster: any node may be named, and a fail-over is followed without a restart."""
+"""The message queue on a Redis Cluster: any node may be named, and a failover is followed without a restart."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def received(queue: message_queue.MessageQueue) -> list[tuple[str, int]]:
 
 
 def paused_types() -> list[str] | None:
-    """Return the paused types; `None` while the queue is away."""
+    """Return the paused types; `None` while the queue is unavailable."""
     try:
         return [*message_queue.queue_admin().pauses()]
     except message_queue.QueueUnavailable:

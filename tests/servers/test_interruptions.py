@@ -1,4 +1,4 @@
-"""Fail-overs of Redis and elections of MongoDB under load: all processes follow without a restart, within seconds."""
+"""Failovers of Redis and elections of MongoDB under load: all processes follow without a restart, within seconds."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def test_one_in_processing(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m")
     first = queue.dequeue(consumer_id="c1")
     assert first is not None
-    queue.nack(first.id, first.lock_token, reason="the mail server is away")
-    assert "; its 1st delivery failed. Reason: the mail server is away" in why("m").answer
+    queue.nack(first.id, first.lock_token, reason="the mail server is unavailable")
+    assert "; its 1st delivery failed. Reason: the mail server is unavailable" in why("m").answer
     queue.dequeue(consumer_id="c2")
     found = why("m")
     assert (found.state, found.tone) == ("in processing", "good")
@@ -51,7 +51,7 @@ def test_one_in_processing(queue: MessageQueue) -> None:
     assert found.answer.endswith("; delivery 2 of 3.")
     assert [one.event for one in found.timeline] == ["Delivered", "Requeued", "Delivered", "Added"]
     requeued = found.timeline[1]
-    assert (requeued.error, requeued.duration is not None) == ("the mail server is away", True)
+    assert (requeued.error, requeued.duration is not None) == ("the mail server is unavailable", True)
     assert found.timeline[2].detail == "to c1, attempt 1"
 
 

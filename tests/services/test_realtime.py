@@ -101,7 +101,7 @@ def test_an_event_that_only_a_replica_would_publish_is_an_error(adapter: str, tm
     with Valkey(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as client:
         events = RedisEvents(server.url, adapters=[adapter])
         events.emit("updated", DATA, room="support-1")
-        client.replicaof(LOOPBACK, str(free_port()))  # a fail-over that leaves the connections open
+        client.replicaof(LOOPBACK, str(free_port()))  # a failover that leaves the connections open
         with client.pubsub(ignore_subscribe_messages=True) as pubsub:
             pubsub.psubscribe("*")
             assert pubsub.get_message(timeout=5) is None

@@ -1,4 +1,4 @@
-"""Probes and metrics tell what is away, recover by themselves, and never fail."""
+"""Probes and metrics tell what is unavailable, recover by themselves, and never fail."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_readyz_refuses_a_redis_that_takes_no_writes(lonely: Lonely) -> None:
     lonely.valkey.start()
     assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=10)
     with connect(lonely.valkey.url) as client:
-        client.replicaof("127.0.0.1", free_port())  # as after a fail-over: it answers, and is read-only
+        client.replicaof("127.0.0.1", free_port())  # as after a failover: it answers, and is read-only
         answer = eventually(lambda: (found := lonely.process.get("/readyz")).status == 503 and found, within=10)
         assert answer.body["reasons"] == ["Redis refuses to write"]
         client.replicaof("NO", "ONE")

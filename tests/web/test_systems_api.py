@@ -1,4 +1,4 @@
-"""The systems over HTTP: how each stands, the schedule, their scans; also while a server is away."""
+"""The systems over HTTP: how each stands, the schedule, their scans; also while a server is unavailable."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def next_run(process: Web) -> Any:
     return get(process, "/schedule")["entries"][0]["next_run_at"]
 
 
-# Servers that are away
+# Servers that are unavailable
 
 
 @dataclass(frozen=True)

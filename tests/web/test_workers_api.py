@@ -1,4 +1,4 @@
-"""The workers over HTTP: what each does, by what it recorded; also while a server is away."""
+"""The workers over HTTP: what each does, by what it recorded; also while a server is unavailable."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def only_task(process: Web) -> Any:
 def test_a_worker_shows_its_pool_its_queues_and_its_memory(client: redis.Redis, process: Web) -> None:
     idle = PoolProcess(pid=8, memory_bytes=10 * MEGABYTE)
     worker_heartbeats.record(
-        "one@here", ["jobs", "scans"], paused="MongoDB is away", activity=activity(running(), idle, done_per_minute=120)
+        "one@here", ["jobs", "scans"], paused="MongoDB is unavailable", activity=activity(running(), idle, done_per_minute=120)
     )
     body = workers(process)
     (worker,) = body["workers"]
@@ -82,7 +82,7 @@ def test_a_worker_shows_its_pool_its_queues_and_its_memory(client: redis.Redis, 
         "pid": os.getpid(),
         "queues": ["jobs", "scans"],
         "release": worker_heartbeats.OWN_RELEASE,
-        "paused": "MongoDB is away",
+        "paused": "MongoDB is unavailable",
         "pool": "prefork",
         "size": 4,
         "busy": 0,

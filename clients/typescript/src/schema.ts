@@ -117,7 +117,7 @@ export interface paths {
         };
         /**
          * Overview
-         * @description Return the leader, the workers online, and the state of each system, also while a server is away.
+         * @description Return the leader, the workers online, and the state of each system, also while a server is unavailable.
          */
         get: operations["systems_overview"];
         put?: never;
@@ -347,7 +347,7 @@ export interface paths {
         put?: never;
         /**
          * Add Mark
-         * @description Mark the present in the charts, such as a deployment.
+         * @description Annotate the charts at the current time, for example for a deployment.
          */
         post: operations["systems_add_mark"];
         delete?: never;
@@ -3226,7 +3226,7 @@ export interface components {
             stuck: number | null;
             /**
              * Failed
-             * @description Items whose last attempt failed.
+             * @description Items whose final attempt failed.
              */
             failed: number | null;
             /**
@@ -4314,7 +4314,7 @@ export interface components {
             stuck: number | null;
             /**
              * Failed
-             * @description Items whose last attempt failed.
+             * @description Items whose final attempt failed.
              */
             failed: number | null;
             /**

@@ -13,7 +13,7 @@ from queue_manager.web.auth.authentication import Authenticator
 from queue_manager.web.auth.authorization import (
     EACH,
     IN_PATH,
-    AuditLogMiddleware,
+    AccessLogMiddleware,
     CurrentPrincipal,
     operator,
     operator_of,
@@ -28,7 +28,7 @@ from queue_manager.web.auth.principal import Principal
 __all__ = [
     "EACH",
     "IN_PATH",
-    "AuditLogMiddleware",
+    "AccessLogMiddleware",
     "Authenticator",
     "CurrentPrincipal",
     "Principal",

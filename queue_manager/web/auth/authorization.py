@@ -1,4 +1,4 @@
-"""Authorization: the role that each route requires, which sites may send a request, and the audit log of actions.
+"""Authorization: the role that each route requires, which sites may send a request, and the access log of actions.
 
     api.include_router(listing.router, prefix="/api", dependencies=[viewer])
 
@@ -168,10 +168,10 @@ def _has_own_origin(headers: Headers) -> bool:
         return False
 
 
-# The audit log
+# The access log
 
 
-class AuditLogMiddleware:
+class AccessLogMiddleware:
     """ASGI middleware that logs each action with its principal and status.
 
     Actions that differ in nothing share a line for a second: the first is logged at once, and at the end the number of

@@ -54,7 +54,7 @@ async def page(request: Request, next_path: Annotated[str, Query(alias="next")] 
 )
 async def log_in(request: Request) -> Response:
     """Start a session for a key: 303 to `next`, with the cookie."""
-    request.state.is_action = True  # log-ins and failed ones are in the audit log
+    request.state.is_action = True  # log-ins and failed ones are in the access log
     form = parse_qs((await read_body(request, MAX_FORM_BYTES, field="body")).decode("utf-8", "replace"))
     key, next_path = (form.get(name, [""])[0].strip() for name in ("key", "next"))
     authenticator = authenticator_of(request)

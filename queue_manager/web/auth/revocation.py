@@ -1,7 +1,7 @@
 """Sessions that were logged out, known to every web process through Redis.
 
 Guarantee: once `POST /logout` is answered, no process accepts a copy of the cookie, and its connections are closed
-within 2 s. While Redis is away sessions count as valid, since the pages that show the outage need them; they still end
+within 2 s. While Redis is unavailable, sessions count as valid: the pages that show the outage need them. They still end
 with their key and after 12 h. A log-out in that time takes effect here at once, elsewhere when Redis is back.
 """
 
@@ -67,7 +67,7 @@ class Revocations:
         return session in self._known
 
     async def is_revoked(self, session: str) -> bool:
-        """Return True if the session was revoked. Reads Redis unless the result is known or Redis is away."""
+        """Return True if the session was revoked. Reads Redis unless the result is known or Redis is unavailable."""
         if session in self._known or self._client is None or self._is_away:
             return session in self._known
         try:

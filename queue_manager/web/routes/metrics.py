@@ -213,7 +213,7 @@ def _leader(client: Redis) -> Iterator[Metric]:
     epoch = int(client.get(epoch_key(LEADER_LOCK)) or 0)
     yield GaugeMetricFamily("queue_manager_leader", "1 if a beat is the leader, 0 if not.", value=leads)
     yield GaugeMetricFamily(
-        "queue_manager_leader_epoch", "Epoch of the leader, which rises by one with each take-over.", value=epoch
+        "queue_manager_leader_epoch", "Epoch of the leader, which rises by one with each takeover.", value=epoch
     )
 
 

@@ -136,7 +136,7 @@ export class Events {
     this.source.addEventListener(this.name, (event) => this.received(event));
     this.source.addEventListener("reset", (event) => {
       this.last = event.lastEventId;
-      toast("What happened meanwhile is not kept any more: everything was read anew");
+      toast("Some updates were missed. The list was read again");
       this.on.reload();
     });
   }

@@ -3,7 +3,7 @@
 /** By name, the values with their texts; the first is the default. @type {Record<Choice, Record<string, string>>} */
 export const CHOICES = {
   times: { utc: "UTC", local: "Local time", relative: "Relative, such as 5 min ago" },
-  theme: { system: "As the system", light: "Light", dark: "Dark" },
+  theme: { system: "As the device", light: "Light", dark: "Dark" },
 };
 
 /** @param {Choice} name */

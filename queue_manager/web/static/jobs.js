@@ -324,7 +324,7 @@ function bodyOf(text, others) {
 function clear() {
   const { name, state } = list.values;
   askFor({
-    title: "Delete jobs", verb: "Go on …", text: "Which? The next step says how many those are.",
+    title: "Delete jobs", verb: "Continue …", text: "Choose which jobs to delete. The next step shows how many there are.",
     fields: [
       { name: "name", label: "Name", kind: "select", options: [["", "All names"], ...queues.map((queue) => [queue.name, queue.name])], value: name },
       ...CLEARED.map((one) => /** @type {Field} */ ({ name: one, label: one, kind: "check", value: one === state })),

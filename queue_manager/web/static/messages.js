@@ -270,7 +270,7 @@ async function replayAll() {
   const { count, is_complete: isAll } = await get(`/queue/dead/count${query(shown)}`);
   const what = `${number(count)}${isAll ? "" : " or more"} failed message${count === 1 ? "" : "s"}`;
   askFor({
-    title: `Replay ${what}?`, verb: "Replay", text: "They go back to the end of their queue, with all their attempts.",
+    title: `Replay ${what}?`, verb: "Replay", text: "They go back to the end of their queue, and their attempts are reset.",
     act: async () => done(await post("/queue/replay", { filter })),
   });
 }

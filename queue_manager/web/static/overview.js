@@ -102,7 +102,7 @@ async function days() {
       const card = cards.get(name);
       if (counts && card) put(card.day, [begins, counts], () => day(card.title, counts, begins, seconds, hours));
     }
-  }, () => {}); // the statistics show which server is away
+  }, () => {}); // the statistics show which server is unavailable
   setTimeout(days, DAY_INTERVAL);
 }
 

@@ -40,7 +40,7 @@ function receive({ systems, leader, servers }) {
 /** @param {Leader | null} leader */
 function lead(leader) {
   byId("leader").replaceChildren(leader ? facts("facts", [
-    ["Leader", leader.holder], ["Since", moment(leader.since)], ["Lease left", countdown(now() + leader.lease_left_seconds * 1000, lease)], ["Take-overs", number(leader.epoch)],
+    ["Leader", leader.holder], ["Since", moment(leader.since)], ["Lease left", countdown(now() + leader.lease_left_seconds * 1000, lease)], ["Takeovers", number(leader.epoch)],
   ]) : element("p", {}, pill("no leader", "bad"), " Nothing below starts by itself: is ", element("code", {}, "celery -A tasks beat"), " running?"));
 }
 

@@ -16,9 +16,9 @@ const path = `/systems/${name}`;
 /** @type {Record<ItemState, StateTexts>} */
 const STATES = {
   due: { count: "due", verb: "Send now", all: "Send all that match", title: "Nothing is due", text: `The next scan takes ${items} as soon as their time has come.` },
-  "in-progress": { count: "in_progress", title: "Nothing is in progress", text: `Here are ${items} that were sent to a worker, until it is done with them.`, next: "taken back" },
-  stuck: { count: "stuck", verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `Here are ${items} whose time passed without a result: look at the workers first.` },
-  failed: { count: "failed", verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `Here are ${items} whose last attempt failed, with the reason.`, next: "again" },
+  "in-progress": { count: "in_progress", title: "Nothing is in progress", text: `Here are ${items} that were sent to a worker, until it is done with them.`, next: "lease ends" },
+  stuck: { count: "stuck", verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `Here are ${items} whose lease expired without a result: look at the workers first.` },
+  failed: { count: "failed", verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `Here are ${items} whose final attempt failed, with the reason.`, next: "again" },
 };
 /** @param {Values} values */
 const stateOf = ({ state }) => /** @type {ItemState} */ (state in STATES ? state : "due");

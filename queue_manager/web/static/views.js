@@ -33,7 +33,7 @@ export class Views {
 
   /** @param {Record<string, string>} all */
   keep(all) {
-    if (!keep(this.key, JSON.stringify(all))) throw new Problem(0, { message: "This browser keeps nothing: allow this site to store data" });
+    if (!keep(this.key, JSON.stringify(all))) throw new Problem(0, { message: "This browser does not allow this site to store data: allow this site to store data" });
     this.show();
   }
 

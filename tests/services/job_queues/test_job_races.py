@@ -114,7 +114,7 @@ def test_two_dispatches_at_once_hand_a_queue_out_once(lab: Lab, racing: Any) -> 
         names = Counter(item.args[0] for items, _ in dispatches for item in items)
         assert sum(noted.get("reaped", 0) for _, noted in dispatches) == 1
         assert set(names) == {"mail", "report"}
-        # A take-over is done by each that sees it begin, and frees what another of them has just dispatched.
+        # A takeover is done by each that sees it begin, and frees what another of them has just dispatched.
         assert all(number <= 3 for number in names.values())
         job.jobs().delete_many({})
 

@@ -199,7 +199,7 @@ def test_restart_of_the_server_leaves_nobody_waiting_for_ever(
                 for consumer in consumers:
                     try:
                         assert consumer.result(PATIENT) is not None
-                    except QueueUnavailable:  # it looked again while the server was away
+                    except QueueUnavailable:  # it looked again while the server was unavailable
                         assert lab.queue.dequeue(timeout=PATIENT) is not None
 
 

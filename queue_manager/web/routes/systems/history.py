@@ -59,7 +59,7 @@ def system_history(
 def add_mark(
     body: Annotated[NewMark, Depends(JsonBody(NewMark, max_bytes=MAX_MARK_BODY))], actor: CurrentActor
 ) -> ChartMark:
-    """Mark the present in the charts, such as a deployment."""
+    """Annotate the charts at the current time, for example for a deployment."""
     with recorded(actor, "mark", detail=body.text), mongodb():
         made = Mark(kind="deployment", at=server_now(), text=body.text, by=actor.who)
         mark.add(made)

@@ -80,7 +80,7 @@ class SystemState(BaseModel):
     due: Number | None = Field(description="Items that are due and not in flight.")
     in_progress: Number | None = Field(description="Items in flight.")
     stuck: Number | None = Field(description="Items whose lease ended without a result.")
-    failed: Number | None = Field(description="Items whose last attempt failed.")
+    failed: Number | None = Field(description="Items whose final attempt failed.")
     lag_seconds: Number | None = Field(description="Seconds since the oldest due item fell due.")
     done_per_minute: int | None = Field(description="Items done in the last minute.")
     failed_per_minute: int | None = Field(description="Attempts that failed in the last minute.")
