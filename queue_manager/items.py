@@ -1,6 +1,6 @@
 """The items of a system as people see them: which are due, in progress, stuck or failed; and retrying some manually.
 
-Guarantee: a list is read in the order of an index, from any position on. A manual retry takes the lease as a scan does, so
+Guarantee: a list has a fixed order and is read from any position on. A manual retry takes the lease as a scan does, so
 that no scan dispatches the item at the same time.
 """
 

@@ -1,5 +1,5 @@
-"""The work of a system: a scan leases due items that are not in flight, oldest first; a worker renews the lease, retries
-the item, or gives it up.
+"""The work of a system: a scan leases due items that are not in flight, oldest first; a worker renews the lease,
+retries the item, or gives it up.
 
 `tasks.scan.fan_out` dispatches what a scan took; the item task of the same system acts on one item, or on a batch.
 """

@@ -5,9 +5,9 @@
 - `redis-streams`: appended to the stream of Node servers with @socket.io/redis-streams-adapter, in JSON.
 
 Guarantee: `emit_all` returns after a primary has accepted the events for every adapter, or raises; the emitter of
-python-socketio would drop them silently while Redis is unavailable. After a restart or a failover of Redis, Socket.IO servers
-subscribe again within `RESUBSCRIBE_TIME`; `emit_all` then returns when to emit the events again. Whether any client
-receives them is unknown to the sender. The stream is bounded.
+python-socketio would drop them silently while Redis is unavailable. After a restart or a failover of Redis,
+Socket.IO servers subscribe again within `RESUBSCRIBE_TIME`; `emit_all` then returns when to emit the events again.
+Whether any client receives them is unknown to the sender. The stream is bounded.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Application(Celery):
 
 app = Application(
     "queue_manager",
-    include=["tasks.worker.lifecycle", "tasks.worker.shutdown", "tasks.worker.old_keys"],
+    include=["queue_manager.worker.lifecycle", "queue_manager.worker.shutdown", "queue_manager.worker.old_keys"],
     events="queue_manager.batching.events:Events",
     set_as_current=False,
 )

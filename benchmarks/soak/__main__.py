@@ -1,4 +1,4 @@
-"""Work steadily with all processes of the Procfile: `python -m benchmarks.soak [--minutes 30] [--share 0.5] [--samples FILE]`.
+"""Work steadily with all processes of the Procfile: `python -m benchmarks.soak --help`.
 
 First the capacity is measured: how fast a burst of rooms, of messages and of jobs is done. Then all three are added
 at once, each at a third of `--share` of its own capacity, because they share the machine. Messages go through the web

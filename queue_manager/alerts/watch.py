@@ -17,7 +17,7 @@ from models.database import server_now
 from queue_manager.alerts.notification import Alert, Notification
 from queue_manager.core.errors import Unavailable
 from queue_manager.health_rules import Problem
-from queue_manager.web.server_calls import mongodb
+from queue_manager.server_calls import mongodb
 
 MISSED_UNTIL_ENDED = 2  # rounds in which it was not seen: a problem that flickers has not ended
 

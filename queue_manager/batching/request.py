@@ -5,6 +5,7 @@ When its pool process dies, the item is released at once. As long as no process 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,11 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from queue_manager.core.log import get_logger
-from tasks.worker import heartbeat
 
 log = get_logger("QM/tasks")
+
+lost_requests: deque[Request] = deque()
+"""Requests whose process died. The worker's heartbeat releases their items, since MongoDB may keep a caller waiting."""
 
 
 def is_process_lost(error: Any) -> bool:
@@ -55,7 +58,7 @@ class ItemRequest(Request):
         is_lost = is_process_lost(exc_info) and not (self._already_revoked or self._already_cancelled)
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
         if is_lost:
-            heartbeat.lost.append(self)
+            lost_requests.append(self)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Log it. A hard timeout is a failure, of which the prefork pool has told `on_failure` before."""

@@ -35,7 +35,9 @@ adopt_cli = typer.Typer()
 @adopt_cli.callback(invoke_without_command=True)
 def adopt(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Create the indexes. Without it, only show what would change.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Create the indexes. Without it: show what would change.")
+    ] = False,
 ) -> None:
     """Show what changes when the systems that are switched on continue the work of another program.
 

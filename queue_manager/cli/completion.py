@@ -10,7 +10,7 @@ from models import job
 from models.audit import AUDITED_ACTIONS
 from models.job import JobState
 from queue_manager.core.errors import AppError
-from queue_manager.web.server_calls import mongodb
+from queue_manager.server_calls import mongodb
 
 COMPLETION_TIMEOUT = 1.0  # seconds
 

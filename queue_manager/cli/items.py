@@ -24,9 +24,9 @@ from queue_manager.cli.lists import (
 )
 from queue_manager.cli.messages_render import print_json
 from queue_manager.cli.why import print_diagnosis
-from queue_manager.diagnosis import diagnose
 from queue_manager.items import Listed, State
 from queue_manager.system import System
+from queue_manager.web.diagnosis import diagnose
 from queue_manager.web.http.requests import validated
 
 ITEM_COLUMNS = ("id", "title", "state", "due_at", "since", "attempts", "next_at", "reason")

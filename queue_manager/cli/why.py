@@ -13,7 +13,7 @@ from beat_schedule import systems
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, print_json, printable
-from queue_manager.diagnosis import Diagnosis, FoundThing, TimelineEvent, diagnose
+from queue_manager.web.diagnosis import Diagnosis, FoundThing, TimelineEvent, diagnose
 
 TONE_STYLES = {"good": "green", "neutral": "dim", "warn": "yellow", "bad": "red"}
 

@@ -88,8 +88,8 @@ CHECKS = (
     Check(
         name="redis",
         statement=(
-            "Every Redis answers, accepts the credentials, is recent enough and evicts no keys; only that of the message "
-            "queue may be a cluster."
+            "Every Redis answers, accepts the credentials, is recent enough and evicts no keys; only that of the "
+            "message queue may be a cluster."
         ),
         find=redis_servers.of_message_queue,
         rules=SERVER_RULES,

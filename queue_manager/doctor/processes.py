@@ -12,9 +12,9 @@ from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from queue_manager.doctor.findings import Finding, Findings
+from queue_manager.server_calls import broker, redis_server
 from queue_manager.system import SCANS_QUEUE, item_queues
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.web.server_calls import broker, redis_server
 from services.problems import counted, ids
 
 
@@ -69,8 +69,8 @@ def backlog() -> Iterator[Findings]:
 def old_release() -> Iterator[Findings]:
     """Yield messages in the keys of release 0.1, and its indexes."""
     if (url := settings().broker_redis_url) is not None:
+        from queue_manager.worker.old_keys import queues_by_task  # imported here, because it takes a second
         from tasks.registration import require_tasks
-        from tasks.worker.old_keys import queues_by_task  # imported here, because it takes a second
 
         require_tasks()
         with make_client(url) as client:

@@ -22,7 +22,7 @@ from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.doctor.installation import DISTRIBUTION, settings_error
 from queue_manager.health import Readings, all_problems, read
 from queue_manager.health_rules import Problem
-from queue_manager.web.server_calls import mongodb
+from queue_manager.server_calls import mongodb
 
 HEALTH_TIMEOUT = 8.0  # seconds
 CHECK_TIMEOUT = 6.0  # seconds

@@ -33,12 +33,12 @@ from queue_manager.core.server_check import require_broker
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.health_rules import WORKER_START_TIME, Problem, Rule
 from queue_manager.leases import Leases
+from queue_manager.server_calls import Unavailable, mongodb, redis_server
 from queue_manager.system import System, SystemStats
 from queue_manager.telemetry import count_history, worker_heartbeats
 from queue_manager.telemetry.count_history import Recent
 from queue_manager.telemetry.counters import Source
 from queue_manager.telemetry.worker_heartbeats import Worker
-from queue_manager.web.server_calls import Unavailable, mongodb, redis_server
 
 AnswerT = TypeVar("AnswerT")
 KeyT = TypeVar("KeyT")

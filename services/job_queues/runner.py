@@ -2,7 +2,7 @@
 
 Guarantee: at most one job of a name is executing. A result is recorded only while this worker holds the claim of the
 job; a worker that lost the claim changes nothing. The worker's main process renews the claim, too, because a job that
-holds the GIL keeps the heartbeat of this process from running (`tasks/worker/heartbeat.py`).
+holds the GIL keeps the heartbeat of this process from running (`queue_manager/worker/heartbeat.py`).
 """
 
 from __future__ import annotations

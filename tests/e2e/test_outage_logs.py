@@ -1,4 +1,4 @@
-"""What the processes log while a server is unavailable: a few lines each, without tracebacks or a driver's internals."""
+"""What the processes log while a server is unavailable: few lines each, without tracebacks or a driver's internals."""
 
 from __future__ import annotations
 

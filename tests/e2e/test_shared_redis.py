@@ -21,8 +21,8 @@ from queue_manager.beat.status import OLD_LEADER_LOCK, SCHEDULE_KEY, leadership
 from queue_manager.broker import keys
 from queue_manager.broker.old_keys import MESSAGES_PER_CALL, OldKeys
 from queue_manager.core.clock import seconds
+from queue_manager.worker.old_keys import queues_by_task
 from tasks import app
-from tasks.worker.old_keys import queues_by_task
 from tests.e2e.celery_processes import QUICK_START, CeleryProcess, worker
 from tests.e2e.watching import is_open
 from tests.eventually import eventually

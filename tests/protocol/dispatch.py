@@ -103,7 +103,7 @@ class Dispatch(DispatchRules):
                 forgotten = self.with_lease(item, due, lease._replace(is_done=False))
                 yield f"the lease of {due}, which is done, is forgotten", forgotten
 
-    # A worker: broker/channel.py, tasks/worker/heartbeat.py, batching/, tasks/item.py
+    # A worker: broker/channel.py, queue_manager/worker/heartbeat.py, batching/, tasks/item.py
 
     @step
     def receive(self, item: Item) -> Steps[Item]:
@@ -115,7 +115,7 @@ class Dispatch(DispatchRules):
 
     @step
     def renew(self, item: Item) -> Steps[Item]:
-        # tasks/worker/heartbeat.py → Leases.renew, while the worker lives.
+        # queue_manager/worker/heartbeat.py → Leases.renew, while the worker lives.
         for due in {attempt.message.due for attempt in item.attempts if attempt.phase != "lost"}:
             renewed = self.with_lease(item, due, self.lease(item, due).renewed())
             yield f"a worker renews the lease of {due}", renewed
@@ -218,7 +218,7 @@ class Dispatch(DispatchRules):
 
     @step
     def release_lost(self, item: Item) -> Steps[Item]:
-        # tasks/worker/heartbeat.py: the main process releases the items of a process that died.
+        # queue_manager/worker/heartbeat.py: the main process releases the items of a process that died.
         for attempt in item.in_phase("lost"):
             released = self.release(item, attempt.message.due)
             yield "the worker releases the lost item", released.without(attempt)

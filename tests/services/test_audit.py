@@ -17,7 +17,7 @@ from queue_manager.cli.commands import cli
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import AppError, Unavailable
 from queue_manager.core.settings import settings
-from queue_manager.web.server_calls import mongodb
+from queue_manager.server_calls import mongodb
 from services.audit import MAX_AUDITED_IDS, Actor, recorded
 from tests.real_servers import Servers
 

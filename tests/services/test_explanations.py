@@ -13,8 +13,8 @@ from models import item_events, site, subscription
 from models.database import collection, id_text, server_now
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.diagnosis import diagnose
 from queue_manager.explanation import DispatchState, Explanation, clock, ordinal, span, when
+from queue_manager.web.diagnosis import diagnose
 from services import review_requests, stale_thumbnails
 from services.due_documents.explanation import explain
 from services.due_documents.work import DocumentWork

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery.concurrency.prefork import TaskPool
 
-from tasks.worker.activity import Sampler
+from queue_manager.worker.activity import Sampler
 
 
 def test_a_worker_whose_pool_has_ended_reports_no_activity() -> None:

@@ -17,7 +17,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
-from queue_manager.workers import MAX_WORKERS_SHOWN
+from queue_manager.web.workers import MAX_WORKERS_SHOWN
 from services import job_queues
 from tests.any_jobs import MODULE, REPORT
 from tests.real_servers import Servers
@@ -72,7 +72,10 @@ def only_task(process: Web) -> Any:
 def test_a_worker_shows_its_pool_its_queues_and_its_memory(client: redis.Redis, process: Web) -> None:
     idle = PoolProcess(pid=8, memory_bytes=10 * MEGABYTE)
     worker_heartbeats.record(
-        "one@here", ["jobs", "scans"], paused="MongoDB is unavailable", activity=activity(running(), idle, done_per_minute=120)
+        "one@here",
+        ["jobs", "scans"],
+        paused="MongoDB is unavailable",
+        activity=activity(running(), idle, done_per_minute=120),
     )
     body = workers(process)
     (worker,) = body["workers"]

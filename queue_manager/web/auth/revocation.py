@@ -1,8 +1,8 @@
 """Sessions that were logged out, known to every web process through Redis.
 
 Guarantee: once `POST /logout` is answered, no process accepts a copy of the cookie, and its connections are closed
-within 2 s. While Redis is unavailable, sessions count as valid: the pages that show the outage need them. They still end
-with their key and after 12 h. A log-out in that time takes effect here at once, elsewhere when Redis is back.
+within 2 s. While Redis is unavailable, sessions count as valid: the pages that show the outage need them. They still
+end with their key and after 12 h. A log-out in that time takes effect here at once, elsewhere when Redis is back.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from queue_manager.core.errors import server_away
+from queue_manager.server_calls import Unavailable
 from queue_manager.telemetry import error_reports
 from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import ApiError, invalid_because
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view
-from queue_manager.web.server_calls import Unavailable
 
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 PROGRAM_PATHS = ("/api/", "/static/", "/socket.io", "/metrics", "/healthz", "/readyz", "/openapi.json")

@@ -16,15 +16,15 @@ from models.audit import ActionName, AuditEntry, AuditQuery, Outcome, Via
 from models.database import server_now
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError, Unavailable, reason
-from queue_manager.diagnosis import MAX_SEARCH_ID_LENGTH
+from queue_manager.server_calls import mongodb
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.auth import CurrentPrincipal, require_system
+from queue_manager.web.diagnosis import MAX_SEARCH_ID_LENGTH
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody, NoMembers
 from queue_manager.web.http.responses import Moment, NextCursor, ServerTime
-from queue_manager.web.server_calls import mongodb
 from services.audit import recorded
 from services.undo import CannotUndo, UndoResult, undo
 

@@ -34,12 +34,12 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.health.readings import sources
 from queue_manager.health_rules import Problem
+from queue_manager.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import count_history, counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
 from queue_manager.web.routes.systems.events import current_overview
-from queue_manager.web.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
 from services.job_queues import jobs_by_state
 
 SCAN_TOTALS = {

@@ -30,9 +30,9 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.server_calls import broker
 from queue_manager.web.http.errors import Error
 from queue_manager.web.routes.systems.events import current_overview
-from queue_manager.web.server_calls import broker
 from services.message_queue import server_url
 
 SERVER_TIMEOUT = 2.0  # seconds for each server; all are checked concurrently

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from beat_schedule import systems
-from queue_manager.diagnosis import MAX_SEARCH_ID_LENGTH, Diagnosis, diagnose
 from queue_manager.web.auth import CurrentPrincipal, require_system
+from queue_manager.web.diagnosis import MAX_SEARCH_ID_LENGTH, Diagnosis, diagnose
 from queue_manager.web.http.errors import errors
 from queue_manager.web.routes.systems.queries import find_system
 

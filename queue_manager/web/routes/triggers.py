@@ -19,11 +19,11 @@ from queue_manager.beat import scan_ticks
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.server_calls import Unavailable, broker, mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, System
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.auth import CurrentPrincipal, require_system
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.server_calls import Unavailable, broker, mongodb, redis_server
 from services.audit import recorded
 from tasks import app
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from queue_manager.web.auth.authorization import CurrentPrincipal
 from queue_manager.web.http.errors import errors
-from queue_manager.workers import Workers, read_workers
+from queue_manager.web.workers import Workers, read_workers
 
 router = APIRouter(responses=errors(503))
 

@@ -21,6 +21,7 @@ from models.job_operations import KeepJobs
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
+from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
@@ -53,7 +54,6 @@ from queue_manager.web.routes.jobs.schemas import (
     SortField,
 )
 from queue_manager.web.routes.latency import latency_of
-from queue_manager.web.server_calls import mongodb, redis_server
 from services.audit import Actor, AuditedAction, recorded
 from services.job_queues import (
     DuplicateJob,

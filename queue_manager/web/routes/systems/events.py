@@ -19,6 +19,7 @@ from fastapi import APIRouter, Request
 
 from beat_schedule import systems
 from queue_manager.health.readings import sources
+from queue_manager.server_calls import redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import count_history, counters
 from queue_manager.web.auth import CurrentPrincipal
@@ -35,7 +36,6 @@ from queue_manager.web.live.event_feed import (
 )
 from queue_manager.web.routes.systems.overview import read_overview
 from queue_manager.web.routes.systems.schemas import History, Overview
-from queue_manager.web.server_calls import redis_server
 
 READ_INTERVAL = 1.0  # seconds
 MAX_SILENCE = 5.0  # seconds after which a state that did not change is sent again

@@ -12,6 +12,7 @@ from models import mark
 from models.database import server_now
 from models.mark import Mark
 from queue_manager.core.log import get_logger
+from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.latency import MEASURES, Measure
 from queue_manager.web.actor import CurrentActor
@@ -20,7 +21,6 @@ from queue_manager.web.http.requests import JsonBody
 from queue_manager.web.routes.latency import latency_of, percentiles_of
 from queue_manager.web.routes.systems.queries import Named
 from queue_manager.web.routes.systems.schemas import ChartMark, NewMark, PercentileSeries, SystemHistory
-from queue_manager.web.server_calls import mongodb, redis_server
 from services import history
 from services.audit import recorded
 from services.history import Range

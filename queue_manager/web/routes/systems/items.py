@@ -23,6 +23,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import Item, Listed, State
+from queue_manager.server_calls import Unavailable, broker, mongodb
 from queue_manager.system import System
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http import cursors
@@ -41,7 +42,6 @@ from queue_manager.web.routes.systems.schemas import (
     Sent,
     SentTask,
 )
-from queue_manager.web.server_calls import Unavailable, broker, mongodb
 from services.audit import recorded
 from services.due_work import DueItem
 from tasks import app

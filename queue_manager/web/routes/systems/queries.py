@@ -14,6 +14,7 @@ from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.settings import settings
+from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
@@ -22,7 +23,6 @@ from queue_manager.web.routes.systems.events import current_overview
 from queue_manager.web.routes.systems.overview import leader_of, numbers_of, scan_of
 from queue_manager.web.routes.systems.schemas import OneSystem, Overview, Scan, Scans, Schedule, ScheduleEntry
 from queue_manager.web.routes.triggers import path_of as trigger_of
-from queue_manager.web.server_calls import mongodb, redis_server
 
 DEFAULT_PAGE_SIZE = 50
 MAX_LAST_RUNS = 10

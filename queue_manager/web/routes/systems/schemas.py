@@ -15,7 +15,7 @@ from queue_manager.telemetry.latency import Measure
 from queue_manager.web.http.requests import PAUSE_REASON, Members
 from queue_manager.web.http.responses import Moment, NextCursor, Number, PauseState, ServerTime, optional
 from queue_manager.web.routes.latency import Latency
-from queue_manager.workers import queues_of
+from queue_manager.web.workers import queues_of
 
 MAX_ITEM_SEARCH_LENGTH = 256
 MAX_RETRIED = 1_000  # items that one request sends

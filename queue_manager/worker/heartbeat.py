@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import Event, Thread
@@ -21,6 +21,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from models.database import OUTAGES, server_now
+from queue_manager.batching.request import lost_requests
 from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -30,9 +31,6 @@ from tasks.item import ItemTask
 BEAT_INTERVAL = 0.5  # seconds; an item held for two beats is renewed, and `broker.backlog` covers the time before
 
 log = get_logger("QM/leases")
-
-lost: deque[Request] = deque()
-"""Requests whose process died: their items are released by the heartbeat, since MongoDB may keep a caller waiting."""
 
 
 class Heartbeat:
@@ -65,12 +63,12 @@ class Heartbeat:
 
     def release_lost(self) -> None:
         """Make the items of processes that died due again, as soon as MongoDB takes it."""
-        while lost:
-            request = lost.popleft()
+        while lost_requests:
+            request = lost_requests.popleft()
             try:
                 request.task.work().lost(request.task.item(request.id, request.args, request.kwargs))
             except OUTAGES:
-                lost.append(request)
+                lost_requests.append(request)
                 raise
             except Exception as error:
                 log.error("A lost item waits for its lease to end", task_id=request.id, error=reason(error))

@@ -20,10 +20,10 @@ from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.settings import settings
 from queue_manager.explanation import DispatchState, Explanation, TimelineEntry, newest_first, sentence, when
+from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.web.http.responses import Moment, Number, ServerTime, optional
-from queue_manager.web.server_calls import mongodb, redis_server
 from services.audit import DELETING_ACTIONS, timeline_entry
 
 MAX_SEARCH_ID_LENGTH = 1_024  # characters

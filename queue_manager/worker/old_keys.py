@@ -1,4 +1,4 @@
-"""Moves messages from the broker keys of release 0.1: workers of the default queue do it, one at a time, in a thread."""
+"""Moves messages from the broker keys of release 0.1: by workers of the default queue, one at a time, in a thread."""
 
 from __future__ import annotations
 

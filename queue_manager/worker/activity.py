@@ -23,8 +23,8 @@ from queue_manager.telemetry.worker_activity import (
     PoolProcess,
     RunningTask,
 )
+from queue_manager.worker.heartbeat import snapshot
 from tasks.item import ItemTask
-from tasks.worker.heartbeat import snapshot
 
 RATE_PERIOD = 60.0  # seconds
 POOL_NAMES = {"thread": "threads"}

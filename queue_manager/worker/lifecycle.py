@@ -22,12 +22,12 @@ from queue_manager.core.errors import ConfigurationError, ScanFailed, reason
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import error_reports, tracing, worker_heartbeats
+from queue_manager.worker.activity import Sampler
+from queue_manager.worker.database_pause import pings
+from queue_manager.worker.heartbeat import Heartbeat
 from services import job_queues, message_queue
 from tasks.app import app
 from tasks.registration import require_tasks
-from tasks.worker.activity import Sampler
-from tasks.worker.database_pause import pings
-from tasks.worker.heartbeat import Heartbeat
 
 log = logging.get_logger("QM/start")
 _heartbeat = Heartbeat()
