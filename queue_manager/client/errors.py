@@ -55,22 +55,32 @@ class ClientError(Exception):
 
     @classmethod
     def of_transport(cls, error: httpx2.TransportError) -> ClientError:
-        """Return the error of a request without a response."""
-        kind = "unreachable" if isinstance(error, NOT_SENT) else "no response"
-        return cls(None, kind, f"{error.request.url.copy_with(query=None)}: {error or type(error).__name__}")
+        """Return the error of a request without a response, or of a response that is not an event stream."""
+        message = f"{error.request.url.copy_with(query=None)}: {error or type(error).__name__}"
+        if isinstance(error, httpx2.SSEError):  # not a connection error: the content of a successful response is wrong
+            return cls(HTTPStatus.OK, "invalid response", message)
+        return cls(None, "unreachable" if isinstance(error, NOT_SENT) else "no response", message)
 
 
 class Retries:
-    """The waits before the repetitions of one request, which end after `retry_for` seconds."""
+    """The waits before the repetitions of a request, which end `retry_for` seconds after its first error."""
 
     def __init__(self, retry_for: float) -> None:
-        self._ends_at = time.monotonic() + retry_for
+        self._retry_for = retry_for
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew with the next error. Call it after a success."""
+        self._ends_at: float | None = None
         self._delay = FIRST_RETRY_DELAY
 
     def delay_after(self, error: ClientError) -> float:
         """Return the seconds until the next attempt. Raises the error if that is too late."""
+        now = time.monotonic()
+        if self._ends_at is None:  # not earlier: a long poll or a quiet event stream may last longer than `retry_for`
+            self._ends_at = now + self._retry_for
         delay = max(self._delay * random.uniform(0.5, 1), error.retry_after)
-        if time.monotonic() + delay > self._ends_at:
+        if now + delay > self._ends_at:
             raise error
         self._delay = min(self._delay * 2, MAX_RETRY_DELAY)
         return delay

@@ -61,16 +61,19 @@ class EventPosition:
 
     def __init__(self, path: str, last_event_id: str | None, retry_for: float) -> None:
         self.path, self.retry_delay = path, 1.0
-        self._last_event_id, self._retry_for = last_event_id, retry_for
+        self._last_event_id = last_event_id
         self._retries = Retries(retry_for)
 
     @property
     def headers(self) -> dict[str, str]:
         return {"Last-Event-ID": self._last_event_id} if self._last_event_id else {}
 
+    def connected(self) -> None:
+        """Call it after each successful response, not after the first event, which may take hours."""
+        self._retries.reset()
+
     def advance(self, received: httpx2.ServerSentEvent) -> ServerEvent | None:
         """Move behind an event, and return it if it has data."""
-        self._retries = Retries(self._retry_for)
         self._last_event_id = received.id or self._last_event_id
         if received.retry is not None:
             self.retry_delay = received.retry / 1000
@@ -187,6 +190,7 @@ class SyncResource(Resource):
                     if not source.response.is_success:
                         source.response.read()
                         raise ClientError.of_response(source.response)
+                    position.connected()
                     for received in source:
                         if event := position.advance(received):
                             yield event
@@ -237,6 +241,7 @@ class AsyncResource(Resource):
                     if not source.response.is_success:
                         await source.response.aread()
                         raise ClientError.of_response(source.response)
+                    position.connected()
                     async for received in source:
                         if event := position.advance(received):
                             yield event

@@ -1,0 +1,180 @@
+"""How long the clients repeat requests: for `retry_for` seconds after the first error since the last success."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.server import ThreadingHTTPServer
+from math import inf
+from socketserver import StreamRequestHandler
+
+import pytest
+
+from queue_manager.client import ClientError
+from queue_manager.client.errors import FIRST_RETRY_DELAY, Retries
+from tests.client.clients import connected, url_of
+
+RETRY_FOR = 30.0  # seconds, as by default
+
+
+class HandClock:
+    """Replaces the module `time` of the retries: time passes only when a test or its server lets it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    clock = HandClock()
+    monkeypatch.setattr("queue_manager.client.errors.time", clock)
+    return clock
+
+
+class Server:
+    """Handles each request as the next of its turns says, and closes the connection."""
+
+    def __init__(self, clock: HandClock, turns: tuple[tuple[float, str], ...]) -> None:
+        self.clock, self.turns = clock, iter(turns)
+        self.requests = 0
+        self.url = ""
+
+    def respond(self) -> bytes:
+        self.requests += 1
+        seconds, response = next(self.turns, (inf, ""))  # a client that requests more than expected runs out of time
+        self.clock.now += seconds
+        return response.encode()
+
+
+@contextmanager
+def responding(clock: HandClock, *turns: tuple[float, str]) -> Iterator[Server]:
+    """Run a server; each turn is how many seconds a request takes, and the response: by default none."""
+    server = Server(clock, turns)
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(server.respond())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        server.url = url_of(listener.server_port)
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield server
+        listener.shutdown()
+
+
+def response(content_type: str, body: str, *headers: str) -> str:
+    return "\r\n".join(["HTTP/1.1 200 OK", f"content-type: {content_type}", *headers, "connection: close", "", body])
+
+
+def ended(body: str) -> str:
+    return response("text/event-stream", body)
+
+
+def lost(body: str) -> str:
+    """Return a stream that breaks off: it lacks the last chunk."""
+    return response("text/event-stream", f"{len(body):x}\r\n{body}\r\n", "transfer-encoding: chunked")
+
+
+LOST = ""
+UNAVAILABLE = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n"
+STORED = {"id": "1", "type": "mail", "payload": None, "priority": 0, "created_at": "2026-01-01T00:00:00Z"}
+MESSAGE = response("application/json", json.dumps({**STORED, "attempt_count": 1}))
+EVENT = "retry: 1\nid: 7\ndata: {}\n\n"
+PING = ": ping\n\n"  # a comment, of which the client learns nothing
+
+
+# Waits
+
+
+def test_the_waits_of_a_request_end_after_its_first_error(clock: HandClock) -> None:
+    retries, error = Retries(RETRY_FOR), ClientError(None, "no response", "lost")
+    clock.now += 60
+    retries.delay_after(error)
+    clock.now += RETRY_FOR - 1
+    retries.delay_after(error)
+    clock.now += 1
+    with pytest.raises(ClientError):
+        retries.delay_after(error)
+
+
+def test_the_waits_grow_and_start_anew_after_a_success(clock: HandClock) -> None:
+    retries, error = Retries(RETRY_FOR), ClientError(None, "no response", "lost")
+    delays = [retries.delay_after(error) for _ in range(5)]
+    assert delays == sorted(delays)
+    assert delays[-1] > 4 * FIRST_RETRY_DELAY
+    clock.now += 60
+    retries.reset()
+    assert retries.delay_after(error) <= FIRST_RETRY_DELAY
+
+
+def test_nothing_is_repeated_for_zero_seconds(clock: HandClock) -> None:
+    with pytest.raises(ClientError):
+        Retries(0).delay_after(ClientError(None, "no response", "lost"))
+
+
+# Long polls
+
+
+def test_a_poll_that_is_lost_after_a_long_wait_is_repeated(kind: str, clock: HandClock) -> None:
+    turns = (60, LOST), (0, UNAVAILABLE), (25, MESSAGE), (60, LOST), (0, MESSAGE)
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with closing(client.messages.receive()) as messages:
+            assert [next(messages).id, next(messages).id] == ["1", "1"]
+
+
+def test_a_poll_is_repeated_until_the_time_after_its_first_error_is_over(kind: str, clock: HandClock) -> None:
+    turns = (60, LOST), (RETRY_FOR - 1, UNAVAILABLE), (1, LOST), (0, MESSAGE)
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with pytest.raises(ClientError, match="no response"):
+            client.messages.dequeue(55)
+        assert server.requests == 3
+
+
+# Events
+
+
+@pytest.mark.parametrize("stream", [ended, lost])
+def test_events_continue_after_an_outage_although_the_last_one_is_long_ago(
+    stream: Callable[[str], str], kind: str, clock: HandClock
+) -> None:
+    turns = (0, stream(EVENT)), (0, LOST), (RETRY_FOR - 1, UNAVAILABLE), (0, stream(EVENT))
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with closing(client.jobs.events()) as events:
+            next(events)
+            clock.now += 3600
+            assert next(events).id == "7"
+
+
+def test_a_stream_without_events_separates_two_outages(kind: str, clock: HandClock) -> None:
+    outage = (0, LOST), (RETRY_FOR - 1, UNAVAILABLE)
+    turns = *outage, (0, lost(PING)), *outage, (0, ended(EVENT))
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with closing(client.jobs.events()) as events:
+            assert next(events).id == "7"
+
+
+def test_events_end_when_the_time_after_the_first_error_is_over(kind: str, clock: HandClock) -> None:
+    turns = (0, lost(EVENT)), (RETRY_FOR - 1, UNAVAILABLE), (1, LOST), (0, ended(EVENT))
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with closing(client.jobs.events()) as events:
+            next(events)
+            clock.now += 3600
+            with pytest.raises(ClientError, match="no response"):
+                next(events)
+        assert server.requests == 3
+
+
+def test_a_response_that_is_not_an_event_stream_is_not_requested_again(kind: str, clock: HandClock) -> None:
+    page = response("text/html", "<html>Welcome</html>")
+    with responding(clock, (0, page)) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with pytest.raises(ClientError) as caught:
+            next(client.jobs.events())
+        assert (caught.value.status, caught.value.error) == (200, "invalid response")
+        assert server.requests == 1
