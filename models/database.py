@@ -44,6 +44,7 @@ OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
 """Errors of the driver while the server is unavailable, or has lost its majority."""
 
 APP_NAME = "queue-manager"
+DUPLICATE_KEY = 11_000  # MongoDB's code for a document that a unique index refuses
 CLOCK_TIMEOUT = seconds(5)
 CONNECT_TIMEOUT = 2.0  # seconds; a member that starts accepts connections and does not answer on them
 # Seconds between two checks of a member. Operations leave one that was silent for this long and the limit above.

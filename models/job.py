@@ -31,14 +31,14 @@ from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError
 
-from models.database import Document, collection
+from models.database import DUPLICATE_KEY, Document, collection
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import AppError
 
 JobId = ObjectId | str
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
-DUPLICATE_KEY = 11_000
+
 DECLARED_PREFIX = "declared:"
 """Beginning of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
 
@@ -72,6 +72,7 @@ class JobState(StrEnum):
 FINISHED_STATES = (JobState.SUCCESS, JobState.CANCELED)
 WAITING_STATES = (JobState.PENDING, JobState.FAILURE)
 LIVE_STATES = (*WAITING_STATES, JobState.EXECUTING)
+INACTIVE_STATES = (*WAITING_STATES, *FINISHED_STATES)
 
 
 class NameBusy(Exception):

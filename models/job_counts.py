@@ -1,35 +1,44 @@
 """Counts of finished jobs by name: collection `qm_job_counts`, so that counting does not read every job that is kept.
 
-    {_id: name, success, canceled}   finished jobs of a name, except those marked `uncounted`
-    {_id: "*", recounted_at}         when all were counted; without it there are no counts yet
+    {_id: name, success, canceled}      finished jobs of a name, except those marked `uncounted`
+    {_id: "*", recounted_at, version}   when all were counted; without it there are no counts yet
+    {_id: "*attempt", at, attempts}     of a recount, while it runs and after it failed
 
 A job is marked in the write that finishes it. `add_finished` adds marked jobs to the counts and removes the marks.
 
 Guarantee: both change in one transaction, as they do when finished jobs are deleted or run again. So after a crash, and
 while processes run concurrently, the counts and the marked jobs together are right. Finished jobs that another program
-stored or deleted are included by the next `recount`.
+stored or deleted are included by the next `recount`. One that fails changes nothing; among so many jobs that it always
+takes too long, such changes are never included.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from bson import ObjectId
 from pymongo import ASCENDING, IndexModel, UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
+from pymongo.errors import DuplicateKeyError
 
 from models import database
 from models.database import Document, collection
-from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, JobState, jobs
+from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, JobState, jobs
 from models.transaction import transact
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.retry import doubling
 
 COUNTS_COLLECTION = "qm_job_counts"
-RECOUNT_ID = "*"
+RECOUNT_ID, ATTEMPT_ID = "*", "*attempt"  # no name of a job contains an asterisk
+RECOUNT_INTERVAL = hours(1)  # for jobs that other programs, or release 0.1, finished or deleted
+MAX_RECOUNT_TIME = seconds(60)  # of a process of a worker; a server counts about a million jobs a second
+FIRST_RECOUNT_PAUSE = minutes(5)  # after an attempt that failed; doubled after each further one
 UNCOUNTED: Document = {"uncounted": True}
 UNCOUNTED_INDEX = "uncounted_jobs"
-LIVE = [JobState.PENDING, JobState.EXECUTING, JobState.FAILURE]
+
 
 CountsByName = dict[str, dict[str, int]]
 
@@ -49,7 +58,7 @@ def by_name() -> CountsByName:
     with database.client().start_session(snapshot=True) as session:
         kept = list(job_counts().find(session=session))
         is_kept = any(one["_id"] == RECOUNT_ID for one in kept)
-        found = _count(LIVE if is_kept else [*JobState], session)
+        found = _count([*LIVE_STATES] if is_kept else [*JobState], session)
         if is_kept:
             for one in kept:
                 _add(found, one["_id"], {state: one.get(state, 0) for state in FINISHED_STATES})
@@ -83,18 +92,64 @@ def _is_counted(one: Document) -> bool:
     return "uncounted" not in one and isinstance(one.get("name"), str)
 
 
-def recount(now: datetime) -> None:
-    """Count all finished jobs, by reading an index of all jobs. Raises `Contended`."""
+def begin_recount(now: datetime) -> bool:
+    """Record an attempt to recount; return False if none is due yet, or if another process was faster."""
+    counted_at = recounted_at()
+    if counted_at is not None and _is_recent(counted_at, RECOUNT_INTERVAL, now):
+        return False
+    if (last := job_counts().find_one({"_id": ATTEMPT_ID})) is None:
+        try:
+            job_counts().insert_one({"_id": ATTEMPT_ID, "at": now, "attempts": 1})
+        except DuplicateKeyError:
+            return False
+        return True
+    if _is_recent(last["at"], doubling(FIRST_RECOUNT_PAUSE, last["attempts"] - 1, cap=RECOUNT_INTERVAL), now):
+        return False
+    attempt = {"$set": {"at": now}, "$inc": {"attempts": 1}}
+    return job_counts().update_one({"_id": ATTEMPT_ID, "at": last["at"]}, attempt).modified_count == 1
 
-    def count(session: ClientSession) -> None:
-        found = _count(FINISHED_STATES, session)
+
+def _is_recent(moment: datetime, span: timedelta, now: datetime) -> bool:
+    return timedelta(0) <= now - moment < span
+
+
+def recount(now: datetime) -> bool:
+    """Correct the counts by reading an index of all jobs; return False if another recount was faster.
+
+    The jobs that the counts lack are read in one snapshot, without a transaction, and then added. Their number is right
+    whatever happened in between: what this module adds or takes away changes the jobs and the counts alike, and a
+    recount, which does not, changes the version.
+
+    Raises:
+        Contended: the counts are locked by the transaction of a living process.
+        PyMongoError: of the driver, also when `MAX_RECOUNT_TIME` is over.
+    """
+    with database.within(MAX_RECOUNT_TIME), database.client().start_session(snapshot=True) as session:
+        kept = {one["_id"]: one for one in job_counts().find(session=session)}
+        lacking = _count(FINISHED_STATES, session)
         for name, states in _count_uncounted(session).items():
-            _add(found, name, states, sign=-1)
-        job_counts().delete_many({}, session=session)
-        counted: list[Document] = [{"_id": name, **states} for name, states in found.items()]
-        job_counts().insert_many([*counted, {"_id": RECOUNT_ID, "recounted_at": now}], session=session)
+            _add(lacking, name, states, sign=-1)
+    last = kept.pop(RECOUNT_ID, None)
+    for name, one in kept.items():
+        _add(lacking, name, {state: one.get(state, 0) for state in FINISHED_STATES}, sign=-1)
+    numbers = Counter({(name, state): number for name, states in lacking.items() for state, number in states.items()})
 
-    transact(count)
+    def correct(session: ClientSession) -> bool:
+        new = {"recounted_at": now, "version": ObjectId()}
+        if last is None:
+            job_counts().insert_one({"_id": RECOUNT_ID, **new}, session=session)
+        else:
+            unchanged = {"_id": RECOUNT_ID, "recounted_at": last["recounted_at"], "version": last.get("version")}
+            if job_counts().update_one(unchanged, {"$set": new}, session=session).matched_count == 0:
+                return False
+        _increase(numbers, 1, session)
+        job_counts().delete_one({"_id": ATTEMPT_ID}, session=session)
+        return True
+
+    try:
+        return transact(correct)
+    except DuplicateKeyError:
+        return False
 
 
 def recounted_at() -> datetime | None:
@@ -135,6 +190,7 @@ def _increase(numbers: Counter[tuple[str, str]], sign: int, session: ClientSessi
     writes = [
         UpdateOne({"_id": name}, {"$inc": {state: sign * number}}, upsert=True)
         for (name, state), number in numbers.items()
+        if number
     ]
     if writes:
         job_counts().bulk_write(writes, session=session)

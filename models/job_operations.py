@@ -15,12 +15,12 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import job_counts
-from models.database import Document
+from models.database import DUPLICATE_KEY, Document
 from models.job import (
     COUNTED_ATTEMPTS,
     DECLARED_PREFIX,
-    DUPLICATE_KEY,
     FINISHED_STATES,
+    INACTIVE_STATES,
     IS_JOB,
     MAX_HISTORY,
     WAITING_STATES,
@@ -35,7 +35,7 @@ from queue_manager.core.clock import truncate
 from queue_manager.core.errors import Contended
 
 DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
-DELETABLE_STATES = (*WAITING_STATES, *FINISHED_STATES)
+
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 """Stores jobs in the transaction that deletes them."""
 
@@ -114,7 +114,7 @@ def _change(
 
 def remove(job_id: JobId, *, now: datetime, keep: KeepJobs | None = None) -> Document | None:
     """Delete a job unless it is executing or reserved; return it, or `None`."""
-    query = {"_id": job_id, "state": {"$in": [*DELETABLE_STATES]}, **_not_reserved(now), **COUNTED_ATTEMPTS}
+    query = {"_id": job_id, "state": {"$in": [*INACTIVE_STATES]}, **_not_reserved(now), **COUNTED_ATTEMPTS}
 
     def delete(session: ClientSession) -> Document | None:
         gone = jobs().find_one_and_delete(query, hint="_id_", session=session)

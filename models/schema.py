@@ -8,10 +8,9 @@ from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
 from models import alert, archive, audit, database, history, item_events, mark, old_claims, scan_run
+from models.database import DUPLICATE_KEY
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.system import System
-
-_DUPLICATE_KEY = 11000
 
 
 class Obstructed(ConfigurationError):
@@ -41,7 +40,7 @@ def migrate(systems: Iterable[System]) -> list[str]:
                 continue
             created += database.create_indexes(system.collections())
         except OperationFailure as error:
-            if error.code != _DUPLICATE_KEY:
+            if error.code != DUPLICATE_KEY:
                 raise
             obstacles[system.name] = [reason(error)]
     if obstacles:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import gc
 
 GC_THRESHOLD = 50_000  # net new objects that trigger a collection of the youngest generation
+# Of a pool process, which keeps nothing alive between two tasks. Its garbage is large: that of an exception holds the
+# frames of the task, and Celery adds some 300 objects that describe them.
+POOL_GC_THRESHOLD = 10_000
 
 
-def reduce_garbage_collection() -> None:
+def reduce_garbage_collection(*, threshold: int = GC_THRESHOLD) -> None:
     """Freeze existing objects and raise the GC threshold. Call once after start-up of a long-lived process.
 
     Python collects its oldest generation only when that has grown by a quarter since the last full collection. The one
@@ -19,4 +22,4 @@ def reduce_garbage_collection() -> None:
     """
     gc.freeze()
     gc.collect()
-    gc.set_threshold(GC_THRESHOLD, 10, 10)
+    gc.set_threshold(threshold, 10, 10)

@@ -85,7 +85,7 @@ def check_beat(**_: Any) -> None:
 
 @signals.worker_process_init.connect
 def settle(**_: Any) -> None:
-    memory.reduce_garbage_collection()
+    memory.reduce_garbage_collection(threshold=memory.POOL_GC_THRESHOLD)
 
 
 @signals.worker_process_shutdown.connect

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import redis
@@ -22,7 +23,7 @@ from models.database import Document
 from models.job import ExecutingJob, JobState
 from models.job_attempt import JobOutcome
 from queue_manager.beat import leader_lock
-from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import Contended, Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.process import has_ended
@@ -41,8 +42,8 @@ from services.job_queues.stats import read_stats
 
 JOBS_INITIATOR = "QM/jobs"
 LOST_ERROR = "The worker was lost while it executed the job"
-RETENTION_BATCH_SIZE = 1_000  # finished jobs that one dispatch deletes
-RECOUNT_INTERVAL = hours(1)  # for jobs that other programs, or release 0.1, finished or deleted
+RETENTION_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes
+MAX_RETENTION_TIME = 1.0  # seconds of one dispatch
 COUNTING_BATCH_SIZE = 1_000  # finished jobs that one transaction adds to the counts
 MAX_COUNTING_TIME = 1.0  # seconds of one dispatch
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
@@ -81,7 +82,7 @@ class Dispatch(DueWork):
     """Repetitions that code declares, by name."""
 
     def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
-        """Record the leader, store declared jobs, requeue lost ones, lease the due queues, and delete old jobs."""
+        """Record the leader, store declared jobs, requeue lost ones, lease due queues; count, delete finished jobs."""
         now = self.clock()
         if not self._leads(now):
             yield DueBatch(found=0, items=[], other_counts={"refused": 1})
@@ -93,18 +94,10 @@ class Dispatch(DueWork):
             epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(measure)
-        if deleted := self._keep_house(now):
+        _count_finished()
+        if self.retention is not None and (deleted := _delete_finished(now - self.retention)):
             yield DueBatch(found=0, items=[], other_counts={"deleted": deleted})
-
-    def _keep_house(self, now: datetime) -> int:
-        """Count finished jobs, and delete old ones; return the number of deleted jobs."""
-        try:
-            _count_finished(now)
-            oldest = None if self.retention is None else now - self.retention
-            return 0 if oldest is None else job_operations.remove_finished(oldest, limit=RETENTION_BATCH_SIZE)
-        except Contended:
-            log.warning("Finished jobs are locked by another transaction; the next dispatch counts or deletes them")
-            return 0
+        _recount(now)  # last, because it may take long
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         first_due = job.due_names(until)
@@ -181,13 +174,36 @@ class Dispatch(DueWork):
         return job_queue.leader_epoch() if self.epoch is None else self.epoch
 
 
-def _count_finished(now: datetime) -> None:
-    recounted_at = job_counts.recounted_at()
-    if recounted_at is None or not timedelta(0) <= now - recounted_at < RECOUNT_INTERVAL:
-        job_counts.recount(now)
-    ends_at = time.monotonic() + MAX_COUNTING_TIME
-    while job_counts.add_finished(limit=COUNTING_BATCH_SIZE) == COUNTING_BATCH_SIZE and time.monotonic() < ends_at:
+def _count_finished() -> None:
+    for _ in _batches(job_counts.add_finished, size=COUNTING_BATCH_SIZE, time_limit=MAX_COUNTING_TIME):
         pass
+
+
+def _delete_finished(before: datetime) -> int:
+    delete = partial(job_operations.remove_finished, before)
+    return sum(_batches(delete, size=RETENTION_BATCH_SIZE, time_limit=MAX_RETENTION_TIME))
+
+
+def _batches(act: Callable[..., int], *, size: int, time_limit: float) -> Iterator[int]:
+    """Call `act(limit=size)`, and yield what it returns, until nothing is left, the time is over, or it is locked."""
+    ends_at = time.monotonic() + time_limit
+    try:
+        while done := act(limit=size):
+            yield done
+            if done < size or time.monotonic() >= ends_at:
+                return
+    except Contended:
+        log.warning("Finished jobs are locked by another transaction; the next dispatch counts or deletes them")
+
+
+def _recount(now: datetime) -> None:
+    """Correct the counts, if it is time. If that fails, nothing waits for it: it is tried again after a pause."""
+    if not job_counts.begin_recount(now):
+        return
+    try:
+        job_counts.recount(now)
+    except (database.Error, Contended) as error:
+        log.warning("Finished jobs could not be recounted; a later dispatch tries again", error=reason(error))
 
 
 def _raise_epoch(now: datetime) -> None:

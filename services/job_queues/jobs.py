@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from models import foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
-from models.job import DuplicateJob, ExecutingJob, JobId, JobState
+from models.job import INACTIVE_STATES, DuplicateJob, ExecutingJob, JobId, JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
 from queue_manager.core.errors import AppError
@@ -38,7 +38,6 @@ from services.job_queues.fields import (
 from services.job_queues.registry import Registry, UnknownJob, registry
 from services.job_queues.repetition import checked_repetition, first_due
 
-RETRYABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED, JobState.SUCCESS)
 RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
 INSERT_BATCH_SIZE = 1_000
 RESERVATION_TIMEOUT = 2.0  # seconds that a change waits for a run that has reserved the job; longer than a reservation
@@ -181,7 +180,7 @@ class Jobs:
 
     def retry(self, id: str) -> Document:
         """Make a job due now unless it is executing. Raises like `reschedule`."""
-        return self._make_due(id, RETRYABLE_STATES, self._clock(), None, "be retried")
+        return self._make_due(id, INACTIVE_STATES, self._clock(), None, "be retried")
 
     def remove(self, id: str, *, keep: job_operations.KeepJobs | None = None) -> Document:
         """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`.

@@ -310,8 +310,7 @@ class Runner:
         try:
             function, takes_run = self._function
             function(*started["arguments"], **({"run": run} if takes_run else {}))
-            if (repetition := started.get("repetition")) is not None:
-                due = next_due(repetition, self.clock())
+            due = self._next_due(started)
         except (Exception, SystemExit, CancelledError) as error:  # errors of a job that must not end the worker
             failed = error
         finally:
@@ -326,8 +325,20 @@ class Runner:
         else:
             outcome = JobOutcome(state=JobState.SUCCESS, took_ms=took_ms, next_due=due)
             self._count_durations(started["waiting"], took_ms)
+        if failed is not None:
+            _drop_tracebacks(failed)
         self._ended.append(EndedAttempt(job=started, outcome=outcome, is_reserved=is_reserved))
         self._slowest = max(self._slowest, time.monotonic() - began)
+
+    def _next_due(self, started: Document) -> datetime | None:
+        """Return the next due time of a repeating job that succeeded. An outage must not make that a failure."""
+        if (repetition := started.get("repetition")) is None:
+            return None
+        try:
+            now = self.clock()
+        except Error:
+            now = estimated_now()
+        return next_due(repetition, max(now, started["waiting"]))  # an estimate may be earlier than the start
 
     def _count_durations(self, due: datetime, took_ms: int) -> None:
         due_ms, ended_ms = unix_ms(due), unix_ms(estimated_now())
@@ -405,6 +416,21 @@ class Runner:
 def _may_share(job: Document) -> bool:
     """Return True if a job may share a page: it repeats at no due times, and no worker was lost with it."""
     return not ("repetition" in job or job.get("losses") or job.get("alone"))
+
+
+def _drop_tracebacks(error: BaseException) -> None:
+    """Release the frames of an error, with all their locals, when the error has been recorded and reported.
+
+    A local that refers to the error makes a cycle, which would stay until a garbage collection, which is rare
+    (`queue_manager/core/memory.py`). `traceback.clear_frames` would end a coroutine that caught the error and goes on.
+    """
+    remaining: list[BaseException | None] = [error]
+    while remaining:
+        one = remaining.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.with_traceback(None)  # an assignment fails if the error is a frozen dataclass
+            remaining += [one.__cause__, one.__context__]
+            remaining += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
 
 
 def _ms_since(began: float) -> int:

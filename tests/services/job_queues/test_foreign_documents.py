@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from bson import ObjectId, Regex
 
-from models import foreign_job, job
+from models import foreign_job, job, job_pages
 from models.database import shown_id
 from models.job import JobState
 from queue_manager.core.clock import hours
 from queue_manager.health_rules import Rule
 from services import job_queues
-from services.failures import read_failures
 from services.job_queues import WrongState
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
 from tests.job_lab import Lab, end_job
@@ -62,10 +61,7 @@ def test_failed_jobs_without_a_time_are_left_out_of_the_failures_and_do_not_use_
     for id, odd in zip(ids[1:], ([lab.clock()], Regex("")), strict=True):  # which sort before dates
         job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"updated": odd}})
 
-    found = read_failures([job_queues.system], limit=1)
-
-    assert [(one.name, [member.id for member in one.members]) for one in found.groups] == [(NAME, ids[:1])]
-    assert {one.kind: (one.read, one.is_complete) for one in found.sources}["job"] == (1, True)
+    assert [(str(one["_id"]), one["last_error"]) for one in job_pages.failures(1)] == [(ids[0], "boom")]
 
 
 SORTS = ["created", "due", "updated", "priority", "attempts"]

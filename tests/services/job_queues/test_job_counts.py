@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from threading import Event
+from typing import Any
 
 import pytest
+from pymongo.errors import ExecutionTimeout
 
-from models import job, job_counts
+from models import job, job_counts, transaction
 from models.job import JobState
 from models.transaction import transact
-from queue_manager.core.clock import hours, seconds
+from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import Contended
 from services.job_queues import UnknownJob, WrongState
 from tests.foreign_jobs import add_foreign_jobs
@@ -21,6 +26,7 @@ from tests.job_lab import Lab, count_jobs
 from tests.real_servers import Servers
 
 THREADS, OPERATIONS = 6, 120
+Between = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
@@ -87,6 +93,132 @@ def test_what_others_change_is_recounted_within_an_hour(kept: Lab) -> None:
     kept.hand.now += hours(1)
     kept.dispatch(epoch=1)
     assert job_counts.by_name() == count_jobs() == {"mail": {"success": 4}}
+
+
+@pytest.mark.parametrize("error", [ExecutionTimeout("too long", 50), Contended(seconds(5))], ids=["slow", "locked"])
+def test_recount_that_fails_delays_neither_the_dispatch_nor_the_retention(
+    kept: Lab, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts, minute = list[int](), 0
+
+    def fail(now: datetime) -> None:
+        attempts.append(minute)
+        raise error
+
+    kept.retention = hours(1)
+    kept.jobs.cancel(kept.run("mail"))
+    began = kept.hand.now = kept.hand.now + hours(2)
+    kept.run("report")
+    kept.run_through("report")
+    with monkeypatch.context() as patch:
+        patch.setattr(job_counts, "recount", fail)
+        assert kept.dispatch(epoch=1)[1] == {"deleted": 1}
+        for minute in (4, 5, 14, 15, 34, 35, 74, 75, 134, 135):
+            kept.hand.now = began + minutes(minute)
+            kept.run("mail")
+            assert len(kept.serve(epoch=1)) == 1
+    assert attempts == [0, 5, 15, 35, 75, 135]
+    assert caplog.text.count("could not be recounted") == len(attempts)
+
+
+def test_recount_that_takes_too_long_changes_nothing_and_is_tried_again(
+    kept: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.jobs.cancel(kept.run("mail"))
+    kept.dispatch(epoch=1)
+    job.jobs().delete_one({})
+    kept.hand.now += hours(1)
+    for is_slow in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(job_counts, "MAX_RECOUNT_TIME", seconds(1e-6) if is_slow else seconds(60))
+            kept.dispatch(epoch=1)
+        assert job_counts.by_name() == ({"mail": {"canceled": 1}} if is_slow else {})
+        kept.hand.now += minutes(5)
+    assert [one["_id"] for one in job_counts.job_counts().find({"_id": {"$ne": "mail"}})] == ["*"]
+
+
+def test_recount_may_take_longer_than_a_transaction(kept: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = job_counts._group
+
+    def count_slowly(*options: Any) -> job_counts.CountsByName:
+        time.sleep(0.7)
+        return group(*options)
+
+    monkeypatch.setattr(transaction, "MAX_TRANSACTION", seconds(1))
+    monkeypatch.setattr(job_counts, "_group", count_slowly)
+    assert job_counts.recount(kept.clock())
+
+
+def test_one_of_several_processes_recounts(lab: Lab) -> None:
+    with ThreadPoolExecutor(THREADS) as threads:
+        for _ in range(3):  # the first attempt, and further ones
+            assert sum(threads.map(job_counts.begin_recount, [lab.clock()] * THREADS)) == 1
+            lab.hand.now += hours(1)
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Between:
+    """Let something happen after the next recount has read the jobs, and before it writes the counts."""
+
+    def patch(act: Callable[[], object]) -> None:
+        def act_first(correct: Any) -> Any:
+            monkeypatch.setattr(job_counts, "transact", transact)
+            act()
+            return transact(correct)
+
+        monkeypatch.setattr(job_counts, "transact", act_first)
+
+    return patch
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_recount_is_right_whatever_is_done_while_it_reads(lab: Lab, is_first: bool, between: Between) -> None:
+    if not is_first:
+        lab.dispatch(epoch=1)
+    ids = [lab.run("mail", number) for number in range(9)]
+    lab.run_through()
+    job_counts.add_finished(limit=6)
+    job.jobs().delete_one({"arguments": 0})  # another program does
+
+    def change() -> None:
+        lab.jobs.retry(ids[1])
+        lab.jobs.retry(ids[8])
+        lab.jobs.remove(ids[2])
+        lab.jobs.cancel(lab.run("report"))
+        job_counts.add_finished(limit=2)
+        lab.jobs.remove(ids[7])
+        lab.run_through()
+
+    between(change)
+    assert job_counts.recount(lab.clock())
+    assert job_counts.by_name() == count_jobs() == {"mail": {"success": 6}, "report": {"canceled": 1}}
+    while job_counts.add_finished(limit=2):
+        assert job_counts.by_name() == count_jobs()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_recount_gives_way_to_a_faster_one(lab: Lab, is_first: bool, between: Between) -> None:
+    if not is_first:
+        lab.dispatch(epoch=1)
+    for number in range(3):
+        lab.run("mail", number)
+    lab.run_through()
+    job.jobs().update_many({}, {"$unset": {"uncounted": ""}})  # as release 0.1 finishes them
+    between(lambda: job_counts.recount(lab.clock()))
+    assert not job_counts.recount(lab.clock())
+    assert job_counts.by_name() == count_jobs() == {"mail": {"success": 3}}
+
+
+def test_what_another_program_does_while_a_recount_reads_is_included_by_the_next(kept: Lab, between: Between) -> None:
+    for number in range(3):
+        kept.run("mail", number)
+    kept.run_through()
+    kept.dispatch(epoch=1)
+    between(lambda: job.jobs().delete_one({}))
+    assert job_counts.recount(kept.clock())
+    assert job_counts.by_name() == {"mail": {"success": 3}}
+    assert job_counts.recount(kept.clock())
+    assert job_counts.by_name() == count_jobs() == {"mail": {"success": 2}}
 
 
 def test_adopted_and_foreign_documents(kept: Lab) -> None:

@@ -56,6 +56,24 @@ def test_run_that_outlasts_its_period_is_followed_by_the_next_due_time(lab: Lab)
     assert only(lab)["due"] == T0 + minutes(3)
 
 
+def test_clock_that_steps_back_does_not_repeat_a_due_time(lab: Lab) -> None:
+    def work(**_: Any) -> None:
+        lab.hand.now -= seconds(0.001)
+
+    lab.works["mail"] = work
+    lab.run("mail", every=minutes(1))
+    lab.serve(epoch=1)
+    assert only(lab)["due"] == T0 + minutes(1)
+
+
+def test_job_whose_next_due_time_cannot_be_computed_fails(lab: Lab) -> None:
+    id = lab.run("mail", every=minutes(1))
+    job.jobs().update_one({}, {"$set": {"repetition": {"cron": "nonsense"}}})
+    assert lab.run_through().failed == 1
+    assert lab.state(id) == "failure"
+    assert only(lab)["last_error"].startswith("Croniter")
+
+
 def test_failure_is_retried_and_the_repetition_goes_on(lab: Lab) -> None:
     attempts: list[int] = []
 

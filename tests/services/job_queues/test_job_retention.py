@@ -1,15 +1,19 @@
-"""Finished jobs are deleted after their retention, a bounded number with each dispatch, and no others."""
+"""Finished jobs are deleted after their retention, for a limited time of each dispatch, and no others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
+from itertools import count
+from typing import Any
 
 import pytest
 
-from models import job
+from models import job, job_operations
 from models.job import JobState
 from queue_manager.core.clock import seconds
+from queue_manager.core.errors import Contended
 from queue_manager.core.settings import settings
 from services import job_queues
 from tests.foreign_jobs import add_foreign_jobs, foreign_jobs
@@ -46,12 +50,53 @@ def test_only_finished_jobs_are_deleted_and_only_after_their_retention(lab: Lab)
     assert foreign_jobs() == others
 
 
-def test_each_dispatch_deletes_a_bounded_number(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("services.job_queues.dispatch"), "RETENTION_BATCH_SIZE", 2)
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set how many jobs a transaction deletes, and the seconds after which a dispatch starts no further one."""
+
+    def limit(size: int, *, time_limit: float) -> None:
+        module = import_module("services.job_queues.dispatch")
+        monkeypatch.setattr(module, "RETENTION_BATCH_SIZE", size)
+        monkeypatch.setattr(module, "MAX_RETENTION_TIME", time_limit)
+
+    return limit
+
+
+def test_dispatch_stops_deleting_when_its_time_is_over(lab: Lab, limits: Callable[..., None]) -> None:
+    limits(2, time_limit=0)
     for number in range(5):
         lab.jobs.cancel(lab.run("mail", number))
     lab.hand.now += 2 * WEEK
     assert [lab.dispatch(epoch=1)[1].get("deleted") for _ in range(4)] == [2, 2, 1, None]
+
+
+def test_deletion_keeps_up_with_more_jobs_than_one_transaction_deletes(lab: Lab, limits: Callable[..., None]) -> None:
+    limits(10, time_limit=60)
+    deleted = []
+    for _ in range(3):
+        lab.jobs.run_many("mail", [[number] for number in range(45)])
+        lab.run_through()
+        lab.hand.now += WEEK + seconds(1)
+        deleted.append(lab.dispatch(epoch=1)[1].get("deleted"))
+    assert (deleted, lab.states()) == ([45] * 3, {})
+
+
+def test_batches_that_were_deleted_before_one_is_locked_are_reported(
+    lab: Lab, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits(2, time_limit=60)
+    for number in range(5):
+        lab.jobs.cancel(lab.run("mail", number))
+    lab.hand.now += 2 * WEEK
+    remove, calls = job_operations.remove_finished, count(1)
+
+    def locked_at_second(*arguments: Any, **options: Any) -> int:
+        if next(calls) == 2:
+            raise Contended(seconds(5))
+        return remove(*arguments, **options)
+
+    monkeypatch.setattr(job_operations, "remove_finished", locked_at_second)
+    assert [lab.dispatch(epoch=1)[1].get("deleted") for _ in range(2)] == [2, 3]
 
 
 def test_refused_leader_deletes_nothing(lab: Lab) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from socket import gethostname
 from typing import Any
+from weakref import ref
 
 import pytest
 from pymongo.errors import AutoReconnect
@@ -191,6 +194,73 @@ def test_functions_without_run_and_without_a_signature_are_called_plainly(lab: L
     lab.run("plain")
     lab.run("bare")
     assert lab.run_through("plain").succeeded == lab.run_through("bare").succeeded == 1
+
+
+class Large:
+    """An object of a job's function that a weak reference can follow."""
+
+
+def raise_a_kept_error() -> None:
+    last = None
+    try:
+        raise ValueError("boom")
+    except ValueError as error:
+        last = error
+    raise last
+
+
+def raise_a_chain() -> None:
+    try:
+        raise_a_kept_error()
+    except ValueError:
+        raise_a_kept_error()
+
+
+def raise_a_group() -> None:
+    errors = []
+    for _ in range(2):
+        try:
+            raise_a_kept_error()
+        except ValueError as error:
+            errors.append(error)
+    raise ExceptionGroup("several", errors)
+
+
+def raise_a_permanent_error() -> None:
+    raise PermanentError("no")
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int = 3
+
+
+def raise_a_frozen_dataclass() -> None:
+    raise Frozen
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [raise_a_kept_error, raise_a_chain, raise_a_group, raise_a_permanent_error, raise_a_frozen_dataclass],
+    ids=lambda fail: fail.__name__,
+)
+def test_what_a_failed_job_used_is_freed_without_a_garbage_collection(lab: Lab, fail: Callable[[], None]) -> None:
+    used: list[ref[Large]] = []
+
+    def act(*_: Any, run: Any) -> None:
+        large = Large()
+        used.append(ref(large))
+        fail()
+
+    lab.works["mail"] = act
+    for number in range(3):
+        lab.run("mail", number)
+    gc.disable()
+    try:
+        assert lab.run_through().failed == 3
+        assert [one() for one in used] == [None] * 3
+    finally:
+        gc.enable()
 
 
 # What is remembered
@@ -449,6 +519,29 @@ def test_result_is_written_through_an_outage(
     )
     assert during.state(first) == ("success" if how == "succeeds" else "failure")
     assert len(during.ran) == 1 + behind
+
+
+def test_success_of_a_repeating_job_is_kept_through_an_outage(lab: Lab, outage: threading.Event) -> None:
+    def clock() -> datetime:
+        if outage.is_set():
+            raise AutoReconnect("connection closed")
+        return database.server_now()
+
+    during = Lab(clock)
+    id = during.run("mail", every=hours(1))
+    first_due = during.jobs.get(id)["due"]
+
+    def act(run: Any) -> None:
+        outage.set()
+        threading.Timer(0.7, outage.clear).start()
+
+    during.works["mail"] = act
+    report = during.run_through()
+    eventually(lambda: not outage.is_set())
+    assert (report.succeeded, report.failed) == (1, 0)
+    repeated = during.jobs.get(id)
+    assert (repeated["state"], repeated["due"]) == ("pending", first_due + hours(1))
+    assert len(during.ran) == successes(id) == 1
 
 
 def test_outage_that_outlasts_the_lease_is_an_error_and_the_job_comes_back(lab: Lab, outage: threading.Event) -> None:
