@@ -14,7 +14,7 @@ READ = ("find", "listIndexes")
 OWN = (*READ, "insert", "update", "remove")
 """What our own collections need, by the names of MongoDB's privilege actions."""
 OWN_COLLECTIONS = {
-    *(readiness.READINESS_COLLECTION, scan_run.RUNS_COLLECTION, scan_run.MARKS_COLLECTION, site.RESETS),
+    *(readiness.READINESS_COLLECTION, scan_run.RUNS_COLLECTION, scan_run.MARKS_COLLECTION, site.RESETS_COLLECTION),
     *(job.JOBS_COLLECTION, job_queue.QUEUES_COLLECTION, job_queue.LEADERS_COLLECTION),
 }
 

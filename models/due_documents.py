@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
@@ -25,14 +25,14 @@ from models import listing, outbox
 from models.database import Document, client, collection, id_key, projection, value_at
 from models.listing import Order, Position
 from models.transaction import commands, transact
-from queue_manager.core.clock import EPOCH
+from queue_manager.core.clock import EPOCH, MILLISECOND
 from queue_manager.core.errors import ConfigurationError
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
 A_DATE: Document = {"$type": "date", "$gte": EPOCH}
-A_MILLISECOND = timedelta(milliseconds=1)  # between two dates of MongoDB
-COUNTED = 100_000  # a count that reaches this stands for that many or more
+
+MAX_COUNT = 100_000  # a count that reaches this stands for that many or more
 
 T = TypeVar("T")
 Update = Document | list[Document]
@@ -106,7 +106,7 @@ class DueCollection:
         The server reads `batch` of them at a time.
         """
         # Bounds instead of a sort: an index that ever held an array serves neither a range with two ends nor a sort.
-        bounds = {"min": self._bound(EPOCH), "max": self._bound(until + A_MILLISECOND)}
+        bounds = {"min": self._bound(EPOCH), "max": self._bound(until + MILLISECOND)}
         where, wanted = self.is_due(until), projection((self.due, *fields))
         self._require_index()
         return self.collection().find(where, wanted, hint=self.index, limit=limit, batch_size=batch, **bounds)
@@ -135,9 +135,9 @@ class DueCollection:
         return list(self.collection().find(where, projection((self.due, *fields)), hint="_id_"))
 
     def count(self, until: datetime) -> int:
-        """Count due documents, up to `COUNTED`."""
+        """Count due documents, up to `MAX_COUNT`."""
         self._require_index()
-        return self.collection().count_documents(self.is_due(until), hint=self.index, limit=COUNTED)
+        return self.collection().count_documents(self.is_due(until), hint=self.index, limit=MAX_COUNT)
 
     def has_index(self) -> bool:
         """Return True if the index exists."""
@@ -153,8 +153,8 @@ class DueCollection:
         return self.collection().find_one({self.due: A_DATE}, {"_id": 1}) is not None
 
     def count_unindexed(self, until: datetime) -> int:
-        """Count due documents, up to `COUNTED`, by reading the whole collection."""
-        return self.collection().count_documents(self.is_due(until), limit=COUNTED)
+        """Count due documents, up to `MAX_COUNT`, by reading the whole collection."""
+        return self.collection().count_documents(self.is_due(until), limit=MAX_COUNT)
 
     def sample(self, until: datetime, fields: Sequence[str] | None, *, limit: int) -> list[Document]:
         """Return some due documents with or without the index."""

@@ -18,7 +18,7 @@ from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import account
-from models.database import Document, collection, value_at
+from models.database import DUPLICATE_KEY, Document, collection, value_at
 from models.due_documents import A_DATE
 from queue_manager.core.settings import settings
 
@@ -26,7 +26,6 @@ REVIEW_REQUEST = "review_request"
 OPEN = ["pending", "in_progress"]
 _KEYS = ("account_id", "metadata.parent_account")
 MAX_NAMED_GROUPS = 20
-_DUPLICATE = 11000  # MongoDB's code for a document that a unique index refuses
 
 
 def pulses() -> Collection[Document]:
@@ -88,7 +87,7 @@ def create_many(requests: Sequence[ReviewRequest], *, since: datetime, now: date
         created = pulses().bulk_write(statements, ordered=False).upserted_ids or {}
     except BulkWriteError as error:
         failed = {one["index"]: one["code"] for one in error.details["writeErrors"]}
-        if set(failed.values()) != {_DUPLICATE} or error.details["writeConcernErrors"]:
+        if set(failed.values()) != {DUPLICATE_KEY} or error.details["writeConcernErrors"]:
             raise
         duplicates = set(failed)
         created = {one["index"]: one["_id"] for one in error.details["upserted"]}

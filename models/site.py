@@ -27,7 +27,7 @@ from models.listing import Position
 from queue_manager.core.clock import hours
 from queue_manager.health_rules import MANY_RESETS
 
-RESETS = "thumbnail_resets"
+RESETS_COLLECTION = "thumbnail_resets"
 STARTED = "thumbnail_process_started_at"
 DESKTOP = "details.thumbnails.desktop"
 NO_LIST: Document = {"$not": {"$type": "array"}}  # a list with a date in it matches like the date
@@ -161,7 +161,7 @@ class Sites:
 
     def outcomes_of(self, site_id: str) -> list[Document]:
         """Return the outcomes of a day for one site, as `record_outcome` stored them."""
-        return list(collection(RESETS).find({"collection": self.name, "site_id": site_id}))
+        return list(collection(RESETS_COLLECTION).find({"collection": self.name, "site_id": site_id}))
 
     def count_reset_often(self) -> int:
         return self.collection().count_documents({RESET_COUNT: {"$gte": MANY_RESETS}}, hint="reset_in_a_row")
@@ -214,12 +214,12 @@ def record_outcome(
     fields = {"run": run, "collection": sites, "site_id": site_id, "outcome": outcome, "at": now}
     if error is not None:
         fields["error"] = error
-    collection(RESETS).update_one({"_id": token}, {"$setOnInsert": fields}, upsert=True)
+    collection(RESETS_COLLECTION).update_one({"_id": token}, {"$setOnInsert": fields}, upsert=True)
 
 
 def outcomes(run: str) -> Counter[tuple[str, str]]:
     """Count the finished items of a run by collection and outcome."""
-    groups: Any = collection(RESETS).aggregate(
+    groups: Any = collection(RESETS_COLLECTION).aggregate(
         [
             {"$match": {"run": run}},
             {"$group": {"_id": {"of": "$collection", "outcome": "$outcome"}, "n": {"$sum": 1}}},
@@ -229,18 +229,23 @@ def outcomes(run: str) -> Counter[tuple[str, str]]:
 
 
 def resets_since(moment: datetime) -> int:
-    return collection(RESETS).count_documents({"outcome": "reset", "at": {"$gte": moment}})
+    return collection(RESETS_COLLECTION).count_documents({"outcome": "reset", "at": {"$gte": moment}})
 
 
 def list_failed(*, after: Position | None, is_descending: bool) -> Iterator[Document]:
     """Yield the resets that failed in the last day, by time and token."""
     return listing.walk(
-        collection(RESETS), FAILED, index="failed", order=("at", "_id"), after=after, is_descending=is_descending
+        collection(RESETS_COLLECTION),
+        FAILED,
+        index="failed",
+        order=("at", "_id"),
+        after=after,
+        is_descending=is_descending,
     )
 
 
 def count_failed() -> int:
-    return collection(RESETS).count_documents(FAILED, hint="failed")
+    return collection(RESETS_COLLECTION).count_documents(FAILED, hint="failed")
 
 
 def reset_indexes() -> list[IndexModel]:
@@ -253,4 +258,4 @@ def reset_indexes() -> list[IndexModel]:
 
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
-    return {**{name: sites.indexes() for name, sites in ALL.items()}, RESETS: reset_indexes()}
+    return {**{name: sites.indexes() for name, sites in ALL.items()}, RESETS_COLLECTION: reset_indexes()}

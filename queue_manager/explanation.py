@@ -63,6 +63,10 @@ class Explanation:
     """False if reading it took too long."""
 
 
+Idle = Literal["paused", "dry run"]
+"""Why the scans of a system dispatch nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DispatchState:
     """What decides when the items of a system are dispatched, and who executes them."""
@@ -72,7 +76,7 @@ class DispatchState:
     is_on: bool
     flag: str | None
     """The setting that switches the system on."""
-    idle: Literal["paused", "dry run"] | None
+    idle: Idle | None
     pause: Pause | None = None
     """Why its scans dispatch nothing."""
     has_leader: bool

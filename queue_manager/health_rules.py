@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, PlainSerializer, WithJsonSchema, computed_field
 
 from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds
-from queue_manager.leases import OFTEN
+from queue_manager.leases import OFTEN_LOST
 
 MISSED_RUNS = 3
 MIN_LATE_AFTER = seconds(15)  # a short delay on a busy machine is not a problem, even if the period is shorter
@@ -61,7 +61,7 @@ class Rule(Enum):
     LOST_ITEMS = (
         "lost-items",
         "every system with item tasks",
-        f"The process of an item died or hung at least {OFTEN} times in a row, the last time within a day.",
+        f"The process of an item died or hung at least {OFTEN_LOST} times in a row, the last time within a day.",
         "See the workers' logs, then repair or remove the item.",
     )
     REPEATED_RESETS = (

@@ -20,7 +20,7 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.histogram import BOUNDS_MS
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
-from queue_manager.explanation import DispatchState, Explanation
+from queue_manager.explanation import DispatchState, Explanation, Idle
 from queue_manager.health_rules import MIN_LATE_AFTER, MISSED_RUNS, Rule
 from queue_manager.items import Listed
 from queue_manager.telemetry import counters
@@ -183,6 +183,12 @@ class System:
     def is_on(self, chosen: Settings) -> bool:
         """Return True if its scans run here."""
         return self.is_switched_on(chosen) and self.may_run(chosen)
+
+    def idle(self, chosen: Settings, *, is_paused: bool) -> Idle | None:
+        """Return why its scans dispatch nothing, or `None` if they dispatch."""
+        if is_paused:
+            return "paused"
+        return "dry run" if self.name in chosen.qm_dry_run else None
 
     def source(self) -> Source | None:
         """Return where its finished items are counted; `None` if they are not."""

@@ -76,7 +76,7 @@ class Limits:
 
     batch: int
     max_queue: int
-    """Items are claimed only while fewer messages than this wait in the broker."""
+    """Items are leased only while fewer messages than this wait in the broker."""
     ahead: int
     """Items not due yet that may be sent with their time."""
 
@@ -118,10 +118,10 @@ class DueWork(ABC):
 
     @property
     def flags_documents(self) -> bool:
-        """Whether `mark` sets a flag in documents."""
+        """Whether `flag` sets a flag in documents."""
         return False
 
-    def mark(self, dispatched: Sequence[Due]) -> None:
+    def flag(self, dispatched: Sequence[Due]) -> None:
         """Show others that these are dispatched, before they are."""
 
     # Timelines
@@ -225,7 +225,7 @@ class DueWork(ABC):
         taken = self.leases.take(names, is_forced=is_manual, flagged_for=flagged_for)
         ours = [fit[position] for position in taken.positions]
         if ours:
-            self.mark(ours)
+            self.flag(ours)
         now, batch = self.clock(), uuid4().hex
         times = [one.due_at for one in ours]
         if self.max_rate is not None and ours and not is_manual:

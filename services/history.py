@@ -17,7 +17,6 @@ import redis
 from models import history, mark
 from models.history import HOUR, TEN_MINUTES, Bucket
 from models.mark import Mark
-from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership
 from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds
 from queue_manager.core.histogram import Histogram
@@ -81,7 +80,7 @@ def copy(systems: Iterable[System], *, now: datetime) -> None:
     known = [system for system in systems if system.is_on(settings())]
     if outage := mark.seen(now, gap=_gap(known)):
         mark.add(outage)
-    if leader := leadership(client, LEADER_LOCK):
+    if leader := leadership(client):
         mark.add(Mark(kind="leader", at=leader.since, text=f"{leader.host}:{leader.pid} leads, epoch {leader.epoch}"))
     history.store(_counted(client, known))
 

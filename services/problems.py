@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-from models.due_documents import COUNTED
+from models.due_documents import MAX_COUNT
 
 MAX_IDS = 5
 
@@ -21,8 +21,8 @@ def stuck(thing: str, found: Sequence[str], *, late: timedelta) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """Return `1 room`, `2 rooms`. A count that has reached `COUNTED` stands for that many or more."""
-    return f"{count}{' or more' if count >= COUNTED else ''} {thing}{'' if count == 1 else 's'}"
+    """Return `1 room`, `2 rooms`. A count that has reached `MAX_COUNT` stands for that many or more."""
+    return f"{count}{' or more' if count >= MAX_COUNT else ''} {thing}{'' if count == 1 else 's'}"
 
 
 def ids(some: Iterable[Any], count: int) -> str:

@@ -33,7 +33,7 @@ from services.problems import counted
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
-NAMED_IN_LOG = 20
+MAX_LOGGED_IDS = 20
 MAX_DUE_COUNT = 10_000
 MAX_SHOWN_SUBSCRIPTIONS = 100
 DUPLICATE_REQUESTS = "review-requests: leave one open request of each account, and set the others to status `dismissed`"
@@ -80,7 +80,7 @@ class ReviewRequests(DueWork):
         return self.create_many
 
     def _left_out(self) -> DueBatch:
-        count, ids = subscription.unreadable(self.product_types, limit=NAMED_IN_LOG)
+        count, ids = subscription.unreadable(self.product_types, limit=MAX_LOGGED_IDS)
         if count:
             names = ", ".join(map(str, ids))
             log.warning("Subscriptions have no readable created_at and are left out", count=count, ids=names)
@@ -202,7 +202,7 @@ def eligible_agencies() -> EligibleAgencies:
 def stats() -> SystemStats:
     """Return how many requests are open and were created in the last day, and subscriptions that are left out."""
     kinds = review_requests().product_types
-    count, ids = subscription.unreadable(kinds, limit=NAMED_IN_LOG) if kinds else (0, [])
+    count, ids = subscription.unreadable(kinds, limit=MAX_LOGGED_IDS) if kinds else (0, [])
     problems = {}
     if not kinds:
         problems[Rule.SETTINGS_WARNING] = "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review"

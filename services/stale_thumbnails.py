@@ -33,10 +33,10 @@ from services.problems import counted, ids
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
-ASK_AGAIN_AFTER = seconds(10)  # between two looks at whether the items of a run have reported
-SHOWN = 10
+RUN_CHECK_DELAY = seconds(10)  # between two looks at whether the items of a run have reported
+MAX_LISTED = 10
 MAX_FAILED = 1_000  # failed resets that are looked at again, the newest
-BETWEEN = ":"
+SEPARATOR = ":"
 """Stands in an id between the collection and the site."""
 
 log = get_logger(INITIATOR)
@@ -132,7 +132,7 @@ class StaleThumbnails(DueWork):
         counted = site.outcomes(run)
         ends_at = parse_utc(until, field="until")
         if counted.total() < expected and ends_at is not None and self.clock() < ends_at:
-            raise NotYetDue(ASK_AGAIN_AFTER)
+            raise NotYetDue(RUN_CHECK_DELAY)
         websites, instasites = (counted[sites.name, "reset"] for sites in (site.AGENCY_WEBSITES, site.INSTASITES))
         if websites or instasites:
             log.info(f"Reset {websites} stuck agency website jobs and {instasites} instasite jobs", run=run)
@@ -277,10 +277,10 @@ def stats() -> SystemStats:
         numbers[f"stuck_{name}"] = sites.stuck(before)
         numbers[f"finished_{name}"] = sites.finished(before)
         numbers["stuck"] += sites.count_reset_often()
-        oldest += [(one.started_at, f"{name} {one.id}") for one in islice(sites.stale(before), SHOWN)]
+        oldest += [(one.started_at, f"{name} {one.id}") for one in islice(sites.stale(before), MAX_LISTED)]
     numbers["due"] = sum(numbers[f"{state}_{name}"] for name in site.ALL for state in ("stuck", "finished"))
     numbers["lag_seconds"] = max([(before - began).total_seconds() for began, _ in oldest], default=0.0)
-    details = [f"{name}: {(now - began) / hours(1):.1f} h" for began, name in sorted(oldest)[:SHOWN]]
+    details = [f"{name}: {(now - began) / hours(1):.1f} h" for began, name in sorted(oldest)[:MAX_LISTED]]
     late = [name for began, name in sorted(oldest) if before - began > system.late_after(settings())]
     stats = SystemStats(numbers=numbers, details=details, late=late)
     _add_problems(stats, before)
@@ -337,13 +337,13 @@ def _failed(reset: dict[str, object]) -> Item:
 
 
 def _id(collection: str, key: str) -> str:
-    return f"{collection}{BETWEEN}{key}"
+    return f"{collection}{SEPARATOR}{key}"
 
 
 def _by_collection(ids: Sequence[str]) -> dict[str, list[Any]]:
     """Return the sites that ids name; one that names none is left out."""
     found: dict[str, list[Any]] = {}
-    for name, _, key in (id.partition(BETWEEN) for id in ids):
+    for name, _, key in (id.partition(SEPARATOR) for id in ids):
         with suppress(PermanentError):
             if name in site.ALL:
                 found.setdefault(name, []).append(database.read_id(key, field="id"))

@@ -40,6 +40,7 @@ from queue_manager.telemetry import counters, error_reports, tracing
 from services.due_work import DueItem, DueWork
 from tasks.app import app
 
+MIN_OUTAGE_WAIT = seconds(1)  # until an attempt that met an outage is repeated
 MIN_BATCH_TIMEOUT = 30.0  # seconds, for which MongoDB may keep a batch waiting
 EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *REDIS_OUTAGES)
 """Errors that one line explains: those raised on purpose, and a server that is unavailable."""
@@ -115,6 +116,9 @@ class ItemTask(BatchedTask):
                 return self._run_when_due(item)
         except (PermanentError, Ignore, Reject):
             raise
+        except OUTAGES as error:
+            log.warning("MongoDB is unavailable; the attempt is repeated", task=self.name, error=reason(error))
+            self._send_again(item, max(self.retry_policy.wait_before(self.request.retries + 2), MIN_OUTAGE_WAIT))
         except Exception as error:
             attempt = self.request.retries + 1
             if not self.retry_policy.allows(attempt + 1):
@@ -266,5 +270,5 @@ def item_task(
 
 
 def current_token() -> str:
-    """Return the id of the running task: the token of the claim it holds. A direct call gets one of its own."""
+    """Return the id of the running task: the token of the lease it holds. A direct call gets one of its own."""
     return (current_task and current_task.request.id) or f"direct-{uuid4().hex}"

@@ -16,7 +16,7 @@ from services import job_queues
 from tasks.item import current_token, item_task
 from tasks.scan import ScanReport, fan_out, scan_task
 
-JOBS_QUEUE = "jobs"
+JOBS_QUEUE = str(job_queues.system.queue)
 
 
 @scan_task(initiator=job_queues.JOBS_INITIATOR, sent="Dispatched job queues.", failed="Error in job dispatch")

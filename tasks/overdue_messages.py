@@ -15,6 +15,7 @@ from datetime import timedelta
 from models.database import estimated_now
 from queue_manager.core.clock import Pace
 from queue_manager.core.log import get_logger
+from queue_manager.system import SCANS_QUEUE
 from services.message_queue import SweepResult, fold_counts, other_programs, sweeper
 from services.message_queue.other_programs import HEAL_INTERVAL
 from tasks.app import app
@@ -44,7 +45,7 @@ def requeue_overdue_messages() -> ScanReport:
     )
 
 
-@app.task(queue_name="scans", acks_late=False, Strategy="queue_manager.batching.strategy:by_server_clock")
+@app.task(queue_name=SCANS_QUEUE, acks_late=False, Strategy="queue_manager.batching.strategy:by_server_clock")
 def requeue_at_deadline() -> None:
     """Sweep between two periods; the periodic scan compensates for a lost one."""
     swept = sweep()

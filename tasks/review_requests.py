@@ -6,7 +6,7 @@ from typing import Any
 
 from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
-from services.review_requests import INITIATOR, review_requests
+from services.review_requests import INITIATOR, review_requests, system
 from tasks.item import item_task
 from tasks.scan import ScanReport, fan_out, scan_task
 
@@ -17,7 +17,7 @@ def scan_eligible_agencies() -> ScanReport:
 
 
 @item_task(
-    queue="review-request-pulse",
+    queue=str(system.queue),
     work=review_requests,
     retry=RetryPolicy(max_attempts=3, base=seconds(2)),
 )

@@ -101,9 +101,8 @@ class ScanTask(Task):
         duration_ms = round((time.monotonic() - started) * 1000)
         run = {**report.counts(), "duration_ms": duration_ms}
         scan_log = get_logger(self.initiator)
-        self._record(run, report)
         counters.scan(self.name, run)
-        self._copy_history()
+        self._record(run, report)
         if report.enqueued:
             scan_log.info(self.sent, **run)
         for message in report.errors:
@@ -120,40 +119,28 @@ class ScanTask(Task):
     def _marked(self) -> Iterator[None]:
         """Show that the scan runs, so that nobody starts it by hand meanwhile."""
         token = current_token()
-        self._try_to_mark(lambda: scan_run.begin(self.name, token, now=server_now()))
+        self._best_effort("marked as running", lambda: scan_run.begin(self.name, token, now=server_now()))
         try:
             yield
         finally:
             self._unmark(token)
 
     def _unmark(self, token: str) -> None:
-        self._try_to_mark(lambda: scan_run.end(self.name, token))
-
-    def _try_to_mark(self, mark: Callable[[], None]) -> None:
-        try:
-            with within(RECORD_TIMEOUT):
-                mark()
-        except Exception as error:
-            # The mark is for people; a scan that MongoDB fails says so itself.
-            log.warning("The scan could not be marked as running", scan=self.name, error=reason(error))
+        self._best_effort("marked as ended", lambda: scan_run.end(self.name, token))
 
     def _record(self, run: dict[str, int], report: ScanReport) -> None:
-        try:
-            with within(RECORD_TIMEOUT):
-                scan_run.record(self.name, run, error=next(iter(report.errors), None), now=server_now())
-        except Exception as error:
-            # The record only informs: an error while writing it must not fail the scan.
-            log.warning("The run could not be recorded", scan=self.name, error=reason(error))
+        error = next(iter(report.errors), None)
+        self._best_effort("recorded", lambda: scan_run.record(self.name, run, error=error, now=server_now()))
+        if _copies.allows():  # what was counted is kept for a day: a later scan copies it
+            self._best_effort("copied to the history", lambda: history.copy(systems(), now=server_now()))
 
-    def _copy_history(self) -> None:
-        if not _copies.allows():
-            return
+    def _best_effort(self, done: str, act: Callable[[], object]) -> None:
+        """Record something that people only read: an error must not fail the scan."""
         try:
             with within(RECORD_TIMEOUT):
-                history.copy(systems(), now=server_now())
+                act()
         except Exception as error:
-            # What was counted is kept for a day: a later scan copies it.
-            log.warning("The history could not be copied", scan=self.name, error=reason(error))
+            log.warning(f"The scan could not be {done}", scan=self.name, error=reason(error))
 
 
 def scan_task(
@@ -199,11 +186,11 @@ def _time_of_scan() -> timedelta:
 
 def describe(error: Exception) -> ErrorText:
     """Return an error as one line. The stack of an unexpected one is logged here, once."""
-    said = ErrorText.of(f"{type(error).__name__}: {reason(error)}", error)
+    text = ErrorText.of(f"{type(error).__name__}: {reason(error)}", error)
     if not isinstance(error, EXPECTED):
-        log.error("Unexpected error in a scan", error=said, exc_info=error)
+        log.error("Unexpected error in a scan", error=text, exc_info=error)
         error_reports.report_repeated(error, where=current_task.name if current_task else "scan")
-    return said
+    return text
 
 
 def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) -> None:

@@ -12,12 +12,12 @@ from queue_manager.broker.keys import FOREIGN_DEFAULT_QUEUE
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.retry import ONCE
 from queue_manager.core.settings import settings
-from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails
+from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails, system
 from tasks.app import app
 from tasks.item import current_token, item_task
 from tasks.scan import ScanReport, describe, fan_out, scan_task
 
-THUMBNAILS_QUEUE = "stale-thumbnails"
+THUMBNAILS_QUEUE = str(system.queue)
 
 
 def thumbnails() -> StaleThumbnails:

@@ -6,8 +6,8 @@ An item that arrives alone is executed by Celery as usual, and so is every item 
 processes (solo, threads) or if a time limit applies to a single task.
 
 Guarantee: an item without an outcome, because the function failed or left it out, is executed by its own task. When a
-process dies, or is replaced because its batch exceeded the timeout, each item of the batch is executed alone, at once;
-so is an item that a previous process did not survive (`queue_manager.leases`).
+batch fails as a whole, because its process died or was replaced after the timeout, each item of the batch is executed
+alone, at once; so is an item that a previous process did not survive (`queue_manager.leases`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_BATCH_SIZE = 1_000  # items; one write in MongoDB, some 30 ms
 PoolRequest = tuple[str, dict[str, Any], Any]
 """A task as sent to the pool: id, headers, and the decoded body (args, kwargs, embedded options)."""
 
-log = get_logger("QM/groups")
+log = get_logger("QM/batches")
 
 
 def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
@@ -142,20 +142,19 @@ class _BatchingConsumer:
                     _notify(request.on_success, outcome)
 
         def failed(error: Any) -> None:
-            was_terminated = any(request._already_revoked for request in batch)
-            was_lost = is_process_lost(error)
-            if was_lost:
+            if not any(request._already_revoked for request in batch):  # which terminates the process
+                what = "A process was lost with its batch" if is_process_lost(error) else "A batch has no outcomes"
                 log.error(
-                    "A process was lost with its batch; each item is executed alone",
+                    f"{what}; each item is executed alone",
                     task=self._task.name,
                     tasks=len(batch),
                     error=reason(error.exception),
                 )
             for request in batch:
-                if (was_lost or was_terminated) and not (request._already_revoked or request._already_cancelled):
-                    self._execute_again(request, self._consumer)
-                else:
+                if request._already_revoked or request._already_cancelled:
                     _notify(request.on_failure, error)
+                else:
+                    self._execute_again(request, self._consumer)
 
         self._consumer.pool.apply_async(
             run,

@@ -79,7 +79,7 @@ class BatchedTask(Task):
         return act() if self._batch is None else self._batch.use_database(act)
 
     @contextmanager
-    def execute_batch(self, group: Sequence[tuple[str, Any, Any, Any]]) -> Iterator[list[Any]]:
+    def execute_batch(self, requests: Sequence[tuple[str, Any, Any, Any]]) -> Iterator[list[Any]]:
         """Execute items, each `(token, headers, args, kwargs)`, as a batch; yield the outcomes, `None` for an item
         without one.
 
@@ -87,9 +87,9 @@ class BatchedTask(Task):
         for once.
         """
         work, began = self.work(), time.monotonic()
-        items = [self._read_item(work, token, args, kwargs) for token, _, args, kwargs in group]
+        items = [self._read_item(work, token, args, kwargs) for token, _, args, kwargs in requests]
         named = [item for item in items if item is not None]
-        headers = [one for item, (_, one, *_) in zip(items, group, strict=True) if item is not None]
+        headers = [one for item, (_, one, *_) in zip(items, requests, strict=True) if item is not None]
         with counters.batched(), work.attempts(named) as attempts:
             self._batch = Batch(attempts=attempts)
             try:
@@ -135,18 +135,18 @@ class BatchedTask(Task):
         finally:
             self._batch.outcome = []
 
-    def _execute_batch(self, named: list[DueItem], suspects: set[int], group: Batch) -> Sequence[Any]:
+    def _execute_batch(self, named: list[DueItem], suspects: set[int], batch: Batch) -> Sequence[Any]:
         if not suspects:
-            return self._execute_items(named, group)
-        outcomes = iter(self._execute_items([item for at, item in enumerate(named) if at not in suspects], group))
+            return self._execute_items(named, batch)
+        outcomes = iter(self._execute_items([item for at, item in enumerate(named) if at not in suspects], batch))
         return [Verdict.ALONE if at in suspects else next(outcomes) for at in range(len(named))]
 
-    def _execute_items(self, items: list[DueItem], group: Batch) -> Sequence[Any]:
+    def _execute_items(self, items: list[DueItem], batch: Batch) -> Sequence[Any]:
         if not items:
             return []
         nothing = [None] * len(items)
         try:
-            outcomes = group.use_database(lambda: self._execute_when_due(items))
+            outcomes = batch.use_database(lambda: self._execute_when_due(items))
         except OUTAGES:
             return nothing  # each task meets the outage itself, and is retried
         except Exception as error:

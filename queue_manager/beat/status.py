@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from redis import Redis
 
+from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import seconds
 
@@ -28,7 +29,7 @@ class Leadership:
     lease_left: timedelta
 
 
-def leadership(client: Redis, lock_key: str) -> Leadership | None:
+def leadership(client: Redis, lock_key: str = LEADER_LOCK) -> Leadership | None:
     """Return the holder of the lock `lock_key`, or `None` if it is free."""
     with client.pipeline(transaction=True) as pipe:
         pipe.hgetall(lock_key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kombu import Connection
 from kombu.transport import redis
+from kombu.utils.json import dumps
 
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import seconds
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 NOT_FOUND = 404  # AMQP's code for a queue that does not exist
 JUST_DELIVERED = seconds(5)  # a worker renews the leases of what it received well within this time
 BACKLOG_POLL_INTERVAL = 0.02  # seconds
+ENTRIES_PER_READ = 500  # unacknowledged messages, each of any size
 STALLED_AFTER = 1.0  # seconds without a message taken, after which the next scan is soon enough
+
+_TAKEN_AT = re.compile(rb"~(\d+)@")
 
 
 class Backlog:
@@ -97,11 +101,24 @@ def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVER
 def _just_delivered(channel: Any, queue: str, within: timedelta) -> int:
     if not isinstance(channel, redis.Channel):
         return 0
+    count, end = 0, f", {dumps(queue)}]".encode()
     with channel.conn_or_acquire() as client:
         delivered_after = client.time()[0] - within.total_seconds()  # the clock of the index
-        tags = client.zrange(channel.unacked_index_key, delivered_after, "+inf", byscore=True)
-        delivered = client.hmget(channel.unacked_key, tags) if tags else []
-    return sum(_queue_of(entry) == queue for entry in delivered)
+        renewed = client.zrange(channel.unacked_index_key, delivered_after, "+inf", byscore=True)
+        tags = [tag for tag in renewed if _taken_at(tag, otherwise=delivered_after) >= delivered_after]
+        for first in range(0, len(tags), ENTRIES_PER_READ):
+            entries = client.hmget(channel.unacked_key, tags[first : first + ENTRIES_PER_READ])
+            count += sum(entry is not None and entry.endswith(end) for entry in entries)
+    return count
+
+
+def _taken_at(tag: bytes, *, otherwise: float) -> float:
+    """Return when a message was taken, which its tag tells; `otherwise` for those of kombu's own transport.
+
+    The index does not tell: a worker renews its score for as long as it holds the message.
+    """
+    found = _TAKEN_AT.search(tag)
+    return otherwise if found is None else float(found[1])
 
 
 def length(app: Celery, queue: str) -> int:
@@ -146,8 +163,3 @@ def _asked(connection: Connection, ask: Callable[[Any, Any], int]) -> int | None
         return None
     with channel.conn_or_acquire() as client:
         return ask(channel, client)
-
-
-def _queue_of(entry: bytes | None) -> str | None:
-    """Return the routing key of an unacknowledged message as kombu keeps it: [message, exchange, routing key]."""
-    return None if entry is None else json.loads(entry)[2]

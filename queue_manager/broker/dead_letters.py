@@ -88,9 +88,12 @@ def latest(client: Redis, *, limit: int = 50) -> list[DeadLetter]:
 
 
 def _letter(stored: bytes | str) -> DeadLetter:
+    return DeadLetter(**json.loads(stored), id=_id(stored))
+
+
+def _id(stored: bytes | str) -> str:
     raw = stored.encode() if isinstance(stored, str) else stored
-    id = sha1(raw, usedforsecurity=False).hexdigest()[:ID_DIGITS]
-    return DeadLetter(**json.loads(stored), id=id)
+    return sha1(raw, usedforsecurity=False).hexdigest()[:ID_DIGITS]
 
 
 def replay(client: Redis, ids: Collection[str] | None = None) -> Iterator[tuple[DeadLetter, str]]:
@@ -99,17 +102,46 @@ def replay(client: Redis, ids: Collection[str] | None = None) -> Iterator[tuple[
     Yields each letter with the reason why it was refused, or `""` if it was requeued. A letter that was replayed or
     deleted meanwhile is skipped. Raises the errors of redis-py.
     """
-    for stored in reversed(client.lrange(DEAD_LETTERS, 0, -1)):
+    staying: set[str] = set()
+    for stored in _oldest_first(client, staying):
         letter = _letter(stored)
         if ids is not None and letter.id not in ids:
+            staying.add(letter.id)
             continue
         try:
             name, message = _list_and_message(letter)
         except CannotReplay as error:
+            staying.add(letter.id)
             yield letter, str(error)
         else:
             if scripts.REPLAY_DEAD_LETTER(client, [DEAD_LETTERS, name], [stored, message]):
                 yield letter, ""
+
+
+def _oldest_first(client: Redis, staying: Collection[str]) -> Iterator[bytes | str]:
+    """Yield the stored letters, read in slices; the caller removes each or adds its id to `staying`.
+
+    Positions count from the end of the list, because new letters shift the others.
+    """
+    left = count(client)  # later ones are not read: a message that is replayed may fail again
+    behind = 0  # how many at the end of the list are staying
+    while left:
+        # Begin with the last one that stays: if it has moved, others have removed some behind it.
+        last = max(behind, 1)
+        found = client.lrange(DEAD_LETTERS, 1 - last - LETTERS_PER_READ, -last)
+        if behind and (not found or _id(found.pop()) not in staying):
+            behind = max(behind - LETTERS_PER_READ, 0)
+            continue
+        if not found:
+            return
+        for stored in reversed(found):
+            id = _id(stored)
+            if id not in staying:
+                if not left:
+                    return
+                left -= 1
+                yield stored
+            behind += id in staying
 
 
 def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
@@ -128,23 +160,45 @@ def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
 
 
 def clear(client: Redis, *, keep: Callable[[list[dict[str, str]]], object] | None = None) -> int:
-    """Delete all dead letters; return their number. `keep` is called with them before, for `restore`."""
-    letters = list(map(_text, client.lrange(DEAD_LETTERS, 0, -1)))
-    if keep is not None and letters:
-        keep([{"letter": letter} for letter in letters])
-    with client.pipeline(transaction=False) as pipe:
-        for letter in reversed(letters):  # from the end, where each is found at once
-            pipe.lrem(DEAD_LETTERS, -1, letter)
-        return sum(pipe.execute())
+    """Delete all dead letters; return their number.
+
+    `keep` is called with all of them before, newest first and in slices, for `restore`.
+    """
+    ids: set[str] = set()
+    for letters in _newest_first(client):
+        if keep is not None:
+            keep([{"letter": letter} for letter in letters])
+        ids.update(map(_id, letters))
+    deleted = 0
+    # From the end, where each is found at once. Later letters are not deleted.
+    while letters := [_text(one) for one in client.lrange(DEAD_LETTERS, -LETTERS_PER_READ, -1) if _id(one) in ids]:
+        with client.pipeline(transaction=False) as pipe:
+            for letter in reversed(letters):
+                pipe.lrem(DEAD_LETTERS, -1, letter)
+            deleted += sum(pipe.execute())
+    return deleted
 
 
 def restore(client: Redis, kept: Sequence[Mapping[str, str]]) -> int:
     """Add deleted dead letters again, behind the newer ones; return the number of those that did not exist."""
-    present = set(map(_text, client.lrange(DEAD_LETTERS, 0, -1)))
-    letters = [one["letter"] for one in kept if one["letter"] not in present]
+    letters = dict.fromkeys(one["letter"] for one in kept)
+    for present in _newest_first(client):
+        for letter in present:
+            letters.pop(letter, None)
     if letters:
         client.rpush(DEAD_LETTERS, *letters)
     return len(letters)
+
+
+def _newest_first(client: Redis) -> Iterator[list[str]]:
+    """Yield the stored letters in slices.
+
+    Positions count from the end of the list: neither letters that are added meanwhile nor letters that are removed from
+    the end hide another; they may repeat one.
+    """
+    for left in range(count(client), 0, -LETTERS_PER_READ):
+        if letters := client.lrange(DEAD_LETTERS, -left, min(LETTERS_PER_READ - left, 0) - 1):
+            yield [*map(_text, letters)]
 
 
 def _text(stored: bytes | str) -> str:

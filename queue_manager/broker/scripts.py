@@ -36,7 +36,7 @@ local function take(list, room)
     local before = count
     for _, message in ipairs(room > 0 and redis.pcall('RPOP', KEYS[list + 2], room) or {}) do
         count = count + 1
-        local tag = ARGV[1] .. string.format('-%04d', count) .. '@' .. ARGV[2 * list + 3]
+        local tag = ARGV[1] .. string.format('-%04d~', count) .. clock[1] .. '@' .. ARGV[2 * list + 3]
         index[2 * count - 1], index[2 * count] = now, tag
         entries[2 * count - 1], entries[2 * count] = tag, '[' .. message .. ARGV[2 * list + 2]
         taken[3 * count - 2], taken[3 * count - 1], taken[3 * count] = list, tag, message

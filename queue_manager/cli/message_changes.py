@@ -18,6 +18,7 @@ from queue_manager.cli.confirmation import YesOption, confirm, confirm_deletion
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import print_json, printable
+from queue_manager.explanation import many
 from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
@@ -182,7 +183,7 @@ def clear(
         counts = message_queue.queue_admin().counts()
         count = sum(map(counts.of, MESSAGE_STATES if state is None else [state]))
         name = state or "all"
-        confirm_deletion(f"Delete {_counted(count)} in {name}?", count=count, name=name, yes=yes)
+        confirm_deletion(f"Delete {many(count, 'message')} in {name}?", count=count, name=name, yes=yes)
         answer = cleared(state, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.cleared} deleted")
     echo_undo(answer.undo)
@@ -234,10 +235,6 @@ def _selection(state: MessageState | None, where: Filter) -> dict[str, Any]:
     return {"state": state, **asdict(where)}
 
 
-def _counted(count: int, noun: str = "message") -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 # Changes
 
 
@@ -256,7 +253,7 @@ def _change(
     if not ids:
         typer.echo(f"no {noun} to {action}")
         return
-    confirm(f"{action.capitalize()} {_counted(len(ids), noun)}?", yes=yes)
+    confirm(f"{action.capitalize()} {many(len(ids), noun)}?", yes=yes)
     changed: list[str] = []
     with audited(
         action, system=message_queue.system.name, is_in_redis=True, filter=selected, ids=ids, detail=detail

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from beat_schedule import named, systems
 from models import database
-from models.due_documents import COUNTED, DueCollection
+from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
 from queue_manager.cli.command_audit import audited
 from queue_manager.cli.errors import report_errors
@@ -124,9 +124,8 @@ for _query in (status, scans, history, schedule):
 def _state(system: System, paused: Mapping[str, Pause]) -> Text:
     if not system.is_on(settings()):
         return Text("off", "dim")
-    if system.name in paused:
-        return Text("paused", "yellow")
-    return Text("dry run", "yellow") if system.name in settings().qm_dry_run else Text("on", "green")
+    idle = system.idle(settings(), is_paused=system.name in paused)
+    return Text(idle, "yellow") if idle else Text("on", "green")
 
 
 def _check_indexes(screen: Console, system: System) -> None:
@@ -162,7 +161,7 @@ def _count(documents: DueCollection, now: datetime, *, has_index: bool) -> str:
         if not error.timeout:
             raise
         return f"not counted within {DOCUMENTS_TIMEOUT.total_seconds():g} s"
-    return f"{count:,} document{'' if count == 1 else 's'}" + (" or more" if count == COUNTED else "")
+    return f"{count:,} document{'' if count == 1 else 's'}" + (" or more" if count == MAX_COUNT else "")
 
 
 def _has_dates(documents: DueCollection) -> bool:

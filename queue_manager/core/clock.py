@@ -31,12 +31,12 @@ def hours(amount: float) -> timedelta:
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_CLOCK_SKEW = seconds(2)  # a larger difference between two machines is reported
 MIN_MILLISECONDS = 1e11  # a number of time from here on is in milliseconds; as seconds it would be the year 5138
-_MILLISECOND = timedelta(milliseconds=1)
+MILLISECOND = timedelta(milliseconds=1)
 
 
 def milliseconds(span: timedelta) -> int:
     """Return `span` in whole milliseconds."""
-    return span // _MILLISECOND
+    return span // MILLISECOND
 
 
 def unix_ms(moment: datetime) -> int:

@@ -121,7 +121,7 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
     if lost := redis.losses[system.name]:
         yield (
             Rule.LOST_ITEMS,
-            f"{counted(len(lost), 'item')} killed or hung the process at least {leases.OFTEN} "
+            f"{counted(len(lost), 'item')} killed or hung the process at least {leases.OFTEN_LOST} "
             f"times in a row ({ids(lost, len(lost))})",
         )
     is_known = redis.workers and not redis.are_workers_starting

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import redis
 
@@ -20,7 +20,6 @@ from beat_schedule import systems
 from models import scan_run, schema
 from models.database import require_replica_set, server_now
 from queue_manager import pauses
-from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.call_thread import call_within
@@ -31,6 +30,7 @@ from queue_manager.core.pause import Pause
 from queue_manager.core.redis_client import connect
 from queue_manager.core.server_check import require_broker
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.explanation import Idle
 from queue_manager.health_rules import WORKER_START_TIME, Problem, Rule
 from queue_manager.leases import Leases
 from queue_manager.server_calls import Unavailable, mongodb, redis_server
@@ -42,7 +42,7 @@ from queue_manager.telemetry.worker_heartbeats import Worker
 
 AnswerT = TypeVar("AnswerT")
 KeyT = TypeVar("KeyT")
-Idle = Literal["paused", "dry run"]
+
 
 READ_TIMEOUT = 3.0  # seconds
 REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
@@ -120,9 +120,7 @@ class Readings:
 
     def idle(self, system: System) -> Idle | None:
         """Return why the scans of a system dispatch nothing, or `None` if they dispatch."""
-        if self.pause_of(system) is not None:
-            return "paused"
-        return "dry run" if system.name in settings().qm_dry_run else None
+        return system.idle(settings(), is_paused=self.pause_of(system) is not None)
 
     def is_starting(self, system: System) -> bool:
         """Return True if the scan has not run since the leader began and is not late yet.
@@ -218,7 +216,7 @@ def _redis() -> InRedis:
         return InRedis(
             now=now,
             clock_ahead=ahead,
-            leader=leadership(client, LEADER_LOCK),
+            leader=leadership(client),
             older_leader=older_leader(client),
             workers=worker_heartbeats.online(client),
             dead_letters=_count_dead_letters(client),

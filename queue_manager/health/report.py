@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from beat_schedule import systems
 from queue_manager.core.clock import to_iso
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.explanation import Idle
 from queue_manager.health.problems import all_problems
-from queue_manager.health.readings import Idle, Readings, read
+from queue_manager.health.readings import Readings, read
 from queue_manager.health_rules import Problem
 from queue_manager.system import SystemStats
 

@@ -58,7 +58,7 @@ from queue_manager.leases.scripts import (
 
 DONE_FOR = seconds(5)
 FIRST_PAUSE, MAX_PAUSE = minutes(1), hours(1)
-OFTEN = 3  # losses in a row after which health names the item
+OFTEN_LOST = 3  # losses in a row after which health names the item
 START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
 LEASE_RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
 
@@ -70,6 +70,8 @@ log = get_logger("QM/leases")
 
 def name(id: str, due_at: datetime | None) -> str:
     """Return the name of a lease: the id as text, and the due time in milliseconds."""
+    if not id.isascii():
+        id = id.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, which Redis does not take
     return f"{id}@{'' if due_at is None else unix_ms(due_at)}"
 
 
@@ -307,6 +309,23 @@ class Leases:
             found = client.zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
+    def candidates(self, state: Literal["in-progress", "stuck"], *, limit: int) -> set[str] | None:
+        """Return the names in a state, and others, which `statuses` tells apart; `None` if they exceed `limit`.
+
+        Read in slices, because other clients wait meanwhile: a lease that changes its set may be missing.
+        """
+        waiting, running, _, done, *_ = self.keys
+        names: set[str] = set()
+        with redis_server() as client:
+            now = _ms(client.time())
+            for key in (running,) if state == "stuck" else (waiting, running, done):
+                for one, score in client.zscan_iter(key, count=MAX_ARGUMENTS):
+                    if key == waiting or (score > now) == (state == "in-progress"):
+                        names.add(_text(one))
+                        if len(names) > limit:
+                            return None
+        return names
+
     def cooling(self, *, limit: int) -> list[str]:
         """Return names that cool down, those that end soonest first."""
         with redis_server() as client:
@@ -321,7 +340,7 @@ class Leases:
         found = {}
         for one, value in losses.items():
             count, at = map(int, _text(value).split(":"))
-            if count >= OFTEN and now - at <= RETENTION_MS:
+            if count >= OFTEN_LOST and now - at <= RETENTION_MS:
                 found[id_of(_text(one))] = count
         return found
 

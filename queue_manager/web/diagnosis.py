@@ -14,7 +14,6 @@ from models import audit, database, item_events
 from models.audit import AuditEntry
 from models.database import server_now
 from queue_manager import leases, pauses
-from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import AppError, reason
@@ -138,7 +137,7 @@ def _items_of_task(id: str) -> Iterator[tuple[str, str]]:
 
 def _dispatch_states(some: list[System]) -> dict[str, DispatchState]:
     with redis_server() as client:
-        leader = leadership(client, LEADER_LOCK)
+        leader = leadership(client)
         next_at = next_runs(client, [system.name for system in some]) if some else {}
         workers = worker_heartbeats.online(client)
     paused = pauses.paused()
@@ -153,7 +152,7 @@ def _dispatch_states(some: list[System]) -> dict[str, DispatchState]:
             is_on=system.is_on(chosen),
             flag=system.flag,
             pause=paused.get(system.name),
-            idle="paused" if system.name in paused else "dry run" if system.name in chosen.qm_dry_run else None,
+            idle=system.idle(chosen, is_paused=system.name in paused),
             has_leader=leader is not None,
             next_scan_at=next_at.get(system.name),
             period=system.period(chosen),

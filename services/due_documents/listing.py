@@ -1,17 +1,23 @@
-"""The documents of `DueDocuments` as people see them: due, in progress, stuck or failed; and retries by hand."""
+"""The documents of `DueDocuments` as people see them: due, in progress, stuck or failed; and retries by hand.
+
+Guarantee: a list of items that are in progress or stuck reads the documents of leases, however many others are due.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from models import database, failed_item
+from models import database, failed_item, listing
 from models.database import id_key, id_text
 from models.due_documents import pages
-from models.listing import Position, position
+from models.listing import NoPosition, Position, position
 from queue_manager import leases
+from queue_manager.core.clock import unix_ms
 from queue_manager.core.errors import PermanentError
 from queue_manager.items import Item, Listed, State
 from queue_manager.leases import LeaseStatus
@@ -19,6 +25,8 @@ from services.due_documents.work import DocumentWork
 from services.due_work import DueItem
 
 LIST_PAGE_SIZE = 250
+LEASES_PER_READ = 1_000
+MAX_LISTED_LEASES = 100_000  # of one state; with more, a list walks the due documents
 SHOWN_AS: dict[leases.LeaseState, State] = {"free": "due", "in-progress": "in-progress", "stuck": "stuck"}
 
 
@@ -32,15 +40,69 @@ class DocumentList(Listed):
         if state == "failed":
             yield from self._failed(after, newest_first)
             return
-        until = self.work.clock() + self.work.ahead
-        fields = (self.work.documents.due, *self.work.system.shown)
-        found = self.work.documents.walk(until, fields, position=after, is_descending=newest_first)
-        for page in pages(found, LIST_PAGE_SIZE):
+        for page in pages(self._documents(state, after, newest_first), LIST_PAGE_SIZE):
             statuses = self.work.leases.statuses([self.work.due_of(one).lease for one in page])
             for document, status in zip(page, statuses, strict=True):
                 item = self._item(document, status)
                 if item is not None and item.state == state:
                     yield item
+
+    def _documents(self, state: State, after: Position | None, newest_first: bool) -> Iterator[database.Document]:
+        """Return the documents among which the items in a state are, in the order of the list."""
+        until = self.work.clock()
+        if state == "in-progress" or state == "stuck":
+            until += self.work.ahead
+            names = self.work.leases.candidates(state, limit=MAX_LISTED_LEASES)
+            if names is not None:
+                return self._leased(names, until, after, newest_first)
+        return self.work.documents.walk(until, self._fields, position=after, is_descending=newest_first)
+
+    def _leased(
+        self, names: Iterable[str], until: datetime, after: Position | None, newest_first: bool
+    ) -> Iterator[database.Document]:
+        """Yield the documents of leases, by their due time and id as `DueCollection.walk` does."""
+        by_time: dict[int, list[str]] = defaultdict(list)
+        for name in names:
+            if (at := leases.due_ms(name)) is not None:
+                by_time[at].append(name)
+        if after is not None:
+            if len(after) != len(self.work.documents.order) or not isinstance(after[0], datetime):
+                raise NoPosition(f"{after!r:.100} is not a position in a list by due time and id")
+            last = unix_ms(after[0])
+            yield from self._by_id(by_time.pop(last, []), until, newest_first, after=after[1:])
+            by_time = {at: some for at, some in by_time.items() if (at < last if newest_first else at > last)}
+        for batch in _batches(by_time, newest_first):
+            found = self._by_id(batch, until, newest_first)
+            if len(batch) > LEASES_PER_READ:  # it is of one time, and thus in order
+                yield from found
+            else:
+                yield from sorted(found, key=self.work.documents.due_at, reverse=newest_first)
+
+    def _by_id(
+        self, names: Sequence[str], until: datetime, newest_first: bool, *, after: Position | None = None
+    ) -> Iterator[database.Document]:
+        """Yield the documents of leases that are due as they were when these were taken, in the server's order of ids.
+
+        `_id` is the whole order, so that the server need not sort: ids of several types have an order only there.
+        """
+        documents, wanted = self.work.documents, set(names)
+        ids = list(self._keys([leases.id_of(name) for name in names]))
+        if not ids:
+            return
+        found = listing.walk(
+            documents.collection(),
+            {**documents.is_due(until), "_id": {"$in": ids}},
+            index="_id_",
+            order=("_id",),
+            fields=self._fields,
+            after=after,
+            is_descending=newest_first,
+        )
+        yield from (one for one in found if self.work.due_of(one).lease in wanted)
+
+    @property
+    def _fields(self) -> Sequence[str]:
+        return (self.work.documents.due, *self.work.system.shown)
 
     def _item(self, document: database.Document, status: LeaseStatus) -> Item | None:
         due_at = self.work.documents.due_at(document)
@@ -97,3 +159,15 @@ class DocumentList(Listed):
         for id in ids:
             with suppress(PermanentError):
                 yield id_key(database.read_id(id, field="id"))
+
+
+def _batches(by_time: Mapping[int, Sequence[str]], newest_first: bool) -> Iterator[list[str]]:
+    """Yield names by time: all of one time together, and of several times at most `LEASES_PER_READ`."""
+    batch: list[str] = []
+    for at in sorted(by_time, reverse=newest_first):
+        if batch and len(batch) + len(by_time[at]) > LEASES_PER_READ:
+            yield batch
+            batch = []
+        batch = [*batch, *by_time[at]]
+    if batch:
+        yield batch

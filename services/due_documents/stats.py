@@ -17,7 +17,7 @@ from services.due_documents.work import DocumentWork
 from services.problems import MAX_IDS, counted, ids
 
 MAX_COMPARED = 1_000  # leases of one state that are compared with their documents
-LOOKED_AT = 5_000  # due documents among which the oldest is looked for that is not cooling
+MAX_READ = 5_000  # due documents among which the oldest is looked for that is not cooling
 
 
 def stats(work: DocumentWork) -> SystemStats:
@@ -28,7 +28,7 @@ def stats(work: DocumentWork) -> SystemStats:
     stuck = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now)
     failed = _still_due(work, work.leases.cooling(limit=MAX_COMPARED), now)
     cooling = len(failed) if in_redis.cooling <= MAX_COMPARED else in_redis.cooling
-    overdue, lag = _oldest(work, now, limit=LOOKED_AT if in_redis.cooling else MAX_IDS)
+    overdue, lag = _oldest(work, now, limit=MAX_READ if in_redis.cooling else MAX_IDS)
     held = in_redis.in_progress + cooling + len(stuck)
     result = SystemStats(
         numbers={

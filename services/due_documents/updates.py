@@ -16,7 +16,9 @@ from models.due_documents import Update, UpdateGroup
 from queue_manager.core.errors import PermanentError
 from services.due_documents.declaration import DueDocuments, Run
 
-MAX_CALLS = 0.25  # seconds that the functions of one transaction may take; the other items of a batch are in the next
+MAX_CALL_TIME = (
+    0.25  # seconds that the functions of one transaction may take; the other items of a batch are in the next
+)
 MAX_REPEATS = 100_000  # dates that a repeating item may have missed
 
 
@@ -41,7 +43,7 @@ class Updates:
             unreached.clear()  # of an earlier attempt of the same transaction
         began = time.monotonic()
         for number, document in enumerate(documents):
-            if unreached is not None and time.monotonic() > began + MAX_CALLS:
+            if unreached is not None and time.monotonic() > began + MAX_CALL_TIME:
                 unreached[:] = [one["_id"] for one in documents[number:]]
                 break
             try:

@@ -23,9 +23,9 @@ from services.due_documents.declaration import CallAgain, DueDocuments, Failure,
 from services.due_documents.updates import Updates
 from services.due_work import Due, DueItem, DueWork, ItemResult
 
-AFTER_GRACE, AFTER_PAUSE = seconds(10), minutes(1)
-A_MOMENT = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
-MAX_BATCH = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
+AFTER_GRACE_TIME, AFTER_RETRY_DELAY = seconds(10), minutes(1)
+MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
+MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
 
 log = get_logger("QM/systems")
 
@@ -62,7 +62,7 @@ class DocumentWork(DueWork):
     def flags_documents(self) -> bool:
         return self.system.flag_field is not None
 
-    def mark(self, dispatched: Sequence[Due]) -> None:
+    def flag(self, dispatched: Sequence[Due]) -> None:
         if (flag := self.system.flag_field) is not None:
             ids = [database.read_id(one.id, field="id") for one in dispatched]
             dates = [one.due_at for one in dispatched]
@@ -117,12 +117,12 @@ class DocumentWork(DueWork):
         """Act on many documents as `execute` does, in one transaction, or in several if their functions take long.
 
         Returns:
-            The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH` is over.
+            The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH_TIME` is over.
         """
-        ends_at = time.monotonic() + MAX_BATCH
+        ends_at = time.monotonic() + MAX_BATCH_TIME
         named = [self._named(item) for item in items]
         run = Run(id=items[0].token, now=self.clock())
-        early = [one[1] - run.now for one in named if one and one[1] and run.now < one[1] <= run.now + A_MOMENT]
+        early = [one[1] - run.now for one in named if one and one[1] and run.now < one[1] <= run.now + MAX_EARLY]
         if early:
             raise NotYetDue(max(early))
         left, written = {one[0]: one[1] for one in named if one}, dict[Any, Written]()
@@ -178,7 +178,7 @@ class DocumentWork(DueWork):
             clock=self.clock,
             limits=self.limits,
             system=self.system.name,
-            grace=min(self.leases.lease, AFTER_GRACE),
+            grace=min(self.leases.lease, AFTER_GRACE_TIME),
         )
 
     def run_after(self, batch: str) -> None:
@@ -301,7 +301,7 @@ class Outbox(DueWork):
         log.error(
             "`after` failed; it is called again after a pause", system=self.system, batch=item.args[0], error=error
         )
-        self.leases.release([item.lease], pause=AFTER_PAUSE)
+        self.leases.release([item.lease], pause=AFTER_RETRY_DELAY)
 
 
 def skipped(reason: str) -> ItemResult:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from models import database, foreign_job, job, job_queue
-from models.due_documents import COUNTED
+from models.due_documents import MAX_COUNT
 from models.job import ExecutingJob
 from queue_manager.core.clock import minutes
 from queue_manager.health_rules import Rule
@@ -31,7 +31,7 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
     Queues that have been due for longer than `late`, and leases that ended before that, are problems.
     """
     now = database.server_now()
-    executing, paused, failing = job.executing(), job_queue.pauses(), job.count_failing(COUNTED)
+    executing, paused, failing = job.executing(), job_queue.pauses(), job.count_failing(MAX_COUNT)
     others, in_redis = foreign_job.count(), work.leases.stats()
     due = list(work.find_due(now))
     states = [status.state for status in work.leases.statuses([one.lease for one in due])]
@@ -68,8 +68,8 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
 
 
 def jobs_by_state() -> dict[str, int]:
-    """Return the number of jobs in each state; `COUNTED` means that many or more."""
-    return job.count_by_state(COUNTED)
+    """Return the number of jobs in each state; `MAX_COUNT` means that many or more."""
+    return job.count_by_state(MAX_COUNT)
 
 
 def _long_running(executing: list[ExecutingJob], now: datetime) -> list[str]:

@@ -5,7 +5,7 @@
     with queue.receive(timeout=30) as message:
         ...  # acknowledged when the block ends, requeued when it raises
 
-`queue_admin()` lists, moves, replays, changes and deletes messages. `requeue_overdue()` is the scheduled sweep.
+`queue_admin()` lists, moves, replays, changes and deletes messages. `sweeper()` requeues those that are overdue.
 
 Guarantee: a message is in exactly one state. It is delivered until it is acknowledged or has used all its attempts;
 then it is kept as a dead letter. Other programs may produce to and consume from the same streams.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import redis
 
@@ -73,7 +72,6 @@ __all__ = [
     "message_queue",
     "other_programs",
     "queue_admin",
-    "requeue_overdue",
     "server_url",
     "stats",
     "sweeper",
@@ -127,11 +125,6 @@ def sweeper() -> Sweeper:
 def other_programs() -> OtherPrograms:
     """Return the maintenance of messages that other programs add or take."""
     return OtherPrograms(_scripts(), _options())
-
-
-def requeue_overdue() -> dict[str, Any]:
-    """Requeue or dead-letter every overdue message once. Returns `{requeued, dead_lettered, ids, dlq_ids}`."""
-    return sweeper().sweep().as_dict()
 
 
 def stats() -> SystemStats:

@@ -111,7 +111,7 @@ class QueueAdmin(MessageBrowser):
         """Replay the dead letters that match now, oldest failure first; stop after `within`."""
         ends = time.monotonic() + within.total_seconds()
         replayed = ReplayResult()
-        for ids in self.dead_letters(where):
+        for ids in self.matching_ids("dead", where):
             for begin in range(0, len(ids), BULK_BATCH_SIZE):
                 if time.monotonic() >= ends:
                     return replace(replayed, is_complete=False)

@@ -246,10 +246,6 @@ class MessageBrowser:
             yield exported
             cursor, is_last = page.cursor, page.cursor is None or len(exported) < len(page.messages)
 
-    def dead_letters(self, where: Filter = MATCH_ALL) -> Iterator[Sequence[str]]:
-        """Yield the ids of the dead letters that match now, slice by slice, oldest failure first."""
-        return self.matching_ids("dead", where)
-
     def matching_ids(self, state: KeptState, where: Filter) -> Iterator[Sequence[str]]:
         """Yield the ids of the messages in `state` that match now, slice by slice, oldest first.
 

@@ -11,10 +11,11 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from dev.servers import Valkey
-from queue_manager.broker import backlog
+from queue_manager.broker import backlog, scripts
 from queue_manager.broker.backlog import Backlog, waiting
 from queue_manager.core.clock import seconds
 from tests.broker.guard_app import client_app
+from tests.eventually import eventually
 from tests.pace import promptly
 
 
@@ -57,6 +58,30 @@ def test_message_held_for_longer_does_not_wait(app: Celery) -> None:
 
     assert waiting(app, "items") == 0
     assert waiting(app, "items", just_delivered=seconds(10)) == 1
+
+
+def test_message_that_its_worker_renews_does_not_wait(app: Celery) -> None:
+    app.send_task("guard_app.hold", queue="items")
+    with app.connection_or_acquire() as connection:
+        qos = connection.default_channel.qos
+        message = connection.default_channel.basic_get("items")
+        qos.append(message, message.delivery_tag)
+
+        def renewed_and_counted() -> int:
+            qos.renew()
+            return waiting(app, "items", just_delivered=seconds(1))
+
+        assert waiting(app, "items") == 1
+        eventually(lambda: renewed_and_counted() == 0, within=30)
+
+
+def test_malformed_messages_that_were_taken_fail_no_count(app: Celery) -> None:
+    with app.connection_or_acquire() as connection, connection.default_channel.conn_or_acquire() as client:
+        channel = connection.default_channel
+        client.lpush("items", "{not JSON", b"\xff")
+        scripts.TAKE_MESSAGES(client, *channel._take_arguments(["items"], 10))
+
+        assert waiting(app, "items") == 2
 
 
 def test_broker_that_is_away_is_an_error_at_once(tmp_path: Path) -> None:

@@ -207,6 +207,23 @@ class TestEnd:
         assert set(client.keys("qm:lease:*")) <= {"qm:lease:trial-end:done"}
 
 
+class TestCandidates:
+    def test_are_the_names_in_a_state_unless_they_are_too_many(self, ours: Leases, client: redis.Redis) -> None:
+        names = [leases.name(f"room-{number}", AT) for number in range(5_000)]
+        waiting, ended, received, done, cooling = names[:2_000], names[2_000:4_000], *names[4_000:4_003]
+        dispatch(ours, *names[:4_003])
+        ours.renew(names[2_000:4_003])
+        client.zadd("qm:lease:trial-end:running", dict.fromkeys(ended, 1_000))
+        with ours.batch([done]) as attempts:
+            attempts.done.add(done)
+        ours.release([cooling], pause=minutes(1))
+
+        assert ours.candidates("stuck", limit=2_000) == {*ended}
+        assert ours.candidates("in-progress", limit=2_002) == {*waiting, received, done}
+        assert ours.candidates("stuck", limit=1_999) is None
+        assert ours.candidates("in-progress", limit=2_001) is None
+
+
 class TestScan:
     def test_one_scan_of_a_system_runs_at_a_time(self, ours: Leases) -> None:
         with ours.scan() as first:

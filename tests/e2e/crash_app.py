@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bson import ObjectId
-from pymongo.errors import AutoReconnect
+from pymongo.errors import OperationFailure
 
 from models import support_room
 from models.database import server_now
@@ -58,7 +58,7 @@ def goes_wrong(room_id: Any) -> None:
             while not MARK.exists():
                 time.sleep(0.05)
         elif action == "fail":
-            raise AutoReconnect("connection closed")
+            raise OperationFailure("the index is corrupt")
 
 
 def before(owner: Any, name: str, room_of: Callable[..., Any]) -> None:

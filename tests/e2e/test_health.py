@@ -24,7 +24,7 @@ from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
 from services.due_documents import work_of
 from services.due_work import DueItem
-from services.message_queue import message_queue, queue_admin, requeue_overdue
+from services.message_queue import message_queue, queue_admin, sweeper
 from services.support_snooze import system as support_snooze
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block
@@ -181,7 +181,7 @@ def test_dead_letters_of_the_message_queue_are_a_problem(well: Servers, tmp_path
     dead = [queue.enqueue("mail", {}, max_attempts=1, ack_timeout=0.1) for _ in range(6)]
     for _ in dead:
         assert queue.dequeue(timeout=0) is not None
-    eventually(lambda: requeue_overdue() and queue_admin().counts().dead == 6, within=30)
+    eventually(lambda: sweeper().sweep() and queue_admin().counts().dead == 6, within=30)
     problem = health(tmp_path, QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="false").only_problem(
         "overdue-messages", Rule.DEAD_MESSAGES
     )

@@ -12,7 +12,7 @@ import pytest
 from bson import ObjectId
 from pymongo import MongoClient, monitoring
 
-from models import database, job, job_attempt, job_counts, job_pages
+from models import database, job, job_attempt, job_pages
 from models.database import Document
 from models.job import JobState
 from models.job_attempt import JobOutcome
@@ -168,7 +168,7 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         recorder.sent.clear()
         status = lab.jobs.status()
         asked = [*recorder.sent]
-        live = sum(queue["states"][state] for queue in status["queues"] for state in job_counts.LIVE)
+        live = sum(queue["states"][state] for queue in status["queues"] for state in job.LIVE_STATES)
         assert {queue["name"]: queue["states"] for queue in status["queues"]} == all_states(count_jobs())
         keys, read = map(sum, zip(*(shown("status", sent)[1:3] for sent in asked), strict=True))
         assert keys <= live + 10 * NAMES * len(JobState)

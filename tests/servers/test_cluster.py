@@ -126,7 +126,7 @@ def test_a_pause_outlives_a_dead_consumer_and_a_restart_of_all_nodes(
             assert held is not None
             message_queue.queue_admin().pause(["mail"], by="ada", reason="spilling mail")
         queue.enqueue("sms", id="s0")
-        eventually(lambda: message_queue.requeue_overdue()["ids"] == ["m0"], within=30)  # the consumer was killed
+        eventually(lambda: message_queue.sweeper().sweep().requeued == ["m0"], within=30)  # the consumer was killed
         assert received(queue) == [("s0", 1)]
 
         for node in cluster.nodes:

@@ -8,7 +8,7 @@ import pytest
 
 from models.database import server_now
 from queue_manager.explanation import Explanation
-from services.message_queue import MessageQueue, message_queue, queue_admin, requeue_overdue, system
+from services.message_queue import MessageQueue, message_queue, queue_admin, sweeper, system
 from tests.eventually import eventually
 from tests.services.test_explanations import dispatch
 
@@ -75,7 +75,7 @@ def test_one_whose_deadline_passed(queue: MessageQueue) -> None:
 def test_one_that_failed_and_is_replayed(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m", ack_timeout=0.001, max_attempts=1)
     queue.dequeue()
-    eventually(lambda: requeue_overdue()["dead_lettered"] == 1)
+    eventually(lambda: len(sweeper().sweep().dead_lettered) == 1)
     found = why("m")
     assert (found.state, found.tone) == ("failed", "bad")
     assert ", after 1 attempt; no consumer gets it until it is replayed. Reason: " in found.answer

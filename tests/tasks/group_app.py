@@ -110,7 +110,7 @@ class Works(DueWork):
                 return [None]
             if kind == "moment" and is_first("moment"):
                 raise NotYetDue(seconds(0.05))
-            if kind == "away" or (kind == "flaky" and not is_healthy()):
+            if kind == "flaky" and not is_healthy():
                 raise AutoReconnect("connection closed")
         return [outcome_in_batch(name, len(names)) for name in names]
 
@@ -119,7 +119,7 @@ class Works(DueWork):
         kind = name.partition("-")[0]
         if kind == "poison":
             raise Poison("it never", " works")
-        if kind == "away" or (kind == "flaky" and not is_healthy()):
+        if kind == "flaky" and not is_healthy():
             raise AutoReconnect("connection closed")
         if kind == "memory":
             raise MemoryError
@@ -134,6 +134,10 @@ class Works(DueWork):
         if kind == "holdshort":
             hold("goshort")
         return f"{name} by itself"
+
+    def record_executed(self, items: Sequence[DueItem], results: Sequence[Any], *, took: timedelta) -> None:
+        if len(items) > 1 and any(item.args[0].startswith("unrecorded") for item in items):
+            raise RuntimeError("the batch cannot be recorded")
 
     def postpone(self, item: DueItem, *, wait: timedelta) -> None:
         say("postpone", item.args[0])

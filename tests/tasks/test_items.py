@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from celery.exceptions import Ignore, Retry
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, OperationFailure
 
 from models.database import server_now
 from models.due_documents import DueCollection
@@ -20,7 +20,7 @@ from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.pace import paced
 from tests.real_servers import Servers
 from tests.room_lease import lease
-from tests.rooms import get_room, make_room
+from tests.rooms import T0, get_room, make_room
 from tests.tasks.hand_worker import run, take, waiting_messages
 
 QUEUE = "support-snooze"
@@ -33,10 +33,14 @@ def broker(clean: Servers) -> str:
 
 @pytest.fixture
 def broken_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: Any, **__: Any) -> None:
-        raise AutoReconnect("connection closed")
+    fail_writes(monkeypatch, OperationFailure("the index is corrupt"))
 
-    monkeypatch.setattr(DueCollection, "apply", away)
+
+def fail_writes(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(DueCollection, "apply", fail)
 
 
 def test_delay_from_another_program_wakes_a_room(broker: str) -> None:
@@ -72,11 +76,11 @@ def test_waits_are_1_2_4_up_to_256_seconds_and_the_tenth_failure_is_the_last(
 
     result = run(take(broker, QUEUE))
 
-    assert isinstance(result, AutoReconnect)
+    assert isinstance(result, OperationFailure)
     assert waiting_messages(broker, QUEUE) == []
     stored = get_room(room)
     assert stored["snooze_queue_in_progress"] is False
-    assert stored["unsnooze_error"] == "connection closed"
+    assert stored["unsnooze_error"] == "the index is corrupt"
     assert stored["unsnooze_failures"] == 1
     assert stored["snooze_time"]["time"] < server_now()
 
@@ -90,6 +94,23 @@ def test_attempt_that_succeeds_after_failures_wakes_the_room_once(broker: str, m
 
     assert run(take(broker, QUEUE))["success"] is True
     assert get_room(room)["status"] == "open"
+
+
+def test_outage_of_mongodb_uses_up_no_attempt(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = make_room(server_now() - minutes(1))
+    sent = unsnooze_room.delay(str(room))
+    with monkeypatch.context() as outage:
+        outage.setattr(item, "estimated_now", lambda: T0)
+        fail_writes(outage, AutoReconnect("connection closed"))
+        for _ in range(12):
+            message = take(broker, QUEUE)
+            assert (message.id, message.retries) == (sent.id, 0)
+            assert isinstance(run(message), Ignore)
+            (again,) = waiting_messages(broker, QUEUE)
+            assert again.eta == T0 + seconds(1)
+        assert "unsnooze_failures" not in get_room(room)
+
+    assert run(take(broker, QUEUE))["success"] is True
 
 
 def test_nonsense_fails_at_once_and_is_not_retried(broker: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -163,5 +184,5 @@ def test_call_by_name_with_keywords_is_retried_like_any_other(broker: str) -> No
     app.send_task("tasks.support_snooze.unsnooze_room", kwargs={"room_id": str(room)}, queue=QUEUE)
     for _ in range(9):
         assert isinstance(run(take(broker, QUEUE)), Retry)
-    assert isinstance(run(take(broker, QUEUE)), AutoReconnect)
-    assert get_room(room)["unsnooze_error"] == "connection closed"
+    assert isinstance(run(take(broker, QUEUE)), OperationFailure)
+    assert get_room(room)["unsnooze_error"] == "the index is corrupt"

@@ -9,7 +9,7 @@ import pytest
 from bson import ObjectId
 from celery.exceptions import Ignore, Retry
 from kombu.exceptions import OperationalError
-from pymongo.errors import AutoReconnect
+from pymongo.errors import OperationFailure
 
 from models import pulse, scan_run, site
 from models.database import collection, server_now
@@ -74,7 +74,7 @@ class TestReviewRequests:
         scan_eligible_agencies()
 
         def away(*_: Any, **__: Any) -> None:
-            raise AutoReconnect("connection closed")
+            raise OperationFailure("the index is corrupt")
 
         monkeypatch.setattr(pulse, "create", away)
         for wait in (2, 4):
@@ -83,7 +83,7 @@ class TestReviewRequests:
                 assert isinstance(run(take(broker, REVIEWS)), Retry)
             (again,) = waiting_messages(broker, REVIEWS)
             assert again.eta == T0 + seconds(wait)
-        assert isinstance(run(take(broker, REVIEWS)), AutoReconnect)
+        assert isinstance(run(take(broker, REVIEWS)), OperationFailure)
         monkeypatch.undo()
         assert scan_eligible_agencies()["found"] == 1
 
@@ -96,7 +96,7 @@ class TestReviewRequests:
 
         def fails_for_one(request: pulse.ReviewRequest, **rest: Any) -> str | None:
             if str(request.account_id) == poisoned:
-                raise AutoReconnect("connection closed")
+                raise OperationFailure("the index is corrupt")
             return create(request, **rest)
 
         monkeypatch.setattr(pulse, "create", fails_for_one)
@@ -162,11 +162,11 @@ class TestStaleThumbnails:
 
         def fails_for_one(self: Sites, *args: Any, **kwargs: Any) -> int:
             if self.name == broken:
-                raise AutoReconnect("connection closed")
+                raise OperationFailure("the index is corrupt")
             return stamp(self, *args, **kwargs)
 
         monkeypatch.setattr(Sites, "stamp", fails_for_one)
-        with pytest.raises(ScanFailed, match="connection closed"):
+        with pytest.raises(ScanFailed, match="the index is corrupt"):
             scan_stale_thumbnails()
 
         (item,) = [one for one in waiting_messages(broker, SITES) if one.task == reset_stale_thumbnail.name]

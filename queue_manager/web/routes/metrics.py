@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from redis import Redis
 
 from beat_schedule import systems
-from models.due_documents import COUNTED
+from models.due_documents import MAX_COUNT
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.beat.status import leadership
 from queue_manager.broker import backlog
@@ -209,7 +209,7 @@ def _from_broker() -> Iterator[Metric]:
 
 
 def _leader(client: Redis) -> Iterator[Metric]:
-    leads = leadership(client, LEADER_LOCK) is not None
+    leads = leadership(client) is not None
     epoch = int(client.get(epoch_key(LEADER_LOCK)) or 0)
     yield GaugeMetricFamily("queue_manager_leader", "1 if a beat is the leader, 0 if not.", value=leads)
     yield GaugeMetricFamily(
@@ -237,7 +237,7 @@ def _statistic(name: str) -> GaugeMetricFamily | CounterMetricFamily:
 
 
 def _jobs() -> Metric:
-    text = f"Jobs, by state. Counting stops at {COUNTED}."
+    text = f"Jobs, by state. Counting stops at {MAX_COUNT}."
     jobs = GaugeMetricFamily("queue_manager_jobs", text, labels=["state"])
     with mongodb():
         for state, count in jobs_by_state().items():

@@ -40,7 +40,9 @@ if first then
     handled = handled + 1
     datas[i] = release_entry(id, first[i].stream, first[i].sid) or false
     answers[i] = datas[i] and 'OK' or 'LOCK_LOST'
-    acknowledged[#acknowledged + 1] = datas[i] and id
+    if datas[i] then
+      acknowledged[#acknowledged + 1] = id
+    end
   end
   if #acknowledged == 0 then
     return answers

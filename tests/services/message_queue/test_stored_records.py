@@ -100,6 +100,32 @@ def test_many_messages_are_received_and_acknowledged_in_one_script_each(lab: Lab
     assert lab.ids("acknowledged") == [id for id, _ in reversed(locks)]
 
 
+def test_a_message_that_is_acknowledged_twice_in_one_call_counts_once(lab: Lab) -> None:
+    lab.queue.enqueue_batch([NewMessage(type="job", id=id) for id in ("a", "b")])
+    first, second = [(message.id, message.lock_token) for message in lab.queue.receive_many(2)]
+
+    assert lab.queue.ack_many([first, second, first]) == [True, True, False]
+
+    assert lab.contents.counts().total_acknowledged == 2
+    assert lab.ids("acknowledged") == ["b", "a"]
+    assert sorted(lab.client.hkeys("q_metadata")) == [b"a", b"b"]
+    acknowledged = [event for event in map(json.loads, lab.events()) if "acknowledge" in event.values()]
+    assert [event["payload"]["ids"] for event in acknowledged] == [["a", "b"]]
+
+
+def test_a_message_that_another_program_requeued_without_its_record_is_lost_to_its_consumer(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    [message] = lab.queue.receive_many(1)
+    for stream in lab.client.scan_iter("q*", _type="stream"):  # as the sweeper of Relay takes an entry away
+        for group in lab.client.xinfo_groups(stream):
+            for one in lab.client.xpending_range(stream, group["name"], "-", "+", 10):
+                lab.client.xack(stream, group["name"], one["message_id"])
+                lab.client.xdel(stream, one["message_id"])
+
+    assert lab.queue.ack_many([(message.id, message.lock_token)]) == [False]
+    assert lab.contents.counts().total_acknowledged == 0
+
+
 def test_acknowledging_many_keeps_the_last_100_and_forgets_the_others(lab: Lab) -> None:
     lab.queue.enqueue_batch([NewMessage(type="job", id=f"m{number}") for number in range(250)])
     for _ in range(3):

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from beat_schedule import systems
-from models.due_documents import COUNTED
+from models.due_documents import MAX_COUNT
 from queue_manager.beat.status import Leadership
 from queue_manager.core.settings import settings
 from queue_manager.health import Readings, problems_of_components, problems_of_system, read
@@ -55,7 +55,7 @@ async def read_overview() -> Overview:
         leader=leader_of(found.leader),
         workers=None if redis is None else [OnlineWorker(**asdict(one)) for one in redis.workers],
         problems=problems_of_components(found),
-        counted_to=COUNTED,
+        counted_to=MAX_COUNT,
         systems=[_system(system, found) for system in systems()],
     )
 

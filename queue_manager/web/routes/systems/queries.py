@@ -11,7 +11,6 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from beat_schedule import systems
 from models import listing, scan_run
 from models.database import server_now
-from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.settings import settings
 from queue_manager.server_calls import mongodb, redis_server
@@ -94,7 +93,7 @@ def scans(
 def schedule() -> Schedule:
     """List the scans of the schedule: when each runs next, and what its last runs did."""
     with redis_server() as client:
-        leader = leadership(client, LEADER_LOCK)
+        leader = leadership(client)
         next_at_of = next_runs(client, [system.name for system in systems()]) if leader is not None else {}
     with mongodb():
         now = server_now()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from models.mark import MAX_TEXT_LENGTH, MarkKind
-from queue_manager.health import Idle
+from queue_manager.explanation import Idle
 from queue_manager.health_rules import Problem
 from queue_manager.items import State
 from queue_manager.telemetry.latency import Measure

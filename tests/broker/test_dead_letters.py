@@ -1,0 +1,151 @@
+"""Dead letters are replayed, deleted and restored in slices, whatever happens to the list meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from dev.servers import Valkey
+from queue_manager.broker import dead_letters
+from queue_manager.broker.dead_letters import DEAD_LETTERS
+
+SLICE = 4
+
+
+class Reader(Redis):
+    """A client that checks how much is read at once, and calls `before_read` first."""
+
+    before_read: Callable[[], object] = staticmethod(lambda: None)
+    reads = 0
+
+    def lrange(self, name: Any, start: int, end: int) -> Any:
+        self.before_read()
+        found = super().lrange(name, start, end)
+        assert len(found) <= SLICE
+        self.reads += 1
+        return found
+
+
+@pytest.fixture
+def reader(server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    monkeypatch.setattr(dead_letters, "LETTERS_PER_READ", SLICE)
+    with Reader.from_url(server.url) as reader:
+        yield reader
+
+
+def stored(number: int, queue: str = "q") -> str:
+    properties = {"delivery_tag": str(number), "delivery_info": {"exchange": "", "routing_key": queue}}
+    message = {"body": "", "content-type": "x", "content-encoding": "x", "headers": {}, "properties": properties}
+    return json.dumps({"at": number, "queue": queue, "reason": "r", "message": json.dumps(message)})
+
+
+def add(client: Redis, *numbers: int, queue: str = "q") -> None:
+    for number in numbers:
+        client.lpush(DEAD_LETTERS, stored(number, queue))
+
+
+def left(client: Redis) -> list[int]:
+    """Return the numbers of the dead letters, oldest first."""
+    return [json.loads(one)["at"] for one in reversed(client.lrange(DEAD_LETTERS, 0, -1))]
+
+
+def requeued(client: Redis) -> list[int]:
+    """Return the numbers of the messages that were requeued, in this order."""
+    return [int(json.loads(one)["properties"]["delivery_tag"]) for one in reversed(client.lrange("q", 0, -1))]
+
+
+def ids(*numbers: int) -> set[str]:
+    return {dead_letters._id(stored(number)) for number in numbers}
+
+
+def test_all_are_replayed_oldest_first_and_those_that_come_meanwhile_stay(client: Redis, reader: Reader) -> None:
+    add(client, *range(10))
+    came = iter(range(100, 200))
+    reader.before_read = lambda: add(client, next(came))
+    result = list(dead_letters.replay(reader))
+    assert [(letter.at, refused) for letter, refused in result] == [(number, "") for number in range(10)]
+    assert requeued(client) == [*range(10)]
+    assert left(client) == [*range(100, 100 + reader.reads)]
+
+
+def test_chosen_and_refused_letters_are_found_among_those_that_stay(client: Redis, reader: Reader) -> None:
+    add(client, *range(20))
+    add(client, 20, 21, 22, queue="")
+    add(client, *range(23, 30))
+    refused = {dead_letters._id(stored(number, "")) for number in (20, 22)}
+    came = iter(range(100, 200))
+    reader.before_read = lambda: add(client, next(came))
+    result = [(letter.at, refused) for letter, refused in dead_letters.replay(reader, ids(1, 7, 8, 15, 29) | refused)]
+    unknown = "its queue is not known"
+    assert result == [(1, ""), (7, ""), (8, ""), (15, ""), (20, unknown), (22, unknown), (29, "")]
+    assert requeued(client) == [1, 7, 8, 15, 29]
+    assert left(client)[:25] == [number for number in range(30) if number not in (1, 7, 8, 15, 29)]
+
+
+def test_letters_removed_by_others_meanwhile_hide_none(client: Redis, reader: Reader) -> None:
+    add(client, *range(30))
+    removed = 0
+
+    def remove() -> None:
+        nonlocal removed
+        if reader.reads in (2, 3, 6):
+            client.rpop(DEAD_LETTERS, 2)
+            removed += 2
+
+    reader.before_read = remove
+    chosen = (0, 1, 9, 10, 11, 12, 13, 14, 15, 16, 28, 29)
+    assert [letter.at for letter, _ in dead_letters.replay(reader, ids(*chosen))] == [*chosen]
+    assert requeued(client) == [*chosen]
+    assert removed == 6
+
+
+def test_letters_that_all_vanish_meanwhile_end_the_replay(client: Redis, reader: Reader) -> None:
+    add(client, *range(10))
+    reader.before_read = lambda: client.delete(DEAD_LETTERS) if reader.reads else None
+    assert list(dead_letters.replay(reader, ids(9))) == []
+
+
+def test_cleared_letters_are_kept_first_and_restored_in_their_order(client: Redis, reader: Reader) -> None:
+    add(client, *range(10))
+    came = iter(range(100, 200))
+    kept: list[list[dict[str, str]]] = []
+
+    def keep(letters: list[dict[str, str]]) -> None:
+        assert left(client)[:10] == [*range(10)]
+        kept.append(letters)
+
+    reader.before_read = lambda: add(client, next(came)) if len(kept) < 3 else None
+    assert dead_letters.clear(reader, keep=keep) == 10
+    assert [len(letters) for letters in kept] == [4, 4, 2]
+    later = left(client)
+    assert later == [100, 101, 102]
+
+    assert [dead_letters.restore(reader, letters) for letters in kept] == [4, 4, 2]
+    assert left(client) == [*range(10), *later]
+    assert [dead_letters.restore(reader, letters) for letters in kept] == [0, 0, 0]
+    assert left(client) == [*range(10), *later]
+
+
+def test_letters_that_others_remove_from_the_end_hide_none_from_a_clear(client: Redis, reader: Reader) -> None:
+    add(client, *range(10))
+    kept: list[dict[str, str]] = []
+    reader.before_read = lambda: client.rpop(DEAD_LETTERS) if reader.reads in (1, 2) else None
+    assert dead_letters.clear(reader, keep=kept.extend) == 8
+    assert left(client) == []
+    assert {json.loads(one["letter"])["at"] for one in kept} >= {*range(2, 10)}
+
+
+def test_clear_deletes_nothing_if_a_letter_cannot_be_kept(client: Redis, reader: Reader) -> None:
+    add(client, *range(10))
+
+    def keep(letters: list[dict[str, str]]) -> None:
+        if len(letters) < SLICE:
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        dead_letters.clear(reader, keep=keep)
+    assert left(client) == [*range(10)]

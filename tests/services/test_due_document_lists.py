@@ -1,0 +1,204 @@
+"""Lists of the documents of a system by state: what they read, and their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+import pytest
+from bson import ObjectId
+
+from models.database import client, collection
+from models.listing import NoPosition
+from queue_manager.core.clock import milliseconds, minutes, seconds
+from queue_manager.core.redis_client import connect
+from queue_manager.core.settings import settings
+from queue_manager.items import Item, State
+from queue_manager.web.routes.systems import items as routes
+from services.due_documents import listing
+from services.due_documents.listing import DocumentList
+from services.due_documents.work import DocumentWork
+from services.due_work import DueItem
+from tests.models.test_due_at_scale import profile
+from tests.odd_ids import ODD_IDS
+from tests.rooms import T0, AgingClock, scan
+from tests.services.test_due_documents import declare, make_account, work_on
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+LEASED: tuple[State, ...] = ("in-progress", "stuck")
+DUE, IN_FLIGHT, STUCK, PAGE = 500_000, 20_000, 3, 50
+OTHERS = 100  # documents that the server examines for itself meanwhile
+
+
+def lose(work: DocumentWork, item: DueItem) -> None:
+    """Have the lease of an item end without a result."""
+    work.renew([item])
+    with connect(settings().redis_url) as server:
+        ended = server.time()[0] * 1000 - milliseconds(seconds(30))
+        server.zadd(f"qm:lease:{work.leases.system}:running", {item.lease: ended})
+
+
+def accounts(count: int, *, every: timedelta) -> Iterator[dict[str, Any]]:
+    for number in range(count):
+        yield {"status": "trial", "trial_ends_at": T0 - minutes(5) - every * number}
+
+
+def examined(profiled: list[dict[str, Any]]) -> int:
+    return sum(one.get("docsExamined", 0) for one in profiled)
+
+
+def five_leased(clock: AgingClock) -> tuple[DocumentWork, dict[State, list[str]]]:
+    """Dispatch five of the accounts and lose three; return the ids by state."""
+    work = work_on(declare(), clock, batch=5, max_queue=5)
+    items = scan(work)
+    assert len(items) == 5
+    for item in items[:3]:
+        lose(work, item)
+    return work, {"stuck": [item.args[0] for item in items[:3]], "in-progress": [item.args[0] for item in items[3:]]}
+
+
+@pytest.mark.parametrize("state", LEASED)
+def test_documents_read_are_those_in_the_state_however_many_others_are_due(clock: AgingClock, state: State) -> None:
+    collection("accounts").insert_many(accounts(600, every=seconds(1)))
+    work, leased = five_leased(clock)
+    listed, ids = DocumentList(work=work), leased[state]
+
+    with profile("accounts") as page:
+        found = [item.id for item in listed.items(state, newest_first=False)]
+    with profile("accounts") as count:
+        counted = routes.counted(listed, state, None)
+    with profile("accounts") as retry:
+        matching = routes._matching(listed, state, None)
+
+    assert (found, counted, matching) == (ids, (len(ids), True), ids[::-1])
+    assert [examined(one) for one in (page, count, retry)] == [len(ids)] * 3
+
+
+def test_list_of_due_documents_does_not_read_those_that_come(clock: AgingClock) -> None:
+    work = work_on(declare(every=minutes(1)), clock)
+    assert work.ahead > seconds(10)
+    for number in range(20):
+        make_account(T0 + seconds(number + 1))
+    due = make_account(T0 - minutes(5))
+    with profile("accounts") as page:
+        (found,) = DocumentList(work=work).items("due")
+    assert (found.id, examined(page)) == (str(due), 1)
+
+
+@pytest.fixture
+def every_state(clock: AgingClock) -> DocumentWork:
+    """Accounts in every state: of one time, of several times, ahead, changed, deleted, cooling, just done."""
+    work = work_on(declare(every=minutes(1)), clock, ahead=10)
+    ids: list[Any] = [make_account(_id=id) for id in [None, *(ObjectId() for _ in range(6)), *ODD_IDS]]
+    ids += [make_account(T0 - seconds(number)) for number in (1, 1, 1, 2, 3, 5, 8)]
+    ids += [make_account(T0 + seconds(number)) for number in (1, 1, 2)]
+    items = scan(work)
+    assert len(items) == len(ids)
+    for number, item in enumerate(items):
+        if number % 3 == 0:
+            lose(work, item)
+        elif number % 3 == 1:
+            work.renew([item])
+    work.give_up(items[2], error="boom")
+    with work.attempts([items[7]]) as attempts:
+        attempts.done.add(items[7].lease)  # its write was undone, for example
+    moved = {"$set": {"trial_ends_at": T0 - seconds(30)}}
+    for change in (items[3:5], items[-6:-4]):  # one of them is stuck, one in progress
+        keys = list(DocumentList(work=work)._keys([item.args[0] for item in change]))
+        assert collection("accounts").update_many({"_id": {"$in": keys}}, moved).modified_count == 2
+    (key,) = DocumentList(work=work)._keys([items[6].args[0]])
+    collection("accounts").delete_one({"_id": key})
+    make_account()
+    work.leases.take(["not an id@5", "5@"])  # tasks that were sent with malformed arguments, or without a date
+    return work
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+@pytest.mark.parametrize("state", LEASED)
+def test_order_and_pages_are_those_of_the_index(
+    every_state: DocumentWork, state: State, newest_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = DocumentList(work=every_state)
+
+    def shown(after: Item | None = None) -> list[tuple[Any, ...]]:
+        position = None if after is None else after.position
+        found = listed.items(state, after=position, newest_first=newest_first)
+        return [(item.id, item.due_at, item.next_at) for item in found]
+
+    for leases_per_read in (2, listing.LEASES_PER_READ):
+        monkeypatch.setattr(listing, "LEASES_PER_READ", leases_per_read)
+        monkeypatch.setattr(listing, "MAX_LISTED_LEASES", 0)  # walks the index
+        items = list(listed.items(state, newest_first=newest_first))
+        pages = [shown(after) for after in (None, *items)]
+        monkeypatch.setattr(listing, "MAX_LISTED_LEASES", 1_000)
+        assert len(items) > 6
+        assert [shown(after) for after in (None, *items)] == pages
+
+
+@pytest.mark.parametrize("after", [(T0,), (T0, 1, 2), ("a", 1)])
+def test_position_of_another_list_is_refused(clock: AgingClock, after: tuple[Any, ...]) -> None:
+    with pytest.raises(NoPosition):
+        list(DocumentList(work=work_on(declare(), clock)).items("stuck", after=after))
+
+
+@pytest.fixture
+def own_accounts() -> Iterator[None]:
+    """Drop the accounts at the end: to delete many one by one would take the next test a minute."""
+    yield
+    collection("accounts").drop()
+
+
+def scanned() -> int:
+    """Return how many documents the server has examined; its profile is too small for commands with many ids."""
+    return int(client().admin.command("serverStatus")["metrics"]["queryExecutor"]["scannedObjects"])
+
+
+@pytest.mark.scale
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("own_accounts")
+@pytest.mark.parametrize(("every", "spread"), [(seconds(0.01), "of different times"), (seconds(0), "of one time")])
+def test_lists_read_what_they_show_at_scale(
+    clock: AgingClock, every: timedelta, spread: str, figure: Callable[[str], None]
+) -> None:
+    documents = accounts(DUE, every=every)
+    while some := list(islice(documents, 20_000)):
+        collection("accounts").insert_many(some, ordered=False)
+    work = work_on(declare(), clock, batch=1_000, max_queue=IN_FLIGHT)
+    for item in scan(work)[:STUCK]:
+        lose(work, item)
+    listed = DocumentList(work=work)
+
+    def measure(read: Callable[[], Any], name: str) -> tuple[Any, int]:
+        before, began = scanned(), time.monotonic()
+        result = read()
+        took, documents = time.monotonic() - began, scanned() - before
+        figure(f"{DUE:,} due {spread}, {name}: {took * 1000:.0f} ms, {documents:,} documents examined")
+        return result, documents
+
+    def page(state: State, newest_first: bool) -> tuple[int, int]:
+        items, read = measure(
+            lambda: list(islice(listed.items(state, newest_first=newest_first), PAGE)),
+            f"{state} {'newest' if newest_first else 'oldest'} first",
+        )
+        return len(items), read
+
+    counted, read = measure(lambda: routes.counted(listed, "stuck", None), "count of stuck")
+    assert counted == (STUCK, True)
+    assert read <= STUCK + OTHERS
+    for newest_first in (True, False):
+        length, read = page("stuck", newest_first)
+        assert length == STUCK
+        assert read <= STUCK + OTHERS
+        length, read = page("in-progress", newest_first)
+        assert length == PAGE
+        assert read <= listing.LEASES_PER_READ + OTHERS
+        length, read = page("due", newest_first)
+        assert length == PAGE
+        assert read <= IN_FLIGHT + 2 * listing.LIST_PAGE_SIZE + OTHERS
+    counted, read = measure(lambda: routes.counted(listed, "in-progress", None), "count of in-progress")
+    assert counted == (IN_FLIGHT - STUCK, True)
+    assert read <= IN_FLIGHT + OTHERS
