@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from queue_manager.core.memory import GC_THRESHOLD
+from queue_manager.core.memory import GC_THRESHOLD, POOL_GC_THRESHOLD
 
 PROGRAM = """
 import gc, json
@@ -44,3 +44,29 @@ print(json.dumps({"full": len(full)}))
 def test_what_is_there_does_not_delay_full_collections() -> None:
     said = json.loads(subprocess.run([sys.executable, "-c", OLD_GARBAGE], check=True, capture_output=True).stdout)
     assert said["full"] > 0
+
+
+GARBAGE_OF_TASKS = """
+import json
+from weakref import finalize
+from queue_manager.worker.lifecycle import settle
+settle()
+class Ring:
+    pass
+alive = most = 0
+def gone():
+    global alive
+    alive -= 1
+for _ in range(100_000):
+    ring = Ring()
+    ring.ring = ring
+    alive += 1
+    most = max(most, alive)
+    finalize(ring, gone).atexit = False
+print(json.dumps({"most": most}))
+"""
+
+
+def test_a_pool_process_frees_the_garbage_of_its_tasks_soon() -> None:
+    said = json.loads(subprocess.run([sys.executable, "-c", GARBAGE_OF_TASKS], check=True, capture_output=True).stdout)
+    assert said["most"] <= POOL_GC_THRESHOLD
