@@ -48,7 +48,7 @@ DueDelay = Annotated[float | None, typer.Option(help="Seconds until it is due.",
 def run(
     name: Annotated[str, typer.Argument(help="The job's name.", metavar="NAME", autocompletion=complete_job_name)],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="JSON if it parses as JSON, else a text.", metavar="[ARG...]")
+        list[str] | None, typer.Argument(help="JSON if it parses as JSON, else a string.", metavar="[ARG...]")
     ] = None,
     at: DueTime = None,
     delay: DueDelay = None,

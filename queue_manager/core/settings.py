@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     qm_item_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 120
     """Seconds after which a process that hangs in an item or a batch is replaced; does not apply to jobs.
 
-    The process of a batch is replaced after one lease, or 30 s, if that is sooner.
+    The process of a batch is replaced after one lease (at least 30 s), if that is sooner.
     """
     qm_worker_concurrency: Annotated[int | None, Field(ge=1, le=1_000)] = None
     """Tasks that one worker executes at a time; default: one for each core, at least 2."""
@@ -184,7 +184,7 @@ class Settings(BaseSettings):
     socketio_stream_max_length: Annotated[int, Field(ge=100, le=10_000_000)] = 10_000
     """Approximate number of entries to which the stream of Node servers is trimmed."""
     socketio_token_secret: Secret | None = None
-    """Signs the tokens of Socket.IO clients (HS256)."""
+    """Verifies the tokens of Socket.IO clients (HS256)."""
     qm_api_keys: ApiKeys = []
     """API keys of the web process; without keys it accepts only local requests."""
     qm_api_keys_file: FilePath | None = None
