@@ -256,6 +256,21 @@ def _is_condition(document: Document) -> bool:
     return any(name.startswith("$") for name in document)
 
 
+def ping(limit: timedelta) -> None:
+    """Return when the primary answers. Raises the errors of the driver, at the latest after `limit`."""
+    with within(limit):
+        database().command("ping")
+
+
+def answers(limit: timedelta) -> bool:
+    """Return whether the primary answers within `limit`."""
+    try:
+        ping(limit)
+    except Error:
+        return False
+    return True
+
+
 def require_replica_set() -> None:
     """Check that the server is a replica set, because a standalone server loses acknowledged writes when killed.
 

@@ -143,6 +143,8 @@ def recount(now: datetime) -> bool:
             if job_counts().update_one(unchanged, {"$set": new}, session=session).matched_count == 0:
                 return False
         _increase(numbers, 1, session)
+        nothing: Document = {state: {"$in": [0, None]} for state in FINISHED_STATES}
+        job_counts().delete_many({"_id": {"$nin": [RECOUNT_ID, ATTEMPT_ID]}, **nothing}, session=session)
         job_counts().delete_one({"_id": ATTEMPT_ID}, session=session)
         return True
 

@@ -124,7 +124,8 @@ def failures(limit: int) -> Iterator[Document]:
     fields = {"name": 1, "updated": 1, "last_error": 1}
     query = JobQuery(state=JobState.FAILURE, sort_by="updated")
     ((condition, sort),) = query.ranges()
-    has_failed_at = {"updated": {"$type": "date", "$not": {"$type": "array"}}}
+    # Not a bound of the index: once a job had an array there, MongoDB would no longer read such bounds in its order.
+    has_failed_at = {"$expr": {"$eq": [{"$type": "$updated"}, "date"]}}
     return jobs().find({**condition, **has_failed_at}, fields, sort=[*sort.items()], hint=query.index, limit=limit)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import Parameter, Signature, signature
 from typing import Any
 from uuid import uuid4
@@ -41,6 +41,8 @@ from services.due_work import DueItem, DueWork
 from tasks.app import app
 
 MIN_OUTAGE_WAIT = seconds(1)  # until an attempt that met an outage is repeated
+MAX_FREE_REPEATS = 5  # attempts in a row that do not count although MongoDB answers: then it is no outage
+REPEATS_HEADER = "qm_repeats"  # how many attempts in a row met an outage
 MIN_BATCH_TIMEOUT = 30.0  # seconds, for which MongoDB may keep a batch waiting
 EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *REDIS_OUTAGES)
 """Errors that one line explains: those raised on purpose, and a server that is unavailable."""
@@ -116,10 +118,11 @@ class ItemTask(BatchedTask):
                 return self._run_when_due(item)
         except (PermanentError, Ignore, Reject):
             raise
-        except OUTAGES as error:
-            log.warning("MongoDB is unavailable; the attempt is repeated", task=self.name, error=reason(error))
-            self._send_again(item, max(self.retry_policy.wait_before(self.request.retries + 2), MIN_OUTAGE_WAIT))
         except Exception as error:
+            if isinstance(error, OUTAGES) and self._is_repeated():
+                log.warning("MongoDB is unavailable; the attempt is repeated", task=self.name, error=reason(error))
+                wait = max(self.retry_policy.wait_before(self.request.retries + 2), MIN_OUTAGE_WAIT)
+                self._send_again(item, wait, repeats=self._repeats + 1)
             attempt = self.request.retries + 1
             if not self.retry_policy.allows(attempt + 1):
                 if isinstance(error, MemoryError):  # for which Celery ends the whole worker
@@ -129,6 +132,14 @@ class ItemTask(BatchedTask):
             self._record(item, "retried", error)
             self._postpone(item, wait)
             raise self._retry(error, wait) from error
+
+    @property
+    def _repeats(self) -> int:
+        return int(self.request.get(REPEATS_HEADER) or 0)
+
+    def _is_repeated(self) -> bool:
+        """Return True if an attempt that met an outage does not count."""
+        return self._repeats < MAX_FREE_REPEATS or self.is_database_away()
 
     def _span(self, item: DueItem) -> AbstractContextManager[object]:
         about = {"celery.task": self.name, "messaging.message.id": item.token}
@@ -153,16 +164,17 @@ class ItemTask(BatchedTask):
         try:
             item = self.item(task_id, args, kwargs)
             self._record(item, "failed", exc)
-            self.use_database(lambda: self.work().give_up(item, error=_text_of(exc)))
+            give_up = partial(self.work().give_up, item, error=_text_of(exc))
+            # An attempt counts although it met an outage only if MongoDB answered.
+            give_up() if isinstance(exc, OUTAGES) else self.use_database(give_up)
         except PermanentError:
             pass  # the arguments name no item, so there is nothing to give up
         except Exception as error:
             log.error("Failure could not be recorded; the lease will bring the item back", error=reason(error))
 
     def _record(self, item: DueItem, event: AttemptEvent, error: Exception) -> None:
-        """Record an attempt that did not succeed, unless MongoDB is unavailable."""
-        if not isinstance(error, OUTAGES):
-            self.work().record_attempt(item, event, error=_text_of(error), attempt=self.request.retries + 1)
+        """Record an attempt that did not succeed."""
+        self.work().record_attempt(item, event, error=_text_of(error), attempt=self.request.retries + 1)
 
     @cached_property
     def _signature(self) -> Signature:
@@ -209,13 +221,14 @@ class ItemTask(BatchedTask):
             self.work().record_executed([item], [outcome or {}], took=seconds(time.monotonic() - began))
         return outcome
 
-    def _send_again(self, item: DueItem, wait: timedelta) -> None:
+    def _send_again(self, item: DueItem, wait: timedelta, *, repeats: int = 0) -> None:
         """Come back after `wait` as the same attempt of the same task."""
         self._postpone(item, wait)
         eta = estimated_now() + wait if wait else None
         same = self.signature_from_request(self.request, eta=eta, retries=self.request.retries)
+        headers = {**(same.options.get("headers") or {}), REPEATS_HEADER: repeats}
         try:
-            same.apply_async()
+            same.apply_async(headers=headers)
         except Exception as error:
             raise self._requeued(error) from error
         raise Ignore
@@ -243,7 +256,7 @@ class ItemTask(BatchedTask):
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:
-            self.use_database(lambda: self.work().postpone(item, wait=wait))
+            self.work().postpone(item, wait=wait)
         except Exception as error:
             # A lease that runs out meanwhile costs a duplicate message, and nothing else.
             log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))

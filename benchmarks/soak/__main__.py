@@ -42,10 +42,8 @@ KINDS = 3
 ENVIRONMENT = {
     **EVERYTHING_ON,
     "JOBS_IMPORTS": '["benchmarks.soak.marks"]',
-    # What is kept must have reached its limit when the warm-up ends: finished jobs for 1.5 minutes, and few of
-    # Flower's tasks.
+    # What is kept must have reached its limit when the warm-up ends: finished jobs are kept for 1.5 minutes.
     "JOBS_RETENTION_DAYS": "0.001",
-    "FLOWER_MAX_TASKS": "1000",
 }
 
 

@@ -142,16 +142,17 @@ class _BatchingConsumer:
                     _notify(request.on_success, outcome)
 
         def failed(error: Any) -> None:
-            if not any(request._already_revoked for request in batch):  # which terminates the process
+            again = len(batch) - sum(map(_was_ended, batch))
+            if again and not any(request._already_revoked for request in batch):  # which terminates the process
                 what = "A process was lost with its batch" if is_process_lost(error) else "A batch has no outcomes"
                 log.error(
                     f"{what}; each item is executed alone",
                     task=self._task.name,
-                    tasks=len(batch),
+                    tasks=again,
                     error=reason(error.exception),
                 )
             for request in batch:
-                if request._already_revoked or request._already_cancelled:
+                if _was_ended(request):
                     _notify(request.on_failure, error)
                 else:
                     self._execute_again(request, self._consumer)
@@ -165,6 +166,11 @@ class _BatchingConsumer:
             timeout=self._task.batch_timeout,
             correlation_id=batch[0].id,
         )
+
+
+def _was_ended(request: Any) -> bool:
+    """Return True if the worker itself ended the request."""
+    return bool(request._already_revoked or request._already_cancelled)
 
 
 def _notify(act: Callable[..., Any], *args: Any) -> None:

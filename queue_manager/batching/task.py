@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from celery import Task
 
+from models import database
 from models.database import OUTAGES, estimated_now
 from queue_manager.core.clock import seconds, unix_ms
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
@@ -20,6 +22,7 @@ from queue_manager.leases import Attempts
 from queue_manager.telemetry import counters, latency
 from services.due_work import DueItem, DueWork
 
+PING_TIMEOUT = seconds(1)
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
 
 log = get_logger("QM/tasks")
@@ -35,6 +38,11 @@ class Batch:
     attempts: Attempts
     outage: Exception | None = None
     """The error by which MongoDB is unavailable."""
+
+    @cached_property
+    def is_database_away(self) -> bool:
+        """Whether MongoDB does not answer, asked once for all items of the batch."""
+        return not database.answers(PING_TIMEOUT)
 
     def record(self, item: DueItem, result: Any) -> Any:
         """Record that an item succeeded; return its result."""
@@ -77,6 +85,10 @@ class BatchedTask(Task):
     def use_database(self, act: Callable[[], Any]) -> Any:
         """Call `act`, which needs MongoDB; within a batch, only while MongoDB is not known to be away."""
         return act() if self._batch is None else self._batch.use_database(act)
+
+    def is_database_away(self) -> bool:
+        """Return True if MongoDB does not answer now."""
+        return not database.answers(PING_TIMEOUT) if self._batch is None else self._batch.is_database_away
 
     @contextmanager
     def execute_batch(self, requests: Sequence[tuple[str, Any, Any, Any]]) -> Iterator[list[Any]]:

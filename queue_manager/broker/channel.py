@@ -70,6 +70,9 @@ class Channel(stock.Channel):
     The other lists are polled every second while the queues are empty, and waited on once they were used.
     """
 
+    take_batch_size: int = TAKE_BATCH_SIZE
+    """Messages that are taken at once, at most."""
+
     is_of_settings: bool = False
     """Whether the broker is that of the settings, whose URL may have more than a URL of kombu."""
 
@@ -150,7 +153,7 @@ class Channel(stock.Channel):
         free_slots = self.qos.free_slots
         if not queues or free_slots == 0 or (self._is_drained and not self._must_poll):
             return
-        batch_size = 0 if self._is_drained else min(TAKE_BATCH_SIZE, free_slots or TAKE_BATCH_SIZE)
+        batch_size = 0 if self._is_drained else min(self.take_batch_size, free_slots or self.take_batch_size)
         keys, arguments = self._take_arguments(queues, batch_size)
         lists, script = keys[2:], scripts.TAKE_MESSAGES
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import InvalidTaskError
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer as CeleryConsumer
@@ -58,7 +59,7 @@ class Consumer(CeleryConsumer):
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         handle = super().create_task_handler(*args, **kwargs)
-        self._renew_in_thread()
+        self._adapt_to_pool()
 
         def validate_and_handle(message: Any) -> Any:
             if invalid := _invalid_header(message.headers) or _invalid_header_in_payload(message):
@@ -67,11 +68,14 @@ class Consumer(CeleryConsumer):
 
         return validate_and_handle
 
-    def _renew_in_thread(self) -> None:
-        # Only prefork has an event loop that runs while tasks do, also during a warm shutdown.
+    def _adapt_to_pool(self) -> None:
         transport = self.connection.transport
-        if not self.pool.uses_semaphore and isinstance(transport, Transport):
-            transport.renew_in_thread()
+        if self.pool.uses_semaphore or not isinstance(transport, Transport):
+            return
+        # Only prefork has an event loop that runs while tasks do, also during a warm shutdown.
+        transport.renew_in_thread()
+        if isinstance(self.pool, SoloPool):  # executes a message when it is delivered; the next ones would wait for it
+            self.task_consumer.channel.take_batch_size = 1
 
     def _limit_task(self, request: Any, bucket: Any, tokens: Any) -> Any:
         task_reserved(request)  # so that the item's lease is renewed while the rate limit delays it

@@ -63,6 +63,7 @@ class EventPosition:
         self.path, self.retry_delay = path, 1.0
         self._last_event_id = last_event_id
         self._retries = Retries(retry_for)
+        self._was_connected = False
 
     @property
     def headers(self) -> dict[str, str]:
@@ -71,6 +72,7 @@ class EventPosition:
     def connected(self) -> None:
         """Call it after each successful response, not after the first event, which may take hours."""
         self._retries.reset()
+        self._was_connected = True
 
     def advance(self, received: httpx2.ServerSentEvent) -> ServerEvent | None:
         """Move behind an event, and return it if it has data."""
@@ -86,7 +88,10 @@ class EventPosition:
         known = ClientError.of_transport(error) if isinstance(error, httpx2.TransportError) else error
         if not known.is_temporary:
             raise known
-        return self._retries.delay_after(known)
+        delay = self._retries.delay_after(known)
+        if self._was_connected:  # a server that answers and breaks off at once is not asked without a pause
+            self._was_connected, delay = False, max(delay, self.retry_delay)
+        return delay
 
 
 class Resource:

@@ -12,7 +12,7 @@ from queue_manager.core.redis_client import Script
 SETS = ("waiting", "running", "cooling", "done", "started", "losses", "flagged")
 MAX_ARGUMENTS = 2_000  # names in one command: Lua's stack is limited, and other clients wait meanwhile
 RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a result, and of losses
-JUST_TAKEN_MS = milliseconds(seconds(1))  # a worker has renewed what it took within this time
+JUST_TAKEN_MS = milliseconds(seconds(3))  # a worker has renewed what it took, or what came due, within this time
 
 _PRELUDE = """
 local waiting, running, cooling, done, started, losses, flagged = unpack(KEYS)

@@ -57,8 +57,7 @@ class _Pings:
                 self.problem = None
                 continue
             try:
-                with database.within(PING_TIMEOUT):
-                    database.database().command("ping")
+                database.ping(PING_TIMEOUT)
             except database.Error as error:
                 self.problem = f"MongoDB does not answer ({reason(error)})"
             else:

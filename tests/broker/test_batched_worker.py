@@ -98,6 +98,20 @@ def test_work_that_ends_during_a_warm_shutdown_is_done_once(
     assert client.llen("q") == 0
 
 
+def test_solo_worker_takes_a_message_when_it_can_execute_it(
+    server: Valkey, app: Celery, client: Redis, tmp_path: Path
+) -> None:
+    diary = tmp_path / "diary"
+    with worker(server, tmp_path / "one.log", "--pool=solo", "--prefetch-multiplier=9") as one:
+        one.says(" ready.", within=60)
+        for _ in range(3):
+            app.send_task("guard_app.hold", [3, str(diary)], queue="elsewhere")
+        client.rename("elsewhere", "q")
+        eventually(lambda: lines(diary) == ["started"], within=20)
+        assert (client.llen("q"), client.hlen("unacked")) == (2, 1)
+        eventually(lambda: lines(diary).count("completed") == 3, within=40)
+
+
 @pytest.mark.parametrize(("pool", "length"), [("prefork", TRANSPORT_OPTIONS["visibility_timeout"] * 2), ("threads", 5)])
 def test_stopped_worker_ends_its_work_and_gives_the_rest_back(
     pool: str, length: float, server: Valkey, app: Celery, client: Redis, tmp_path: Path

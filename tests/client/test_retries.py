@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.server import ThreadingHTTPServer
@@ -169,6 +170,15 @@ def test_events_end_when_the_time_after_the_first_error_is_over(kind: str, clock
             with pytest.raises(ClientError, match="no response"):
                 next(events)
         assert server.requests == 3
+
+
+def test_a_stream_that_breaks_off_at_once_is_not_requested_without_a_pause(kind: str, clock: HandClock) -> None:
+    turns = (0, lost(PING)), (0, lost(PING)), (0, ended(EVENT))
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with closing(client.jobs.events()) as events:
+            began = time.monotonic()
+            assert next(events).id == "7"
+            assert time.monotonic() - began >= 2
 
 
 def test_a_response_that_is_not_an_event_stream_is_not_requested_again(kind: str, clock: HandClock) -> None:

@@ -29,7 +29,7 @@ from queue_manager.core.settings import settings
 from queue_manager.items import Verdict
 from services.due_work import Due, DueItem, DueWork, Limits, leases_of
 from tasks import app
-from tasks.item import item_task
+from tasks.item import REPEATS_HEADER, item_task
 from tests.eventually import eventually
 
 __all__ = ["app"]
@@ -120,6 +120,7 @@ class Works(DueWork):
         if kind == "poison":
             raise Poison("it never", " works")
         if kind == "flaky" and not is_healthy():
+            say("outage", name, str(touch.request.get(REPEATS_HEADER, 0)))
             raise AutoReconnect("connection closed")
         if kind == "memory":
             raise MemoryError

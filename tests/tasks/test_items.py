@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from celery.exceptions import Ignore, Retry
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import AutoReconnect, ExecutionTimeout, OperationFailure
 
+from models import database
 from models.database import server_now
 from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from tasks import app, item
-from tasks.item import WAIT_IN_PLACE
+from tasks.item import MAX_FREE_REPEATS, WAIT_IN_PLACE
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.pace import paced
 from tests.real_servers import Servers
@@ -101,6 +102,7 @@ def test_outage_of_mongodb_uses_up_no_attempt(broker: str, monkeypatch: pytest.M
     sent = unsnooze_room.delay(str(room))
     with monkeypatch.context() as outage:
         outage.setattr(item, "estimated_now", lambda: T0)
+        outage.setattr(database, "answers", lambda limit: False)
         fail_writes(outage, AutoReconnect("connection closed"))
         for _ in range(12):
             message = take(broker, QUEUE)
@@ -111,6 +113,26 @@ def test_outage_of_mongodb_uses_up_no_attempt(broker: str, monkeypatch: pytest.M
         assert "unsnooze_failures" not in get_room(room)
 
     assert run(take(broker, QUEUE))["success"] is True
+
+
+def test_attempts_count_that_meet_an_outage_again_and_again_although_mongodb_answers(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = make_room(server_now() - minutes(1))
+    unsnooze_room.delay(str(room))
+    monkeypatch.setattr(item, "estimated_now", lambda: T0)
+    fail_writes(monkeypatch, ExecutionTimeout("operation exceeded time limit"))
+    results, attempts = [], []
+    for _ in range(MAX_FREE_REPEATS + 10):
+        message = take(broker, QUEUE)
+        attempts.append(message.retries)
+        results.append(run(message))
+
+    assert attempts == [*[0] * (MAX_FREE_REPEATS + 1), *range(1, 10)]
+    kinds = [type(result) for result in results]
+    assert kinds == [*[Ignore] * MAX_FREE_REPEATS, *[Retry] * 9, ExecutionTimeout]
+    assert waiting_messages(broker, QUEUE) == []
+    assert get_room(room)["unsnooze_failures"] == 1
 
 
 def test_nonsense_fails_at_once_and_is_not_retried(broker: str, caplog: pytest.LogCaptureFixture) -> None:

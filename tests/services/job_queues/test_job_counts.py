@@ -95,6 +95,17 @@ def test_what_others_change_is_recounted_within_an_hour(kept: Lab) -> None:
     assert job_counts.by_name() == count_jobs() == {"mail": {"success": 4}}
 
 
+def test_recount_forgets_names_without_jobs(kept: Lab) -> None:
+    for name in ("mail", "report"):
+        kept.run(name)
+        kept.run_through(name)
+    kept.dispatch(epoch=1)
+    job.jobs().delete_one({"name": "mail"})
+    kept.hand.now += hours(1)
+    kept.dispatch(epoch=1)
+    assert sorted(one["_id"] for one in job_counts.job_counts().find()) == ["*", "report"]
+
+
 @pytest.mark.parametrize("error", [ExecutionTimeout("too long", 50), Contended(seconds(5))], ids=["slow", "locked"])
 def test_recount_that_fails_delays_neither_the_dispatch_nor_the_retention(
     kept: Lab, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -141,10 +152,10 @@ def test_recount_may_take_longer_than_a_transaction(kept: Lab, monkeypatch: pyte
     group = job_counts._group
 
     def count_slowly(*options: Any) -> job_counts.CountsByName:
-        time.sleep(0.7)
+        time.sleep(1.6)
         return group(*options)
 
-    monkeypatch.setattr(transaction, "MAX_TRANSACTION", seconds(1))
+    monkeypatch.setattr(transaction, "MAX_TRANSACTION", seconds(3))
     monkeypatch.setattr(job_counts, "_group", count_slowly)
     assert job_counts.recount(kept.clock())
 
