@@ -73,6 +73,7 @@ def test_a_question_mark_shows_the_keys(visit: Visit) -> None:
     expect(visit.dialog).to_contain_text("Search this list")
     assert visit.wrongs("the display") == []
     page.keyboard.press("Escape")
+    expect(visit.dialog).to_have_count(0)
     page.keyboard.press("/")
     page.keyboard.type("?")
     expect(page.get_by_label("Search payload, id, error")).to_have_value("?")

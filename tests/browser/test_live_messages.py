@@ -327,5 +327,5 @@ def test_a_page_that_missed_what_is_no_longer_kept_reads_anew(visiting: Visiting
         with queue.redis() as client:
             client.xtrim("browser:events", maxlen=1, approximate=False)
         line.open()
-        expect(page.locator("#toasts")).to_contain_text("not kept any more")
+        expect(page.locator("#toasts")).to_contain_text("Some updates were missed")
         expect(page.locator("#rows > tr")).to_have_count(3)
