@@ -239,6 +239,7 @@ class TestRequeue:
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["replay", "x", "--yes"], ["requeue"]])
+@pytest.mark.usefixtures("clean")
 def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
     result = run(*arguments, REDIS_URL=f"redis://:s3cret@127.0.0.1:{free_port()}/0")
     assert result.returncode == 1
