@@ -256,16 +256,16 @@ def _is_condition(document: Document) -> bool:
     return any(name.startswith("$") for name in document)
 
 
-def ping(limit: timedelta) -> None:
-    """Return when the primary answers. Raises the errors of the driver, at the latest after `limit`."""
-    with within(limit):
-        database().command("ping")
+def ping() -> None:
+    """Return when the primary answers. Raises the errors of the driver."""
+    database().command("ping")
 
 
 def answers(limit: timedelta) -> bool:
     """Return whether the primary answers within `limit`."""
     try:
-        ping(limit)
+        with within(limit):
+            ping()
     except Error:
         return False
     return True
@@ -281,7 +281,7 @@ def require_replica_set() -> None:
     url = redact_url(settings().mongo_db_url)
     try:
         hello = client().admin.command("hello")
-        database().command("ping")
+        ping()
     except DriverConfigurationError as error:  # the driver resolves mongodb+srv:// names when it creates the client
         raise ConfigurationError(f"MongoDB at {url} cannot be used: {error}") from error
     except OperationFailure as error:

@@ -31,7 +31,6 @@ from queue_manager.core.errors import ConfigurationError
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
 A_DATE: Document = {"$type": "date", "$gte": EPOCH}
-
 MAX_COUNT = 100_000  # a count that reaches this stands for that many or more
 
 T = TypeVar("T")

@@ -38,7 +38,6 @@ from queue_manager.core.errors import AppError
 JobId = ObjectId | str
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
-
 DECLARED_PREFIX = "declared:"
 """Beginning of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
 

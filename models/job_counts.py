@@ -39,7 +39,6 @@ FIRST_RECOUNT_PAUSE = minutes(5)  # after an attempt that failed; doubled after 
 UNCOUNTED: Document = {"uncounted": True}
 UNCOUNTED_INDEX = "uncounted_jobs"
 
-
 CountsByName = dict[str, dict[str, int]]
 
 
@@ -116,9 +115,9 @@ def _is_recent(moment: datetime, span: timedelta, now: datetime) -> bool:
 def recount(now: datetime) -> bool:
     """Correct the counts by reading an index of all jobs; return False if another recount was faster.
 
-    The jobs that the counts lack are read in one snapshot, without a transaction, and then added. Their number is right
-    whatever happened in between: what this module adds or takes away changes the jobs and the counts alike, and a
-    recount, which does not, changes the version.
+    One snapshot, without a transaction, shows how many jobs the counts lack; that difference is then added. It stays
+    correct while jobs finish or are deleted, because this module updates the counts together with the jobs. Only a
+    recount does not; the version shows that another one was faster.
 
     Raises:
         Contended: the counts are locked by the transaction of a living process.

@@ -35,7 +35,6 @@ from queue_manager.core.clock import truncate
 from queue_manager.core.errors import Contended
 
 DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
-
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 """Stores jobs in the transaction that deletes them."""
 

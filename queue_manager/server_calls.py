@@ -38,7 +38,7 @@ def mongodb(limit: float = MONGODB_CALL_TIMEOUT) -> Iterator[None]:
 def ping_mongodb() -> None:
     """Raises `Unavailable`."""
     with mongodb():
-        database.database().command("ping")
+        database.ping()
 
 
 @contextmanager

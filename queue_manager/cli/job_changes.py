@@ -27,6 +27,7 @@ from queue_manager.cli.pauses import PauseReason, checked_reason, switch
 from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.pause import COMMAND_LINE
+from queue_manager.explanation import many
 from queue_manager.web.http.requests import validated
 from services import job_queues
 from services.job_queues import as_json
@@ -159,7 +160,7 @@ def clear(
         body = validated(JobsToDelete, {"states": states, "name": name})
         count = sum(job_queues.jobs.count(name=name, state=checked_state(state)) for state in dict.fromkeys(states))
         of = name or ALL_NAMES
-        question = f"Delete {count:,} job{'' if count == 1 else 's'} of {of} in the state {' or '.join(states)}?"
+        question = f"Delete {many(count, 'job')} of {of} in the state {' or '.join(states)}?"
         confirm_deletion(question, count=count, name=of, yes=yes)
         answer = clear_jobs(body, current_actor())
     typer.echo(f"{answer.deleted} deleted")

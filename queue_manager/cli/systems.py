@@ -31,6 +31,7 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.pause import COMMAND_LINE, Pause
 from queue_manager.core.settings import settings
+from queue_manager.explanation import many
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
 
@@ -161,7 +162,7 @@ def _count(documents: DueCollection, now: datetime, *, has_index: bool) -> str:
         if not error.timeout:
             raise
         return f"not counted within {DOCUMENTS_TIMEOUT.total_seconds():g} s"
-    return f"{count:,} document{'' if count == 1 else 's'}" + (" or more" if count == MAX_COUNT else "")
+    return many(count, "document") + (" or more" if count == MAX_COUNT else "")
 
 
 def _has_dates(documents: DueCollection) -> bool:

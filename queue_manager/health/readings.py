@@ -43,7 +43,6 @@ from queue_manager.telemetry.worker_heartbeats import Worker
 AnswerT = TypeVar("AnswerT")
 KeyT = TypeVar("KeyT")
 
-
 READ_TIMEOUT = 3.0  # seconds
 REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
 CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took

@@ -57,7 +57,8 @@ class _Pings:
                 self.problem = None
                 continue
             try:
-                database.ping(PING_TIMEOUT)
+                with database.within(PING_TIMEOUT):
+                    database.ping()
             except database.Error as error:
                 self.problem = f"MongoDB does not answer ({reason(error)})"
             else:

@@ -16,9 +16,7 @@ from models.due_documents import Update, UpdateGroup
 from queue_manager.core.errors import PermanentError
 from services.due_documents.declaration import DueDocuments, Run
 
-MAX_CALL_TIME = (
-    0.25  # seconds that the functions of one transaction may take; the other items of a batch are in the next
-)
+MAX_CALL_TIME = 0.25  # seconds for the functions of one transaction; the other items of a batch are in the next one
 MAX_REPEATS = 100_000  # dates that a repeating item may have missed
 
 

@@ -1,4 +1,4 @@
-"""Dead letters are replayed, deleted and restored in slices, whatever happens to the list meanwhile."""
+"""Dead letters are replayed, deleted and restored in slices while the list changes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, WriteError, WTimeoutError
 
 from models import readiness
-from models.database import database
+from models.database import ping
 from queue_manager.core.call_thread import call_within
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -172,7 +172,7 @@ def needed_servers() -> list[Server]:
         name="MongoDB",
         url=redact_url(chosen.mongo_db_url),
         write=lambda: _in_time(readiness.write),
-        ping=lambda: _in_time(lambda: database().command("ping")),
+        ping=lambda: _in_time(ping),
         problem=_problem_of_mongodb,
     )
     return [mongo, *servers]

@@ -183,7 +183,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Between:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_recount_is_right_whatever_is_done_while_it_reads(lab: Lab, is_first: bool, between: Between) -> None:
+def test_recount_is_right_although_jobs_change_while_it_reads(lab: Lab, is_first: bool, between: Between) -> None:
     if not is_first:
         lab.dispatch(epoch=1)
     ids = [lab.run("mail", number) for number in range(9)]
