@@ -17,6 +17,7 @@ from uuid import UUID
 import bson
 from bson import Binary, Code, DatetimeConversion, Decimal128, ObjectId, Regex, json_util
 from bson.codec_options import CodecOptions
+from bson.errors import InvalidId
 from pymongo import AsyncMongoClient, IndexModel, MongoClient, timeout
 from pymongo.collection import Collection
 from pymongo.database import Database
@@ -44,6 +45,7 @@ OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
 """Errors of the driver while the server is unavailable, or has lost its majority."""
 
 APP_NAME = "queue-manager"
+OBJECT_ID_DIGITS = 24
 DUPLICATE_KEY = 11_000  # MongoDB's code for a document that a unique index refuses
 CLOCK_TIMEOUT = seconds(5)
 CONNECT_TIMEOUT = 2.0  # seconds; a member that starts accepts connections and does not answer on them
@@ -183,6 +185,11 @@ def with_value(document: Document, path: str, value: Any) -> Document:
     return {**document, key: with_value(document.get(key, {}), rest, value) if rest else value}
 
 
+def stored(document: Document) -> Document:
+    """Return a document as MongoDB stores it: with milliseconds, for example, and with lists instead of tuples."""
+    return bson.decode(bson.encode(document), _CODEC)
+
+
 class _DocumentKey(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(id_text(self))
@@ -219,11 +226,12 @@ def id_text(value: Any) -> str:
 
 def read_id(value: Any, *, field: str) -> Any:
     """Parse the text of an id. Raises PermanentError, which names `field` and the value."""
-    if isinstance(value, str) and ObjectId.is_valid(value):
-        return ObjectId(value)
     try:
         if not isinstance(value, str):
             raise TypeError("not a text")
+        if len(value) == OBJECT_ID_DIGITS:
+            with suppress(InvalidId):
+                return ObjectId(value)
         found = json_util.loads(value, json_options=_ID_JSON)
         if isinstance(found, list | Regex | Code) or (isinstance(found, dict) and _is_condition(found)):
             raise TypeError("MongoDB has no such ids")
@@ -248,7 +256,7 @@ def id_candidates(text: str) -> list[Any]:
 
 def shown_id(id: Any) -> str:
     """Return an id for display: a text without quotation marks, a number in digits."""
-    return str(id) if isinstance(id, str | int | float | Decimal128) else id_text(id)
+    return str(id) if isinstance(id, (ObjectId, str, int, float, Decimal128)) else id_text(id)
 
 
 def _is_condition(document: Document) -> bool:

@@ -41,7 +41,8 @@ Update = Document | list[Document]
 class UpdateGroup:
     """One update, and the documents that get it."""
 
-    ids: list[Any]
+    documents: list[Document]
+    """As they were before."""
     update: Update
     is_sure_to_end: bool
     """The update alone tells that the documents are not due any more."""
@@ -165,7 +166,8 @@ class DueCollection:
 
     def get_many(self, ids: Sequence[Any], fields: Sequence[str] | None = None) -> list[Document]:
         wanted = None if fields is None else projection(fields)
-        return list(self.collection().find({"_id": {"$in": list(ids)}}, wanted, hint="_id_"))
+        found = self.collection().find({"_id": {"$in": list(ids)}}, wanted, hint="_id_", batch_size=len(ids) + 1)
+        return list(found)
 
     def fits(self, id: Any) -> bool:
         """Return True if a document meets the condition besides its date."""
@@ -208,7 +210,7 @@ class DueCollection:
         fields: Sequence[str] | None,
         now: datetime,
         record: outbox.OutboxRecord | None = None,
-    ) -> dict[Any, Document]:
+    ) -> list[UpdateGroup]:
         """Read documents, decide about their updates and write them, in one transaction.
 
         Args:
@@ -218,7 +220,7 @@ class DueCollection:
             record: kept with the write when something was written.
 
         Returns:
-            By id, each document that was written, as it was before.
+            The updates that were written.
 
         Raises:
             StillDue: an update leaves a document due, at no later date; nothing was written.
@@ -226,44 +228,45 @@ class DueCollection:
         wanted = None if fields is None else projection((self.due, *fields))
         where = {**self.is_due(now), "_id": {"$in": list(due_at)}}
 
-        def act(session: ClientSession) -> dict[Any, Document]:
+        def act(session: ClientSession) -> list[UpdateGroup]:
             with commands():
-                found = self.collection().find(where, wanted, hint="_id_", session=session)
-                documents = {id_key(one["_id"]): one for one in found}
-            meant = [one for id, one in documents.items() if due_at[id] in (None, self.due_at(one))]
+                # One document more than there can be, so that the server's first answer is its last.
+                found = self.collection().find(where, wanted, hint="_id_", batch_size=len(due_at) + 1, session=session)
+                meant = [one for one in found if due_at[id_key(one["_id"])] in (None, self.due_at(one))]
             changes = decide(meant) if meant else []
-            written = {id_key(id): documents[id_key(id)] for change in changes for id in change.ids}
             with commands():
                 for change in changes:
-                    chosen = {"_id": {"$in": change.ids}}
+                    chosen = {"_id": {"$in": ids_of(change.documents)}}
                     self.collection().update_many(chosen, change.update, hint="_id_", session=session)
-                self._refuse_still_due(changes, documents, now, session)
-                if record is not None and written:
-                    record.insert({id: self.due_at(one) for id, one in written.items()}, now=now, session=session)
-            return written
+                self._refuse_still_due(changes, now, session)
+                if record is not None and changes:
+                    written = [one for change in changes for one in change.documents]
+                    record.insert({id_key(one["_id"]): self.due_at(one) for one in written}, now=now, session=session)
+            return changes
 
         return transact(act)
 
-    def _refuse_still_due(
-        self, changes: Sequence[UpdateGroup], before: Mapping[Any, Document], now: datetime, session: ClientSession
-    ) -> None:
-        unsure = [id for change in changes if not change.is_sure_to_end for id in change.ids]
+    def _refuse_still_due(self, changes: Sequence[UpdateGroup], now: datetime, session: ClientSession) -> None:
+        unsure = {
+            id_key(one["_id"]): one for change in changes if not change.is_sure_to_end for one in change.documents
+        }
         if unsure:
-            where = {**self.is_due(now), "_id": {"$in": unsure}}
-            still = self.collection().find(where, projection([self.due]), hint="_id_", session=session)
-            if ids := [one["_id"] for one in still if self.due_at(one) <= self.due_at(before[id_key(one["_id"])])]:
-                raise StillDue(ids)
+            where = {**self.is_due(now), "_id": {"$in": list(unsure)}}
+            found = self.collection().find(where, projection([self.due]), hint="_id_", session=session)
+            still = [one for one in found if self.due_at(one) <= self.due_at(unsure[id_key(one["_id"])])]
+            if still:
+                raise StillDue(ids_of(still))
 
     def rehearse(self, document: Document, change: UpdateGroup, *, now: datetime) -> None:
         """Write a change to one document, see that it is not due any more, and take it back.
 
         Raises StillDue, and what the driver raises.
         """
-        rehearsed = replace(change, ids=[document["_id"]], is_sure_to_end=False)
+        rehearsed = replace(change, documents=[document], is_sure_to_end=False)
         with client().start_session() as session, session.start_transaction():
             self.collection().update_one({"_id": document["_id"]}, change.update, hint="_id_", session=session)
             try:
-                self._refuse_still_due([rehearsed], {id_key(document["_id"]): document}, now, session)
+                self._refuse_still_due([rehearsed], now, session)
             finally:
                 session.abort_transaction()
 
@@ -280,6 +283,10 @@ class DueCollection:
         """Update those of `ids` that are still due between two dates, both included."""
         where = {"_id": {"$in": list(ids)}, self.due: {**A_DATE, "$gte": first, "$lte": last}}
         self.collection().update_many(where, update, hint="_id_")
+
+
+def ids_of(documents: Sequence[Document]) -> list[Any]:
+    return [one["_id"] for one in documents]
 
 
 def pages(found: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -58,9 +58,9 @@ class SupportSnooze(DueDocuments):
     def flag_field(self) -> str | None:
         return support_room.FLAG if settings().qm_snooze_flag else None
 
-    def result(self, written: Written) -> dict[str, Any]:
-        done = {"success": True, "room_id": shown_id(written.id), "unsnoozed_at": to_iso(written.written_at)}
-        return {**done, "status": "closed"} if written.document.get("status") == "closed" else done
+    def result(self, document: Document, *, written_at: datetime) -> dict[str, Any]:
+        done = {"success": True, "room_id": shown_id(document["_id"]), "unsnoozed_at": to_iso(written_at)}
+        return {**done, "status": "closed"} if document.get("status") == "closed" else done
 
     def more_indexes(self) -> Sequence[IndexModel]:
         return support_room.indexes()

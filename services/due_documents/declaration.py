@@ -68,7 +68,7 @@ class Written:
     """With the id, the idempotency key of a side effect."""
     written_at: datetime
     document: Document
-    """As it is now; only the id if it was deleted meanwhile."""
+    """As the write left it; if `after` is called again, as it is then, or only the id if it was deleted meanwhile."""
 
 
 class CallAgain(AppError):
@@ -239,6 +239,11 @@ class DueDocuments(System):
         if self.functions.item is None:
             raise ConfigurationError(f"System {self.name!r} has no item function: decorate one with `@….item()`")
 
+    @property
+    def seen(self) -> Sequence[str] | None:
+        """The fields that are read of a due document besides its id; `None`: all."""
+        return None if self.fields is None else (self.due, *self.fields)
+
     # What a subclass may choose
 
     until: ClassVar[str] = "Due"
@@ -273,9 +278,10 @@ class DueDocuments(System):
         """The field that is true while a document is dispatched, for other programs; `None`: there is none."""
         return None
 
-    def result(self, written: Written) -> dict[str, Any]:
+    def result(self, document: Document, *, written_at: datetime) -> dict[str, Any]:
         """Return the result of an item whose document was written; it is given as it was before."""
-        return {"success": True, "id": shown_id(written.id), "due_at": to_iso(written.due_at)}
+        due_at: datetime = value_at(document, self.due)
+        return {"success": True, "id": shown_id(document["_id"]), "due_at": to_iso(due_at)}
 
     def more_indexes(self) -> Sequence[IndexModel]:
         """Return indexes of the collection besides that of due documents."""

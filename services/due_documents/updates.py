@@ -11,7 +11,7 @@ from typing import Any, cast
 import bson
 
 from models import transaction
-from models.database import Document, value_at, with_value
+from models.database import Document, stored, value_at, with_value
 from models.due_documents import Update, UpdateGroup
 from queue_manager.core.errors import PermanentError
 from services.due_documents.declaration import DueDocuments, Run
@@ -53,7 +53,7 @@ class Updates:
                 raise
             if key not in groups:
                 groups[key] = self._group(update, run)
-            groups[key].ids.append(document["_id"])
+            groups[key].documents.append(document)
         if time.monotonic() > began + transaction.MAX_TRANSACTION.total_seconds():
             raise PermanentError(
                 f"the function took {time.monotonic() - began:.0f} s; a transaction may take "
@@ -97,7 +97,25 @@ class Updates:
         return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}
 
     def _group(self, update: Update, run: Run) -> UpdateGroup:
-        return UpdateGroup(ids=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
+        return UpdateGroup(documents=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
+
+    def written(self, group: UpdateGroup) -> list[Document] | None:
+        """Return the documents of a group as its update left them; `None` if only the server knows."""
+        update, seen = group.update, self.system.seen
+        if isinstance(update, list) or not update.keys() <= {"$set", "$unset"}:
+            return None
+        set_, removed = stored(update.get("$set", {})), update.get("$unset", {})
+        if any("." in path for path in (*set_, *removed)):
+            return None
+        if seen is not None:
+            if any(path.startswith(tuple(f"{name}." for name in set_)) for path in seen):
+                return None
+            set_ = {name: value for name, value in set_.items() if name in seen}
+        left = [{**document, **set_} for document in group.documents]
+        for name in removed:
+            for document in left:
+                document.pop(name, None)
+        return left
 
     def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
         """Return True if the update alone tells that a document is not due any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -13,7 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, outbox
 from models.database import id_key, id_text, is_same_id, shown_id
-from models.due_documents import DueCollection, StillDue
+from models.due_documents import DueCollection, StillDue, UpdateGroup, ids_of
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
@@ -110,7 +110,7 @@ class DocumentWork(DueWork):
         run = Run(id=token, now=self.clock())
         written = self._write({key: meant}, run)
         if key in written:
-            return self.system.result(written[key])
+            return self.system.result(written[key], written_at=run.now)
         return self._not_written(key, meant, run.now)
 
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
@@ -125,7 +125,7 @@ class DocumentWork(DueWork):
         early = [one[1] - run.now for one in named if one and one[1] and run.now < one[1] <= run.now + MAX_EARLY]
         if early:
             raise NotYetDue(max(early))
-        left, written = {one[0]: one[1] for one in named if one}, dict[Any, Written]()
+        left, written = {one[0]: one[1] for one in named if one}, dict[Any, database.Document]()
         while left:
             unreached: list[Any] = []
             written |= self._write(left, run, unreached=unreached)
@@ -133,16 +133,18 @@ class DocumentWork(DueWork):
             if time.monotonic() > ends_at:
                 break
         return [
-            Verdict.UNREACHED if one and one[0] in left else self._result(written, *one) if one else None
+            Verdict.UNREACHED if one and one[0] in left else self._result(written, *one, run) if one else None
             for one in named
         ]
 
-    def _result(self, written: Mapping[Any, Written], key: Any, meant: datetime | None) -> ItemResult | None:
+    def _result(
+        self, written: Mapping[Any, database.Document], key: Any, meant: datetime | None, run: Run
+    ) -> ItemResult | None:
         """Return the result of one item of a batch; another one may have meant this document, or an equal key."""
         found = written.get(key)
-        if found is None or not is_same_id(found.id, key):
+        if found is None or not is_same_id(found["_id"], key) or meant not in (None, self.documents.due_at(found)):
             return None
-        return self.system.result(found) if meant in (None, found.due_at) else None
+        return self.system.result(found, written_at=run.now)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing pause."""
@@ -185,19 +187,23 @@ class DocumentWork(DueWork):
         """Call `after` for what a batch has written, if the outbox has that; then forget it."""
         if (pending := outbox.get(batch)) is None:
             return
+        documents = self._read(list(pending.due_at))
         written = [
-            Written(id=id, due_at=at, written_at=pending.written_at, document={"_id": id})
-            for id, at in pending.due_at.items()
+            Written(id=id, due_at=at, written_at=pending.written_at, document=document)
+            for (id, at), document in zip(pending.due_at.items(), documents, strict=True)
         ]
         self._run_after(batch, written)
 
+    def _read(self, ids: Sequence[Any]) -> list[database.Document]:
+        """Return documents as they are now, of one that was deleted only the id."""
+        found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, self.system.seen)}
+        return [found.get(id_key(id), {"_id": id}) for id in ids]
+
     def _run_after(self, batch: str, written: Sequence[Written]) -> None:
-        found = self.documents.get_many([one.id for one in written], self.system.fields)
-        now = {id_key(one["_id"]): one for one in found}
         call = self.system.functions.after
         assert call is not None
         try:
-            call([replace(one, document=now.get(id_key(one.id), {"_id": one.id})) for one in written])
+            call(written)
         except CallAgain as again:
             outbox.postpone(batch, until=self.clock() + again.wait)
         else:
@@ -207,11 +213,12 @@ class DocumentWork(DueWork):
 
     def _write(
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
-    ) -> dict[Any, Written]:
+    ) -> dict[Any, database.Document]:
+        """Write what is due, and call `after` for it; return the documents as they were before, by id."""
         # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
         record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
         try:
-            before = self.documents.apply(
+            groups = self.documents.apply(
                 due_at,
                 lambda documents: self.updates.of_each(documents, run, unreached=unreached),
                 fields=self.system.fields,
@@ -223,22 +230,28 @@ class DocumentWork(DueWork):
         except database.Error as error:
             self._log.error(f"Database update failed: {reason(error)}")
             raise
-        written = {
-            key: Written(id=one["_id"], due_at=self.documents.due_at(one), written_at=run.now, document=one)
-            for key, one in before.items()
-        }
-        if written:
-            failed_item.delete(self.system.name, list(written))
+        before = {id_key(one["_id"]): one for group in groups for one in group.documents}
+        if before:
+            failed_item.delete(self.system.name, list(before))
             if record is not None:
-                self._call_after(record.id, list(written.values()))
-        return written
+                self._call_after(record.id, groups, run)
+        return before
 
-    def _call_after(self, batch: str, written: Sequence[Written]) -> None:
+    def _call_after(self, batch: str, groups: Sequence[UpdateGroup], run: Run) -> None:
         try:
-            self._run_after(batch, written)
+            self._run_after(batch, [written for group in groups for written in self._written(group, run)])
         except Exception as error:
             # The write stands; the record is kept, and the call is repeated.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
+
+    def _written(self, group: UpdateGroup, run: Run) -> list[Written]:
+        documents = self.updates.written(group)
+        if documents is None:
+            documents = self._read(ids_of(group.documents))
+        return [
+            Written(id=before["_id"], due_at=self.documents.due_at(before), written_at=run.now, document=document)
+            for before, document in zip(group.documents, documents, strict=True)
+        ]
 
     # Results
 

@@ -567,6 +567,45 @@ class TestAfter:
         assert calls[0].document.items() <= document.items()
         assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
 
+    @pytest.mark.parametrize("fields", [None, ["plan"], ["trial", "seats"], ["trial.plan", "status"]], ids=str)
+    @pytest.mark.parametrize(
+        "update",
+        [
+            EXPIRE,
+            {"$set": {"plan": "b", "trial_ends_at": T0 + seconds(0.0123456)}},
+            {
+                "$set": {"seats": (1, 2), "trial": {"plan": {"at": T0 + seconds(0.0123456)}}},
+                "$unset": {"trial_ends_at": ""},
+            },
+            {"$unset": {"trial_ends_at": "", "trial": "", "plan": "", "none": ""}},
+            {"$set": {"trial.plan": "b", "status": "expired"}},
+            {"$set": {"status": "expired"}, "$inc": {"seats": 1}},
+            {"$set": {"status": "expired"}, "$unset": {"trial.plan": ""}},
+            [{"$set": {"status": "expired", "seats": {"$add": ["$seats", 1]}}}],
+        ],
+        ids=str,
+    )
+    def test_it_sees_a_document_as_the_write_left_it(
+        self, clock: AgingClock, calls: list[Written], fields: list[str] | None, update: Any
+    ) -> None:
+        system = declare(lambda account: update, fields=fields)
+        system.after(calls.extend)
+        ours = work_on(system, clock)
+        id = make_account(plan="a", seats=3, trial={"plan": "a", "days": 30})
+        (result,) = ours.execute_batch([item_of(ours, id)])
+        assert isinstance(result, dict)
+        assert result["success"]
+        assert [one.document for one in calls] == ours.documents.get_many([id], system.seen)
+
+    def test_it_costs_no_command_where_the_update_tells_what_the_write_left(
+        self, clock: AgingClock, system: DueDocuments
+    ) -> None:
+        ours = work_on(system, clock)
+        item = item_of(ours, make_account())
+        with commands() as sent:
+            ours.execute_batch([item])
+        assert [one for one in sent if "accounts" in one] == ["find accounts", "update accounts"]
+
     def test_nothing_written_is_not_called(self, clock: AgingClock, system: DueDocuments, calls: list[Written]) -> None:
         ours = work_on(system, clock)
         execute(ours, item_of(ours, make_account(status="paid")))
