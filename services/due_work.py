@@ -29,6 +29,7 @@ from queue_manager.items import DueItem as DueItem
 from queue_manager.items import Verdict
 from queue_manager.leases import Attempts, Leases, MustPause
 
+FIRST_BATCH_SIZE = 125  # items; the next batches double, so that workers soon begin and the last ones cost less
 T = TypeVar("T")
 ItemResult = dict[str, Any]
 """What the task of an item returns."""
@@ -135,7 +136,9 @@ class DueWork(ABC):
     def record_executed(self, items: Sequence[DueItem], results: Sequence[Any], *, took: timedelta) -> None:
         """Record that items were executed together, each with its result; one without a result was not executed."""
         ended = [
-            (item.lease, one) for item, one in zip(items, results, strict=True) if not isinstance(one, Verdict | None)
+            (item.lease, one)
+            for item, one in zip(items, results, strict=True)
+            if one is not None and not isinstance(one, Verdict)
         ]
         if self.has_timelines and ended:
             skipped = {name: str(one["reason"]) for name, one in ended if isinstance(one, dict) and "skipped" in one}
@@ -193,11 +196,13 @@ class DueWork(ABC):
     def _dispatch(
         self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], *, budget: int
     ) -> Iterator[DueBatch]:
+        size = FIRST_BATCH_SIZE
         while goes_on() and budget > 0:
             room = backlog.room(self.limits.max_queue, at_least=self.limits.batch)
-            some = list(islice(found, min(self.limits.batch, room, budget)))
+            some = list(islice(found, min(size, self.limits.batch, room, budget)))
             if not some:
                 return
+            size *= 2
             batch = self._take(some)
             budget -= len(batch.items)
             backlog.add(len(batch.items))

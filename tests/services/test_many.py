@@ -13,10 +13,11 @@ import pytest
 from bson import ObjectId
 
 from models import pulse, support_room
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue
 from services.due_documents.work import DocumentWork
-from services.due_work import DueItem
+from services.due_work import FIRST_BATCH_SIZE, DueItem
 from services.review_requests import ReviewRequests, review_requests
 from tests.command_log import commands
 from tests.rooms import T0, AgingClock, HandClock, RecordedEvents, execute, get_room, make_room, make_work, scan
@@ -137,11 +138,20 @@ def test_a_batch_is_one_transaction_with_its_record_in_the_outbox(snooze: Docume
     assert all(result and result["success"] for result in results)
     assert sent == [
         *("find support_rooms", "update support_rooms", "insert qm_owed", "commitTransaction 1"),
-        *("count qm_failed_items", "find support_rooms", "delete qm_owed"),
+        *("count qm_failed_items", "delete qm_owed"),
     ]
     assert {room["unsnoozed_by_task"] for room in support_room.rooms().find()} == {items[0].token}
     assert {data["room_id"] for _, data, _ in events.sent} == rooms
     assert len(events.sent) == 100
+
+
+def test_the_batches_of_a_scan_double_up_to_their_limit(clock: AgingClock) -> None:
+    for _ in range(4 * FIRST_BATCH_SIZE):
+        make_room(OVER)
+    work = make_work(clock, batch=2 * FIRST_BATCH_SIZE)
+    assert [len(batch.items) for batch in work.take_due(Backlog)] == [
+        *(FIRST_BATCH_SIZE, 2 * FIRST_BATCH_SIZE, FIRST_BATCH_SIZE)
+    ]
 
 
 def test_a_batch_that_is_delivered_again_writes_and_sends_nothing(snooze: DocumentWork, events: RecordedEvents) -> None:
