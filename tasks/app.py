@@ -24,6 +24,9 @@ class Application(Celery):
         with usage_errors():
             require_own_packages()
 
+    def uses_utc_timezone(self) -> bool:
+        return True  # `timezone` in `celeryconfig`, which Celery would read under a lock for each message
+
     def task(self, *args: Any, **options: Any) -> Any:
         return super().task(*args, **{"shared": False, **options})
 

@@ -192,7 +192,7 @@ class ItemTask(BatchedTask):
         return DueItem(token=token, args=given, lease=(work or self.work()).lease_of(given))
 
     def _bound(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        if isinstance(args, list | tuple) and len(args) == self._arity and kwargs == {}:
+        if isinstance(args, (list, tuple)) and len(args) == self._arity and kwargs == {}:
             return tuple(args)
         try:
             bound = self._signature.bind(*args, **kwargs)

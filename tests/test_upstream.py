@@ -58,6 +58,7 @@ READ = {
 # What we rebuild, or whose arguments and results we rely on, without a private name that would show it.
 REBUILT = (
     "celery.app.base:Celery.now",
+    "celery.app.base:Celery.uses_utc_timezone",
     "celery.app.trace:build_tracer",
     "celery.app.trace:fast_trace_task",
     "celery.app.trace:task_has_custom",
@@ -69,6 +70,7 @@ REBUILT = (
     "celery.worker.request:Request.on_success",
     "celery.worker.strategy:default",
     "kombu.connection:Connection._init_params",
+    "kombu.message:Message.__init__",
     "kombu.transport:resolve_transport",
     "kombu.transport.redis:MultiChannelPoller._register_BRPOP",
     "redbeat.schedulers:get_redis",

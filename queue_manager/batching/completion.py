@@ -7,7 +7,6 @@ nothing about how it runs, no callback follows, and the result is ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -58,8 +57,8 @@ def run(as_celery_does: Callable[[], tuple[int, Any, float | None]], seconds: fl
 
 def _shown(result: Any, most: int) -> str:
     """Return the `repr` of a result as Celery does; its `saferepr` is slow, and differs only for long or odd ones."""
-    with suppress(Exception):  # of the result's class
+    try:
         text = repr(result)
-        if len(text) <= most and "\\" not in text:
-            return text
-    return str(saferepr(result, most))
+    except Exception:  # of the result's class
+        return str(saferepr(result, most))
+    return text if len(text) <= most and "\\" not in text else str(saferepr(result, most))

@@ -1,7 +1,7 @@
 """Publish many items of one kind: messages are copied from the first one, and pushed together.
 
 Celery makes the first and the last message, so each has what Celery, a router or a setting adds. A copy leaves out what
-is as Celery takes it to be anyway, which is a third of the message. Celery makes every message if a copy of the first
+is as Celery takes it to be anyway, more than a third of the message. Celery makes every message if a copy of the first
 would differ from the last, if a program listens to publishing, or if the transport is kombu's own. With
 QM_BATCHING=false each message is also published on its own.
 """
@@ -34,6 +34,8 @@ DEFAULTS = {"timelimit": [None, None], "replaced_task_nesting": 0, "stamps": {}}
 """Headers that a message may lack, besides those that are `None`."""
 REPEATED = ("argsrepr", "kwargsrepr")
 """Properties that nobody reads, because headers have the same."""
+FOR_RESULTS = ("correlation_id", "reply_to")
+"""Properties that a task without a result does not need."""
 NONCE = uuid4().hex
 PLACEHOLDER = re.compile(f'"{NONCE}:([a-z]+)"')
 ONE_RETRY = {"max_retries": 1, "interval_start": 0}
@@ -132,10 +134,11 @@ def _content(message: KombuMessage) -> KombuMessage:
 def _shortened(message: KombuMessage) -> KombuMessage:
     """Return a message without headers and properties that are as Celery takes them to be where they are missing."""
     headers, properties = _without_nothing(message["headers"]), _without_nothing(message["properties"])
+    needless = {*REPEATED, *(FOR_RESULTS if headers.get("ignore_result") else ())}
     return {
         **message,
         "headers": {name: value for name, value in headers.items() if value != DEFAULTS.get(name)},
-        "properties": {name: value for name, value in properties.items() if name not in REPEATED},
+        "properties": {name: value for name, value in properties.items() if name not in needless},
     }
 
 
@@ -149,9 +152,12 @@ def _copies(message: KombuMessage, items: Sequence[DueItem]) -> Iterator[str]:
     headers, properties = one["headers"], one["properties"]
     if headers["root_id"] == headers["id"]:
         headers["root_id"] = _placeholder("token")
-    headers["id"] = properties["correlation_id"] = _placeholder("token")
+    headers["id"] = _placeholder("token")
+    if "correlation_id" in properties:
+        properties["correlation_id"] = _placeholder("token")
     headers["argsrepr"] = _placeholder("shown")
-    headers["eta"] = _placeholder("eta")
+    if any(item.eta for item in items):
+        headers["eta"] = _placeholder("eta")
     properties["delivery_tag"] = _placeholder("tag")
     one["body"] = _placeholder("body")
     parts = PLACEHOLDER.split(dumps(one, separators=(",", ":")))  # every second part is the name of a placeholder

@@ -128,13 +128,13 @@ class BatchedTask(Task):
         # Known only now: an attempt reads the server's clock, which a new process has not read before.
         ended_ms = unix_ms(estimated_now())
         began_ms = ended_ms - int((time.monotonic() - began) * 1000)
-        counts = Counter[str]()
+        times = []
         for item, headers, result in done:
-            if isinstance(result, dict) and "skipped" in result:
-                continue
-            due_ms = work.due_ms(item)
-            ready_ms = latency.ready_ms(due_ms, headers)
-            latency.count(counts, due_ms=due_ms, ready_ms=ready_ms, began_ms=began_ms, ended_ms=ended_ms)
+            if not (isinstance(result, dict) and "skipped" in result):
+                due_ms = work.due_ms(item)
+                times.append((due_ms, latency.ready_ms(due_ms, headers)))
+        counts = Counter[str]()
+        latency.count_all(counts, times, began_ms=began_ms, ended_ms=ended_ms)
         return counts
 
     @contextmanager

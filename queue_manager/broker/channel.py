@@ -180,16 +180,17 @@ class Channel(stock.Channel):
             raise Empty
         self._is_script_loaded = True
         self._is_drained = len(reply) < 3 * batch_size
-        unwanted = []
+        queues, unwanted = [self._queue_of(name) for name in lists], []
+        for number in dict.fromkeys(reply[::3]):
+            self._used_lists.add(lists[number - 1])
+            self._queue_cycle.rotate(queues[number - 1])  # another queue is the first of the next batch
         self.qos.arriving = [bytes_to_str(tag) for tag in reply[1::3]]
         try:
             for number, tag, message in zip(reply[::3], self.qos.arriving, reply[2::3], strict=True):
-                name = lists[number - 1]
-                self._used_lists.add(name)
-                if self._closing or self._queue_of(name) not in self.connection._callbacks:
+                if self._closing or queues[number - 1] not in self.connection._callbacks:
                     unwanted.append(tag)
                 else:
-                    self._dispatch(name, tag, message)
+                    self._dispatch(lists[number - 1], queues[number - 1], tag, message)
         finally:
             self.qos.arriving = ()
         self.qos.requeue_first(unwanted)
@@ -219,10 +220,8 @@ class Channel(stock.Channel):
     def _queue_of(self, name: str) -> str:
         return name.rsplit(self.sep, 1)[0]
 
-    def _dispatch(self, name: str, tag: str, raw: bytes) -> None:
-        """Deliver a message of the list `name` to its consumer, or dead-letter it."""
-        queue = self._queue_of(name)
-        self._queue_cycle.rotate(queue)
+    def _dispatch(self, name: str, queue: str, tag: str, raw: bytes) -> None:
+        """Deliver a message of the list `name` to the consumer of its queue, or dead-letter it."""
         try:
             message = read(raw)
             message["properties"]["delivery_tag"] = tag

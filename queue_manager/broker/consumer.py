@@ -15,6 +15,7 @@ from celery.exceptions import InvalidTaskError
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer as CeleryConsumer
 from celery.worker.state import task_reserved
+from kombu.exceptions import ContentDisallowed, DecodeError
 
 from queue_manager.broker.transport import Transport
 
@@ -58,13 +59,23 @@ class Consumer(CeleryConsumer):
             self._calls.popleft()()
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        handle = super().create_task_handler(*args, **kwargs)
+        handle, handlers = super().create_task_handler(*args, **kwargs), self.strategies
         self._adapt_to_pool()
 
         def validate_and_handle(message: Any) -> Any:
             if invalid := _invalid_header(message.headers) or _invalid_header_in_payload(message):
                 return self.on_invalid_task(None, message, InvalidTaskError(invalid))
-            return handle(message)
+            # Celery settles a message in the next turn of the event loop. After a lost connection, that also counts
+            # the acknowledged messages to restore the prefetch count.
+            of_task = handlers.get(message.headers.get("task"))
+            if self.restart_count or not getattr(of_task, "settles_at_once", False):
+                return handle(message)
+            try:
+                return of_task(message, None, message.ack_log_error, message.reject_log_error, self.on_task_message)
+            except (InvalidTaskError, ContentDisallowed) as error:
+                return self.on_invalid_task(None, message, error)
+            except DecodeError as error:
+                return self.on_decode_error(message, error)
 
         return validate_and_handle
 

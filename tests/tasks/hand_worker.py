@@ -65,7 +65,7 @@ def _decode(raw: bytes) -> Message:
         args=args,
         kwargs=kwargs,
         retries=headers["retries"],
-        eta=datetime.fromisoformat(headers["eta"]) if headers["eta"] else None,
+        eta=datetime.fromisoformat(headers["eta"]) if headers.get("eta") else None,
         expires=headers.get("expires"),
         headers=headers,
     )

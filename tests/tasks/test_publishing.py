@@ -69,12 +69,16 @@ def sent(client: redis.Redis, task: Any, items: list[DueItem]) -> list[dict[str,
 def as_read(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with what Celery's worker assumes where a header, a property or a part of the body is missing.
 
-    The properties that repeat headers, which no worker reads, are compared with these.
+    The properties that repeat headers, which no worker reads, are compared with these. A task without a result needs no
+    address for it.
     """
     headers = {**{name: getattr(Context, name) for name in LACKING}, **message["headers"]}
     properties = {"body_encoding": None, **message["properties"]}
     for name in ("argsrepr", "kwargsrepr"):
         assert properties.pop(name, headers[name]) == headers[name]
+    if headers["ignore_result"]:
+        assert properties.pop("correlation_id", headers["id"]) == headers["id"]
+        properties.pop("reply_to", None)
     if properties["body_encoding"] is None:
         args, kwargs, embed = json.loads(message["body"])
         message = {**message, "body": [args, kwargs, {name: embed.get(name) for name in EMBEDDED} | embed]}
@@ -150,13 +154,13 @@ def test_messages_are_the_same_on_the_stock_transport_but_for_base64(client: red
     assert list(map(as_read, messages)) == sent(client, unsnooze_room, ROOMS)
 
 
-def test_a_copy_is_a_quarter_shorter_than_a_message_of_celery(client: redis.Redis) -> None:
+def test_a_copy_is_a_third_shorter_than_a_message_of_celery(client: redis.Redis) -> None:
     with app.producer_pool.acquire(block=True) as producer:
         publish(unsnooze_room, ROOMS[:1], producer)
         ours = client.lpop("support-snooze")
         unsnooze_room.apply_async(ROOMS[0].args, task_id=ROOMS[0].token, producer=producer)
     assert isinstance(ours, bytes)
-    assert len(ours) < len(client.lpop("support-snooze")) * 0.75
+    assert len(ours) < len(client.lpop("support-snooze")) * 2 / 3
 
 
 def test_without_batches_each_message_is_sent_by_itself(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
