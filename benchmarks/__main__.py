@@ -27,7 +27,7 @@ from dev.servers import Mongo, Valkey
 from models import database
 
 PAGE = Path(__file__).resolve().with_name("results.md")
-RATIOS = PAGE.with_name("ratios.json")  # what `tests/benchmarks` compares with
+RATIOS = PAGE.with_name("ratios.json")  # what `tests/e2e/test_ratios.py` compares with
 CACHE_GB = 1.0  # as in production the data fit into it, so that reading them all costs no disk
 OPLOG_MB = 2048  # all writes to the rooms of one run, from which the run is checked
 # The append-only file is on, as in `make up`; it is not rewritten while something is measured.

@@ -59,7 +59,7 @@ def many(bench: Bench, *, servers: dict[str, int]) -> Result:
 
 
 def few(bench: Bench, *, servers: dict[str, int], rounds: int = 3) -> Result:
-    """Measure ours and the first attempt in short: what `tests/benchmarks/test_ratios.py` repeats."""
+    """Measure ours and the first attempt in short: what `tests/e2e/test_ratios.py` repeats."""
     return compare(bench, FEW_TITLE, FEW, FEW_DUE, servers, [first()], rounds=rounds)
 
 

@@ -160,8 +160,8 @@ def _copies(message: KombuMessage, items: Sequence[DueItem]) -> Iterator[str]:
         headers["eta"] = _placeholder("eta")
     properties["delivery_tag"] = _placeholder("tag")
     one["body"] = _placeholder("body")
-    parts = PLACEHOLDER.split(dumps(one, separators=(",", ":")))  # every second part is the name of a placeholder
-    tag = uuid4().hex
+    text, tag = dumps(one, separators=(",", ":")), uuid4().hex
+    names, template = PLACEHOLDER.findall(text), PLACEHOLDER.sub("%s", text.replace("%", "%%"))
     for number, item in enumerate(items):
         texts = {
             "token": quoted(item.token),
@@ -170,7 +170,7 @@ def _copies(message: KombuMessage, items: Sequence[DueItem]) -> Iterator[str]:
             "tag": f'"{tag}-{number}"',
             "body": quoted(f"[{_args_json(item)},{{}},{{}}]"),
         }
-        yield "".join([texts[part] if index % 2 else part for index, part in enumerate(parts)])
+        yield template % tuple([texts[name] for name in names])
 
 
 def _placeholder(name: str) -> str:

@@ -126,7 +126,8 @@ def _invalid_header_in_payload(message: Any) -> str | None:
 def _invalid_header(headers: dict[str, Any]) -> str | None:
     """Return the first header whose value has a type that Celery does not expect."""
     for name, value in headers.items():
-        if value is not None and not isinstance(value, _HEADER_TYPES.get(name, object)):
+        kinds = _HEADER_TYPES.get(name)
+        if kinds is not None and value is not None and not isinstance(value, kinds):
             return f"header {name}: {value!r:.100}"
     limits, stamped = headers.get("timelimit"), headers.get("stamped_headers")
     if limits and not (len(limits) == 2 and all(isinstance(limit, _TIME_LIMIT_TYPES) for limit in limits)):

@@ -54,7 +54,9 @@ class UnackedMessages(stock.QoS):
                 item. The worker reconnects instead of exiting.
         """
         if self.channel.has_taken(delivery_tag):
-            virtual.QoS.append(self, message, delivery_tag)
+            if len(self._dirty) >= TAGS_PER_COMMAND:
+                self._flush()  # what was settled; kombu does it at every message
+            self._delivered[delivery_tag] = message
         else:
             with refusals_as_connection_errors():
                 super().append(message, delivery_tag)
