@@ -185,9 +185,16 @@ def with_value(document: Document, path: str, value: Any) -> Document:
     return {**document, key: with_value(document.get(key, {}), rest, value) if rest else value}
 
 
-def stored(document: Document) -> Document:
+def as_stored(document: Document) -> Document:
     """Return a document as MongoDB stores it: with milliseconds, for example, and with lists instead of tuples."""
     return bson.decode(bson.encode(document), _CODEC)
+
+
+def copy_of(value: Any) -> Any:
+    """Return a copy of a value of a document, with copies of the documents and lists in it."""
+    if type(value) is dict:
+        return {name: copy_of(one) for name, one in value.items()}
+    return [copy_of(one) for one in value] if type(value) is list else value
 
 
 class _DocumentKey(dict[str, Any]):

@@ -196,13 +196,13 @@ class DueWork(ABC):
     def _dispatch(
         self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], *, budget: int
     ) -> Iterator[DueBatch]:
-        size = FIRST_BATCH_SIZE
+        size = min(FIRST_BATCH_SIZE, self.limits.batch)
         while goes_on() and budget > 0:
-            room = backlog.room(self.limits.max_queue, at_least=self.limits.batch)
-            some = list(islice(found, min(size, self.limits.batch, room, budget)))
+            room = backlog.room(self.limits.max_queue, at_least=size)
+            some = list(islice(found, min(size, room, budget)))
             if not some:
                 return
-            size *= 2
+            size = min(2 * size, self.limits.batch)
             batch = self._take(some)
             budget -= len(batch.items)
             backlog.add(len(batch.items))

@@ -36,6 +36,7 @@ READ = {
     "_dirty": "kombu.transport.virtual.base:QoS._flush",
     "_eta_timer_entry": "celery.worker.strategy:default",
     "_fd_to_chan": "kombu.transport.redis:MultiChannelPoller._register",
+    "_flush": "kombu.transport.virtual.base:QoS._flush",
     "_flush_brpop_reauth": "kombu.transport.redis:Channel._flush_brpop_reauth",
     "_get_message_priority": "kombu.transport.virtual.base:Channel._get_message_priority",
     "_get_publish_topics": "kombu.transport.redis:Channel._get_publish_topics",

@@ -1,7 +1,7 @@
 """Publish many items of one kind: messages are copied from the first one, and pushed together.
 
 Celery makes the first and the last message, so each has what Celery, a router or a setting adds. A copy leaves out what
-is as Celery takes it to be anyway, more than a third of the message. Celery makes every message if a copy of the first
+is as Celery takes it to be anyway, almost half of the message. Celery makes every message if a copy of the first
 would differ from the last, if a program listens to publishing, or if the transport is kombu's own. With
 QM_BATCHING=false each message is also published on its own.
 """

@@ -99,7 +99,7 @@ class BatchedTask(Task):
         for once.
         """
         work, began = self.work(), time.monotonic()
-        items = [self._read_item(work, token, args, kwargs) for token, _, args, kwargs in requests]
+        items = [self.read_item(work, token, args, kwargs) for token, _, args, kwargs in requests]
         named = [item for item in items if item is not None]
         headers = [one for item, (_, one, *_) in zip(items, requests, strict=True) if item is not None]
         with counters.batched(), work.attempts(named) as attempts:
@@ -182,7 +182,7 @@ class BatchedTask(Task):
                 time.sleep(early.remaining.total_seconds())
         return [None] * len(items)
 
-    def _read_item(self, work: DueWork, token: str, args: Any, kwargs: Any) -> DueItem | None:
+    def read_item(self, work: DueWork, token: str, args: Any, kwargs: Any) -> DueItem | None:
         """Return the item that the arguments name, `None` for invalid ones, which the task itself refuses."""
         try:
             return self.item(token, args, kwargs, work=work)

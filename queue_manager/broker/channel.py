@@ -181,9 +181,9 @@ class Channel(stock.Channel):
         self._is_script_loaded = True
         self._is_drained = len(reply) < 3 * batch_size
         queues, unwanted = [self._queue_of(name) for name in lists], []
-        for number in dict.fromkeys(reply[::3]):
+        for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
             self._used_lists.add(lists[number - 1])
-            self._queue_cycle.rotate(queues[number - 1])  # another queue is the first of the next batch
+            self._queue_cycle.rotate(queues[number - 1])  # so that another queue has its turn first
         self.qos.arriving = [bytes_to_str(tag) for tag in reply[1::3]]
         try:
             for number, tag, message in zip(reply[::3], self.qos.arriving, reply[2::3], strict=True):

@@ -65,13 +65,11 @@ class Consumer(CeleryConsumer):
         def validate_and_handle(message: Any) -> Any:
             if invalid := _invalid_header(message.headers) or _invalid_header_in_payload(message):
                 return self.on_invalid_task(None, message, InvalidTaskError(invalid))
-            # Celery settles a message in the next turn of the event loop. After a lost connection, that also counts
-            # the acknowledged messages to restore the prefetch count.
             of_task = handlers.get(message.headers.get("task"))
             if self.restart_count or not getattr(of_task, "settles_at_once", False):
                 return handle(message)
             try:
-                return of_task(message, None, message.ack_log_error, message.reject_log_error, self.on_task_message)
+                return of_task(message, None, None, None, self.on_task_message)
             except (InvalidTaskError, ContentDisallowed) as error:
                 return self.on_invalid_task(None, message, error)
             except DecodeError as error:

@@ -51,7 +51,7 @@ def write(value: dict[str, Any]) -> bytes:
 
 
 class BrokerMessage(virtual.Message):
-    """A message that is made, and whose body is decoded, directly if it is plain JSON."""
+    """A message that is made directly if it is plain text, and whose body is decoded directly if it is plain JSON."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None) -> None:
         try:
@@ -64,8 +64,10 @@ class BrokerMessage(virtual.Message):
         headers, properties = payload["headers"], payload["properties"]
         if "compression" in headers or properties.get("body_encoding") is not None:
             raise ValueError("not plain")
-        self.body = payload["body"].encode()
         self.delivery_tag, self.delivery_info = properties["delivery_tag"], properties["delivery_info"]
+        if not isinstance(headers, dict) or not isinstance(self.delivery_info, dict):
+            raise TypeError("not of ours")
+        self.body = payload["body"].encode()
         self.content_type, self.content_encoding = payload["content-type"], payload["content-encoding"]
         self.headers, self.properties = headers, properties
         self._raw, self.channel = payload, channel

@@ -22,10 +22,9 @@ from celery.worker.request import Request
 
 from models.database import OUTAGES, server_now
 from queue_manager.batching.request import lost_requests
-from queue_manager.core.errors import PermanentError, reason
+from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from services.due_work import DueItem, DueWork
 from tasks.item import ItemTask
 
 BEAT_INTERVAL = 0.5  # seconds; an item held for two beats is renewed, and `broker.backlog` covers the time before
@@ -116,20 +115,12 @@ class Heartbeat:
             of_task[held[token].task].append(held[token])
         for task, requests in of_task.items():
             work = task.work()
-            work.renew([item for one in requests if (item := _item(work, one)) is not None])
+            items = [task.read_item(work, one.id, one.args, one.kwargs) for one in requests]
+            work.renew([item for item in items if item is not None])  # arguments that name no item hold nothing
         self._seen = set(held)
         self._renewed = (self._renewed | renewed) & self._seen
         if everything:
             self._renewed_at = time.monotonic()
-
-
-def _item(work: DueWork, request: Request) -> DueItem | None:
-    """Return the item of a request; `None` for arguments that name none, which hold nothing."""
-    try:
-        item: DueItem = request.task.item(request.id, request.args, request.kwargs, work=work)
-        return item
-    except PermanentError:
-        return None
 
 
 def _try(act: Callable[[], object]) -> bool:

@@ -68,7 +68,8 @@ class Written:
     """With the id, the idempotency key of a side effect."""
     written_at: datetime
     document: Document
-    """As the write left it; if `after` is called again, as it is then, or only the id if it was deleted meanwhile."""
+    """As the write left it, if the update is `$set` and `$unset` of whole fields. Otherwise, and if `after` is called
+    again, as it is then, or only the id if it was deleted meanwhile."""
 
 
 class CallAgain(AppError):

@@ -11,7 +11,7 @@ from typing import Any, cast
 import bson
 
 from models import transaction
-from models.database import Document, stored, value_at, with_value
+from models.database import Document, as_stored, copy_of, value_at, with_value
 from models.due_documents import Update, UpdateGroup
 from queue_manager.core.errors import PermanentError
 from services.due_documents.declaration import DueDocuments, Run
@@ -76,9 +76,9 @@ class Updates:
         raise PermanentError(f"{self.system.item_task} must set a later {self.system.due} than the document has")
 
     def _call(self, document: Document, run: Run) -> Any:
-        item = self.system.functions.item
+        item, own = self.system.functions.item, copy_of(document)  # which the function may change
         assert item is not None
-        return item.function(document, run=run) if item.wants_run else item.function(document)
+        return item.function(own, run=run) if item.wants_run else item.function(own)
 
     def _checked(self, update: Any) -> Update:
         """Return the update that a function returned, with the date removed if the declaration says so."""
@@ -99,23 +99,22 @@ class Updates:
     def _group(self, update: Update, run: Run) -> UpdateGroup:
         return UpdateGroup(documents=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
 
-    def written(self, group: UpdateGroup) -> list[Document] | None:
+    def documents_after(self, group: UpdateGroup) -> list[Document] | None:
         """Return the documents of a group as its update left them; `None` if only the server knows."""
         update, seen = group.update, self.system.seen
         if isinstance(update, list) or not update.keys() <= {"$set", "$unset"}:
             return None
-        set_, removed = stored(update.get("$set", {})), update.get("$unset", {})
+        set_, removed = as_stored(update.get("$set", {})), update.get("$unset", {})
         if any("." in path for path in (*set_, *removed)):
             return None
         if seen is not None:
             if any(path.startswith(tuple(f"{name}." for name in set_)) for path in seen):
                 return None
             set_ = {name: value for name, value in set_.items() if name in seen}
-        left = [{**document, **set_} for document in group.documents]
-        for name in removed:
-            for document in left:
-                document.pop(name, None)
-        return left
+        return [
+            {name: copy_of(value) for name, value in {**document, **set_}.items() if name not in removed}
+            for document in group.documents
+        ]
 
     def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
         """Return True if the update alone tells that a document is not due any more."""

@@ -239,18 +239,25 @@ class DocumentWork(DueWork):
 
     def _call_after(self, batch: str, groups: Sequence[UpdateGroup], run: Run) -> None:
         try:
-            self._run_after(batch, [written for group in groups for written in self._written(group, run)])
+            self._run_after(batch, self._written(groups, run))
         except Exception as error:
             # The write stands; the record is kept, and the call is repeated.
             self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
 
-    def _written(self, group: UpdateGroup, run: Run) -> list[Written]:
-        documents = self.updates.written(group)
-        if documents is None:
-            documents = self._read(ids_of(group.documents))
+    def _written(self, groups: Sequence[UpdateGroup], run: Run) -> list[Written]:
+        found: list[tuple[database.Document, database.Document]] = []  # as it was before, as the write left it
+        unknown: list[database.Document] = []
+        for group in groups:
+            documents = self.updates.documents_after(group)
+            if documents is None:
+                unknown += group.documents
+            else:
+                found += zip(group.documents, documents, strict=True)
+        if unknown:
+            found += zip(unknown, self._read(ids_of(unknown)), strict=True)
         return [
             Written(id=before["_id"], due_at=self.documents.due_at(before), written_at=run.now, document=document)
-            for before, document in zip(group.documents, documents, strict=True)
+            for before, document in found
         ]
 
     # Results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,19 @@ def test_message_is_awaited_without_polling(connection: Connection, client: Redi
 
     assert taker.bodies == ["late"]
     assert client.info("stats")["total_commands_processed"] - before < 60
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_full_queues_take_turns(connection: Connection, size: int) -> None:
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        send(connection, name, *[name] * 100)
+    taker = Taker(connection, *names)
+    taker.channel.take_batch_size = size
+    while len(taker.taken) < 140:
+        connection.drain_events(timeout=20)
+    shares = Counter(taker.bodies)
+    assert max(shares.values()) - min(shares[name] for name in names) <= size
 
 
 def test_many_queues_and_priorities_are_awaited(server: Valkey, client: Redis) -> None:

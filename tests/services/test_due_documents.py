@@ -597,6 +597,52 @@ class TestAfter:
         assert result["success"]
         assert [one.document for one in calls] == ours.documents.get_many([id], system.seen)
 
+    def test_documents_whose_update_does_not_tell_are_read_together(
+        self, clock: AgingClock, calls: list[Written]
+    ) -> None:
+        system = declare(lambda account: {"$set": {"status": "expired", "seats.used": account["number"]}})
+        system.after(calls.extend)
+        ours = work_on(system, clock)
+        items = [item_of(ours, make_account(number=number)) for number in range(3)]
+        with commands() as sent:
+            ours.execute_batch(items)
+        assert sent.count("find accounts") == 2
+        assert sorted(one.document["seats"]["used"] for one in calls) == [0, 1, 2]
+
+    def test_what_a_function_does_to_its_argument_is_not_seen(self, clock: AgingClock, calls: list[Written]) -> None:
+        def end_trial(account: Document) -> Document:
+            account["trial"]["plan"] = account["extra"] = "scratch"
+            del account["trial"]["ends_at"]
+            return EXPIRE
+
+        system = declare(end_trial, due="trial.ends_at")
+        system.after(calls.extend)
+        ours = work_on(system, clock)
+        id = collection("accounts").insert_one({"status": "trial", "trial": {"ends_at": OVER, "plan": "a"}}).inserted_id
+        (result,) = ours.execute_batch([item_of(ours, id)])
+        assert result == {"success": True, "id": str(id), "due_at": to_iso(OVER)}
+        assert [(one.due_at, one.document) for one in calls] == [(OVER, get_account(id))]
+
+    def test_what_it_does_to_a_document_is_seen_by_nobody(self, clock: AgingClock) -> None:
+        seen: list[Document] = []
+
+        def after(written: Sequence[Written]) -> None:
+            for one in written:
+                seen.append(dict(one.document, tags=[*one.document["tags"]]))
+                one.document["trial"].clear()
+                one.document["tags"].append("after")
+
+        system = declare(lambda account: {"$set": {"status": "expired", "tags": ["a"]}}, due="trial.ends_at")
+        system.after(after)
+        ours = work_on(system, clock)
+        ids = [
+            collection("accounts").insert_one({"status": "trial", "trial": {"ends_at": OVER}}).inserted_id
+            for _ in range(2)
+        ]
+        results = ours.execute_batch([item_of(ours, id) for id in ids])
+        assert results == [{"success": True, "id": str(id), "due_at": to_iso(OVER)} for id in ids]
+        assert [one["tags"] for one in seen] == [["a"], ["a"]]
+
     def test_it_costs_no_command_where_the_update_tells_what_the_write_left(
         self, clock: AgingClock, system: DueDocuments
     ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
+from celery import Celery
 from celery.exceptions import Ignore, Retry
 from pymongo.errors import AutoReconnect, ExecutionTimeout, OperationFailure
 
@@ -25,6 +26,10 @@ from tests.rooms import T0, get_room, make_room
 from tests.tasks.hand_worker import run, take, waiting_messages
 
 QUEUE = "support-snooze"
+
+
+def test_the_application_has_the_time_zone_of_its_configuration() -> None:
+    assert app.uses_utc_timezone() == Celery.uses_utc_timezone(app)
 
 
 @pytest.fixture
