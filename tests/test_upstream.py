@@ -54,6 +54,7 @@ READ = {
     "_quick_acquire": "celery.worker.components:Pool.create",
     "_quick_release": "celery.worker.components:Pool.create",
     "_register": "kombu.transport.redis:MultiChannelPoller._register",
+    "_register_BRPOP": "kombu.transport.redis:MultiChannelPoller._register_BRPOP",
     "_size": "kombu.transport.redis:Channel._size",
 }
 # What we rebuild, or whose arguments and results we rely on, without a private name that would show it.

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from queue import Empty
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from uuid import uuid4
 
 from kombu.transport import redis as stock
@@ -50,6 +50,16 @@ PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
 UNBOUNDED = 2**31  # connections of a pool, which needs one for each list that is waited on
 
 log = get_logger("QM/transport")
+
+
+class PriorityList(NamedTuple):
+    """A list that has the messages of one queue and priority."""
+
+    name: str
+    queue: str
+    priority: int
+    ending: str
+    """What follows a message in its entry among the unacknowledged ones."""
 
 
 class Channel(stock.Channel):
@@ -92,7 +102,8 @@ class Channel(stock.Channel):
         self._is_script_loaded = False
         self._is_drained = False  # whether the last batch took everything there was
         self._must_poll = False  # whether to ask, while they are drained, if a list has a message
-        self._requested: tuple[list[str], int] = ([], 0)  # lists and batch size of the request in flight; 0: a poll
+        self._requested: tuple[list[PriorityList], int] = ([], 0)  # lists and batch size of the request; 0: a poll
+        self._lists: dict[str, list[PriorityList]] = {}  # by queue
         self._no_ack_queues: set[str] = set()
         self._used_lists: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
@@ -155,21 +166,30 @@ class Channel(stock.Channel):
             return
         batch_size = 0 if self._is_drained else min(self.take_batch_size, free_slots or self.take_batch_size)
         keys, arguments = self._take_arguments(queues, batch_size)
-        lists, script = keys[2:], scripts.TAKE_MESSAGES
+        lists, script = self._lists_of(queues), scripts.TAKE_MESSAGES
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
         take = (*command, len(keys), *keys, *arguments)
         self._requested, self._must_poll = (lists, batch_size), False
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self.client.connection.send_command(*(take if batch_size else ("EXISTS", *lists)))
+        self.client.connection.send_command(*(take if batch_size else ("EXISTS", *keys[2:])))
 
     def _take_arguments(self, queues: Sequence[str], batch_size: int) -> tuple[list[str], list[Any]]:
         """Return the keys and arguments of `scripts.TAKE_MESSAGES`."""
         self._take_count += 1
-        lists = [(queue, step) for step in self.priority_steps for queue in queues]
-        keys = [self.unacked_key, self.unacked_index_key, *(self._q_for_pri(*one) for one in lists)]
-        of_lists = (part for queue, step in lists for part in (f', "", {dumps(queue)}]', self.priority(step)))
+        lists = self._lists_of(queues)
+        keys = [self.unacked_key, self.unacked_index_key, *(one.name for one in lists)]
+        of_lists = (part for one in lists for part in (one.ending, one.priority))
         return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, len(queues), *of_lists]
+
+    def _lists_of(self, queues: Iterable[str]) -> list[PriorityList]:
+        """Return the lists of queues, by priority and then in the order of the queues."""
+        for queue in queues:
+            if queue not in self._lists:
+                ending = f', "", {dumps(queue)}]'
+                names = [(self._q_for_pri(queue, step), self.priority(step)) for step in self.priority_steps]
+                self._lists[queue] = [PriorityList(name, queue, priority, ending) for name, priority in names]
+        return [one for of_priority in zip(*map(self._lists.__getitem__, queues), strict=True) for one in of_priority]
 
     def _brpop_read(self, **options: Any) -> bool:
         """Deliver the batch that was requested. Raises `Empty` if it has no message, or for the reply to a poll."""
@@ -180,17 +200,18 @@ class Channel(stock.Channel):
             raise Empty
         self._is_script_loaded = True
         self._is_drained = len(reply) < 3 * batch_size
-        queues, unwanted = [self._queue_of(name) for name in lists], []
         for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
-            self._used_lists.add(lists[number - 1])
-            self._queue_cycle.rotate(queues[number - 1])  # so that another queue has its turn first
+            self._used_lists.add(lists[number - 1].name)
+            self._queue_cycle.rotate(lists[number - 1].queue)  # so that another queue has its turn first
+        unwanted = []
         self.qos.arriving = [bytes_to_str(tag) for tag in reply[1::3]]
         try:
             for number, tag, message in zip(reply[::3], self.qos.arriving, reply[2::3], strict=True):
-                if self._closing or queues[number - 1] not in self.connection._callbacks:
+                source = lists[number - 1]
+                if self._closing or source.queue not in self.connection._callbacks:
                     unwanted.append(tag)
                 else:
-                    self._dispatch(lists[number - 1], queues[number - 1], tag, message)
+                    self._dispatch(source, tag, message)
         finally:
             self.qos.arriving = ()
         self.qos.requeue_first(unwanted)
@@ -217,23 +238,20 @@ class Channel(stock.Channel):
                 self._flush_brpop_reauth()  # only while no reply is awaited
         return reply
 
-    def _queue_of(self, name: str) -> str:
-        return name.rsplit(self.sep, 1)[0]
-
-    def _dispatch(self, name: str, queue: str, tag: str, raw: bytes) -> None:
-        """Deliver a message of the list `name` to the consumer of its queue, or dead-letter it."""
+    def _dispatch(self, source: PriorityList, tag: str, raw: bytes) -> None:
+        """Deliver a message of a list to the consumer of its queue, or dead-letter it."""
         try:
             message = read(raw)
             message["properties"]["delivery_tag"] = tag
-            self.connection._deliver(message, queue)
-            if queue in self._no_ack_queues:
+            self.connection._deliver(message, source.queue)
+            if source.queue in self._no_ack_queues:
                 self.qos.ack_later(tag)
         except REDIS_OUTAGES:
             raise
         except NotAMessage as error:
             self.qos.dead_letter(tag, str(error))
         except Exception as error:
-            self._dispatch_failed(message, tag, name, error)
+            self._dispatch_failed(message, tag, source.name, error)
 
     def _dispatch_failed(self, message: dict[str, Any], tag: str, name: str, error: Exception) -> None:
         """Move a message to the end of its list after its first failure, to the dead letters after the second one."""
@@ -369,8 +387,8 @@ class Channel(stock.Channel):
 
     def _awaited_lists(self) -> list[str]:
         awaited = self.priority_steps if self.awaited_priorities is None else self.awaited_priorities
-        lists = [(self._q_for_pri(queue, step), step) for step in self.priority_steps for queue in self.active_queues]
-        return [name for name, step in lists if step in awaited or name in self._used_lists]
+        lists = self._lists_of(self.active_queues)
+        return [one.name for one in lists if one.priority in awaited or one.name in self._used_lists]
 
     def poll_lists(self) -> None:
         """Let the next turn ask if a list has a message, because only some lists have a waiter."""
@@ -383,7 +401,8 @@ class Channel(stock.Channel):
         except self.connection_errors:
             waiter.client.connection.disconnect()
             raise
-        raise Empty  # a signal brings no message; the next turn of the event loop requests a batch
+        self.connection.cycle.request(self)
+        raise Empty  # a signal brings no message
 
     def _poll_error(self, type: str, **options: Any) -> None:
         if type in ("BRPOP", "LISTEN"):

@@ -88,6 +88,12 @@ class Poller(stock.MultiChannelPoller):
             for channel in list(self._channels):
                 channel.wait_for_messages(self)
 
+    def request(self, channel: Channel) -> None:
+        """Request a batch of messages now instead of in the next turn of the event loop."""
+        with refusals_as_connection_errors():
+            if channel.active_queues and channel.qos.can_consume():
+                self._register_BRPOP(channel)
+
     def listen(self, channel: Channel, client: Any, handler_key: str) -> None:
         """Poll the connection of a client, which is opened if necessary."""
         if not self._client_registered(channel, client, handler_key):
