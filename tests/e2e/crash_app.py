@@ -1,6 +1,6 @@
 """The product's own application, with one thing that goes wrong at one step; `celery -A tests.e2e.crash_app worker`.
 
-CRASH_AT  the step: taken, published, unread (a batch is written, and not read back yet), written, attempt
+CRASH_AT  the step: taken, published, written (and `after` not called yet), attempt
 CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for
           RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s), hold
           (until CRASH_MARK exists)
@@ -78,7 +78,5 @@ elif STEP == "published":
     before(item.ItemTask, "__call__", lambda task, room_id, *_: room_id)
 elif STEP == "attempt":
     before(DueCollection, "apply", lambda documents, due_at, *_, **__: next(iter(due_at)))
-elif STEP == "unread":
-    before(DueCollection, "get_many", lambda documents, ids, *_: ids[0])
 elif STEP == "written":
     before(system.functions, "after", lambda written: written[0].id)

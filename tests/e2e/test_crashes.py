@@ -97,11 +97,9 @@ def test_new_snooze_survives_and_ends_at_its_own_time(
     assert len(earlier) == (1 if step == "written" else 0)
 
 
-def test_room_of_a_group_that_is_snoozed_again_before_it_is_read_back_has_its_event(
-    tmp_path: Path, heard: Heard
-) -> None:
+def test_room_of_a_batch_that_is_snoozed_again_before_its_event_has_it(tmp_path: Path, heard: Heard) -> None:
     rooms = [make_room(server_now() - seconds(1)) for _ in range(8)]
-    with crashing(tmp_path, "unread", "resnooze", RESNOOZE_SECONDS="3600"):
+    with crashing(tmp_path, "written", "resnooze", RESNOOZE_SECONDS="3600"):
         send_scan()
         eventually((tmp_path / "happened").exists, within=20)
         eventually(lambda: all(len(times_woken(room)) == 1 for room in rooms), within=20)
