@@ -165,8 +165,8 @@ class Channel(stock.Channel):
         if not queues or free_slots == 0 or (self._is_drained and not self._must_poll):
             return
         batch_size = 0 if self._is_drained else min(self.take_batch_size, free_slots or self.take_batch_size)
-        keys, arguments = self._take_arguments(queues, batch_size)
         lists, script = self._lists_of(queues), scripts.TAKE_MESSAGES
+        keys, arguments = self._take_arguments(lists, len(queues), batch_size)
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
         take = (*command, len(keys), *keys, *arguments)
         self._requested, self._must_poll = (lists, batch_size), False
@@ -174,13 +174,14 @@ class Channel(stock.Channel):
         self._brpop_sent_at = time.monotonic()
         self.client.connection.send_command(*(take if batch_size else ("EXISTS", *keys[2:])))
 
-    def _take_arguments(self, queues: Sequence[str], batch_size: int) -> tuple[list[str], list[Any]]:
-        """Return the keys and arguments of `scripts.TAKE_MESSAGES`."""
+    def _take_arguments(
+        self, lists: Sequence[PriorityList], queues: int, batch_size: int
+    ) -> tuple[list[str], list[Any]]:
+        """Return the keys and arguments of `scripts.TAKE_MESSAGES`, for the lists of a number of queues."""
         self._take_count += 1
-        lists = self._lists_of(queues)
         keys = [self.unacked_key, self.unacked_index_key, *(one.name for one in lists)]
         of_lists = (part for one in lists for part in (one.ending, one.priority))
-        return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, len(queues), *of_lists]
+        return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, queues, *of_lists]
 
     def _lists_of(self, queues: Iterable[str]) -> list[PriorityList]:
         """Return the lists of queues, by priority and then in the order of the queues."""
@@ -267,7 +268,7 @@ class Channel(stock.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """Take one message and register it in the same step. Returns `None` if there is none."""
-        keys, arguments = self._take_arguments([queue], 1)
+        keys, arguments = self._take_arguments(self._lists_of([queue]), 1, 1)
         while True:
             with self.conn_or_acquire() as client:
                 taken = scripts.TAKE_MESSAGES(client, keys, arguments)
@@ -351,9 +352,7 @@ class Channel(stock.Channel):
 
     def _size(self, queue: str) -> int:
         with self.conn_or_acquire() as client:
-            return int(
-                scripts.COUNT_MESSAGES(client, [self._q_for_pri(queue, step) for step in self.priority_steps], [])
-            )
+            return int(scripts.COUNT_MESSAGES(client, [one.name for one in self._lists_of([queue])], []))
 
     def _do_restore_message(self, payload: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any) -> None:
         """Put back a message that the stock transport registered. Raises `NotAMessage` if that would lose it."""
