@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import cached_property, partial
 from inspect import Parameter, Signature, signature
@@ -16,10 +16,12 @@ from uuid import uuid4
 
 from celery import current_task
 from celery.exceptions import Ignore, Reject, Retry
+from celery.result import AsyncResult
 from kombu.exceptions import BatchPublishError, OperationalError
 
 from models.database import OUTAGES, estimated_now
 from models.item_events import AttemptEvent
+from queue_manager.batching.publish import publish_copy
 from queue_manager.batching.task import WAIT_IN_PLACE, BatchedTask
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import (
@@ -32,7 +34,7 @@ from queue_manager.core.errors import (
     typed_reason,
 )
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import REDIS_OUTAGES
+from queue_manager.core.redis_client import REDIS_OUTAGES, RedisError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.leases import MustPause
@@ -79,6 +81,21 @@ class ItemTask(BatchedTask):
             self._record(item, "lost", lost)
             self._pause(item, lost)
             raise Ignore from None
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *more: Any, **options: Any
+    ) -> AsyncResult:
+        """Send the task as Celery does; without options in a fraction of the time."""
+        if args and not (kwargs or task_id or more or options):
+            if self.typing:
+                self.__header__(*args)
+            task_id = str(uuid4())
+            with suppress(RedisError):  # Celery tries again, and raises what the caller knows
+                if publish_copy(self, args, task_id):
+                    result = self.AsyncResult(task_id)
+                    result.ignored = True
+                    return result
+        return super().apply_async(args, kwargs, task_id, *more, **options)
 
     def _pause(self, item: DueItem, lost: MustPause) -> None:
         try:

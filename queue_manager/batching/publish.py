@@ -1,15 +1,20 @@
-"""Publish many items of one kind: messages are copied from the first one, and pushed together.
+"""Publish items: messages are copied from one that Celery made, so each has what Celery, a router or a setting adds.
 
-Celery makes the first and the last message, so each has what Celery, a router or a setting adds. A copy leaves out what
-is as Celery takes it to be anyway, almost half of the message. Celery makes every message if a copy of the first
-would differ from the last, if a program listens to publishing, or if the transport is kombu's own. With
-QM_BATCHING=false each message is also published on its own.
+Many items of one kind are pushed together; Celery makes the first and the last message. Of items that are sent one by
+one it makes the first of a process and a route. A copy leaves out what is as Celery takes it to be anyway, almost half
+of the message.
+
+Celery makes every message if a copy would differ from what it makes, if a program listens to publishing, if the
+transport is kombu's own, or with QM_BATCHING=false. Then each message is also published on its own.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -39,6 +44,7 @@ FOR_RESULTS = ("correlation_id", "reply_to")
 NONCE = uuid4().hex
 PLACEHOLDER = re.compile(f'"{NONCE}:([a-z]+)"')
 ONE_RETRY = {"max_retries": 1, "interval_start": 0}
+PLAIN = (str, int, float, bool, type(None))  # types of arguments that Celery sends as they are
 MAX_ARGS_REPR = 1024  # characters of the arguments, as Celery's own
 KombuMessage = dict[str, Any]
 MessageHeaders = dict[str, Any]
@@ -65,11 +71,57 @@ def _publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
     captured = _captured(task, ends, producer, headers) if is_copied else []
     if _can_be_copied(captured, ends):
         name, message = captured[0]
-        producer.channel.put_many(name, _copies(message, items))
+        template, tag = Template.of(message, has_eta=any(item.eta for item in items)), uuid4().hex
+        copies = (template.filled(one.token, one.args, f"{tag}-{at}", one.eta) for at, one in enumerate(items))
+        producer.channel.put_many(name, copies)
         return
     with producer.batch(len(items)):
         for item in items:
             _send(task, item, producer, headers)
+
+
+def publish_copy(task: ItemTask, args: Sequence[Any], token: str) -> bool:
+    """Publish one item as a copy; return False if Celery must publish it.
+
+    Raises the errors of redis-py; it is uncertain then whether it was sent.
+    """
+    app = task.app
+    is_plain = all(isinstance(one, PLAIN) for one in args)
+    if not (is_plain and settings().qm_batching) or app.current_worker_task or _has_listeners(task):
+        return False
+    route = app.amqp.router.route(dict(task._get_exec_options()), task.name, args, {}, task)
+    with app.producer_or_acquire() as producer:
+        if not isinstance(producer.channel, Channel):
+            return False
+        original = task.original
+        if original is None or (original.route, original.pid) != (route, os.getpid()):
+            original = task.original = _original(task, args, producer, route)
+        if original.template is None:
+            return False
+        producer.channel.put_many(original.list, [original.template.filled(token, args, token)])
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Original:
+    """The message of a task as Celery made it in a process for a route."""
+
+    route: Any
+    pid: int
+    list: str
+    template: Template | None
+    """`None` if a copy would differ from what Celery makes."""
+
+
+def _original(task: ItemTask, args: Sequence[Any], producer: Any, route: Any) -> Original:
+    item = DueItem(token=str(uuid4()), args=tuple(args))
+    captured = _captured(task, [item], producer, {})
+    name, message = captured[0]
+    headers = message["headers"]
+    is_timeless = headers["ignore_result"] and headers["expires"] is None and headers["shadow"] is None
+    can_be_copied = is_timeless and _can_be_copied(captured, [item])
+    template = Template.of(message, has_eta=False) if can_be_copied else None
+    return Original(route=route, pid=os.getpid(), list=name, template=template)
 
 
 def _has_listeners(task: ItemTask) -> bool:
@@ -96,19 +148,19 @@ def _send(task: ItemTask, item: DueItem, producer: Any, headers: MessageHeaders)
         producer=producer,
         retry=not isinstance(producer.channel, virtual.Channel),
         retry_policy=ONE_RETRY,
-        argsrepr=_args_repr(item),
+        argsrepr=_args_repr(item.args),
         kwargsrepr="{}",
         add_to_parent=False,
         headers=headers,
     )
 
 
-def _args_json(item: DueItem) -> str:
-    return f"[{','.join([quoted(one) if type(one) is str else dumps(one) for one in item.args])}]"
+def _args_json(args: Sequence[Any]) -> str:
+    return f"[{','.join([quoted(one) if type(one) is str else dumps(one) for one in args])}]"
 
 
-def _args_repr(item: DueItem) -> str:
-    return repr(item.args)[:MAX_ARGS_REPR]
+def _args_repr(args: Sequence[Any]) -> str:
+    return repr(args)[:MAX_ARGS_REPR]
 
 
 def _can_be_copied(captured: Sequence[Captured], items: Sequence[DueItem]) -> bool:
@@ -116,7 +168,8 @@ def _can_be_copied(captured: Sequence[Captured], items: Sequence[DueItem]) -> bo
     if len(captured) != len(items) or len({name for name, _ in captured}) != 1:
         return False
     messages = [loads(dumps(message)) for _, message in captured]
-    copies = [loads(copy) for copy in _copies(messages[0], items)]
+    template = Template.of(messages[0], has_eta=any(item.eta for item in items))
+    copies = [loads(template.filled(item.token, item.args, "", item.eta)) for item in items]
     try:
         return [_content(copy) for copy in copies] == [_content(message) for message in messages]
     except ValueError:  # the body is compressed, or not JSON
@@ -146,31 +199,42 @@ def _without_nothing(members: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def _copies(message: KombuMessage, items: Sequence[DueItem]) -> Iterator[str]:
-    """Yield the message of each item as JSON, copied from the first."""
-    one = _shortened(message)
-    headers, properties = one["headers"], one["properties"]
-    if headers["root_id"] == headers["id"]:
-        headers["root_id"] = _placeholder("token")
-    headers["id"] = _placeholder("token")
-    if "correlation_id" in properties:
-        properties["correlation_id"] = _placeholder("token")
-    headers["argsrepr"] = _placeholder("shown")
-    if any(item.eta for item in items):
-        headers["eta"] = _placeholder("eta")
-    properties["delivery_tag"] = _placeholder("tag")
-    one["body"] = _placeholder("body")
-    text, tag = dumps(one, separators=(",", ":")), uuid4().hex
-    names, template = PLACEHOLDER.findall(text), PLACEHOLDER.sub("%s", text.replace("%", "%%"))
-    for number, item in enumerate(items):
+@dataclass(frozen=True)
+class Template:
+    """A message as JSON, with places for what differs between two items of a task."""
+
+    text: str
+    places: Sequence[str]
+    """What is filled in, in the order of the places."""
+
+    @classmethod
+    def of(cls, message: KombuMessage, *, has_eta: bool) -> Template:
+        """Return the template of a message; without `has_eta` its copies have the message's own."""
+        one = _shortened(message)
+        headers, properties = one["headers"], one["properties"]
+        if headers["root_id"] == headers["id"]:
+            headers["root_id"] = _placeholder("token")
+        headers["id"] = _placeholder("token")
+        if "correlation_id" in properties:
+            properties["correlation_id"] = _placeholder("token")
+        headers["argsrepr"] = _placeholder("shown")
+        if has_eta:
+            headers["eta"] = _placeholder("eta")
+        properties["delivery_tag"] = _placeholder("tag")
+        one["body"] = _placeholder("body")
+        text = dumps(one, separators=(",", ":"))
+        return cls(PLACEHOLDER.sub("%s", text.replace("%", "%%")), PLACEHOLDER.findall(text))
+
+    def filled(self, token: str, args: Sequence[Any], tag: str, eta: datetime | None = None) -> str:
+        """Return the message of an item."""
         texts = {
-            "token": quoted(item.token),
-            "shown": quoted(_args_repr(item)),
-            "eta": quoted(item.eta.isoformat()) if item.eta else "null",
-            "tag": f'"{tag}-{number}"',
-            "body": quoted(f"[{_args_json(item)},{{}},{{}}]"),
+            "token": quoted(token),
+            "shown": quoted(_args_repr(args)),
+            "eta": quoted(eta.isoformat()) if eta else "null",
+            "tag": quoted(tag),
+            "body": quoted(f"[{_args_json(args)},{{}},{{}}]"),
         }
-        yield template % tuple([texts[name] for name in names])
+        return self.text % tuple([texts[name] for name in self.places])
 
 
 def _placeholder(name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Task
 
@@ -21,6 +21,9 @@ from queue_manager.items import Verdict
 from queue_manager.leases import Attempts
 from queue_manager.telemetry import counters, latency
 from services.due_work import DueItem, DueWork
+
+if TYPE_CHECKING:
+    from queue_manager.batching.publish import Original
 
 PING_TIMEOUT = seconds(1)
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
@@ -67,6 +70,8 @@ class BatchedTask(Task):
     work: Callable[[], DueWork]
     Strategy = "queue_manager.batching.strategy:strategy"
     queue_name: str
+    original: Original | None = None
+    """What messages that are sent one by one are copied from."""
     _batch: Batch | None = None
 
     def item(self, token: str, args: Any, kwargs: Any, *, work: DueWork | None = None) -> DueItem:

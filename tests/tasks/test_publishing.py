@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import redis
-from celery import signals
+from celery import Celery, signals
 from celery._state import _task_stack
 from celery.app.task import Context
 from kombu import Connection
 
 from queue_manager.batching.publish import publish
+from queue_manager.broker.channel import Channel
 from queue_manager.core.clock import minutes
 from queue_manager.core.settings import settings
 from services.due_work import DueItem
@@ -170,3 +171,165 @@ def test_without_batches_each_message_is_sent_by_itself(client: redis.Redis, mon
     messages = sent(client, unsnooze_room, ROOMS)
     assert client.info("commandstats")["cmdstat_lpush"]["calls"] == len(ROOMS)
     assert messages == sent_by_celery(client, unsnooze_room, ROOMS)
+
+
+# Sent one by one
+
+
+@pytest.fixture
+def fresh(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
+    """The client, while nothing has been sent yet."""
+    monkeypatch.setattr(unsnooze_room, "original", None)
+    return client
+
+
+@pytest.fixture
+def by_celery(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the tasks that Celery sends from end to end."""
+    ids = []
+    send_task = Celery.send_task
+
+    def send(self: Celery, *args: Any, **options: Any) -> Any:
+        result = send_task(self, *args, **options)
+        ids.append(result.id)
+        return result
+
+    monkeypatch.setattr(Celery, "send_task", send)
+    return ids
+
+
+def delayed(client: redis.Redis, *args: Any) -> dict[str, Any]:
+    """Call the task; return what its message says, with its id only where every message has one."""
+    result = unsnooze_room.delay(*args)
+    assert result.ignored
+    (raw,) = client.lrange("support-snooze", 0, -1)
+    client.delete("support-snooze")
+    message = json.loads(raw)
+    assert message["headers"]["id"] == result.id
+    assert message["properties"].pop("delivery_tag")
+    read: dict[str, Any] = json.loads(json.dumps(as_read(message)).replace(result.id, "ID"))
+    return read
+
+
+def delayed_by_celery(client: redis.Redis, *args: Any) -> dict[str, Any]:
+    with_listener: list[Any] = []
+
+    def hear(**_: Any) -> None:
+        with_listener.append(1)
+
+    signals.before_task_publish.connect(hear)
+    try:
+        return delayed(client, *args)
+    finally:
+        signals.before_task_publish.disconnect(hear)
+        assert with_listener
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("65b9f0a2c3d4e5f6a7b8c9d0",), ("a", "2026-01-31T09:25:00.000Z"), ("é\u2028 \"'\\ %s", None), (5, 0.5), (True,)],
+    ids=["an id", "with its time", "odd characters", "numbers", "a boolean"],
+)
+def test_delay_sends_the_message_of_celery(fresh: redis.Redis, by_celery: list[str], args: tuple[Any, ...]) -> None:
+    expected = delayed_by_celery(fresh, *args)
+    expected["headers"]["argsrepr"] = repr(args)  # Celery shows some characters in another way
+    del by_celery[:]
+    assert delayed(fresh, *args) == expected
+    assert len(by_celery) == 1  # from which the others are copied; it was not pushed
+    assert delayed(fresh, *args) == expected
+    assert len(by_celery) == 1
+
+
+def test_copy_has_its_own_arguments_and_id(fresh: redis.Redis) -> None:
+    one, other = delayed(fresh, "a"), delayed(fresh, "b", None)
+    assert [message["body"][0] for message in (one, other)] == [["a"], ["b", None]]
+    assert [message["headers"]["argsrepr"] for message in (one, other)] == ["('a',)", "('b', None)"]
+    first, second = unsnooze_room.delay("a"), unsnooze_room.delay("a")
+    assert first.id != second.id
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        (("a",), {"countdown": 60}),
+        (("a",), {"task_id": "mine"}),
+        (("a",), {"headers": {"x": "y"}}),
+        (("a",), {"priority": 3}),
+        ((), {"kwargs": {"room_id": "a"}}),
+        ((AT,), {}),
+        ((["a"],), {}),
+    ],
+    ids=["countdown", "id", "header", "priority", "keywords", "a date", "a list"],
+)
+def test_celery_sends_what_is_more_than_plain_arguments(
+    fresh: redis.Redis, by_celery: list[str], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    unsnooze_room.delay("a")
+    del by_celery[:]
+    result = unsnooze_room.apply_async(args, **options)
+    assert by_celery == [result.id]
+
+
+def test_celery_sends_what_a_running_task_sends(fresh: redis.Redis, by_celery: list[str]) -> None:
+    unsnooze_room.delay("a")
+    fresh.delete("support-snooze")
+    del by_celery[:]
+    with within_a_scan():
+        message = delayed(fresh, "a")
+    assert len(by_celery) == 1
+    assert (message["headers"]["root_id"], message["headers"]["parent_id"]) == ("root-1", "scan-1")
+
+
+def test_wrong_arguments_are_refused_as_celery_does(fresh: redis.Redis) -> None:
+    for args in (("a", "b", "c"), ("a", "b", "c", "d")):
+        with pytest.raises(TypeError, match="positional argument"):
+            unsnooze_room.delay(*args)
+    assert fresh.keys("support-snooze") == []
+
+
+def test_router_decides_about_each_message(fresh: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.amqp.router, "routes", [lambda name, args, *_, **__: {"queue": f"queue-{args[0]}"}])
+    for room in ("a", "b", "a"):
+        unsnooze_room.delay(room)
+    assert {name.decode(): fresh.llen(name) for name in fresh.keys("queue-*")} == {"queue-a": 2, "queue-b": 1}
+    fresh.delete("queue-a", "queue-b")
+
+
+@pytest.mark.parametrize("attribute", [{"expires": 60}, {"ignore_result": False}, {"compression": "gzip"}])
+def test_celery_sends_what_cannot_be_copied(
+    fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch, attribute: dict[str, Any]
+) -> None:
+    for name, value in attribute.items():
+        monkeypatch.setattr(unsnooze_room, name, value, raising=False)
+    monkeypatch.setattr(unsnooze_room, "_exec_options", None)  # which Celery keeps
+    results = [unsnooze_room.delay("a") for _ in range(3)]
+    assert [result.id for result in results] == by_celery[-3:]
+    assert fresh.llen("support-snooze") == 3
+
+
+def test_celery_sends_again_what_redis_did_not_confirm(
+    fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsnooze_room.delay("a")
+    fresh.delete("support-snooze")
+    del by_celery[:]
+    put_many = Channel.put_many
+
+    def lose_the_reply(self: Channel, *args: Any) -> None:
+        put_many(self, *args)
+        raise redis.ConnectionError("lost")
+
+    monkeypatch.setattr(Channel, "put_many", lose_the_reply)
+    result = unsnooze_room.delay("b")
+    assert by_celery == [result.id]
+    ids = [json.loads(raw)["headers"]["id"] for raw in fresh.lrange("support-snooze", 0, -1)]
+    assert ids == [result.id] * 2  # of which one has an effect
+
+
+def test_without_batches_celery_sends_each(
+    fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings().model_copy(update={"qm_batching": False})
+    monkeypatch.setattr("queue_manager.batching.publish.settings", lambda: chosen)
+    results = [unsnooze_room.delay("a") for _ in range(2)]
+    assert by_celery == [result.id for result in results]
