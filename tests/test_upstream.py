@@ -38,6 +38,7 @@ READ = {
     "_fd_to_chan": "kombu.transport.redis:MultiChannelPoller._register",
     "_flush": "kombu.transport.virtual.base:QoS._flush",
     "_flush_brpop_reauth": "kombu.transport.redis:Channel._flush_brpop_reauth",
+    "_get_exec_options": "celery.app.task:Task._get_exec_options",
     "_get_message_priority": "kombu.transport.virtual.base:Channel._get_message_priority",
     "_get_publish_topics": "kombu.transport.redis:Channel._get_publish_topics",
     "_group_buffer": "celery.events.dispatcher:EventDispatcher.__init__",
@@ -60,7 +61,9 @@ READ = {
 # What we rebuild, or whose arguments and results we rely on, without a private name that would show it.
 REBUILT = (
     "celery.app.base:Celery.now",
+    "celery.app.base:Celery.send_task",
     "celery.app.base:Celery.uses_utc_timezone",
+    "celery.app.task:Task.apply_async",
     "celery.app.trace:build_tracer",
     "celery.app.trace:fast_trace_task",
     "celery.app.trace:task_has_custom",

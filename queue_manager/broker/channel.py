@@ -104,6 +104,7 @@ class Channel(stock.Channel):
         self._must_poll = False  # whether to ask, while they are drained, if a list has a message
         self._requested: tuple[list[PriorityList], int] = ([], 0)  # lists and batch size of the request; 0: a poll
         self._lists: dict[str, list[PriorityList]] = {}  # by queue
+        self._signalled_queue: str | None = None  # that a waiter has found a message in
         self._no_ack_queues: set[str] = set()
         self._used_lists: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
@@ -159,8 +160,14 @@ class Channel(stock.Channel):
     # Taking
 
     def _brpop_start(self, timeout: float | None = None) -> None:
-        """Request a batch of messages, unless the queues are empty: then the waiters and polls signal new messages."""
+        """Request a batch of messages, unless the queues are empty: then the waiters and polls signal new messages.
+
+        After a signal, from that queue alone: the others have waiters and polls of their own.
+        """
         queues = self._queue_cycle.consume(len(self.active_queues))
+        if self._signalled_queue in queues:
+            queues = [self._signalled_queue]
+        self._signalled_queue = None
         free_slots = self.qos.free_slots
         if not queues or free_slots == 0 or (self._is_drained and not self._must_poll):
             return
@@ -375,28 +382,29 @@ class Channel(stock.Channel):
         """While the queues are empty, let the server signal when one of their lists has a message."""
         if not (self._is_drained and self.active_queues and self.qos.can_consume()):
             return
-        for name in self._awaited_lists():
+        for name, queue in self._awaited_lists():
             waiter = self.waiters.get(name)
             if waiter is None:
                 waiter = self.waiters[name] = Waiter(self._create_client(asynchronous=True), name)
-                self.handlers[_handler_key(name)] = partial(self._wake_up, waiter)
+                self.handlers[_handler_key(name)] = partial(self._wake_up, waiter, queue)
             if not waiter.is_waiting:
                 poller.listen(self, waiter.client, _handler_key(name))
                 waiter.start()
 
-    def _awaited_lists(self) -> list[str]:
+    def _awaited_lists(self) -> list[tuple[str, str]]:
+        """Return the lists that have waiters, each with its queue."""
         awaited = self.priority_steps if self.awaited_priorities is None else self.awaited_priorities
         lists = self._lists_of(self.active_queues)
-        return [one.name for one in lists if one.priority in awaited or one.name in self._used_lists]
+        return [(one.name, one.queue) for one in lists if one.priority in awaited or one.name in self._used_lists]
 
     def poll_lists(self) -> None:
         """Let the next turn ask if a list has a message, because only some lists have a waiter."""
         self._must_poll = True
 
-    def _wake_up(self, waiter: Waiter) -> NoReturn:
+    def _wake_up(self, waiter: Waiter, queue: str) -> NoReturn:
         try:
             if waiter.read_reply():
-                self._is_drained = False
+                self._is_drained, self._signalled_queue = False, queue
         except self.connection_errors:
             waiter.client.connection.disconnect()
             raise

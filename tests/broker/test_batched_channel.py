@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from redis.exceptions import ReadOnlyError
 
 from dev.servers import Valkey
 from queue_manager.broker import dead_letters, transport
+from queue_manager.broker.channel import Channel, PriorityList
 from queue_manager.broker.errors import BrokerRefuses, ConnectionLost
 from queue_manager.broker.options import register_transport
 from queue_manager.core.errors import ConfigurationError
@@ -112,6 +114,24 @@ def test_long_queue_holds_up_no_other(connection: Connection) -> None:
     bodies = Taker(connection, "long", "short", "other", prefetch=9).drain()
 
     assert sorted(bodies) == ["long"] * 5 + ["other"] * 2 + ["short"] * 2
+
+
+def test_signal_requests_the_messages_of_its_queue_alone(
+    connection: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker = Taker(connection, "a", "b", "c")
+    taker.drain(timeout=0.2)
+    arguments, requested = Channel._take_arguments, []
+
+    def record(self: Channel, lists: Sequence[PriorityList], *more: Any) -> Any:
+        requested.append({one.queue for one in lists})
+        return arguments(self, lists, *more)
+
+    monkeypatch.setattr(Channel, "_take_arguments", record)
+    monkeypatch.setattr(Channel, "poll_lists", lambda self: None)
+    client.lpush("b", json.dumps(envelope("one")))
+    assert taker.drain() == ["one"]
+    assert requested == [{"b"}]
 
 
 def test_message_is_awaited_without_polling(connection: Connection, client: Redis) -> None:
