@@ -143,8 +143,7 @@ class DispatchRules(Specification[Item]):
 
 def outlived(lease: ItemLease) -> ItemLease:
     """Return the lease after all its times are over: nothing is forbidden then that is allowed before."""
-    is_ended = lease.place in ("sending", "running")
-    return ItemLease(lease.place, is_ended, has_started=lease.has_started, losses=lease.losses)
+    return ItemLease(lease.place, lease.place == "running", has_started=lease.has_started, losses=lease.losses)
 
 
 def without_company(attempt: Attempt) -> Attempt:
