@@ -9,18 +9,25 @@
 -- Atomic, so that the check of the id and the write are one step: a retried enqueue adds one message. Without
 -- allow-oom, so that a full server refuses the whole call.
 
--- One HMGET, HSET and, per type if type indexes are kept, ZADD for all messages: a call with the largest batch takes less
--- than 10 ms. Messages of further types than MAX_INDEXED are indexed by the next consumer that asks for a type.
-
--- Adds the entry of the message whose arguments begin at `i`. Returns its stream, its id, and the members between the
--- message's id and its payload.
-local function add_entry(i)
-  local id, _, kind_json, priority, options, payload = unpack(ARGV, i, i + 5)
+-- Adds the entry of a message. Returns its stream, its id, and the members between the message's id and its payload.
+local function add_entry(id, _, kind_json, priority, options, payload)
   local about = ',"type":' .. kind_json .. ',"priority":' .. priority .. ',"created_at":' .. NOW_TEXT .. ',' .. options
-  local stream = stream_of(tonumber(priority))
+  local stream = priority == '0' and QUEUE or QUEUE .. '_p' .. priority
   local sid = redis.call('XADD', stream, '*', 'data', '{"id":"' .. id .. '"' .. about .. '"payload":' .. payload .. '}')
   return stream, sid, about
 end
+
+if #ARGV == 6 and redis.call('EXISTS', TYPES) == 0 and redis.call('HEXISTS', RECORDS, ARGV[1]) == 0 then
+  local _, sid = add_entry(unpack(ARGV))
+  redis.call('HSET', RECORDS, ARGV[1], packed_location(ARGV[4], sid))
+  announce('enqueue', '{"count":1,"ids":' .. array({ ARGV[1] }) .. '}')
+  return { 1 }
+end
+
+-- ---- Several messages
+--
+-- One HMGET, HSET and, per type if type indexes are kept, ZADD for all messages: a call with the largest batch takes less
+-- than 10 ms. Messages of further types than MAX_INDEXED are indexed by the next consumer that asks for a type.
 
 local ids, is_given, is_any_there = {}, {}, false
 for i = 1, #ARGV, 6 do
@@ -35,8 +42,9 @@ end
 local answers, records = {}, {}
 if not is_any_there and not is_index_kept() then
   for i, id in ipairs(ids) do
-    local _, sid = add_entry(i * 6 - 5)
-    records[i * 2 - 1], records[i * 2] = id, packed_location(ARGV[i * 6 - 2], sid)
+    local first = i * 6 - 5
+    local _, sid = add_entry(unpack(ARGV, first, first + 5))
+    records[i * 2 - 1], records[i * 2] = id, packed_location(ARGV[first + 3], sid)
     answers[i] = 1
   end
   redis.call('HSET', RECORDS, unpack(records))
@@ -73,8 +81,9 @@ for i, id in ipairs(ids) do
     answers[i] = 0
   else
     is_known[id] = true
-    local stream, sid, about = add_entry(i * 6 - 5)
-    local kind, priority = ARGV[i * 6 - 4], ARGV[i * 6 - 2]
+    local first = i * 6 - 5
+    local stream, sid, about = add_entry(unpack(ARGV, first, first + 5))
+    local kind, priority = ARGV[first + 1], ARGV[first + 3]
     records[#records + 1] = id
     local is_indexed = is_index_kept() and (index_members[kind] or indexed < MAX_INDEXED)
     is_any_left = is_any_left or is_index_kept() and not is_indexed
