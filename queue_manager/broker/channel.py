@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from queue import Empty
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import uuid4
 
 from kombu.transport import redis as stock
@@ -34,6 +34,7 @@ from queue_manager.broker.dead_letters import FAILED_ONCE
 from queue_manager.broker.envelope import BrokerMessage, NotAMessage, read, write
 from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_errors
 from queue_manager.broker.options import options_beyond_url
+from queue_manager.broker.priority_lists import PriorityList, PriorityLists
 from queue_manager.broker.unacked import UnackedMessages
 from queue_manager.broker.waiter import Waiter
 from queue_manager.core import redis_client
@@ -50,16 +51,6 @@ PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
 UNBOUNDED = 2**31  # connections of a pool, which needs one for each list that is waited on
 
 log = get_logger("QM/transport")
-
-
-class PriorityList(NamedTuple):
-    """A list that has the messages of one queue and priority."""
-
-    name: str
-    queue: str
-    priority: int
-    ending: str
-    """What follows a message in its entry among the unacknowledged ones."""
 
 
 class Channel(stock.Channel):
@@ -103,10 +94,9 @@ class Channel(stock.Channel):
         self._is_drained = False  # whether the last batch took everything there was
         self._must_poll = False  # whether to ask, while they are drained, if a list has a message
         self._requested: tuple[list[PriorityList], int] = ([], 0)  # lists and batch size of the request; 0: a poll
-        self._lists: dict[str, list[PriorityList]] = {}  # by queue
+        self._lists = PriorityLists(self)
         self._signalled_queue: str | None = None  # that a waiter has found a message in
         self._no_ack_queues: set[str] = set()
-        self._used_lists: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
         self._command_client: Any = None
         self.waiters: dict[str, Waiter] = {}
@@ -172,7 +162,7 @@ class Channel(stock.Channel):
         if not queues or free_slots == 0 or (self._is_drained and not self._must_poll):
             return
         batch_size = 0 if self._is_drained else min(self.take_batch_size, free_slots or self.take_batch_size)
-        lists, script = self._lists_of(queues), scripts.TAKE_MESSAGES
+        lists, script = self._lists.of(queues), scripts.TAKE_MESSAGES
         keys, arguments = self._take_arguments(lists, len(queues), batch_size)
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
         take = (*command, len(keys), *keys, *arguments)
@@ -190,15 +180,6 @@ class Channel(stock.Channel):
         of_lists = (part for one in lists for part in (one.ending, one.priority))
         return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, queues, *of_lists]
 
-    def _lists_of(self, queues: Iterable[str]) -> list[PriorityList]:
-        """Return the lists of queues, by priority and then in the order of the queues."""
-        for queue in queues:
-            if queue not in self._lists:
-                ending = f', "", {dumps(queue)}]'
-                names = [(self._q_for_pri(queue, step), self.priority(step)) for step in self.priority_steps]
-                self._lists[queue] = [PriorityList(name, queue, priority, ending) for name, priority in names]
-        return [one for of_priority in zip(*map(self._lists.__getitem__, queues), strict=True) for one in of_priority]
-
     def _brpop_read(self, **options: Any) -> bool:
         """Deliver the batch that was requested. Raises `Empty` if it has no message, or for the reply to a poll."""
         reply = self._read_reply(**options)
@@ -209,7 +190,7 @@ class Channel(stock.Channel):
         self._is_script_loaded = True
         self._is_drained = len(reply) < 3 * batch_size
         for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
-            self._used_lists.add(lists[number - 1].name)
+            self._lists.mark_used(lists[number - 1])
             self._queue_cycle.rotate(lists[number - 1].queue)  # so that another queue has its turn first
         unwanted = []
         self.qos.arriving = [bytes_to_str(tag) for tag in reply[1::3]]
@@ -275,7 +256,7 @@ class Channel(stock.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """Take one message and register it in the same step. Returns `None` if there is none."""
-        keys, arguments = self._take_arguments(self._lists_of([queue]), 1, 1)
+        keys, arguments = self._take_arguments(self._lists.of([queue]), 1, 1)
         while True:
             with self.conn_or_acquire() as client:
                 taken = scripts.TAKE_MESSAGES(client, keys, arguments)
@@ -359,7 +340,7 @@ class Channel(stock.Channel):
 
     def _size(self, queue: str) -> int:
         with self.conn_or_acquire() as client:
-            return int(scripts.COUNT_MESSAGES(client, [one.name for one in self._lists_of([queue])], []))
+            return int(scripts.COUNT_MESSAGES(client, [one.name for one in self._lists.of([queue])], []))
 
     def _do_restore_message(self, payload: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any) -> None:
         """Put back a message that the stock transport registered. Raises `NotAMessage` if that would lose it."""
@@ -382,20 +363,15 @@ class Channel(stock.Channel):
         """While the queues are empty, let the server signal when one of their lists has a message."""
         if not (self._is_drained and self.active_queues and self.qos.can_consume()):
             return
-        for name, queue in self._awaited_lists():
-            waiter = self.waiters.get(name)
-            if waiter is None:
-                waiter = self.waiters[name] = Waiter(self._create_client(asynchronous=True), name)
-                self.handlers[_handler_key(name)] = partial(self._wake_up, waiter, queue)
-            if not waiter.is_waiting:
-                poller.listen(self, waiter.client, _handler_key(name))
-                waiter.start()
-
-    def _awaited_lists(self) -> list[tuple[str, str]]:
-        """Return the lists that have waiters, each with its queue."""
         awaited = self.priority_steps if self.awaited_priorities is None else self.awaited_priorities
-        lists = self._lists_of(self.active_queues)
-        return [(one.name, one.queue) for one in lists if one.priority in awaited or one.name in self._used_lists]
+        for one in self._lists.awaited(self.active_queues, awaited):
+            waiter, key = self.waiters.get(one.name), f"WAIT {one.name}"
+            if waiter is None:
+                waiter = self.waiters[one.name] = Waiter(self._create_client(asynchronous=True), one.name)
+                self.handlers[key] = partial(self._wake_up, waiter, one.queue)
+            if not waiter.is_waiting:
+                poller.listen(self, waiter.client, key)
+                waiter.start()
 
     def poll_lists(self) -> None:
         """Let the next turn ask if a list has a message, because only some lists have a waiter."""
@@ -435,7 +411,3 @@ class Channel(stock.Channel):
         except REDIS_OUTAGES:
             if not self._closing:
                 raise
-
-
-def _handler_key(name: str) -> str:
-    return f"WAIT {name}"
