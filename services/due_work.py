@@ -67,6 +67,8 @@ class DueBatch:
     found: int
     items: list[DueItem]
     other_counts: Mapping[str, int] = field(default_factory=dict)
+    lease_ends_ms: int = 0
+    """When the leases end that were taken for the time of sending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +228,7 @@ class DueWork(ABC):
         flagged_for = self.ahead + 2 * self.leases.lease if self.flags_documents else seconds(0)
         names = [one.lease for one in fit]
         taken = self.leases.take(names, is_forced=is_manual, flagged_for=flagged_for)
-        ours = [fit[position] for position in taken]
+        ours = [fit[position] for position in taken.positions]
         if ours:
             self.flag(ours)
         now, batch = self.clock(), uuid4().hex
@@ -240,25 +242,28 @@ class DueWork(ABC):
                 eta=at if at > now else None,
                 lease=names[position],
             )
-            for number, (one, at, position) in enumerate(zip(ours, times, taken, strict=True))
+            for number, (one, at, position) in enumerate(zip(ours, times, taken.positions, strict=True))
         ]
         other_counts = Counter(one.counted_as for one in some if one.counted_as is not None)
         found = len(ours) + len(some) - len(fit)  # what is in flight was found before
-        return DueBatch(found=found, items=items, other_counts=other_counts)
+        return DueBatch(found=found, items=items, other_counts=other_counts, lease_ends_ms=taken.ends_ms)
 
     def sent(self, batch: DueBatch) -> None:
         """Say that the items of a batch were sent."""
+        now = self.clock()
+        self.leases.dispatched([item.lease for item in batch.items if item.eta is None], ends_ms=batch.lease_ends_ms)
         self.record_dispatched(batch.items)
         if ahead := [item for item in batch.items if item.eta is not None]:
             longest = max(item.eta for item in ahead if item.eta is not None)
-            self.sent_ahead(ahead, wait=max(longest - self.clock(), seconds(0)))
+            self.sent_ahead(ahead, wait=max(longest - now, seconds(0)))
 
     def sent_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
         """Say that items were sent, to be executed within `wait`: then they wait for a worker, as long as it takes."""
         self.leases.sent_again([item.lease for item in items], wait=wait)
 
     def sent_manually(self, items: Sequence[DueItem]) -> None:
-        """Say that items taken manually were sent."""
+        """Say that items taken manually were sent: they wait for a worker, as long as it takes."""
+        self.leases.sent_again([item.lease for item in items], wait=seconds(0))
         self.record_dispatched(items, is_manual=True)
 
     def token(self, due: Due, *, batch: str, number: int) -> str:

@@ -3,8 +3,8 @@
 A lease is named by an item's id and its due time, so a new due time is a new lease. Each system has sorted sets of
 these names, scored in milliseconds:
 
-    waiting  taken by a scan, which sends it, and not received by a worker → when it was taken, or the ETA of its task
-    running  received by a worker → when the lease ends; the worker renews it
+    waiting  dispatched, not received by a worker → when it was dispatched, or the ETA of its task
+    running  being sent, or received by a worker → when the lease ends; the worker renews it
     cooling  its last attempt failed → when it may be dispatched again
     done     ended a moment ago → until when a scan that read it before does not dispatch it again
     started  an attempt runs → when it started
@@ -37,6 +37,7 @@ from queue_manager.core.redis_client import PerProcess, Script, make_client
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.leases.scripts import (
+    DISPATCHED,
     END,
     END_EARLY,
     END_SCAN,
@@ -109,6 +110,14 @@ class Attempts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Taken:
+    """The result of `take`: the positions of the names taken, and when their leases end."""
+
+    positions: list[int]
+    ends_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LeaseStatus:
     """The lease of one item."""
 
@@ -133,20 +142,18 @@ class Leases:
 
     # Dispatch
 
-    def take(
-        self, names: Sequence[str], *, is_forced: bool = False, flagged_for: timedelta = timedelta(0)
-    ) -> list[int]:
-        """Take the leases that nobody holds; with `is_forced` also those that are cooling. Return their positions.
+    def take(self, names: Sequence[str], *, is_forced: bool = False, flagged_for: timedelta = timedelta(0)) -> Taken:
+        """Take the leases that nobody holds; with `is_forced` also those that are cooling.
 
-        Their items wait for a worker from now on, for any time: one that is not sent must be released. The flag of a
-        document counts as ours for `flagged_for`, even if its due time changes.
+        The flag of a document that was taken counts as ours for `flagged_for`, even if its due time changes.
         """
         positions: list[int] = []
+        ends = 0
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
-            taken = self._run(TAKE, int(is_forced), milliseconds(flagged_for), *some)
-            positions += [first + position - 1 for position in taken]
-        return positions
+            ends, *found = self._run(TAKE, self._lease_ms, int(is_forced), milliseconds(flagged_for), *some)
+            positions += [first + position - 1 for position in found]
+        return Taken(positions=positions, ends_ms=ends)
 
     @contextmanager
     def scan(self) -> Iterator[Callable[[], bool]]:
@@ -172,6 +179,10 @@ class Leases:
         finally:
             with redis_server() as client:
                 END_SCAN(client, [key], [token])
+
+    def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
+        """Mark items taken until `ends_ms` as sent: they wait for a worker, for any time."""
+        self._each(DISPATCHED, names, ends_ms)
 
     def are_waiting(self) -> bool:
         """Return True if dispatched items wait for a worker."""

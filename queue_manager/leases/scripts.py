@@ -20,39 +20,57 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 """
 
-# Take leases that nobody holds: the items wait for a worker, for any time.
+# Take leases that nobody holds.
 #
-# ARGV     "1" to take cooling ones too; how long in ms to remember that the caller flags the documents, 0 if it flags
-#          none; names
-# Returns  the positions of the names taken, from 1
+# ARGV     how long in ms; "1" to take cooling ones too; how long in ms to remember that the caller flags the documents,
+#          0 if it flags none; names
+# Returns  when they end, in ms; then the positions of the names taken, from 1
 #
 # Atomic because two scanners may find the same items.
 TAKE = Script(f"""#!lua
 {_PRELUDE}
-local names = {{unpack(ARGV, 3)}}
+local names = {{unpack(ARGV, 4)}}
 local w = redis.call('ZMSCORE', waiting, unpack(names))
 local r = redis.call('ZMSCORE', running, unpack(names))
 local c = redis.call('ZMSCORE', cooling, unpack(names))
 local d = redis.call('ZMSCORE', done, unpack(names))
-local reply, add, ended, cooled, marked = {{}}, {{}}, {{}}, {{}}, {{}}
+local ends = now + ARGV[1]
+local reply, add, cooled, marked = {{ends}}, {{}}, {{}}, {{}}
 for i, name in ipairs(names) do
-    local is_cooling = c[i] and tonumber(c[i]) > now and ARGV[1] ~= '1'
+    local is_cooling = c[i] and tonumber(c[i]) > now and ARGV[2] ~= '1'
     local is_held = w[i] or (r[i] and tonumber(r[i]) > now) or (d[i] and tonumber(d[i]) > now)
     if not is_held and not is_cooling then
         reply[#reply + 1] = i
-        add[#add + 1], add[#add + 2] = now, name
-        if r[i] then ended[#ended + 1] = name end
+        add[#add + 1], add[#add + 2] = ends, name
         if c[i] then cooled[#cooled + 1] = name end
-        if ARGV[2] ~= '0' then
-            marked[#marked + 1], marked[#marked + 2] = now + ARGV[2], string.match(name, '^(.*)@')
+        if ARGV[3] ~= '0' then
+            marked[#marked + 1], marked[#marked + 2] = now + ARGV[3], string.match(name, '^(.*)@')
         end
     end
 end
-if #add > 0 then redis.call('ZADD', waiting, unpack(add)) end
-if #ended > 0 then redis.call('ZREM', running, unpack(ended)) end
+if #add > 0 then redis.call('ZADD', running, unpack(add)) end
 if #cooled > 0 then redis.call('ZREM', cooling, unpack(cooled)) end
 if #marked > 0 then redis.call('ZADD', flagged, unpack(marked)) end
 return reply
+""")
+
+# Mark taken items as dispatched: they wait for a worker, for any time.
+#
+# ARGV     when the last of the taken leases ends, in ms; names. One that a worker has received meanwhile ends later.
+DISPATCHED = Script(f"""#!lua flags=allow-oom
+{_PRELUDE}
+local scores = redis.call('ZMSCORE', running, unpack(ARGV, 2))
+local add, remove = {{}}, {{}}
+for i = 2, #ARGV do
+    if scores[i - 1] and tonumber(scores[i - 1]) <= tonumber(ARGV[1]) then
+        add[#add + 1], add[#add + 2] = now, ARGV[i]
+        remove[#remove + 1] = ARGV[i]
+    end
+end
+if #remove > 0 then
+    redis.call('ZREM', running, unpack(remove))
+    redis.call('ZADD', waiting, unpack(add))
+end
 """)
 
 # Hold unknown items once, because another program may be working on them: their flag is not ours.

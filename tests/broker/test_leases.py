@@ -36,11 +36,13 @@ def short(clean: Servers) -> Leases:
 
 
 def take(ours: Leases, *names: str, is_forced: bool = False) -> list[str]:
-    return [names[position] for position in ours.take(names, is_forced=is_forced)]
+    return [names[position] for position in ours.take(names, is_forced=is_forced).positions]
 
 
 def dispatch(ours: Leases, *names: str) -> None:
-    assert take(ours, *names) == [*names]
+    taken = ours.take(names)
+    assert len(taken.positions) == len(names)
+    ours.dispatched(names, ends_ms=taken.ends_ms)
 
 
 def states(ours: Leases, *names: str) -> list[str]:
@@ -59,10 +61,9 @@ class TestTake:
         ours.release([ONE])
         assert states(ours, ONE, later) == ["free", "in-progress"]
 
-    def test_lease_of_a_scan_that_died_before_it_sent_is_freed_like_that_of_a_lost_message(self, short: Leases) -> None:
+    def test_lease_of_a_scan_that_died_before_it_sent_ends_by_itself(self, short: Leases, ours: Leases) -> None:
         assert take(short, ONE) == [ONE]
-        eventually(lambda: short.free_lost(0) == 1)
-        assert take(short, ONE) == [ONE]
+        eventually(lambda: take(ours, ONE) == [ONE])
 
     def test_more_names_than_one_command_takes(self, ours: Leases) -> None:
         names = [leases.name(str(number), AT) for number in range(2 * leases.MAX_ARGUMENTS + 1)]
@@ -108,12 +109,15 @@ class TestWaiting:
         ours.end_early([ONE, TWO, THREE])
         assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "in-progress"]
 
-    def test_what_is_taken_again_waits_and_is_not_stuck(self, short: Leases, ours: Leases, client: redis.Redis) -> None:
-        dispatch(ours, ONE)
-        short.renew([ONE])  # a worker received it, and died
-        eventually(lambda: states(ours, ONE) == ["stuck"])
-        dispatch(ours, ONE)
-        assert client.keys("qm:lease:*") == ["qm:lease:trial-end:waiting"]
+    def test_what_a_worker_received_meanwhile_does_not_wait_any_more(self, ours: Leases) -> None:
+        taken = ours.take([ONE, TWO])
+        with ours.alone(ONE) as attempts:
+            attempts.done.add(ONE)
+        ours.dispatched([ONE, TWO], ends_ms=taken.ends_ms)
+        assert ours.free_lost(0) == 0  # nothing is old enough
+        one, two = ours.statuses([ONE, TWO])
+        assert one.ends_at is not None
+        assert two.ends_at is None
 
     def test_it_is_freed_only_as_far_as_it_exceeds_the_messages_oldest_first(self, short: Leases, ours: Leases) -> None:
         for name in (ONE, TWO, THREE):

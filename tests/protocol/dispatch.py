@@ -59,7 +59,7 @@ class Dispatch(DispatchRules):
 
     @step
     def send(self, item: Item) -> Steps[Item]:
-        # batching/publish.py. After an unknown outcome the lease is kept; `free_lost` frees it.
+        # batching/publish.py. After an unknown outcome the lease is kept, and ends.
         for due in item.scanned("taken"):
             if len(item.queue) < self.queue_length:
                 sent = item.queued(Sent(due))
@@ -69,12 +69,11 @@ class Dispatch(DispatchRules):
 
     @step
     def mark_sent(self, item: Item) -> Steps[Item]:
-        # DueWork.sent
+        # DueWork.sent: from now on the lease has no end while the message waits.
         for due in item.scanned("sent"):
-            left = item._replace(scan=None)
-            yield "the scan goes on", left
-            ahead = self.with_lease(left, due, self.lease(item, due).sent_again())
-            yield "the scan sets when the item, sent ahead of its time, may be received", ahead
+            lease, left = self.lease(item, due), item._replace(scan=None)
+            yield "the scan marks the item as sent", self.with_lease(left, due, lease.dispatched())
+            yield "the scan marks the item as sent ahead of its time", self.with_lease(left, due, lease.sent_again())
 
     @step
     def free_lost(self, item: Item) -> Steps[Item]:
@@ -91,7 +90,7 @@ class Dispatch(DispatchRules):
     def lease_ends(self, item: Item) -> Steps[Item]:
         for due in self.keys():
             lease = self.lease(item, due)
-            if lease.place == "running" and not lease.is_ended:
+            if lease.place in ("sending", "running") and not lease.is_ended:
                 yield f"the lease of {due} ends", self.with_lease(item, due, lease._replace(is_ended=True))
 
     @step

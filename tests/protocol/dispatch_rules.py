@@ -143,7 +143,8 @@ class DispatchRules(Specification[Item]):
 
 def outlived(lease: ItemLease) -> ItemLease:
     """Return the lease after all its times are over: nothing is forbidden then that is allowed before."""
-    return ItemLease(lease.place, lease.place == "running", has_started=lease.has_started, losses=lease.losses)
+    is_ended = lease.place in ("sending", "running")
+    return ItemLease(lease.place, is_ended, has_started=lease.has_started, losses=lease.losses)
 
 
 def without_company(attempt: Attempt) -> Attempt:

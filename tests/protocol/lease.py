@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Place = Literal["free", "waiting", "running"]
+Place = Literal["free", "sending", "waiting", "running"]
 MAX_LOSSES = 2  # after which an item pauses before it is started again
 
 
 class ItemLease(NamedTuple):
     place: Place = "free"
-    """`waiting`: taken by a scan, not received. `running`: received, or of a start."""
+    """`sending`: taken by a scan. `waiting`: dispatched, not received. `running`: received, or of a start."""
     is_ended: bool = False
-    """The end of `running` has passed: others may take it, its holder may still renew it."""
+    """The end of `sending` or `running` has passed: others may take it, its holder may still renew it."""
     is_cooling: bool = False
     is_done: bool = False
     """It ended a moment ago: a scan that read the document before does not dispatch it again."""
@@ -33,8 +33,12 @@ class ItemLease(NamedTuple):
         return (self.place == "free" or self.is_ended) and not self.is_done and not self.is_cooling
 
     def taken(self) -> ItemLease:
-        """`TAKE`: it waits for a worker, for any time."""
-        return self._replace(place="waiting", is_ended=False)
+        """`TAKE`: for the time of sending."""
+        return self._replace(place="sending", is_ended=False)
+
+    def dispatched(self) -> ItemLease:
+        """`DISPATCHED`: it waits for a worker, for any time, unless one has received the item meanwhile."""
+        return self._replace(place="waiting", is_ended=False) if self.place == "sending" else self
 
     def freed(self) -> ItemLease:
         """`FREE_LOST`: its message was lost."""

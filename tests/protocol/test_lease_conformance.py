@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pytest
@@ -26,6 +26,8 @@ class RealLease:
 
     client: redis.Redis
     leases: Leases
+    taken_until: int = 0
+    """When the lease ends that a scan took, in ms."""
 
     def store(self, lease: ItemLease) -> RealLease:
         """Write a lease as its scripts would have left it."""
@@ -47,7 +49,7 @@ class RealLease:
             if lease.losses:
                 pipe.hset(losses, NAME, f"{lease.losses}:{now}")
             pipe.execute()
-        return self
+        return replace(self, taken_until=ends if lease.place == "sending" else now - 2 * SHORT)
 
     def read(self) -> ItemLease:
         """Return the lease as it is."""
@@ -63,7 +65,7 @@ class RealLease:
         if waits is not None:
             place = "waiting"
         elif ends is not None:
-            place = "running"
+            place = "sending" if ends <= self.taken_until else "running"
         return ItemLease(
             place=place,
             is_ended=ends is not None and ends <= now,
@@ -78,8 +80,8 @@ class RealLease:
         return int(whole) * 1000 + int(micro) // 1000
 
     def take(self) -> RealLease:
-        self.leases.take([NAME])
-        return self
+        taken = self.leases.take([NAME])
+        return replace(self, taken_until=taken.ends_ms) if taken.positions else self
 
     def start_in_batch(self) -> RealLease:
         START_BATCH(self.client, self.leases.keys, [LONG, NAME])
@@ -109,6 +111,10 @@ def start_alone(lease: ItemLease) -> ItemLease:
 
 OPERATIONS: dict[str, tuple[Callable[[ItemLease], ItemLease], Callable[[RealLease], RealLease]]] = {
     "take": (lambda lease: lease.taken() if lease.is_free else lease, RealLease.take),
+    "dispatched": (
+        ItemLease.dispatched,
+        lambda real: real.after(lambda leases: leases.dispatched([NAME], ends_ms=real.taken_until)),
+    ),
     "free lost": (
         lambda lease: lease.freed() if lease.place == "waiting" else lease,
         lambda real: real.after(lambda leases: leases.free_lost(0)),
@@ -130,7 +136,7 @@ OPERATIONS: dict[str, tuple[Callable[[ItemLease], ItemLease], Callable[[RealLeas
     "end, done": (lambda lease: lease.attempt_ended(is_done=True), lambda real: real.end(is_done=True)),
 }
 TIME: list[Callable[[ItemLease], ItemLease]] = [
-    lambda lease: lease._replace(is_ended=lease.place == "running"),
+    lambda lease: lease._replace(is_ended=lease.place in ("sending", "running")),
     lambda lease: lease._replace(is_cooling=False),
     lambda lease: lease._replace(is_done=False),
 ]
