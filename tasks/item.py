@@ -86,11 +86,11 @@ class ItemTask(BatchedTask):
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *more: Any, **options: Any
     ) -> AsyncResult:
         """Send the task as Celery does; without options in a fraction of the time."""
-        if args and not (kwargs or task_id or more or options):
+        if args and isinstance(args, (list, tuple)) and not (kwargs or task_id or more or options):
             if self.typing:
                 self.__header__(*args)
             task_id = str(uuid4())
-            with suppress(RedisError):  # Celery tries again, and raises what the caller knows
+            with suppress(RedisError):  # Celery sends it, perhaps for the second time: the item is executed once
                 if publish_copy(self, args, task_id):
                     result = self.AsyncResult(task_id)
                     result.ignored = True

@@ -1,8 +1,8 @@
 """Publish items: messages are copied from one that Celery made, so each has what Celery, a router or a setting adds.
 
 Many items of one kind are pushed together; Celery makes the first and the last message. Of items that are sent one by
-one it makes the first of a process and a route. A copy leaves out what is as Celery takes it to be anyway, almost half
-of the message.
+one, by `.delay()`, it makes the first of the process. A copy leaves out what is as Celery takes it to be anyway, almost
+half of the message.
 
 Celery makes every message if a copy would differ from what it makes, if a program listens to publishing, if the
 transport is kombu's own, or with QM_BATCHING=false. Then each message is also published on its own.
@@ -13,13 +13,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from json.encoder import encode_basestring_ascii as quoted
+from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from celery import signals
+import celery
+from celery import Celery, Task, signals
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
@@ -44,6 +47,13 @@ FOR_RESULTS = ("correlation_id", "reply_to")
 NONCE = uuid4().hex
 PLACEHOLDER = re.compile(f'"{NONCE}:([a-z]+)"')
 ONE_RETRY = {"max_retries": 1, "interval_start": 0}
+KNOWN_HEADERS = {
+    *("lang", "task", "id", "shadow", "eta", "expires", "group", "group_index", "retries", "timelimit", "root_id"),
+    *("parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result", "replaced_task_nesting", "stamped_headers"),
+    "stamps",
+}
+"""Headers of Celery's own. The trace of one call, for example, must not be copied."""
+CELERY = str(Path(celery.__file__).parent)
 PLAIN = (str, int, float, bool, type(None))  # types of arguments that Celery sends as they are
 MAX_ARGS_REPR = 1024  # characters of the arguments, as Celery's own
 KombuMessage = dict[str, Any]
@@ -86,42 +96,60 @@ def publish_copy(task: ItemTask, args: Sequence[Any], token: str) -> bool:
     Raises the errors of redis-py; it is uncertain then whether it was sent.
     """
     app = task.app
-    is_plain = all(isinstance(one, PLAIN) for one in args)
-    if not (is_plain and settings().qm_batching) or app.current_worker_task or _has_listeners(task):
+    if not _may_be_copied(task, args) or app.current_worker_task or _has_listeners(task):
         return False
     route = app.amqp.router.route(dict(task._get_exec_options()), task.name, args, {}, task)
     with app.producer_or_acquire() as producer:
-        if not isinstance(producer.channel, Channel):
+        # Without a connection Celery opens one, as long as its settings say.
+        if not producer.connection.connected or not isinstance(producer.channel, Channel):
             return False
         original = task.original
-        if original is None or (original.route, original.pid) != (route, os.getpid()):
+        if original is None or original.pid != os.getpid():
             original = task.original = _original(task, args, producer, route)
-        if original.template is None:
+        if original.template is None or original.route != route:
             return False
-        producer.channel.put_many(original.list, [original.template.filled(token, args, token)])
+        # Nobody reads the tag of a message that was not delivered yet, so that it may be anything.
+        producer.channel.put_many(original.list_name, [original.template.filled(token, args, token)])
         return True
+
+
+def _may_be_copied(task: ItemTask, args: Sequence[Any]) -> bool:
+    """Return True if nothing but the settings, a router and a listener could change the message that Celery makes."""
+    are_celerys = all(map(_is_celerys, (Task.apply_async, Celery.send_task)))  # which instrumentation replaces
+    is_named_plainly = type(task).shadow_name is Task.shadow_name
+    return are_celerys and is_named_plainly and settings().qm_batching and all(isinstance(one, PLAIN) for one in args)
+
+
+def _is_celerys(function: Any) -> bool:
+    return type(function) is FunctionType and function.__code__.co_filename.startswith(CELERY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Original:
-    """The message of a task as Celery made it in a process for a route."""
+    """The first message of a task in a process, as Celery made it."""
 
-    route: Any
     pid: int
-    list: str
-    template: Template | None
+    route: Any
+    """The answer of the router; a message with another one is left to Celery."""
+    list_name: str = ""
+    template: Template | None = None
     """`None` if a copy would differ from what Celery makes."""
 
 
 def _original(task: ItemTask, args: Sequence[Any], producer: Any, route: Any) -> Original:
+    none, queue = Original(pid=os.getpid(), route=route), route.get("queue")
+    if getattr(queue, "exchange", None) is None or queue.exchange.type != "direct":
+        return none
     item = DueItem(token=str(uuid4()), args=tuple(args))
     captured = _captured(task, [item], producer, {})
-    name, message = captured[0]
-    headers = message["headers"]
-    is_timeless = headers["ignore_result"] and headers["expires"] is None and headers["shadow"] is None
-    can_be_copied = is_timeless and _can_be_copied(captured, [item])
-    template = Template.of(message, has_eta=False) if can_be_copied else None
-    return Original(route=route, pid=os.getpid(), list=name, template=template)
+    if len(captured) != 1 or not _can_be_copied(captured, [item]):
+        return none
+    ((list_name, message),) = captured
+    headers, delivery = message["headers"], message["properties"]["delivery_info"]
+    is_always_so = headers["ignore_result"] and headers["expires"] is None and headers.keys() <= KNOWN_HEADERS
+    if not is_always_so or delivery["routing_key"] != queue.routing_key:
+        return none
+    return replace(none, list_name=list_name, template=Template.of(message, has_eta=False))
 
 
 def _has_listeners(task: ItemTask) -> bool:
@@ -168,6 +196,8 @@ def _can_be_copied(captured: Sequence[Captured], items: Sequence[DueItem]) -> bo
     if len(captured) != len(items) or len({name for name, _ in captured}) != 1:
         return False
     messages = [loads(dumps(message)) for _, message in captured]
+    if any("root_id" not in one["headers"] for one in messages):  # `task_protocol` is 1
+        return False
     template = Template.of(messages[0], has_eta=any(item.eta for item in items))
     copies = [loads(template.filled(item.token, item.args, "", item.eta)) for item in items]
     try:
@@ -209,7 +239,7 @@ class Template:
 
     @classmethod
     def of(cls, message: KombuMessage, *, has_eta: bool) -> Template:
-        """Return the template of a message; without `has_eta` its copies have the message's own."""
+        """Return the template of a message; without `has_eta` its copies have the ETA of the message."""
         one = _shortened(message)
         headers, properties = one["headers"], one["properties"]
         if headers["root_id"] == headers["id"]:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 TAKE_BATCH_SIZE = 500  # messages; a larger batch would delay other clients of the server
 PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
+IDLE_AFTER = 0.1  # seconds without a request for messages
 UNBOUNDED = 2**31  # connections of a pool, which needs one for each list that is waited on
 
 log = get_logger("QM/transport")
@@ -95,7 +96,7 @@ class Channel(stock.Channel):
         self._must_poll = False  # whether to ask, while they are drained, if a list has a message
         self._requested: tuple[list[PriorityList], int] = ([], 0)  # lists and batch size of the request; 0: a poll
         self._lists = PriorityLists(self)
-        self._signalled_queue: str | None = None  # that a waiter has found a message in
+        self._signalled_queue: str | None = None  # to request messages of, instead of all queues
         self._no_ack_queues: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
         self._command_client: Any = None
@@ -152,7 +153,7 @@ class Channel(stock.Channel):
     def _brpop_start(self, timeout: float | None = None) -> None:
         """Request a batch of messages, unless the queues are empty: then the waiters and polls signal new messages.
 
-        After a signal, from that queue alone: the others have waiters and polls of their own.
+        The first signal to an idle worker requests the messages of its queue alone, which is sooner done.
         """
         queues = self._queue_cycle.consume(len(self.active_queues))
         if self._signalled_queue in queues:
@@ -378,9 +379,12 @@ class Channel(stock.Channel):
         self._must_poll = True
 
     def _wake_up(self, waiter: Waiter, queue: str) -> NoReturn:
+        # A busy worker asks for all, or the signals of one queue would hide messages of lists that have no waiter.
+        is_quiet = time.monotonic() > self._brpop_sent_at + IDLE_AFTER
+        is_idle = self._is_drained and is_quiet and not self._must_poll
         try:
             if waiter.read_reply():
-                self._is_drained, self._signalled_queue = False, queue
+                self._is_drained, self._signalled_queue = False, queue if is_idle else None
         except self.connection_errors:
             waiter.client.connection.disconnect()
             raise

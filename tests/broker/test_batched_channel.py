@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,8 +118,21 @@ def test_long_queue_holds_up_no_other(connection: Connection) -> None:
     assert sorted(bodies) == ["long"] * 5 + ["other"] * 2 + ["short"] * 2
 
 
-def test_signal_requests_the_messages_of_its_queue_alone(
-    connection: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("state", "wanted"),
+    [
+        ({"_brpop_sent_at": 0.0}, {"b"}),
+        ({"_brpop_sent_at": time.monotonic() + 600}, {"a", "b", "c"}),
+        ({"_brpop_sent_at": 0.0, "_must_poll": True}, {"a", "b", "c"}),
+    ],
+    ids=["idle", "busy", "about to poll"],
+)
+def test_signal_requests_the_messages_of_its_queue_alone_if_the_worker_was_idle(
+    connection: Connection,
+    client: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    state: dict[str, Any],
+    wanted: set[str],
 ) -> None:
     taker = Taker(connection, "a", "b", "c")
     taker.drain(timeout=0.2)
@@ -130,9 +144,10 @@ def test_signal_requests_the_messages_of_its_queue_alone(
 
     monkeypatch.setattr(Channel, "_take_arguments", record)
     monkeypatch.setattr(Channel, "poll_lists", lambda self: None)
+    vars(taker.channel).update(state)
     client.lpush("b", json.dumps(envelope("one")))
     assert taker.drain() == ["one"]
-    assert requested == [{"b"}]
+    assert requested[-1] == wanted
 
 
 def test_message_is_awaited_without_polling(connection: Connection, client: Redis) -> None:
