@@ -79,9 +79,8 @@ def _publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
     ends = [items[0], items[-1]]
     is_copied = isinstance(producer.channel, Channel) and not _has_listeners(task)
     captured = _captured(task, ends, producer, headers) if is_copied else []
-    if _can_be_copied(captured, ends):
-        name, message = captured[0]
-        template, tag = Template.of(message, has_eta=any(item.eta for item in items)), uuid4().hex
+    if template := _template(captured, ends, has_eta=any(item.eta for item in items)):
+        (name, _), tag = captured[0], uuid4().hex
         copies = (template.filled(one.token, one.args, f"{tag}-{at}", one.eta) for at, one in enumerate(items))
         producer.channel.put_many(name, copies)
         return
@@ -142,14 +141,14 @@ def _original(task: ItemTask, args: Sequence[Any], producer: Any, route: Any) ->
         return none
     item = DueItem(token=str(uuid4()), args=tuple(args))
     captured = _captured(task, [item], producer, {})
-    if len(captured) != 1 or not _can_be_copied(captured, [item]):
+    if (template := _template(captured, [item], has_eta=False)) is None:
         return none
     ((list_name, message),) = captured
     headers, delivery = message["headers"], message["properties"]["delivery_info"]
     is_always_so = headers["ignore_result"] and headers["expires"] is None and headers.keys() <= KNOWN_HEADERS
     if not is_always_so or delivery["routing_key"] != queue.routing_key:
         return none
-    return replace(none, list_name=list_name, template=Template.of(message, has_eta=False))
+    return replace(none, list_name=list_name, template=template)
 
 
 def _has_listeners(task: ItemTask) -> bool:
@@ -191,19 +190,20 @@ def _args_repr(args: Sequence[Any]) -> str:
     return repr(args)[:MAX_ARGS_REPR]
 
 
-def _can_be_copied(captured: Sequence[Captured], items: Sequence[DueItem]) -> bool:
-    """Return True if the messages that Celery made of these items say what copies of the first say."""
+def _template(captured: Sequence[Captured], items: Sequence[DueItem], *, has_eta: bool) -> Template | None:
+    """Return the template of the first of the messages that Celery made of these items; `None` if copies differ."""
     if len(captured) != len(items) or len({name for name, _ in captured}) != 1:
-        return False
+        return None
     messages = [loads(dumps(message)) for _, message in captured]
     if any("root_id" not in one["headers"] for one in messages):  # `task_protocol` is 1
-        return False
-    template = Template.of(messages[0], has_eta=any(item.eta for item in items))
+        return None
+    template = Template.of(messages[0], has_eta=has_eta)
     copies = [loads(template.filled(item.token, item.args, "", item.eta)) for item in items]
     try:
-        return [_content(copy) for copy in copies] == [_content(message) for message in messages]
+        are_equal = [_content(copy) for copy in copies] == [_content(message) for message in messages]
     except ValueError:  # the body is compressed, or not JSON
-        return False
+        return None
+    return template if are_equal else None
 
 
 def _content(message: KombuMessage) -> KombuMessage:
