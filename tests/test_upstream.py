@@ -30,7 +30,6 @@ READ = {
     "_already_revoked": "celery.worker.request:Request._announce_revoked",
     "_callbacks": "kombu.transport.virtual.base:Transport._deliver",
     "_channels": "kombu.transport.redis:MultiChannelPoller.__init__",
-    "_client_registered": "kombu.transport.redis:MultiChannelPoller._client_registered",
     "_deliver": "kombu.transport.virtual.base:Transport._deliver",
     "_delivered": "kombu.transport.virtual.base:QoS.append",
     "_dirty": "kombu.transport.virtual.base:QoS._flush",
@@ -46,6 +45,7 @@ READ = {
     "_lookup": "kombu.transport.virtual.base:Channel._lookup",
     "_maybe_update_queues_expire": "kombu.transport.redis:Channel._maybe_update_queues_expire",
     "_outbound_buffer": "celery.events.dispatcher:EventDispatcher.extend_buffer",
+    "_parser": "redis.connection:AbstractConnection.set_parser",
     "_payload": "celery.worker.request:Request._payload",
     "_process_task": "celery.worker.worker:WorkController._process_task",
     "_process_task_sem": "celery.worker.worker:WorkController._process_task_sem",
@@ -54,7 +54,6 @@ READ = {
     "_queue_cycle": "kombu.transport.redis:Channel.__init__",
     "_quick_acquire": "celery.worker.components:Pool.create",
     "_quick_release": "celery.worker.components:Pool.create",
-    "_register": "kombu.transport.redis:MultiChannelPoller._register",
     "_register_BRPOP": "kombu.transport.redis:MultiChannelPoller._register_BRPOP",
     "_size": "kombu.transport.redis:Channel._size",
 }

@@ -10,6 +10,9 @@ Stock kombu 5.7 closes its channels when it loses the connection. A closing chan
 asks `None` for a host name, so the worker exits with an AttributeError. Here it raises a connection error, after which
 Celery reconnects.
 
+An idle worker waits for the server to say that a list has changed (client-side caching, `CLIENT TRACKING`): a request
+that finds queues empty is also the order to be told.
+
 Queues of one priority are served fairly; `queue_order_strategy` has no effect. Needs Redis 7.0 or Valkey 7.2.
 """
 
@@ -18,16 +21,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import islice
 from queue import Empty
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from kombu.transport import redis as stock
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
-from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError
+from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, ResponseError
 
 from queue_manager.broker import scripts
 from queue_manager.broker.dead_letters import FAILED_ONCE
@@ -36,20 +38,16 @@ from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_e
 from queue_manager.broker.options import options_beyond_url
 from queue_manager.broker.priority_lists import PriorityList, PriorityLists
 from queue_manager.broker.unacked import UnackedMessages
-from queue_manager.broker.waiter import Waiter
 from queue_manager.core import redis_client
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
 
-if TYPE_CHECKING:
-    from queue_manager.broker.transport import Poller
-
 TAKE_BATCH_SIZE = 500  # messages; a larger batch would delay other clients of the server
 PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
-IDLE_AFTER = 0.1  # seconds without a request for messages
-UNBOUNDED = 2**31  # connections of a pool, which needs one for each list that is waited on
+POLL_INTERVAL = 5.0  # seconds; also shows that the server is gone, or has become a replica
+POLL_INTERVAL_UNTOLD = 1.0  # seconds, on a server that does not tell of changes
 
 log = get_logger("QM/transport")
 
@@ -66,12 +64,6 @@ class Channel(stock.Channel):
     connection_class = redis_client.Connection
     connection_class_ssl = redis_client.SecureConnection
 
-    awaited_priorities: Sequence[int] | None = None
-    """Priority steps whose lists are each waited on over a connection of their own; `None`: all steps.
-
-    The other lists are polled every second while the queues are empty, and waited on once they were used.
-    """
-
     take_batch_size: int = TAKE_BATCH_SIZE
     """Messages that are taken at once, at most."""
 
@@ -80,7 +72,6 @@ class Channel(stock.Channel):
 
     from_transport_options = (
         *stock.Channel.from_transport_options,
-        "awaited_priorities",
         "is_of_settings",
         # Names of keys that stock kombu does not have as options.
         "keyprefix_queue",
@@ -92,15 +83,14 @@ class Channel(stock.Channel):
         self._tag_prefix = uuid4().hex
         self._take_count = 0
         self._is_script_loaded = False
-        self._is_drained = False  # whether the last batch took everything there was
-        self._must_poll = False  # whether to ask, while they are drained, if a list has a message
-        self._requested: tuple[list[PriorityList], int] = ([], 0)  # lists and batch size of the request; 0: a poll
         self._lists = PriorityLists(self)
-        self._signalled_queue: str | None = None  # to request messages of, instead of all queues
+        self._requested: list[PriorityList] = []
+        self._empty_queues: set[str] = set()  # not requested until the server says that one of their lists has changed
+        self._is_told = False  # whether the server says so
+        self._next_poll_at = 0.0
         self._no_ack_queues: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
         self._command_client: Any = None
-        self.waiters: dict[str, Waiter] = {}
         with refusals_as_connection_errors(but=(NoPermissionError,)):  # of a ping
             super().__init__(*args, **kwargs)
         if self.global_keyprefix or not self.ack_emulation:
@@ -116,7 +106,7 @@ class Channel(stock.Channel):
 
     def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
         self._no_ack_queues.add(queue) if no_ack else self._no_ack_queues.discard(queue)
-        self._is_drained = False
+        self._empty_queues.discard(queue)
         return super().basic_consume(queue, no_ack, *args, **kwargs)
 
     # Connections
@@ -128,7 +118,21 @@ class Channel(stock.Channel):
         params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
         if self.is_of_settings:
             params |= options_beyond_url(settings().broker)
-        return {**params, "max_connections": UNBOUNDED} if asynchronous else params
+        return {**params, "protocol": 3, "redis_connect_func": self._connected} if asynchronous else params
+
+    def _connected(self, connection: Any) -> None:
+        """Let the server tell this new connection when a list changes that it has found empty."""
+        connection.on_connect()
+        self._empty_queues.clear()
+        try:
+            connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+            connection.read_response()
+        except ResponseError as error:
+            self._is_told = False
+            log.warning("Redis does not tell of new messages; they are polled every second", error=str(error))
+        else:
+            self._is_told = True
+            connection._parser.set_invalidation_push_handler(self._lists_changed)
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         """Return the client for commands, created once per pool; stock kombu creates one for each ack.
@@ -142,35 +146,27 @@ class Channel(stock.Channel):
             self._command_client = super()._create_client()
         return self._command_client
 
-    def _on_connection_disconnect(self, connection: Any) -> None:
-        for waiter in self.waiters.values():
-            if getattr(waiter.client, "connection", None) is connection:
-                waiter.reset()
-        super()._on_connection_disconnect(connection)
-
     # Taking
 
     def _brpop_start(self, timeout: float | None = None) -> None:
-        """Request a batch of messages, unless the queues are empty: then the waiters and polls signal new messages.
-
-        The first signal to an idle worker requests the messages of its queue alone, which is sooner done.
-        """
-        queues = self._queue_cycle.consume(len(self.active_queues))
-        if self._signalled_queue in queues:
-            queues = [self._signalled_queue]
-        self._signalled_queue = None
-        free_slots = self.qos.free_slots
-        if not queues or free_slots == 0 or (self._is_drained and not self._must_poll):
+        """Request a batch of messages of the queues that may have some."""
+        queues, free_slots = self._queues_to_request(), self.qos.free_slots
+        if not queues:
+            self._read_pushes()  # those that came together with the last reply do not make the connection readable
+            queues = self._queues_to_request()
+        if not queues or free_slots == 0:
             return
-        batch_size = 0 if self._is_drained else min(self.take_batch_size, free_slots or self.take_batch_size)
-        lists, script = self._lists.of(queues), scripts.TAKE_MESSAGES
-        keys, arguments = self._take_arguments(lists, len(queues), batch_size)
+        self._requested, script = self._lists.of(queues), scripts.TAKE_MESSAGES
+        most = min(self.take_batch_size, free_slots or self.take_batch_size)
+        keys, arguments = self._take_arguments(self._requested, len(queues), most)
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
-        take = (*command, len(keys), *keys, *arguments)
-        self._requested, self._must_poll = (lists, batch_size), False
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self.client.connection.send_command(*(take if batch_size else ("EXISTS", *keys[2:])))
+        self.client.connection.send_command(*command, len(keys), *keys, *arguments)
+
+    def _queues_to_request(self) -> list[str]:
+        """Return the queues that may have messages, in the order of their turns."""
+        return [one for one in self._queue_cycle.consume(len(self.active_queues)) if one not in self._empty_queues]
 
     def _take_arguments(
         self, lists: Sequence[PriorityList], queues: int, batch_size: int
@@ -182,16 +178,13 @@ class Channel(stock.Channel):
         return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, queues, *of_lists]
 
     def _brpop_read(self, **options: Any) -> bool:
-        """Deliver the batch that was requested. Raises `Empty` if it has no message, or for the reply to a poll."""
-        reply = self._read_reply(**options)
-        lists, batch_size = self._requested
-        if not batch_size:
-            self._is_drained = not reply
-            raise Empty
+        """Deliver the batch that was requested. Raises `Empty` if there is no message."""
+        reply, lists = self._read_reply(**options), self._requested
         self._is_script_loaded = True
-        self._is_drained = len(reply) < 3 * batch_size
+        if not reply:
+            self._empty_queues.update(one.queue for one in lists)
+            raise Empty
         for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
-            self._lists.mark_used(lists[number - 1])
             self._queue_cycle.rotate(lists[number - 1].queue)  # so that another queue has its turn first
         unwanted = []
         self.qos.arriving = [bytes_to_str(tag) for tag in reply[1::3]]
@@ -205,15 +198,10 @@ class Channel(stock.Channel):
         finally:
             self.qos.arriving = ()
         self.qos.requeue_first(unwanted)
-        if not reply:
-            raise Empty
         return True
 
     def _read_reply(self, **options: Any) -> Any:
-        """Return the list number, tag and message of each message that was taken, in one flat list.
-
-        Of a poll, return how many lists have messages.
-        """
+        """Return the list number, tag and message of each message that was taken, in one flat list."""
         with refusals_as_connection_errors():
             try:
                 reply = self.client.parse_response(self.client.connection, "EVALSHA", **options)
@@ -360,42 +348,40 @@ class Channel(stock.Channel):
 
     # Waiting
 
-    def wait_for_messages(self, poller: Poller) -> None:
-        """While the queues are empty, let the server signal when one of their lists has a message."""
-        if not (self._is_drained and self.active_queues and self.qos.can_consume()):
-            return
-        awaited = self.priority_steps if self.awaited_priorities is None else self.awaited_priorities
-        for one in self._lists.awaited(self.active_queues, awaited):
-            waiter, key = self.waiters.get(one.name), f"WAIT {one.name}"
-            if waiter is None:
-                waiter = self.waiters[one.name] = Waiter(self._create_client(asynchronous=True), one.name)
-                self.handlers[key] = partial(self._wake_up, waiter, one.queue)
-            if not waiter.is_waiting:
-                poller.listen(self, waiter.client, key)
-                waiter.start()
+    def _lists_changed(self, push: Sequence[Any]) -> None:
+        """Request the queues of these lists again; all queues if the server has forgotten what it was to tell."""
+        _, names = push
+        if names is None:
+            self._empty_queues.clear()
+        else:
+            self._empty_queues.difference_update(map(self._lists.queue_of, map(bytes_to_str, names)))
+
+    def hear(self) -> NoReturn:
+        """Read what the server says without being asked: lists have changed, or it closes the connection."""
+        try:
+            self._read_pushes()
+        except self.connection_errors:
+            if self.qos.can_consume():
+                raise
+            # Nothing was requested for long, so the server may have found it idle. The next request opens it again.
+        else:
+            self.connection.cycle.request(self)
+        raise Empty  # kombu would take it for a message
+
+    def _read_pushes(self) -> None:
+        connection = self.client.connection
+        try:
+            while connection.can_read():
+                connection.read_response(push_request=True)
+        except self.connection_errors:
+            connection.disconnect()
+            raise
 
     def poll_lists(self) -> None:
-        """Let the next turn ask if a list has a message, because only some lists have a waiter."""
-        self._must_poll = True
-
-    def _wake_up(self, waiter: Waiter, queue: str) -> NoReturn:
-        # A busy worker asks for all, or the signals of one queue would hide messages of lists that have no waiter.
-        is_quiet = time.monotonic() > self._brpop_sent_at + IDLE_AFTER
-        is_idle = self._is_drained and is_quiet and not self._must_poll
-        try:
-            if waiter.read_reply():
-                self._is_drained, self._signalled_queue = False, queue if is_idle else None
-        except self.connection_errors:
-            waiter.client.connection.disconnect()
-            raise
-        self.connection.cycle.request(self)
-        raise Empty  # a signal brings no message
-
-    def _poll_error(self, type: str, **options: Any) -> None:
-        if type in ("BRPOP", "LISTEN"):
-            super()._poll_error(type, **options)
-        else:
-            self.handlers[type]()
+        """Let the next turn request all queues, if that is due."""
+        if time.monotonic() >= self._next_poll_at:
+            self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_told else POLL_INTERVAL_UNTOLD)
+            self._empty_queues.clear()
 
     # Closing
 

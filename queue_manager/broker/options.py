@@ -81,8 +81,7 @@ def transport_options(chosen: Settings) -> dict[str, Any]:
         "client_name": "queue-manager",
     }
     if chosen.has_batched_broker:
-        # An idle worker has a connection for each list of priority 0; it polls the other lists every second.
-        options |= {"visibility_timeout": BATCHED_VISIBILITY_TIMEOUT, "awaited_priorities": [0], "is_of_settings": True}
+        options |= {"visibility_timeout": BATCHED_VISIBILITY_TIMEOUT, "is_of_settings": True}
     if (sentinel := parse_redis_url(chosen.broker).get("sentinel")) is not None:
         # Without its credentials: `celery inspect stats` shows these options. Our channel reads the settings.
         shown = {name: value for name, value in sentinel["sentinel_kwargs"].items() if name not in CREDENTIALS}

@@ -27,7 +27,7 @@ class PriorityLists:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._of_queue: dict[str, list[PriorityList]] = {}
-        self._used: set[str] = set()
+        self._queues: dict[str, str] = {}
 
     def of(self, queues: Collection[str]) -> list[PriorityList]:
         """Return the lists of queues, by priority and then in the order of the queues."""
@@ -36,15 +36,12 @@ class PriorityLists:
                 self._of_queue[queue] = self._made(queue)
         return [one for same in zip(*map(self._of_queue.__getitem__, queues), strict=True) for one in same]
 
+    def queue_of(self, name: str) -> str | None:
+        """Return the queue of a list that was used."""
+        return self._queues.get(name)
+
     def _made(self, queue: str) -> list[PriorityList]:
         channel, ending = self._channel, f', "", {dumps(queue)}]'
         names = [(channel._q_for_pri(queue, step), channel.priority(step)) for step in channel.priority_steps]
+        self._queues.update((name, queue) for name, _ in names)
         return [PriorityList(name, queue, priority, ending) for name, priority in names]
-
-    def mark_used(self, one: PriorityList) -> None:
-        """Remember that a message came from a list."""
-        self._used.add(one.name)
-
-    def awaited(self, queues: Collection[str], priorities: Collection[int]) -> list[PriorityList]:
-        """Return the lists to be waited on: those of the priorities, and those that were used."""
-        return [one for one in self.of(queues) if one.priority in priorities or one.name in self._used]

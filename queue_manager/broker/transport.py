@@ -23,18 +23,18 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 
 UPKEEP_INTERVAL = 1.0  # seconds between two turns where no event loop does the work
-POLL_INTERVAL = 1.0  # seconds between two requests for messages while the queues are empty
+POLL_TIMER = 1.0  # seconds between two looks whether a channel must poll
 
 log = get_logger("QM/transport")
 
 
 class Poller(stock.MultiChannelPoller):
-    """Polls the connections of all channels, including those of waiters."""
+    """Polls the connections of all channels."""
 
     renewal_timer: Any = None
     """The timer of the event loop that renews."""
     polling_timer: Any = None
-    """The timer of the event loop that polls lists without a waiter."""
+    """The timer of the event loop that polls lists."""
 
     _next_upkeep_at = 0.0
 
@@ -74,7 +74,7 @@ class Poller(stock.MultiChannelPoller):
         super().close()
 
     def poll_lists(self) -> None:
-        """Ask now if there are messages: not every list has a waiter."""
+        """Request the messages that no server has told of, of channels where that is due."""
         for channel in list(self._channels):
             channel.poll_lists()
         self.on_poll_start()
@@ -85,8 +85,6 @@ class Poller(stock.MultiChannelPoller):
             for channel in list(self._channels):
                 channel.qos.flush_acks()
             super().on_poll_start()
-            for channel in list(self._channels):
-                channel.wait_for_messages(self)
 
     def request(self, channel: Channel) -> None:
         """Request a batch of messages now instead of in the next turn of the event loop."""
@@ -94,17 +92,10 @@ class Poller(stock.MultiChannelPoller):
             if channel.active_queues and channel.qos.can_consume():
                 self._register_BRPOP(channel)
 
-    def listen(self, channel: Channel, client: Any, handler_key: str) -> None:
-        """Poll the connection of a client, which is opened if necessary."""
-        if not self._client_registered(channel, client, handler_key):
-            self._register(channel, client, handler_key)
-
     def on_readable(self, fileno: int) -> Any:
         channel, key = self._fd_to_chan.get(fileno, (None, ""))
-        if key == "BRPOP" and not channel._in_poll:  # no reply is awaited: the server closes an idle connection
-            return channel.client.connection.disconnect()
-        if key == "BRPOP" or key.startswith("WAIT"):
-            return channel.handlers[key]()
+        if key == "BRPOP":
+            return channel.handlers[key]() if channel._in_poll else channel.hear()
         return super().on_readable(fileno)
 
     def _update_brpop_polling(self) -> None:
@@ -118,7 +109,7 @@ class Poller(stock.MultiChannelPoller):
                 self.renew()
             self.maybe_restore_messages()
             self.poll_lists()
-        super().get(callback, timeout)
+        super().get(callback, UPKEEP_INTERVAL if timeout is None else min(timeout, UPKEEP_INTERVAL))
 
     def renew(self) -> None:
         """Renew all messages. Flush acks too, because the loop may have ended while the last tasks finish."""
@@ -128,13 +119,6 @@ class Poller(stock.MultiChannelPoller):
                 channel.qos.renew()
             except channel.connection_errors:
                 log.debug("Messages could not be renewed; the next turn retries")
-
-    def maybe_check_brpop_health(self) -> None:
-        super().maybe_check_brpop_health()
-        for channel in list(self._channels):
-            for waiter in channel.waiters.values():
-                if channel.health_check_interval and waiter.is_overdue():
-                    waiter.client.connection.disconnect()
 
 
 class Transport(stock.Transport):
@@ -153,7 +137,7 @@ class Transport(stock.Transport):
         for timer in (self.cycle.renewal_timer, self.cycle.polling_timer):
             if timer is not None:
                 timer.cancel()
-        self.cycle.polling_timer = loop.call_repeatedly(POLL_INTERVAL, self.cycle.poll_lists)
+        self.cycle.polling_timer = loop.call_repeatedly(POLL_TIMER, self.cycle.poll_lists)
         self.cycle.renewal_timer = loop.call_repeatedly(self._renewal_interval, self.cycle.renew)
 
     def renew_in_thread(self) -> None:

@@ -16,6 +16,7 @@ PROBE_KEY = "qm:doctor"
 """Stands for the key in the arguments of a command."""
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("INFO", "PING", "TIME"), ()),
+    "CLIENT TRACKING": ("ON",),
     **dict.fromkeys(("EVAL", "EVALSHA"), ("return 1", "1", PROBE_KEY)),
     # Any key
     **dict.fromkeys(("DEL", "EXISTS", "PTTL", "TYPE", "GET", "INCR"), (PROBE_KEY,)),
@@ -29,7 +30,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("LLEN", "RPOP"), (PROBE_KEY,)),
     **dict.fromkeys(("LPUSH", "RPUSH"), (PROBE_KEY, "value")),
     **dict.fromkeys(("LRANGE", "LREM", "LTRIM"), (PROBE_KEY, "0", "-1")),
-    "BLMOVE": (PROBE_KEY, PROBE_KEY, "RIGHT", "RIGHT", "0"),
     # Sets and sorted sets
     "SMEMBERS": (PROBE_KEY,),
     **dict.fromkeys(("SADD", "SREM", "ZREM", "ZSCORE", "ZMSCORE", "ZSCAN"), (PROBE_KEY, "0")),

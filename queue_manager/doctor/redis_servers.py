@@ -67,8 +67,9 @@ def _probes(url: str) -> dict[str, tuple[str, ...]]:
     if url in (chosen.redis_url, chosen.broker_redis_url):
         keys = [SCANS_QUEUE, DEFAULT_QUEUE, *item_queues(systems()), *(keys if chosen.qm_message_queue else [])]
         channels, probe_key = [chosen.socketio_channel], PROBE_KEY
+    commands = COMMANDS.items()
     return {
-        **{name: (name, *(probe_key if one == PROBE_KEY else one for one in of)) for name, of in COMMANDS.items()},
+        **{name: (*name.split(), *(probe_key if one == PROBE_KEY else one for one in of)) for name, of in commands},
         **{f"the key {key}": ("EXISTS", key) for key in keys},
         **{f"the channel {channel}": ("PUBLISH", channel, "") for channel in channels},
     }

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from redis import Redis
 from redis.exceptions import ReadOnlyError
 
 from dev.servers import Valkey
+from queue_manager.broker import channel as channels
 from queue_manager.broker import dead_letters, transport
 from queue_manager.broker.channel import Channel
 from queue_manager.broker.errors import BrokerRefuses, ConnectionLost
@@ -24,6 +29,7 @@ from queue_manager.broker.priority_lists import PriorityList
 from queue_manager.core.errors import ConfigurationError
 from tests.broker.failing_disk import cannot_save
 from tests.broker.taking import Taker, connected, envelope, held, send, waiting
+from tests.eventually import eventually
 
 
 def test_messages_are_taken_in_order_and_acknowledged(connection: Connection, client: Redis) -> None:
@@ -88,7 +94,9 @@ def test_a_worker_whose_ping_is_refused_reconnects(tmp_path: Path) -> None:
         taker = Taker(connection, "q")
         taker.drain()
         cannot_save(admin, directory)
-        taker.channel.waiters.clear()  # the next ones connect, and send a ping
+        taken_from = taker.channel.client.connection
+        taken_from.disconnect()
+        taken_from.next_health_check = 0  # as of a new one
         for step in (connection.transport.cycle.on_poll_start, connection.channel):
             with pytest.raises(BrokerRefuses, match="MISCONF"):
                 step()
@@ -118,24 +126,15 @@ def test_long_queue_holds_up_no_other(connection: Connection) -> None:
     assert sorted(bodies) == ["long"] * 5 + ["other"] * 2 + ["short"] * 2
 
 
-@pytest.mark.parametrize(
-    ("state", "wanted"),
-    [
-        ({"_brpop_sent_at": 0.0}, {"b"}),
-        ({"_brpop_sent_at": inf}, {"a", "b", "c"}),
-        ({"_brpop_sent_at": 0.0, "_must_poll": True}, {"a", "b", "c"}),
-    ],
-    ids=["idle", "busy", "about to poll"],
-)
-def test_signal_requests_the_messages_of_its_queue_alone_if_the_worker_was_idle(
-    connection: Connection,
-    client: Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    state: dict[str, Any],
-    wanted: set[str],
-) -> None:
-    taker = Taker(connection, "a", "b", "c")
-    taker.drain(timeout=0.2)
+@pytest.fixture
+def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels learn of a message from the server alone."""
+    monkeypatch.setattr(channels, "POLL_INTERVAL", inf)
+
+
+@pytest.fixture
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """Record the queues of each request."""
     arguments, requested = Channel._take_arguments, []
 
     def record(self: Channel, lists: Sequence[PriorityList], *more: Any) -> Any:
@@ -143,11 +142,133 @@ def test_signal_requests_the_messages_of_its_queue_alone_if_the_worker_was_idle(
         return arguments(self, lists, *more)
 
     monkeypatch.setattr(Channel, "_take_arguments", record)
-    monkeypatch.setattr(Channel, "poll_lists", lambda self: None)
-    vars(taker.channel).update(state)
+    return requested
+
+
+@pytest.mark.usefixtures("unpolled")
+def test_only_queues_that_have_changed_are_requested(
+    connection: Connection, client: Redis, requested: list[set[str]]
+) -> None:
+    taker = Taker(connection, "a", "b", "c")
+    taker.drain(timeout=0.2)
+    assert requested == [{"a", "b", "c"}]
+    requested.clear()
+
     client.lpush("b", json.dumps(envelope("one")))
     assert taker.drain() == ["one"]
-    assert requested[-1] == wanted
+    assert requested == [{"b"}] * 2  # the second finds it empty
+
+    with client.pipeline() as pipe:
+        pipe.lpush("a", json.dumps(envelope("two"))).lpush("c", json.dumps(envelope("three"))).execute()
+    assert sorted(taker.drain()[1:]) == ["three", "two"]
+    assert set.union(*requested[2:]) == {"a", "c"}
+
+
+@pytest.mark.usefixtures("unpolled")
+def test_what_the_server_tells_is_no_event(connection: Connection, client: Redis) -> None:
+    taker = Taker(connection, "q")
+    taker.drain(timeout=0.2)
+    client.lpush("q", json.dumps(envelope("one")))
+    connection.drain_events(timeout=20)  # once, as who waits for one reply
+    assert taker.bodies == ["one"]
+
+
+@pytest.mark.usefixtures("unpolled")
+def test_what_the_server_tells_together_with_a_reply_is_heard(connection: Connection, client: Redis) -> None:
+    taker = Taker(connection, "q")
+    taker.drain(timeout=0.2)
+    taker.channel._empty_queues.clear()
+    connection.transport.cycle.on_poll_start()  # sends a request
+    eventually(lambda: peek(taker) == b"*0\r\n")
+    client.lpush("q", json.dumps(envelope("one")))
+    eventually(lambda: b"invalidate" in peek(taker))
+
+    assert taker.drain(timeout=0.2) == ["one"]
+
+
+def peek(taker: Taker) -> bytes:
+    """Return what the server has sent and was not read."""
+    unread: bytes = taker.channel.client.connection._sock.recv(4096, socket.MSG_PEEK)
+    return unread
+
+
+@pytest.mark.usefixtures("unpolled")
+def test_a_message_is_told_of_while_a_batch_is_delivered(
+    connection: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker = Taker(connection, "a", "b")
+    taker.drain(timeout=0.2)
+    received = taker.received
+
+    def produce(message: Any) -> None:
+        if not taker.taken:
+            client.lpush("b", json.dumps(envelope("second")))
+            client.lpush("a", json.dumps(envelope("third")))
+        received(message)
+
+    monkeypatch.setattr(taker.consumer, "on_message", produce)
+    client.lpush("a", json.dumps(envelope("first")))
+    assert sorted(taker.drain()) == ["first", "second", "third"]
+
+
+@pytest.mark.usefixtures("unpolled")
+@pytest.mark.parametrize("forget", ["flushall", "flushdb"])
+def test_a_message_is_told_of_after_the_server_has_forgotten_everything(
+    connection: Connection, client: Redis, forget: str
+) -> None:
+    taker = Taker(connection, "q")
+    taker.drain(timeout=0.2)
+    getattr(client, forget)()
+    taker.drain(timeout=0.2)
+    client.lpush("q", json.dumps(envelope("one")))
+    assert taker.drain() == ["one"]
+
+
+def test_a_server_that_tells_of_nothing_is_polled(
+    server: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    password = "a-password"
+    client.acl_setuser(
+        "poor", enabled=True, passwords=[f"+{password}"], categories=["+@all"], keys=["*"], channels=["*"]
+    )
+    client.execute_command("ACL", "SETUSER", "poor", "-client|tracking")
+    url = server.url.replace("redis://", f"redis://poor:{password}@")
+    try:
+        with connected(url) as connection:
+            taker = Taker(connection, "q")
+            taker.drain(timeout=0.2)
+            client.lpush("q", json.dumps(envelope("one")))
+            connection.drain_events(timeout=20)
+            assert taker.bodies == ["one"]
+    finally:
+        client.acl_deluser("poor")
+    assert "Redis does not tell of new messages" in caplog.text
+
+
+@pytest.mark.usefixtures("unpolled")
+def test_no_message_is_missed_between_idle_and_busy(server: Valkey) -> None:
+    names, sent = ["a", "b", "c"], 1_500
+
+    def produce() -> None:
+        chance = random.Random(1)
+        with Redis.from_url(server.url) as producer:
+            for number in range(sent):
+                producer.lpush(chance.choice(names), json.dumps(envelope(number)))
+                if chance.random() < 0.5 or number == sent - 1:
+                    eventually(lambda: not producer.exists(*names), within=10, every=0.0002)
+
+    with connected(server.url) as one, connected(server.url) as another, ThreadPoolExecutor() as threads:
+        takers = [Taker(one, *names), Taker(another, *names[1:])]
+        production = threads.submit(produce)
+
+        def take(taker: Taker) -> None:
+            while not production.done():
+                with suppress(TimeoutError):
+                    taker.connection.drain_events(timeout=0.1)
+
+        for run in [production, *[threads.submit(take, taker) for taker in takers]]:
+            run.result(60)
+    assert sorted(body for taker in takers for body in taker.bodies) == [*range(sent)]
 
 
 def test_message_is_awaited_without_polling(connection: Connection, client: Redis) -> None:
@@ -286,9 +407,23 @@ def test_lost_connection_is_replaced(connection: Connection, client: Redis) -> N
     client.lpush("q", json.dumps(envelope("after")))
 
     with pytest.raises(connection.recoverable_connection_errors):
-        taker.drain()  # a waiter was waiting
+        taker.drain()  # it was idle
 
     assert taker.drain() == ["after"]
+
+
+def test_connection_that_the_server_closes_while_no_message_is_wanted_is_opened_again(
+    connection: Connection, client: Redis
+) -> None:
+    send(connection, "q", "first", "second")
+    taker = Taker(connection, "q", prefetch=1)
+    taker.drain()
+    client.client_kill_filter(_type="normal", skipme=True)  # as its setting `timeout` does
+    with suppress(TimeoutError):
+        connection.drain_events(timeout=0.2)
+    taker.taken[0].ack()
+    connection.drain_events(timeout=20)
+    assert taker.bodies == ["first", "second"]
 
 
 def test_scheme_of_its_own(server: Valkey, client: Redis) -> None:

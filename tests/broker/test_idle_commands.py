@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from queue import Empty
+from math import inf
 
 import pytest
 from kombu import Connection
@@ -15,6 +15,7 @@ from redis import Redis
 from dev.servers import Valkey
 from queue_manager import leases
 from queue_manager.beat import scan_ticks
+from queue_manager.broker import channel as channels
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes
 from queue_manager.leases import Leases
@@ -44,30 +45,33 @@ def counted(client: Redis) -> Iterator[Counter[str]]:
 
 @pytest.fixture
 def all_priorities(server: Valkey) -> Iterator[Connection]:
-    with connected(server.url, priority_steps=[*PRIORITIES], awaited_priorities=[0]) as connection:
+    with connected(server.url, priority_steps=[*PRIORITIES]) as connection:
         yield connection
 
 
-def test_a_poll_of_empty_lists_is_one_command(all_priorities: Connection, client: Redis) -> None:
-    taker = Taker(all_priorities, "q")
+def test_a_poll_of_empty_lists_is_a_script_of_one_command(
+    all_priorities: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "POLL_INTERVAL", inf)
+    taker = Taker(all_priorities, "q", "another")
     taker.take(timeout=0.3)
-    with counted(client) as counts, suppress(Empty):
-        all_priorities.transport.cycle.poll_lists()
-        taker.channel._brpop_read()
-    assert counts["exists"] == 1
-    assert not counts.keys() & {"evalsha", "eval", "rpop"}
+    taker.channel._next_poll_at = 0.0
+    with counted(client) as counts, suppress(TimeoutError):
+        all_priorities.drain_events(timeout=0.3)
+    assert counts == {"evalsha": 1, "exists": 1}
 
 
-@pytest.mark.slow
-def test_a_poll_finds_a_message_of_any_priority(all_priorities: Connection, client: Redis) -> None:
+def test_a_message_of_any_priority_is_told_of(
+    all_priorities: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "POLL_INTERVAL", inf)
     taker = Taker(all_priorities, "q")
     taker.take(timeout=0.3)
-    some = PRIORITIES[::3]  # each waits for a poll, up to a second
-    for priority in some:
+    for priority in PRIORITIES:
         send(all_priorities, "q", priority, priority=priority)
         while priority not in taker.bodies:
             all_priorities.drain_events(timeout=20)
-    assert held(client) == (len(some), len(some))
+    assert held(client) == (len(PRIORITIES), len(PRIORITIES))
 
 
 def test_lists_behind_the_last_message_are_not_read(all_priorities: Connection, client: Redis) -> None:
