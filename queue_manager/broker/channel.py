@@ -11,7 +11,7 @@ asks `None` for a host name, so the worker exits with an AttributeError. Here it
 Celery reconnects.
 
 An idle worker waits for the server to say that a list has changed (client-side caching, `CLIENT TRACKING`): a request
-that finds queues empty is also the order to be told.
+that leaves queues empty is also the order to be told.
 
 Queues of one priority are served fairly; `queue_order_strategy` has no effect. Needs Redis 7.0 or Valkey 7.2.
 """
@@ -84,7 +84,7 @@ class Channel(stock.Channel):
         self._take_count = 0
         self._is_script_loaded = False
         self._lists = PriorityLists(self)
-        self._requested: list[PriorityList] = []
+        self._requested: tuple[list[PriorityList], int] = ([], 0)  # the lists, and how many messages at most
         self._empty_queues: set[str] = set()  # not requested until the server says that one of their lists has changed
         self._is_told = False  # whether the server says so
         self._next_poll_at = 0.0
@@ -156,9 +156,10 @@ class Channel(stock.Channel):
             queues = self._queues_to_request()
         if not queues or free_slots == 0:
             return
-        self._requested, script = self._lists.of(queues), scripts.TAKE_MESSAGES
+        lists, script = self._lists.of(queues), scripts.TAKE_MESSAGES
         most = min(self.take_batch_size, free_slots or self.take_batch_size)
-        keys, arguments = self._take_arguments(self._requested, len(queues), most)
+        self._requested = lists, most
+        keys, arguments = self._take_arguments(lists, len(queues), most)
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
@@ -179,10 +180,11 @@ class Channel(stock.Channel):
 
     def _brpop_read(self, **options: Any) -> bool:
         """Deliver the batch that was requested. Raises `Empty` if there is no message."""
-        reply, lists = self._read_reply(**options), self._requested
+        reply, (lists, most) = self._read_reply(**options), self._requested
         self._is_script_loaded = True
-        if not reply:
+        if len(reply) < 3 * most:
             self._empty_queues.update(one.queue for one in lists)
+        if not reply:
             raise Empty
         for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
             self._queue_cycle.rotate(lists[number - 1].queue)  # so that another queue has its turn first

@@ -20,6 +20,9 @@ from queue_manager.core.redis_client import Script
 # priority get equal shares first and the rest afterwards, so that a long list does not delay the others. `filled` is
 # the number of lists that may have messages left. Malformed messages are registered unchanged. With allow-oom, because
 # a full server must still be drained.
+#
+# A server that tells its client of changes does so for keys that were read since they were last changed. So lists that
+# are empty now are read last.
 TAKE_MESSAGES = Script("""#!lua flags=allow-oom
 local filled = redis.call('EXISTS', unpack(KEYS, 3))
 if filled == 0 then
@@ -65,6 +68,9 @@ end
 if count > 0 then
     redis.call('ZADD', KEYS[2], unpack(index))
     redis.call('HSET', KEYS[1], unpack(entries))
+end
+if count < most then
+    redis.call('EXISTS', unpack(KEYS, 3))
 end
 return taken
 """)

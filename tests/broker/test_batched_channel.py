@@ -156,12 +156,12 @@ def test_only_queues_that_have_changed_are_requested(
 
     client.lpush("b", json.dumps(envelope("one")))
     assert taker.drain() == ["one"]
-    assert requested == [{"b"}] * 2  # the second finds it empty
+    assert requested == [{"b"}]
 
     with client.pipeline() as pipe:
         pipe.lpush("a", json.dumps(envelope("two"))).lpush("c", json.dumps(envelope("three"))).execute()
     assert sorted(taker.drain()[1:]) == ["three", "two"]
-    assert set.union(*requested[2:]) == {"a", "c"}
+    assert set.union(*requested[1:]) == {"a", "c"}
 
 
 @pytest.mark.usefixtures("unpolled")
