@@ -1,8 +1,8 @@
 """Task events for Flower and other listeners: thousands a second.
 
-A buffered event is written as JSON when it happens, and the events of a few milliseconds are published together, after
-the tasks that were received have been sent to the pool. Celery would keep a dictionary of each, publish two dozen at a
-time and wait for each publication. The messages have the same content.
+A buffered event is written as JSON when it happens, and the events of 50 ms are published together, after the tasks
+that were received have been sent to the pool. Celery would keep a dictionary of each, publish two dozen at a time and
+wait for each publication. The messages have the same content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 
 EVENT_BATCH_SIZE = 1024  # events in one message: a third of a megabyte with our tasks
-FLUSH_DELAY = 0.01  # seconds
+FLUSH_DELAY = 0.05  # seconds
 PLAIN_EVENTS = ("task-received", "task-started", "task-succeeded")  # their fields are texts, numbers and `None`
 _group_of = lru_cache(group_from)
 

@@ -29,6 +29,7 @@ _HEADER_TYPES: dict[str, tuple[type, ...]] = {
 }
 _TIME_LIMIT_TYPES = (int, float, type(None))
 
+HEARTBEAT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
 # Seconds between two attempts to reach the broker: 1, 2, 3, 4, 4, 4, …
 RECONNECT_INTERVALS = {"interval_start": 1, "interval_step": 1, "interval_max": 4}
 
@@ -38,9 +39,11 @@ logger = get_logger(__name__)
 class Consumer(CeleryConsumer):
     """Selected by the setting `worker_consumer`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, worker_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self._calls: deque[Callable[[], Any]] = deque()
-        super().__init__(*args, **kwargs)
+        given = worker_options or {}
+        every = given.get("heartbeat_interval") or HEARTBEAT_INTERVAL
+        super().__init__(*args, worker_options={**given, "heartbeat_interval": every}, **kwargs)
 
     def ensure_connected(self, conn: Any) -> Any:
         """Connect to the broker. Celery would wait up to 30 seconds between two attempts."""

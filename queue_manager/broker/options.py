@@ -18,6 +18,7 @@ from queue_manager.core.settings import Settings
 
 BATCHED_VISIBILITY_TIMEOUT = 10  # seconds; a live worker renews the messages that it holds every quarter of it
 STOCK_VISIBILITY_TIMEOUT = 6 * 3600  # seconds; longer than any task, because kombu's own transports do not renew
+RESTORE_INTERVAL = 5  # seconds between two looks for messages of killed workers
 BATCHED_TRANSPORTS = {
     "redis": "queue_manager.broker.transport:Transport",
     "rediss": "queue_manager.broker.transport:SecureTransport",
@@ -70,13 +71,13 @@ def transport_options(chosen: Settings) -> dict[str, Any]:
         **TRANSPORT_OPTIONS,
         # Messages of a killed worker are redelivered after this time.
         "visibility_timeout": STOCK_VISIBILITY_TIMEOUT,
-        "unacked_restore_interval": 5,
+        "unacked_restore_interval": RESTORE_INTERVAL,
         # Without these, a half-open connection hangs indefinitely.
         "socket_timeout": 10,
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
         "socket_keepalive_options": TCP_OPTIONS,
-        "health_check_interval": 5,
+        "health_check_interval": RESTORE_INTERVAL + 1,  # what is sent anyway checks the connection, then
         "priority_steps": [*PRIORITIES],
         "client_name": "queue-manager",
     }

@@ -162,6 +162,8 @@ class UnackedMessages(stock.QoS):
         """Requeue the messages of `tags`, or the overdue ones if there are none. Returns how many the script moved."""
         arguments = [self.channel.sep, self.visibility_timeout, TAGS_PER_COMMAND, push, *tags]
         with refusals_as_connection_errors(), self.channel.conn_or_acquire() as client:
+            if not tags and not client.exists(self.unacked_index_key):
+                return 0
             keys = [self.unacked_key, self.unacked_index_key]
             count, *foreign = scripts.RESTORE_UNACKED(client, keys, arguments)
             for tag in foreign:

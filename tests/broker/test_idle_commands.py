@@ -55,10 +55,20 @@ def test_a_poll_of_empty_lists_is_a_script_of_one_command(
     monkeypatch.setattr(channels, "POLL_INTERVAL", inf)
     taker = Taker(all_priorities, "q", "another")
     taker.take(timeout=0.3)
-    taker.channel._next_poll_at = 0.0
+    poller = all_priorities.transport.cycle
+    poller._next_upkeep_at, taker.channel._next_poll_at = inf, 0.0
     with counted(client) as counts, suppress(TimeoutError):
+        poller.poll_lists()
         all_priorities.drain_events(timeout=0.3)
     assert counts == {"evalsha": 1, "exists": 1}
+
+
+def test_a_look_for_messages_of_killed_workers_is_one_command(connection: Connection, client: Redis) -> None:
+    taker = Taker(connection, "q")
+    taker.take(timeout=0.3)
+    with counted(client) as counts:
+        connection.transport.cycle.maybe_restore_messages()
+    assert counts == {"exists": 1}
 
 
 def test_a_message_of_any_priority_is_told_of(
