@@ -56,6 +56,7 @@ READ = {
     "_quick_release": "celery.worker.components:Pool.create",
     "_register_BRPOP": "kombu.transport.redis:MultiChannelPoller._register_BRPOP",
     "_size": "kombu.transport.redis:Channel._size",
+    "_sock": "redis.connection:AbstractConnection.disconnect",
 }
 # What we rebuild, or whose arguments and results we rely on, without a private name that would show it.
 REBUILT = (

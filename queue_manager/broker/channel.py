@@ -10,8 +10,8 @@ Stock kombu 5.7 closes its channels when it loses the connection. A closing chan
 asks `None` for a host name, so the worker exits with an AttributeError. Here it raises a connection error, after which
 Celery reconnects.
 
-An idle worker waits for the server to say that a list has changed (client-side caching, `CLIENT TRACKING`): a request
-that leaves queues empty is also the order to be told.
+An idle worker waits until the server notifies it that a list has changed (client-side caching, `CLIENT TRACKING`). The
+server does so for the lists of queues that the last request left empty.
 
 Queues of one priority are served fairly; `queue_order_strategy` has no effect. Needs Redis 7.0 or Valkey 7.2.
 """
@@ -29,7 +29,7 @@ from uuid import uuid4
 from kombu.transport import redis as stock
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
-from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import InvalidResponse, NoPermissionError, NoScriptError, OutOfMemoryError, ResponseError
 
 from queue_manager.broker import scripts
 from queue_manager.broker.dead_letters import FAILED_ONCE
@@ -46,8 +46,8 @@ from queue_manager.core.settings import settings
 
 TAKE_BATCH_SIZE = 500  # messages; a larger batch would delay other clients of the server
 PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
-POLL_INTERVAL = 5.0  # seconds; also shows that the server is gone, or has become a replica
-POLL_INTERVAL_UNTOLD = 1.0  # seconds, on a server that does not tell of changes
+POLL_INTERVAL = 5.0  # seconds between two requests of all queues, which notice a server that became a replica
+FALLBACK_POLL_INTERVAL = 1.0  # seconds, if the server sends no notifications
 
 log = get_logger("QM/transport")
 
@@ -85,8 +85,9 @@ class Channel(stock.Channel):
         self._is_script_loaded = False
         self._lists = PriorityLists(self)
         self._requested: tuple[list[PriorityList], int] = ([], 0)  # the lists, and how many messages at most
-        self._empty_queues: set[str] = set()  # not requested until the server says that one of their lists has changed
-        self._is_told = False  # whether the server says so
+        self._empty_queues: set[str] = set()  # not requested until the server notifies us of a change
+        self._is_notified = False
+        self._notified_socket: Any = None  # of the connection that asked for notifications
         self._next_poll_at = 0.0
         self._no_ack_queues: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
@@ -118,21 +119,7 @@ class Channel(stock.Channel):
         params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
         if self.is_of_settings:
             params |= options_beyond_url(settings().broker)
-        return {**params, "protocol": 3, "redis_connect_func": self._connected} if asynchronous else params
-
-    def _connected(self, connection: Any) -> None:
-        """Let the server tell this new connection when a list changes that it has found empty."""
-        connection.on_connect()
-        self._empty_queues.clear()
-        try:
-            connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
-            connection.read_response()
-        except ResponseError as error:
-            self._is_told = False
-            log.warning("Redis does not tell of new messages; they are polled every second", error=str(error))
-        else:
-            self._is_told = True
-            connection._parser.set_invalidation_push_handler(self._lists_changed)
+        return {**params, "protocol": 3} if asynchronous else params
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         """Return the client for commands, created once per pool; stock kombu creates one for each ack.
@@ -150,9 +137,12 @@ class Channel(stock.Channel):
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         """Request a batch of messages of the queues that may have some."""
+        connection = self.client.connection
+        if connection._sock is not self._notified_socket:
+            self._ask_for_notifications(connection)
         queues, free_slots = self._queues_to_request(), self.qos.free_slots
         if not queues:
-            self._read_pushes()  # those that came together with the last reply do not make the connection readable
+            self._read_notifications()  # those that came with the last reply do not make the connection readable
             queues = self._queues_to_request()
         if not queues or free_slots == 0:
             return
@@ -161,9 +151,8 @@ class Channel(stock.Channel):
         self._requested = lists, most
         keys, arguments = self._take_arguments(lists, len(queues), most)
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
-        self._in_poll = self.client.connection
-        self._brpop_sent_at = time.monotonic()
-        self.client.connection.send_command(*command, len(keys), *keys, *arguments)
+        connection.send_command(*command, len(keys), *keys, *arguments)
+        self._in_poll, self._brpop_sent_at = connection, time.monotonic()
 
     def _queues_to_request(self) -> list[str]:
         """Return the queues that may have messages, in the order of their turns."""
@@ -339,6 +328,12 @@ class Channel(stock.Channel):
             raise NotAMessage(f"no queue is bound to exchange {exchange!r} by {routing_key!r}")
         super()._do_restore_message(payload, exchange, routing_key, *args, **kwargs)
 
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        """Delete a queue, and let the server forget that a worker waits for its lists: it does when they change."""
+        super()._delete(queue, *args, **kwargs)
+        with self.conn_or_acquire() as client:
+            scripts.TOUCH_LISTS(client, [one.name for one in self._lists.of([queue])], [])
+
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         try:
             with refusals_as_connection_errors(but=(OutOfMemoryError,)):
@@ -350,31 +345,49 @@ class Channel(stock.Channel):
 
     # Waiting
 
+    def _ask_for_notifications(self, connection: Any) -> None:
+        """Let the server notify a new connection when a list changes that it has found empty."""
+        self._empty_queues.clear()
+        try:
+            connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+            connection.read_response()
+        except ResponseError as error:
+            self._is_notified = False
+            log.warning("Redis sends no notifications; its queues are polled every second", error=str(error))
+        else:
+            self._is_notified = True
+            connection._parser.set_invalidation_push_handler(self._lists_changed)
+        self._notified_socket = connection._sock
+
     def _lists_changed(self, push: Sequence[Any]) -> None:
-        """Request the queues of these lists again; all queues if the server has forgotten what it was to tell."""
+        """Request the queues of these lists again; all queues if the server has lost track."""
         _, names = push
         if names is None:
             self._empty_queues.clear()
         else:
             self._empty_queues.difference_update(map(self._lists.queue_of, map(bytes_to_str, names)))
 
-    def hear(self) -> NoReturn:
-        """Read what the server says without being asked: lists have changed, or it closes the connection."""
+    def read_notifications(self) -> NoReturn:
+        """Read what the server sends unasked: lists have changed, or it closes the connection."""
         try:
-            self._read_pushes()
+            self._read_notifications()
         except self.connection_errors:
-            if self.qos.can_consume():
+            if self.active_queues and self.qos.can_consume():
                 raise
             # Nothing was requested for long, so the server may have found it idle. The next request opens it again.
         else:
             self.connection.cycle.request(self)
         raise Empty  # kombu would take it for a message
 
-    def _read_pushes(self) -> None:
+    def _read_notifications(self) -> None:
         connection = self.client.connection
         try:
-            while connection.can_read():
-                connection.read_response(push_request=True)
+            with refusals_as_connection_errors():
+                while connection.can_read():
+                    connection.read_response(push_request=True)
+        except InvalidResponse as error:
+            connection.disconnect()
+            raise ConnectionLost(f"the server sent what is no reply: {error}") from error
         except self.connection_errors:
             connection.disconnect()
             raise
@@ -382,7 +395,7 @@ class Channel(stock.Channel):
     def poll_lists(self) -> None:
         """Let the next turn request all queues, if that is due."""
         if time.monotonic() >= self._next_poll_at:
-            self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_told else POLL_INTERVAL_UNTOLD)
+            self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_notified else FALLBACK_POLL_INTERVAL)
             self._empty_queues.clear()
 
     # Closing

@@ -21,8 +21,8 @@ from queue_manager.core.redis_client import Script
 # the number of lists that may have messages left. Malformed messages are registered unchanged. With allow-oom, because
 # a full server must still be drained.
 #
-# A server that tells its client of changes does so for keys that were read since they were last changed. So lists that
-# are empty now are read last.
+# A server notifies its clients of changes of the keys that they have read since the last change. So the lists are read
+# last if they are empty then.
 TAKE_MESSAGES = Script("""#!lua flags=allow-oom
 local filled = redis.call('EXISTS', unpack(KEYS, 3))
 if filled == 0 then
@@ -90,6 +90,16 @@ for _, list in ipairs(KEYS) do
     count = count + redis.call('LLEN', list)
 end
 return count
+""")
+
+# Changes lists that do not exist.
+#
+# KEYS     the lists
+TOUCH_LISTS = Script("""#!lua flags=allow-oom
+for _, list in ipairs(KEYS) do
+    redis.call('LPUSH', list, '')
+    redis.call('DEL', list)
+end
 """)
 
 # Renews the registration of messages.

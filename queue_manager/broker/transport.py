@@ -74,7 +74,7 @@ class Poller(stock.MultiChannelPoller):
         super().close()
 
     def poll_lists(self) -> None:
-        """Request the messages that no server has told of, of channels where that is due."""
+        """Request messages of channels where that is due."""
         for channel in list(self._channels):
             channel.poll_lists()
         self.on_poll_start()
@@ -95,7 +95,7 @@ class Poller(stock.MultiChannelPoller):
     def on_readable(self, fileno: int) -> Any:
         channel, key = self._fd_to_chan.get(fileno, (None, ""))
         if key == "BRPOP":
-            return channel.handlers[key]() if channel._in_poll else channel.hear()
+            return channel.handlers[key]() if channel._in_poll else channel.read_notifications()
         return super().on_readable(fileno)
 
     def _update_brpop_polling(self) -> None:

@@ -57,7 +57,7 @@ class Taker:
                 while True:
                     self.connection.drain_events(timeout=timeout)
                     began = time.monotonic()
-            self.channel.client.ping()  # a server that stands still has not said that there is nothing
+            self.channel._create_client().ping()  # a server that stands still has not said that there is nothing
             if time.monotonic() - began < 2 * timeout:
                 return
 

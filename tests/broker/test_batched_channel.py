@@ -13,11 +13,12 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue
 from redis import Redis
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 
 from dev.servers import Valkey
 from queue_manager.broker import channel as channels
@@ -165,7 +166,7 @@ def test_only_queues_that_have_changed_are_requested(
 
 
 @pytest.mark.usefixtures("unpolled")
-def test_what_the_server_tells_is_no_event(connection: Connection, client: Redis) -> None:
+def test_a_notification_is_no_event(connection: Connection, client: Redis) -> None:
     taker = Taker(connection, "q")
     taker.drain(timeout=0.2)
     client.lpush("q", json.dumps(envelope("one")))
@@ -174,7 +175,7 @@ def test_what_the_server_tells_is_no_event(connection: Connection, client: Redis
 
 
 @pytest.mark.usefixtures("unpolled")
-def test_what_the_server_tells_together_with_a_reply_is_heard(connection: Connection, client: Redis) -> None:
+def test_a_notification_that_came_with_a_reply_is_read(connection: Connection, client: Redis) -> None:
     taker = Taker(connection, "q")
     taker.drain(timeout=0.2)
     taker.channel._empty_queues.clear()
@@ -193,7 +194,7 @@ def peek(taker: Taker) -> bytes:
 
 
 @pytest.mark.usefixtures("unpolled")
-def test_a_message_is_told_of_while_a_batch_is_delivered(
+def test_a_message_that_arrives_while_a_batch_is_delivered_is_noticed(
     connection: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taker = Taker(connection, "a", "b")
@@ -213,7 +214,7 @@ def test_a_message_is_told_of_while_a_batch_is_delivered(
 
 @pytest.mark.usefixtures("unpolled")
 @pytest.mark.parametrize("forget", ["flushall", "flushdb"])
-def test_a_message_is_told_of_after_the_server_has_forgotten_everything(
+def test_a_message_is_noticed_after_the_server_lost_its_data(
     connection: Connection, client: Redis, forget: str
 ) -> None:
     taker = Taker(connection, "q")
@@ -224,7 +225,7 @@ def test_a_message_is_told_of_after_the_server_has_forgotten_everything(
     assert taker.drain() == ["one"]
 
 
-def test_a_server_that_tells_of_nothing_is_polled(
+def test_a_server_that_sends_no_notifications_is_polled(
     server: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     password = "a-password"
@@ -242,7 +243,37 @@ def test_a_server_that_tells_of_nothing_is_polled(
             assert taker.bodies == ["one"]
     finally:
         client.acl_deluser("poor")
-    assert "Redis does not tell of new messages" in caplog.text
+    assert "Redis sends no notifications" in caplog.text
+
+
+def test_the_server_forgets_the_lists_of_deleted_queues(connection: Connection, client: Redis) -> None:
+    tracked = []
+    for number in range(4):
+        channel, name = connection.default_channel, f"replies-{number}"
+        queue = Queue(name, Exchange("replies"), routing_key=name, auto_delete=True)
+        with Consumer(channel, [queue]), suppress(TimeoutError):
+            connection.drain_events(timeout=0.1)
+        channel.after_reply_message_received(name)  # as `celery inspect` ends
+        tracked.append(client.info("stats")["tracking_total_keys"])
+    assert tracked == [tracked[0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(ResponseError("idle timeout"), BrokerRefuses), (InvalidResponse("Protocol error"), ConnectionLost)],
+    ids=["error", "no reply"],
+)
+def test_an_error_that_the_server_sends_unasked_is_a_lost_connection(
+    connection: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception]
+) -> None:
+    taker = Taker(connection, "q")
+    taker.drain()
+    with monkeypatch.context() as patched:
+        patched.setattr(taker.channel.client.connection, "read_response", Mock(side_effect=error))
+        client.lpush("q", json.dumps(envelope("one")))
+        with pytest.raises(expected):
+            connection.drain_events(timeout=20)
+    assert taker.drain() == ["one"]
 
 
 @pytest.mark.usefixtures("unpolled")
@@ -424,6 +455,21 @@ def test_connection_that_the_server_closes_while_no_message_is_wanted_is_opened_
     taker.taken[0].ack()
     connection.drain_events(timeout=20)
     assert taker.bodies == ["first", "second"]
+
+
+def test_connection_that_the_server_closes_after_all_queues_were_cancelled_is_opened_again(
+    connection: Connection, client: Redis
+) -> None:
+    taker = Taker(connection, "q")
+    taker.drain()
+    taker.consumer.cancel()
+    client.client_kill_filter(_type="normal", skipme=True)
+    with suppress(TimeoutError):
+        connection.drain_events(timeout=0.2)
+    send(connection, "q", "one")
+    taker.consumer.consume()
+    connection.drain_events(timeout=20)
+    assert taker.bodies == ["one"]
 
 
 def test_scheme_of_its_own(server: Valkey, client: Redis) -> None:

@@ -72,7 +72,7 @@ def test_a_look_for_messages_of_killed_workers_is_one_command(connection: Connec
     assert counts == {"exists": 1}
 
 
-def test_a_message_of_any_priority_is_told_of(
+def test_a_message_of_any_priority_is_noticed_without_a_poll(
     all_priorities: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channels, "POLL_INTERVAL", inf)
