@@ -10,8 +10,7 @@ Stock kombu 5.7 closes its channels when it loses the connection. A closing chan
 asks `None` for a host name, so the worker exits with an AttributeError. Here it raises a connection error, after which
 Celery reconnects.
 
-An idle worker waits until the server notifies it that a list has changed (client-side caching, `CLIENT TRACKING`). The
-server does so for the lists of queues that the last request left empty.
+An idle worker waits until the server notifies it of a change of a list (`empty_queues.py`).
 
 Queues of one priority are served fairly; `queue_order_strategy` has no effect. Needs Redis 7.0 or Valkey 7.2.
 """
@@ -29,10 +28,11 @@ from uuid import uuid4
 from kombu.transport import redis as stock
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
-from redis.exceptions import InvalidResponse, NoPermissionError, NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError
 
 from queue_manager.broker import scripts
 from queue_manager.broker.dead_letters import FAILED_ONCE
+from queue_manager.broker.empty_queues import EmptyQueues
 from queue_manager.broker.envelope import BrokerMessage, NotAMessage, read, write
 from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_errors
 from queue_manager.broker.options import options_beyond_url
@@ -46,8 +46,6 @@ from queue_manager.core.settings import settings
 
 TAKE_BATCH_SIZE = 500  # messages; a larger batch would delay other clients of the server
 PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
-POLL_INTERVAL = 5.0  # seconds between two requests of all queues, which notice a server that became a replica
-FALLBACK_POLL_INTERVAL = 1.0  # seconds, if the server sends no notifications
 
 log = get_logger("QM/transport")
 
@@ -85,10 +83,7 @@ class Channel(stock.Channel):
         self._is_script_loaded = False
         self._lists = PriorityLists(self)
         self._requested: tuple[list[PriorityList], int] = ([], 0)  # the lists, and how many messages at most
-        self._empty_queues: set[str] = set()  # not requested until the server notifies us of a change
-        self._is_notified = False
-        self._notified_socket: Any = None  # of the connection that asked for notifications
-        self._next_poll_at = 0.0
+        self._empty_queues = EmptyQueues(self._lists)
         self._no_ack_queues: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
         self._command_client: Any = None
@@ -138,11 +133,11 @@ class Channel(stock.Channel):
     def _brpop_start(self, timeout: float | None = None) -> None:
         """Request a batch of messages of the queues that may have some."""
         connection = self.client.connection
-        if connection._sock is not self._notified_socket:
-            self._ask_for_notifications(connection)
+        self._empty_queues.ask_for_notifications(connection)
         queues, free_slots = self._queues_to_request(), self.qos.free_slots
         if not queues:
-            self._read_notifications()  # those that came with the last reply do not make the connection readable
+            # Those that came with the last reply do not make the connection readable.
+            self._empty_queues.read_notifications(connection)
             queues = self._queues_to_request()
         if not queues or free_slots == 0:
             return
@@ -172,7 +167,7 @@ class Channel(stock.Channel):
         reply, (lists, most) = self._read_reply(**options), self._requested
         self._is_script_loaded = True
         if len(reply) < 3 * most:
-            self._empty_queues.update(one.queue for one in lists)
+            self._empty_queues.add(one.queue for one in lists)
         if not reply:
             raise Empty
         for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
@@ -345,32 +340,10 @@ class Channel(stock.Channel):
 
     # Waiting
 
-    def _ask_for_notifications(self, connection: Any) -> None:
-        """Let the server notify a new connection when a list changes that it has found empty."""
-        self._empty_queues.clear()
+    def handle_notifications(self) -> NoReturn:
+        """Handle what the server sends unasked: lists have changed, or it closes the connection."""
         try:
-            connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
-            connection.read_response()
-        except ResponseError as error:
-            self._is_notified = False
-            log.warning("Redis sends no notifications; its queues are polled every second", error=str(error))
-        else:
-            self._is_notified = True
-            connection._parser.set_invalidation_push_handler(self._lists_changed)
-        self._notified_socket = connection._sock
-
-    def _lists_changed(self, push: Sequence[Any]) -> None:
-        """Request the queues of these lists again; all queues if the server has lost track."""
-        _, names = push
-        if names is None:
-            self._empty_queues.clear()
-        else:
-            self._empty_queues.difference_update(map(self._lists.queue_of, map(bytes_to_str, names)))
-
-    def read_notifications(self) -> NoReturn:
-        """Read what the server sends unasked: lists have changed, or it closes the connection."""
-        try:
-            self._read_notifications()
+            self._empty_queues.read_notifications(self.client.connection)
         except self.connection_errors:
             if self.active_queues and self.qos.can_consume():
                 raise
@@ -379,24 +352,9 @@ class Channel(stock.Channel):
             self.connection.cycle.request(self)
         raise Empty  # kombu would take it for a message
 
-    def _read_notifications(self) -> None:
-        connection = self.client.connection
-        try:
-            with refusals_as_connection_errors():
-                while connection.can_read():
-                    connection.read_response(push_request=True)
-        except InvalidResponse as error:
-            connection.disconnect()
-            raise ConnectionLost(f"the server sent what is no reply: {error}") from error
-        except self.connection_errors:
-            connection.disconnect()
-            raise
-
     def poll_lists(self) -> None:
         """Let the next turn request all queues, if that is due."""
-        if time.monotonic() >= self._next_poll_at:
-            self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_notified else FALLBACK_POLL_INTERVAL)
-            self._empty_queues.clear()
+        self._empty_queues.poll()
 
     # Closing
 

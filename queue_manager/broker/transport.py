@@ -18,12 +18,12 @@ from typing import Any
 from kombu.transport import redis as stock
 
 from queue_manager.broker.channel import Channel
+from queue_manager.broker.empty_queues import FALLBACK_POLL_INTERVAL
 from queue_manager.broker.errors import refusals_as_connection_errors
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 
 UPKEEP_INTERVAL = 1.0  # seconds between two turns where no event loop does the work
-POLL_TIMER = 1.0  # seconds between two looks whether a channel must poll
 
 log = get_logger("QM/transport")
 
@@ -95,7 +95,7 @@ class Poller(stock.MultiChannelPoller):
     def on_readable(self, fileno: int) -> Any:
         channel, key = self._fd_to_chan.get(fileno, (None, ""))
         if key == "BRPOP":
-            return channel.handlers[key]() if channel._in_poll else channel.read_notifications()
+            return channel.handlers[key]() if channel._in_poll else channel.handle_notifications()
         return super().on_readable(fileno)
 
     def _update_brpop_polling(self) -> None:
@@ -137,7 +137,7 @@ class Transport(stock.Transport):
         for timer in (self.cycle.renewal_timer, self.cycle.polling_timer):
             if timer is not None:
                 timer.cancel()
-        self.cycle.polling_timer = loop.call_repeatedly(POLL_TIMER, self.cycle.poll_lists)
+        self.cycle.polling_timer = loop.call_repeatedly(FALLBACK_POLL_INTERVAL, self.cycle.poll_lists)
         self.cycle.renewal_timer = loop.call_repeatedly(self._renewal_interval, self.cycle.renew)
 
     def renew_in_thread(self) -> None:

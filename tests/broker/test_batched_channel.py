@@ -21,8 +21,7 @@ from redis import Redis
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 
 from dev.servers import Valkey
-from queue_manager.broker import channel as channels
-from queue_manager.broker import dead_letters, transport
+from queue_manager.broker import dead_letters, empty_queues, transport
 from queue_manager.broker.channel import Channel
 from queue_manager.broker.errors import BrokerRefuses, ConnectionLost
 from queue_manager.broker.options import register_transport
@@ -130,7 +129,7 @@ def test_long_queue_holds_up_no_other(connection: Connection) -> None:
 @pytest.fixture
 def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels learn of a message from the server alone."""
-    monkeypatch.setattr(channels, "POLL_INTERVAL", inf)
+    monkeypatch.setattr(empty_queues, "POLL_INTERVAL", inf)
 
 
 @pytest.fixture
@@ -178,7 +177,7 @@ def test_a_notification_is_no_event(connection: Connection, client: Redis) -> No
 def test_a_notification_that_came_with_a_reply_is_read(connection: Connection, client: Redis) -> None:
     taker = Taker(connection, "q")
     taker.drain(timeout=0.2)
-    taker.channel._empty_queues.clear()
+    taker.channel._empty_queues.discard("q")
     connection.transport.cycle.on_poll_start()  # sends a request
     eventually(lambda: peek(taker) == b"*0\r\n")
     client.lpush("q", json.dumps(envelope("one")))

@@ -16,7 +16,7 @@ from redis import Redis
 from dev.servers import Valkey
 from queue_manager import leases
 from queue_manager.beat import scan_ticks
-from queue_manager.broker import channel as channels
+from queue_manager.broker import empty_queues
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes
 from queue_manager.leases import Leases
@@ -53,11 +53,11 @@ def all_priorities(server: Valkey) -> Iterator[Connection]:
 def test_a_poll_of_empty_lists_is_a_script_of_one_command(
     all_priorities: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "POLL_INTERVAL", inf)
+    monkeypatch.setattr(empty_queues, "POLL_INTERVAL", inf)
     taker = Taker(all_priorities, "q", "another")
     taker.take(timeout=0.3)
     poller = all_priorities.transport.cycle
-    taker.channel._next_poll_at = 0.0
+    taker.channel._empty_queues._next_poll_at = 0.0
     with counted(client) as counts, suppress(Empty):
         poller.poll_lists()
         taker.channel._brpop_read()
@@ -75,7 +75,7 @@ def test_a_look_for_messages_of_killed_workers_is_one_command(connection: Connec
 def test_a_message_of_any_priority_is_noticed_without_a_poll(
     all_priorities: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "POLL_INTERVAL", inf)
+    monkeypatch.setattr(empty_queues, "POLL_INTERVAL", inf)
     taker = Taker(all_priorities, "q")
     taker.take(timeout=0.3)
     for priority in PRIORITIES:

@@ -1,0 +1,87 @@
+"""The queues that a worker need not request: the server notifies it when one of their lists changes.
+
+This is what Redis has for caches in clients (`CLIENT TRACKING`): it notifies a connection when a key changes that the
+connection has read, once. `scripts.TAKE_MESSAGES` reads the lists that it leaves empty.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kombu.utils.encoding import bytes_to_str
+from redis.exceptions import InvalidResponse, ResponseError
+
+from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_errors
+from queue_manager.broker.priority_lists import PriorityLists
+from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import REDIS_OUTAGES
+
+POLL_INTERVAL = 5.0  # seconds between two requests of all queues, which notice a server that became a replica
+FALLBACK_POLL_INTERVAL = 1.0  # seconds, if the server sends no notifications
+
+log = get_logger("QM/transport")
+
+
+class EmptyQueues:
+    """The queues that were found empty over one connection, and did not change since."""
+
+    def __init__(self, lists: PriorityLists) -> None:
+        self._lists = lists
+        self._names: set[str] = set()
+        self._is_notified = False
+        self._socket: Any = None  # of the connection that asked for notifications
+        self._next_poll_at = 0.0
+
+    def __contains__(self, queue: str) -> bool:
+        return queue in self._names
+
+    def add(self, queues: Iterable[str]) -> None:
+        """Add queues whose lists the last request left empty."""
+        self._names.update(queues)
+
+    def discard(self, queue: str) -> None:
+        self._names.discard(queue)
+
+    def ask_for_notifications(self, connection: Any) -> None:
+        """Let the server notify a connection, once after it was opened. Nothing is known to be empty then."""
+        if connection._sock is self._socket:
+            return
+        self._names.clear()
+        try:
+            connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+            connection.read_response()
+        except ResponseError as error:
+            self._is_notified = False
+            log.warning("Redis sends no notifications; its queues are polled every second", error=str(error))
+        else:
+            self._is_notified = True
+            connection._parser.set_invalidation_push_handler(self._lists_changed)
+        self._socket = connection._sock
+
+    def read_notifications(self, connection: Any) -> None:
+        """Read what the server has sent unasked. Raises a connection error if it closes the connection."""
+        try:
+            with refusals_as_connection_errors():
+                while connection.can_read():
+                    connection.read_response(push_request=True)
+        except InvalidResponse as error:
+            connection.disconnect()
+            raise ConnectionLost(f"the server sent what is no reply: {error}") from error
+        except REDIS_OUTAGES:
+            connection.disconnect()
+            raise
+
+    def _lists_changed(self, push: Sequence[Any]) -> None:
+        _, names = push
+        if names is None:  # the server has lost its data
+            self._names.clear()
+        else:
+            self._names.difference_update(map(self._lists.queue_of, map(bytes_to_str, names)))
+
+    def poll(self) -> None:
+        """Forget which queues are empty, if that is due, so that all are requested."""
+        if time.monotonic() >= self._next_poll_at:
+            self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_notified else FALLBACK_POLL_INTERVAL)
+            self._names.clear()
