@@ -275,7 +275,7 @@ def test_an_error_that_the_server_sends_unasked_is_a_lost_connection(
     assert taker.drain() == ["one"]
 
 
-@pytest.mark.usefixtures("unpolled")
+@pytest.mark.usefixtures("unpolled", "client")
 def test_no_message_is_missed_between_idle_and_busy(server: Valkey) -> None:
     names, sent = ["a", "b", "c"], 1_500
 
