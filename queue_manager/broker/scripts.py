@@ -92,9 +92,11 @@ end
 return count
 """)
 
-# Changes lists that do not exist.
+# Changes lists that do not exist, so that the server no longer keeps their names to notify clients.
 #
 # KEYS     the lists
+#
+# Atomic, because no worker may take the element.
 TOUCH_LISTS = Script("""#!lua flags=allow-oom
 for _, list in ipairs(KEYS) do
     redis.call('LPUSH', list, '')
@@ -134,7 +136,7 @@ if #ARGV > 4 then
     for i = #ARGV, 5, -1 do
         tags[#tags + 1] = ARGV[i]
     end
-elseif redis.call('EXISTS', KEYS[2]) == 1 then
+else
     local clock = redis.call('TIME')
     local overdue = string.format('%.6f', clock[1] + clock[2] / 1000000 - tonumber(ARGV[2]))
     tags = redis.call('ZRANGE', KEYS[2], overdue, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most)

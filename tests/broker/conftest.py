@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 from kombu import Connection
 from redis import Redis
 
 from dev.servers import Valkey
+from queue_manager.broker import empty_queues
 from tests.broker.taking import connected
 
 
@@ -30,3 +32,9 @@ def client(server: Valkey) -> Iterator[Redis]:
 def connection(server: Valkey, client: Redis) -> Iterator[Connection]:
     with connected(server.url) as connection:
         yield connection
+
+
+@pytest.fixture
+def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels learn of a message from the server alone."""
+    monkeypatch.setattr(empty_queues, "POLL_INTERVAL", inf)

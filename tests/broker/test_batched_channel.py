@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,7 +20,7 @@ from redis import Redis
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 
 from dev.servers import Valkey
-from queue_manager.broker import dead_letters, empty_queues, transport
+from queue_manager.broker import dead_letters, transport
 from queue_manager.broker.channel import Channel
 from queue_manager.broker.errors import BrokerRefuses, ConnectionLost
 from queue_manager.broker.options import register_transport
@@ -124,12 +123,6 @@ def test_long_queue_holds_up_no_other(connection: Connection) -> None:
     bodies = Taker(connection, "long", "short", "other", prefetch=9).drain()
 
     assert sorted(bodies) == ["long"] * 5 + ["other"] * 2 + ["short"] * 2
-
-
-@pytest.fixture
-def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Channels learn of a message from the server alone."""
-    monkeypatch.setattr(empty_queues, "POLL_INTERVAL", inf)
 
 
 @pytest.fixture

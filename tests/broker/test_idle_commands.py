@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from math import inf
 from queue import Empty
 
 import pytest
@@ -16,7 +15,6 @@ from redis import Redis
 from dev.servers import Valkey
 from queue_manager import leases
 from queue_manager.beat import scan_ticks
-from queue_manager.broker import empty_queues
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes
 from queue_manager.leases import Leases
@@ -50,16 +48,13 @@ def all_priorities(server: Valkey) -> Iterator[Connection]:
         yield connection
 
 
-def test_a_poll_of_empty_lists_is_a_script_of_one_command(
-    all_priorities: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(empty_queues, "POLL_INTERVAL", inf)
+@pytest.mark.usefixtures("unpolled")
+def test_a_poll_of_empty_lists_is_a_script_of_one_command(all_priorities: Connection, client: Redis) -> None:
     taker = Taker(all_priorities, "q", "another")
     taker.take(timeout=0.3)
-    poller = all_priorities.transport.cycle
     taker.channel._empty_queues._next_poll_at = 0.0
     with counted(client) as counts, suppress(Empty):
-        poller.poll_lists()
+        all_priorities.transport.cycle.poll_lists()
         taker.channel._brpop_read()
     assert counts == {"evalsha": 1, "exists": 1}
 
@@ -72,10 +67,8 @@ def test_a_look_for_messages_of_killed_workers_is_one_command(connection: Connec
     assert counts == {"exists": 1}
 
 
-def test_a_message_of_any_priority_is_noticed_without_a_poll(
-    all_priorities: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(empty_queues, "POLL_INTERVAL", inf)
+@pytest.mark.usefixtures("unpolled")
+def test_a_message_of_any_priority_is_noticed_without_a_poll(all_priorities: Connection, client: Redis) -> None:
     taker = Taker(all_priorities, "q")
     taker.take(timeout=0.3)
     for priority in PRIORITIES:
