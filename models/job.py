@@ -6,7 +6,7 @@
     {claim: {timeout_seconds, ends_at, canceled_at}}   its time limit; its process is ended at `ends_at`; asked to stop
     {fence}                                 BSON timestamp that the server set when the last attempt started
     {page}                                  while executing: ids of the jobs that are reserved with it
-    {reserved: {token, until}, alone}       a run may start it, until then; it must not share a page (`job_attempt`)
+    {reserved: {token, worker, until}, alone}  a run may start it, until then; it must not share a page (`job_attempt`)
     {last_error, losses, history, progress} results; the history has the last 50 entries
     {key, unique_key, singular, singular_key}   hash of name and arguments, and its uniqueness constraints
     {text}                                  arguments as searchable text

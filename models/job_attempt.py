@@ -3,8 +3,9 @@
 A run that executes short jobs starts a page of them with one write: the first is claimed and `executing`, the others
 are reserved for a second. Reserved jobs are still `pending` or `failure`, and only this run may start or change them.
 
-Guarantee: every step is idempotent, and is one conditional write on the token and the attempt, so that a worker that
-lost its lease changes nothing. At most one run has jobs of a name claimed or reserved, because one job is `executing`.
+Guarantee: every step is idempotent, and is one conditional write on the token, the process and the attempt, so that a
+worker that lost its lease changes nothing. The process, because a task that is delivered twice may run in two of them
+with one token. At most one run has jobs of a name claimed or reserved, because one job is `executing`.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def hand_over(
     """
     writes = _finish_all(ended, token, now)
     is_waiting, change = _start(job, token, now, until, page=page)
-    writes.append(UpdateOne({**is_waiting, "reserved.token": token}, change, hint="_id_"))
+    writes.append(UpdateOne({**is_waiting, **_held_by("reserved", token)}, change, hint="_id_"))
 
     def write(session: ClientSession) -> None:
         if jobs().bulk_write(writes, session=session).modified_count != len(ended) + 1:
@@ -156,7 +157,7 @@ def has_claim(job: Document, token: str) -> bool:
 
 
 def _has_ended(job: Document, token: str) -> bool:
-    entry = {"$elemMatch": {"run": token, "attempt": job["attempts"] + 1}}
+    entry = {"$elemMatch": {"run": token, "worker": process_name(), "attempt": job["attempts"] + 1}}
     return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
 
 
@@ -171,7 +172,7 @@ def _started(page: Sequence[Document], token: str, now: datetime) -> list[Docume
 
 
 def _reservation(token: str, now: datetime) -> Document:
-    return {"token": token, "until": truncate(now + RESERVATION)}
+    return {"token": token, "worker": process_name(), "until": truncate(now + RESERVATION)}
 
 
 def _reserve(page: Sequence[Document], token: str, now: datetime) -> tuple[Document, Document]:
@@ -221,7 +222,7 @@ def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, D
         return _claim_condition(job, token), change
     removed |= {name: "" for name in ("waiting", "first", "progress", "reserved") if name not in changed}
     change["$inc"] = {"attempts": 1}
-    return {"_id": job["_id"], "reserved.token": token, "attempts": job["attempts"]}, change
+    return {"_id": job["_id"], **_held_by("reserved", token), "attempts": job["attempts"]}, change
 
 
 def _end(outcome: JobOutcome, entry: Document, now: datetime) -> Document:
@@ -256,13 +257,18 @@ def _finish_all(ended: Sequence[EndedAttempt], token: str, now: datetime) -> lis
 
 
 def _claim_condition(job: Document, token: str) -> Document:
-    """Return the condition that `token` has the claim of this attempt; a run uses one token for all its jobs."""
-    return {"_id": job["_id"], "claim.token": token, "attempts": job["attempts"] + 1}
+    """Return the condition that this run has the claim of this attempt; it uses one token for all its jobs."""
+    return {"_id": job["_id"], **_held_by("claim", token), "attempts": job["attempts"] + 1}
+
+
+def _held_by(hold: str, token: str) -> Document:
+    """Return the condition that a claim or a reservation is that of `token` in this process."""
+    return {f"{hold}.token": token, f"{hold}.worker": process_name()}
 
 
 def renew(job_id: JobId, *, token: str, until: datetime) -> bool:
     """Extend the lease of an executing job; return False if `token` has lost the claim."""
-    held = {"_id": job_id, "claim.token": token}
+    held = {"_id": job_id, **_held_by("claim", token)}
     return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
 
 

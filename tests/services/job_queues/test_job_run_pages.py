@@ -248,6 +248,24 @@ def test_late_outcome_of_a_reserved_job_is_refused_once_another_run_has_it(lab: 
     assert states(ids, lab) == ["failure", "executing", "pending"]
 
 
+def test_page_is_not_started_twice_by_a_task_that_two_processes_execute(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [lab.run("mail", number) for number in range(3)]
+    seen = [lab.jobs.get(id) for id in ids]
+    theirs = reserve(lab, ids[0], ids[2], token="twice")
+    monkeypatch.setattr(job_attempt, "process_name", lambda: "here:1")
+
+    now = lab.clock()
+    stored, started = job_attempt.finish_and_start([], seen, token="twice", now=now, until=now + LEASE)
+    assert (stored, started) == ([], [])
+    assert not finish(lab, seen[0], "twice")
+    assert not job_attempt.renew(seen[0]["_id"], token="twice", until=now + LEASE)
+
+    monkeypatch.undo()
+    assert finish(lab, theirs[0], "twice")
+
+
 def test_outcome_of_a_reserved_job_is_written_once(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(2)]
     first, second = reserve(lab, *ids)
