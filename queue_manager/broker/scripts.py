@@ -15,11 +15,11 @@ from queue_manager.core.redis_client import Script
 #          follows a message in its entry, and the priority
 # Returns  per message: number of its list, tag, message
 #
-# Atomic, because a worker that dies between taking and registering would lose the messages. An error does not undo the
-# pops before it, so the first two keys are checked first, and a key that is not a list counts as empty. Lists of one
-# priority get equal shares first and the rest afterwards, so that a long list does not delay the others. `filled` is
-# the number of lists that may have messages left. Malformed messages are registered unchanged. With allow-oom, because
-# a full server must still be drained.
+# Atomic, because a worker that dies between taking and registering would lose the messages. An error undoes nothing, so
+# they are registered before they leave their lists. A key that is not a list counts as empty. Lists of one priority get
+# equal shares first and the rest afterwards, so that a long list does not delay the others. `filled` is the number of
+# lists that may have messages left. Malformed messages are registered unchanged. With allow-oom, because a full server
+# must still be drained.
 #
 # A server notifies its clients of changes of the keys that they have read since the last change. So the lists are read
 # last if they are empty then.
@@ -31,23 +31,23 @@ end
 local most, together = tonumber(ARGV[2]), tonumber(ARGV[3])
 local clock = redis.call('TIME')
 local now = clock[1] .. '.' .. string.format('%06d', clock[2])
-local taken, index, entries, count = {}, {}, {}, 0
-redis.call('HEXISTS', KEYS[1], '')
-redis.call('ZSCORE', KEYS[2], '')
+local taken, index, entries, count, count_of = {}, {}, {}, 0, {}
 
 local function take(list, room)
-    local before = count
-    for _, message in ipairs(room > 0 and redis.pcall('RPOP', KEYS[list + 2], room) or {}) do
+    local before = count_of[list] or 0
+    local messages = room > 0 and redis.pcall('LRANGE', KEYS[list + 2], -before - room, -before - 1) or {}
+    for i = #messages, 1, -1 do
         count = count + 1
         local tag = ARGV[1] .. string.format('-%04d~', count) .. clock[1] .. '@' .. ARGV[2 * list + 3]
         index[2 * count - 1], index[2 * count] = now, tag
-        entries[2 * count - 1], entries[2 * count] = tag, '[' .. message .. ARGV[2 * list + 2]
-        taken[3 * count - 2], taken[3 * count - 1], taken[3 * count] = list, tag, message
+        entries[2 * count - 1], entries[2 * count] = tag, '[' .. messages[i] .. ARGV[2 * list + 2]
+        taken[3 * count - 2], taken[3 * count - 1], taken[3 * count] = list, tag, messages[i]
     end
-    if count > before and count - before < room then
+    count_of[list] = before + #messages
+    if #messages > 0 and #messages < room then
         filled = filled - 1
     end
-    return count - before
+    return #messages
 end
 
 for first = 1, #KEYS - 2, together do
@@ -68,6 +68,11 @@ end
 if count > 0 then
     redis.call('ZADD', KEYS[2], unpack(index))
     redis.call('HSET', KEYS[1], unpack(entries))
+end
+for list, number in pairs(count_of) do
+    if number > 0 then
+        redis.call('LTRIM', KEYS[list + 2], 0, -number - 1)
+    end
 end
 if count < most then
     redis.call('EXISTS', unpack(KEYS, 3))

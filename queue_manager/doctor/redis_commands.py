@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN"), (PROBE_KEY, "0")),
     **dict.fromkeys(("HINCRBY", "HSET"), (PROBE_KEY, "field", "1")),
     # Lists
-    **dict.fromkeys(("LLEN", "RPOP"), (PROBE_KEY,)),
+    "LLEN": (PROBE_KEY,),
     **dict.fromkeys(("LPUSH", "RPUSH"), (PROBE_KEY, "value")),
     **dict.fromkeys(("LRANGE", "LREM", "LTRIM"), (PROBE_KEY, "0", "-1")),
     # Sets and sorted sets
