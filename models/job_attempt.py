@@ -175,9 +175,16 @@ def _reservation(token: str, now: datetime) -> Document:
     return {"token": token, "worker": process_name(), "until": truncate(now + RESERVATION)}
 
 
+def not_reserved(now: datetime) -> Document:
+    """Return the condition that no run may start a job without a further write."""
+    return {"reserved.until": {"$not": {"$gt": now}}}
+
+
 def _reserve(page: Sequence[Document], token: str, now: datetime) -> tuple[Document, Document]:
     still_waiting = {"_id": {"$in": [job["_id"] for job in page]}, "waiting": {"$gte": EPOCH, "$lte": now}}
-    return still_waiting, {"$set": {"reserved": _reservation(token, now)}}
+    # Of another run if this one found its first job started: by then, that run may have a page with these jobs.
+    not_of_another = {"$or": [not_reserved(now), _held_by("reserved", token)]}
+    return {**still_waiting, **not_of_another}, {"$set": {"reserved": _reservation(token, now)}}
 
 
 def _start(

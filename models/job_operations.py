@@ -30,6 +30,7 @@ from models.job import (
     jobs,
     push_to_history,
 )
+from models.job_attempt import not_reserved
 from models.transaction import transact
 from queue_manager.core.clock import truncate
 from queue_manager.core.errors import Contended
@@ -95,15 +96,11 @@ def is_reserved(job: Document, now: datetime) -> bool:
     return "reserved" in job and job["reserved"]["until"] > now
 
 
-def _not_reserved(now: datetime) -> Document:
-    return {"reserved.until": {"$not": {"$gt": now}}}
-
-
 def _change(
     job_id: JobId, states: Iterable[JobState], change: Any, now: datetime, session: ClientSession | None = None
 ) -> Document | None:
     return jobs().find_one_and_update(
-        {"_id": job_id, "state": {"$in": [*states]}, **_not_reserved(now), **COUNTED_ATTEMPTS},
+        {"_id": job_id, "state": {"$in": [*states]}, **not_reserved(now), **COUNTED_ATTEMPTS},
         change,
         return_document=ReturnDocument.AFTER,
         hint="_id_",
@@ -113,7 +110,7 @@ def _change(
 
 def remove(job_id: JobId, *, now: datetime, keep: KeepJobs | None = None) -> Document | None:
     """Delete a job unless it is executing or reserved; return it, or `None`."""
-    query = {"_id": job_id, "state": {"$in": [*INACTIVE_STATES]}, **_not_reserved(now), **COUNTED_ATTEMPTS}
+    query = {"_id": job_id, "state": {"$in": [*INACTIVE_STATES]}, **not_reserved(now), **COUNTED_ATTEMPTS}
 
     def delete(session: ClientSession) -> Document | None:
         gone = jobs().find_one_and_delete(query, hint="_id_", session=session)
@@ -132,7 +129,7 @@ def clear(
     keep: KeepJobs | None = None,
 ) -> int:
     """Delete up to `limit` jobs in `states`, of one name or of all names, except reserved ones; return their number."""
-    query: Document = {**_not_reserved(now), "state": {"$in": [*states]}, **IS_JOB}
+    query: Document = {**not_reserved(now), "state": {"$in": [*states]}, **IS_JOB}
     if name is not None:
         query["name"] = name
     deleted, size = 0, DELETION_BATCH_SIZE

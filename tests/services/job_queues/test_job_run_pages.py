@@ -266,6 +266,30 @@ def test_page_is_not_started_twice_by_a_task_that_two_processes_execute(
     assert finish(lab, theirs[0], "twice")
 
 
+def test_reservation_of_another_run_is_kept_by_one_that_comes_too_late_for_its_first_job(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(4)]
+    seen = [lab.jobs.get(id) for id in ids]
+    lab.start(seen[0], token="first")
+    now = lab.clock()
+    ended = [EndedAttempt(job=seen[0], outcome=SUCCESS)]
+    options: dict[str, Any] = {"token": "first", "now": now, "until": now + LEASE}
+    assert len(job_attempt.finish_and_start(ended, seen[1:], **options)[1]) == 3
+
+    options["token"] = "late"
+    assert job_attempt.finish_and_start([], [seen[0], *seen[2:]], **options) == ([], [])
+    assert [finish(lab, one, "first") for one in (*seen[2:], seen[1])] == [True] * 3
+    assert [successes(id) for id in ids] == [1] * 4
+
+
+def test_run_reserves_again_what_it_had_no_time_for(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(4)]
+    first, second, third, fourth = reserve(lab, *ids)
+    now = lab.clock()
+    ended = [EndedAttempt(job=first, outcome=SUCCESS)]
+    options: dict[str, Any] = {"token": "elsewhere", "now": now, "until": now + LEASE}
+    assert job_attempt.finish_and_start(ended, [second, third, fourth], **options) == ([True], [second, third, fourth])
+
+
 def test_outcome_of_a_reserved_job_is_written_once(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(2)]
     first, second = reserve(lab, *ids)
