@@ -12,28 +12,25 @@ from asyncio import CancelledError
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from threading import Event, RLock
-from typing import Any
 
 from models import job, job_attempt, job_queue
-from models.database import OUTAGES, Document, Error, estimated_now, server_now
+from models.database import OUTAGES, Document, Error, estimated_now
 from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
-from queue_manager.core.clock import seconds, unix_ms
-from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError, reason
+from queue_manager.core.clock import unix_ms
+from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.settings import settings
 from queue_manager.core.threads import in_thread
-from queue_manager.telemetry import counters, error_reports, latency
-from services.job_queues.dispatch import JOBS_INITIATOR, system
+from queue_manager.telemetry import error_reports, latency
+from services.job_queues.dispatch import JOBS_INITIATOR
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, Stop, as_text
-from services.job_queues.registry import JobFunction, Registry, accepts_run, registry
+from services.job_queues.registry import JobFunction, Registry, accepts_run
 from services.job_queues.repetition import next_due
 
-RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
 MIN_JOBS_PER_READ, JOBS_PER_READ = 32, 128  # while each job is started alone; while pages are
 PAGE_TIME = 0.1  # seconds in which the jobs of a page are started; their outcomes are written afterwards
 MAX_PAGE_SIZE = 64
@@ -43,43 +40,6 @@ WRITE_RETRY_DELAY = 0.5  # seconds between two attempts to write an outcome
 RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 
 log = get_logger(JOBS_INITIATOR)
-
-
-def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
-    """Run the due jobs of `name` one after another; `token` is the id of this task.
-
-    Returns:
-        `{succeeded, failed, canceled, lost, stopped}`: number of attempts by outcome, and the reason of an early stop.
-
-    Raises:
-        ContinueLater: the time budget is used and more jobs are due.
-        NotYetDue: the next job is due before the next dispatch.
-        ConfigurationError: jobs may not run in this environment.
-    """
-    if not settings().allows_jobs:
-        raise ConfigurationError(settings().jobs_disabled_reason)
-    runner = Runner(
-        name=name,
-        registry=registry,
-        clock=server_now,
-        lease=seconds(settings().jobs_lease_seconds),
-        budget=RUN_BUDGET,
-        token=token,
-        epoch=epoch,
-        timeout=seconds(settings().jobs_timeout_seconds),
-        grace=seconds(settings().jobs_grace_seconds),
-    )
-    report = runner.run()
-    outcomes = {"done": report.succeeded, "failed": report.failed, **runner.durations}
-    counters.items(JOBS_INITIATOR, outcomes)
-    counters.items_by_hour(f"{JOBS_INITIATOR}/{name}", outcomes)
-    due = None if report.stopped else job.next_due(name)
-    remaining = None if due is None else due - server_now()
-    if remaining is None or remaining > system.period(settings()):
-        return asdict(report)
-    if remaining > timedelta(0):
-        raise NotYetDue(remaining)
-    raise ContinueLater
 
 
 @dataclass(kw_only=True)

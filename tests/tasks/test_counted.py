@@ -11,7 +11,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import count_history, counters
 from services import job_queues
-from services.job_queues import runner
+from services.job_queues import queue_run
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.job_lab import Lab
@@ -40,7 +40,7 @@ def test_items_are_counted_by_how_they_end(clean: Servers, monkeypatch: pytest.M
 
 def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(server_now)
-    monkeypatch.setattr(runner, "registry", lab.registry)
+    monkeypatch.setattr(queue_run, "registry", lab.registry)
     for _ in range(3):
         lab.run("mail")
     dispatch_due_jobs()

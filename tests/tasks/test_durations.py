@@ -17,7 +17,7 @@ from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import count_history, counters, latency
 from queue_manager.telemetry.latency import SENT_HEADER, Measure
 from services import job_queues
-from services.job_queues import runner
+from services.job_queues import queue_run
 from services.stale_thumbnails import threshold
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
 from tasks.stale_thumbnails import reset_stale_thumbnail
@@ -121,7 +121,7 @@ def test_a_site_is_due_when_its_build_is_stale(clean: Servers) -> None:
 
 def test_jobs_are_measured_together_and_by_name(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(server_now)
-    monkeypatch.setattr(runner, "registry", lab.registry)
+    monkeypatch.setattr(queue_run, "registry", lab.registry)
     lab.works = {"report": lambda *_, run: 1 / 0}
     for name in ("mail", "mail", "report"):
         lab.run(name)

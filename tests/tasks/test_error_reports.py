@@ -17,7 +17,7 @@ from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.telemetry import error_reports
-from services.job_queues import runner
+from services.job_queues import queue_run
 from tasks.item import MAX_FREE_REPEATS
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.job_lab import Lab
@@ -103,7 +103,7 @@ def test_a_job_is_reported_when_it_is_not_retried(
     clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Lab(server_now)
-    monkeypatch.setattr(runner, "registry", lab.registry)
+    monkeypatch.setattr(queue_run, "registry", lab.registry)
 
     def fail(error: str, *_: Any, run: Any) -> None:
         raise PermanentError("no such address") if error == "permanent" else ValueError("try again")

@@ -16,7 +16,7 @@ from queue_manager.core.settings import Settings, settings
 from queue_manager.health_rules import Rule
 from services import job_queues
 from services.due_work import DueItem
-from services.job_queues import runner
+from services.job_queues import queue_run
 from tasks.beat_entries import beat_entries
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs, run_queue
 from tests.job_lab import Lab
@@ -35,7 +35,7 @@ def broker(clean: Servers) -> str:
 def lab(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     """The installation's own jobs, with the laboratory's functions."""
     lab = Lab(server_now)
-    monkeypatch.setattr(runner, "registry", lab.registry)
+    monkeypatch.setattr(queue_run, "registry", lab.registry)
     return lab
 
 
@@ -98,12 +98,12 @@ def test_queue_comes_back_for_what_falls_due_soon(lab: Lab, broker: str) -> None
 
 
 def test_queue_whose_time_is_over_hands_on_to_itself(lab: Lab, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "RUN_BUDGET", seconds(0))
+    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0))
     lab.run("mail")
     dispatch_due_jobs(epoch=1)
     first = take(broker, JOBS_QUEUE)
     assert isinstance(run(first), Ignore)
-    monkeypatch.setattr(runner, "RUN_BUDGET", seconds(30))
+    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(30))
     again = take(broker, JOBS_QUEUE)
     assert (again.id, again.args, again.retries) == (first.id, first.args, first.retries)
     assert run(again)["succeeded"] == 1

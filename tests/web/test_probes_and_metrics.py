@@ -23,7 +23,7 @@ from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, worker_heartbeats
-from services.job_queues import runner
+from services.job_queues import queue_run
 from tasks.job_queues import JOBS_QUEUE as JOBS
 from tasks.job_queues import dispatch_due_jobs
 from tests.eventually import eventually
@@ -204,7 +204,7 @@ def test_failing_jobs_show_in_metrics_and_in_the_overview(
 ) -> None:
     process = shared_web(tmp_path_factory, QM_JOBS="true", QM_CONVERSATIONS="false")
     lab = Lab(server_now)
-    monkeypatch.setattr(runner, "registry", lab.registry)
+    monkeypatch.setattr(queue_run, "registry", lab.registry)
     lab.works = {"mail": lambda *_, run: 1 / 0}
     for name in ("report",) * 3 + ("mail",) * 4:
         lab.run(name)

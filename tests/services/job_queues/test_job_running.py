@@ -9,6 +9,7 @@ import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -26,7 +27,7 @@ from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError
 from queue_manager.core.settings import settings
 from services import job_queues
-from services.job_queues import JobCancelled, JobRun, runner
+from services.job_queues import JobCancelled, JobRun, queue_run
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, successes
@@ -584,7 +585,7 @@ def test_lost_reply_of_a_write_that_was_made_counts_as_written(
 def installed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The installation's own jobs, with the laboratory's functions."""
     real = Lab(database.server_now)
-    monkeypatch.setattr(runner, "registry", real.registry)
+    monkeypatch.setattr(queue_run, "registry", real.registry)
     return real
 
 
@@ -600,13 +601,29 @@ def test_queue_that_is_done_says_what_it_did(installed: Lab) -> None:
 
 
 def test_queue_with_more_due_hands_on_when_its_time_is_over(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "RUN_BUDGET", seconds(0.05))
+    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0.05))
     for number in range(3):
         installed.run("mail", number)
     installed.works["mail"] = lambda number, run: time.sleep(0.06)
     with pytest.raises(ContinueLater):
         job_queues.run_queue("mail", None, token="t")
     assert 1 <= len(installed.ran) < 3
+
+
+def test_second_copy_of_a_task_in_the_same_process_runs_nothing(installed: Lab) -> None:
+    copies = []
+
+    def deliver_again(number: int, run: Any) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            copies.append(thread.submit(job_queues.run_queue, "mail", None, token="t").result())
+
+    installed.works["mail"] = deliver_again
+    for number in range(3):
+        installed.run("mail", number)
+    assert job_queues.run_queue("mail", None, token="t")["succeeded"] == 3
+    assert [copy["stopped"] for copy in copies] == ["this process already runs this task"] * 3
+    assert len(installed.ran) == 3
+    assert job_queues.run_queue("mail", None, token="t")["stopped"] is None
 
 
 def test_queue_whose_next_job_is_due_before_the_next_dispatch_comes_back_for_it(installed: Lab) -> None:

@@ -1,0 +1,81 @@
+"""One run of a queue, by the task of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from threading import Lock
+from typing import Any
+
+from models import job
+from models.database import server_now
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue
+from queue_manager.core.settings import settings
+from queue_manager.telemetry import counters
+from services.job_queues.dispatch import JOBS_INITIATOR, system
+from services.job_queues.registry import registry
+from services.job_queues.runner import Runner, RunReport
+
+RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
+
+_running: set[str] = set()
+_running_lock = Lock()
+
+
+def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
+    """Run the due jobs of `name` one after another; `token` is the id of this task.
+
+    Returns:
+        `{succeeded, failed, canceled, lost, stopped}`: number of attempts by outcome, and the reason of an early stop.
+
+    Raises:
+        ContinueLater: the time budget is used and more jobs are due.
+        NotYetDue: the next job is due before the next dispatch.
+        ConfigurationError: jobs may not run in this environment.
+    """
+    if not settings().allows_jobs:
+        raise ConfigurationError(settings().jobs_disabled_reason)
+    runner = Runner(
+        name=name,
+        registry=registry,
+        clock=server_now,
+        lease=seconds(settings().jobs_lease_seconds),
+        budget=RUN_BUDGET,
+        token=token,
+        epoch=epoch,
+        timeout=seconds(settings().jobs_timeout_seconds),
+        grace=seconds(settings().jobs_grace_seconds),
+    )
+    with _alone_in_this_process(token) as is_alone:
+        report = runner.run() if is_alone else RunReport(stopped="this process already runs this task")
+    outcomes = {"done": report.succeeded, "failed": report.failed, **runner.durations}
+    counters.items(JOBS_INITIATOR, outcomes)
+    counters.items_by_hour(f"{JOBS_INITIATOR}/{name}", outcomes)
+    due = None if report.stopped else job.next_due(name)
+    remaining = None if due is None else due - server_now()
+    if remaining is None or remaining > system.period(settings()):
+        return asdict(report)
+    if remaining > timedelta(0):
+        raise NotYetDue(remaining)
+    raise ContinueLater
+
+
+@contextmanager
+def _alone_in_this_process(token: str) -> Iterator[bool]:
+    """Yield False if the task of `token` runs in this process already.
+
+    A pool of threads executes both copies of a task that is delivered twice in one process, whose claims and
+    reservations are the same.
+    """
+    with _running_lock:
+        is_alone = token not in _running
+        _running.add(token)
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            with _running_lock:
+                _running.discard(token)
