@@ -6,7 +6,7 @@
     {claim: {timeout_seconds, ends_at, canceled_at}}   its time limit; its process is ended at `ends_at`; asked to stop
     {fence}                                 BSON timestamp that the server set when the last attempt started
     {page}                                  while executing: ids of the jobs that are reserved with it
-    {reserved: {token, worker, until}, alone}  a run may start it, until then; it must not share a page (`job_attempt`)
+    {reserved: {token, worker, until}, alone}  a run may start it, until then; it must not share a batch (`job_attempt`)
     {last_error, losses, history, progress} results; the history has the last 50 entries
     {key, unique_key, singular, singular_key}   hash of name and arguments, and its uniqueness constraints
     {text}                                  arguments as searchable text
@@ -71,6 +71,7 @@ class JobState(StrEnum):
 FINISHED_STATES = (JobState.SUCCESS, JobState.CANCELED)
 WAITING_STATES = (JobState.PENDING, JobState.FAILURE)
 LIVE_STATES = (*WAITING_STATES, JobState.EXECUTING)
+LIVE: Document = {"state": {"$in": [*LIVE_STATES]}}
 INACTIVE_STATES = (*WAITING_STATES, *FINISHED_STATES)
 
 
@@ -104,6 +105,7 @@ def indexes() -> list[IndexModel]:
         IndexModel([("unique_key", ASCENDING)], name="unique_jobs", unique=True, sparse=True),
         IndexModel([("singular_key", ASCENDING)], name="singular_jobs", unique=True, sparse=True),
         IndexModel([("key", ASCENDING)], name="same_jobs"),
+        IndexModel([("key", ASCENDING)], name="same_live_jobs", partialFilterExpression=LIVE),
         IndexModel([("name", ASCENDING), ("state", ASCENDING), ("_id", DESCENDING)], name="jobs_of_a_name"),
         IndexModel([("state", ASCENDING)], name="failed_jobs", partialFilterExpression={"state": JobState.FAILURE}),
         *_indexes_of_lists(),
@@ -143,11 +145,11 @@ def insert(job: Document, *, unique: bool, singular: bool) -> None:
 
 def insert_many(new: Sequence[Document], *, unique: bool, singular: bool) -> set[int]:
     """Store new jobs; return the positions of those that were not, because a unique or singular one already exists."""
-    blocked_in = [*JobState] if unique else [*LIVE_STATES] if singular else []
     blocked = set[Any]()
-    if blocked_in:
-        alike = {"key": {"$in": [job["key"] for job in new]}, "state": {"$in": blocked_in}}
-        blocked = {job["key"] for job in jobs().find(alike, {"_id": 0, "key": 1}, hint="same_jobs")}
+    if unique or singular:
+        alike: Document = {"key": {"$in": [job["key"] for job in new]}, **({} if unique else LIVE)}
+        index, limit = "same_jobs" if unique else "same_live_jobs", 1 if len(new) == 1 else 0
+        blocked = {job["key"] for job in jobs().find(alike, {"_id": 0, "key": 1}, hint=index, limit=limit)}
     positions = [number for number, job in enumerate(new) if job["key"] not in blocked]
     refused = {*range(len(new))} - {*positions}
     wanted = [{**new[number], **_unique_keys(new[number], unique, singular)} for number in positions]
@@ -264,7 +266,7 @@ class ExecutingJob:
     ends_at: datetime | None
     """When its process is ended, because of its time limit or because it was canceled."""
     is_canceled: bool
-    page: list[JobId]
+    batch: list[JobId]
     """Jobs that were reserved together with it."""
 
 
@@ -289,7 +291,7 @@ def executing(where: Document | None = None) -> list[ExecutingJob]:
             timeout_seconds=job["claim"].get("timeout_seconds"),
             ends_at=job["claim"].get("ends_at"),
             is_canceled="canceled_at" in job["claim"],
-            page=job.get("page", []),
+            batch=job.get("page", []),
         )
         for job in found
         if isinstance(job.get("name"), str)

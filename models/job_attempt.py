@@ -1,6 +1,6 @@
 """Attempts of jobs: start, renewal, finish, and recovery after the loss of the worker.
 
-A run that executes short jobs starts a page of them with one write: the first is claimed and `executing`, the others
+A run that executes short jobs starts a batch of them with one write: the first is claimed and `executing`, the others
 are reserved for a second. Reserved jobs are still `pending` or `failure`, and only this run may start or change them.
 
 Guarantee: every step is idempotent, and is one conditional write on the token, the process and the attempt, so that a
@@ -96,31 +96,31 @@ def finish(job: Document, outcome: JobOutcome, *, token: str, now: datetime) -> 
 
 def finish_and_start(
     ended: Sequence[EndedAttempt],
-    page: Sequence[Document],
+    batch: Sequence[Document],
     *,
     token: str,
     now: datetime,
     until: datetime,
     limit: TimeLimit | None = None,
 ) -> tuple[list[bool], list[Document]]:
-    """Write outcomes, start the first job of a page, and reserve the others, in one round trip.
+    """Write outcomes, start the first job of a batch, and reserve the others, in one round trip.
 
     Returns:
         Whether each outcome is stored, and the jobs that were started or reserved.
     """
     writes: list[UpdateOne | UpdateMany] = _finish_all(ended, token, now)
-    if page:
-        first, *others = page
-        writes.append(UpdateOne(*_start(first, token, now, until, page=others, limit=limit), hint="_id_"))
+    if batch:
+        first, *others = batch
+        writes.append(UpdateOne(*_start(first, token, now, until, batch=others, limit=limit), hint="_id_"))
         if others:
             writes.append(UpdateMany(*_reserve(others, token, now), hint="_id_"))
     try:
-        if jobs().bulk_write(writes).modified_count == len(ended) + len(page):
-            return [True] * len(ended), list(page)
+        if jobs().bulk_write(writes).modified_count == len(ended) + len(batch):
+            return [True] * len(ended), list(batch)
     except BulkWriteError:
         pass  # the lease was lost and another job executes: read what was written
     stored = [finish(one.job, one.outcome, token=token, now=now) for one in ended]
-    return stored, _started(page, token, now) if page else []
+    return stored, _started(batch, token, now) if batch else []
 
 
 def hand_over(
@@ -130,14 +130,14 @@ def hand_over(
     token: str,
     now: datetime,
     until: datetime,
-    page: Sequence[Document] = (),
+    batch: Sequence[Document] = (),
 ) -> bool:
     """Write outcomes and start a reserved job that runs already; return False, and write nothing, if that fails.
 
     A transaction, because no other run may start a job of this name in between.
     """
     writes = _finish_all(ended, token, now)
-    is_waiting, change = _start(job, token, now, until, page=page)
+    is_waiting, change = _start(job, token, now, until, batch=batch)
     writes.append(UpdateOne({**is_waiting, **_held_by("reserved", token)}, change, hint="_id_"))
 
     def write(session: ClientSession) -> None:
@@ -161,9 +161,9 @@ def _has_ended(job: Document, token: str) -> bool:
     return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
 
 
-def _started(page: Sequence[Document], token: str, now: datetime) -> list[Document]:
-    """Return the jobs of a page that were started or reserved; none if the first was not started."""
-    first, *others = page
+def _started(batch: Sequence[Document], token: str, now: datetime) -> list[Document]:
+    """Return the jobs of a batch that were started or reserved; none if the first was not started."""
+    first, *others = batch
     if not has_claim(first, token):
         return []
     reserved = {"_id": {"$in": [job["_id"] for job in others]}, "reserved": _reservation(token, now)}
@@ -180,9 +180,9 @@ def not_reserved(now: datetime) -> Document:
     return {"reserved.until": {"$not": {"$gt": now}}}
 
 
-def _reserve(page: Sequence[Document], token: str, now: datetime) -> tuple[Document, Document]:
-    still_waiting = {"_id": {"$in": [job["_id"] for job in page]}, "waiting": {"$gte": EPOCH, "$lte": now}}
-    # Of another run if this one found its first job started: by then, that run may have a page with these jobs.
+def _reserve(batch: Sequence[Document], token: str, now: datetime) -> tuple[Document, Document]:
+    still_waiting = {"_id": {"$in": [job["_id"] for job in batch]}, "waiting": {"$gte": EPOCH, "$lte": now}}
+    # Of another run if this one found its first job started: by then, that run may have a batch with these jobs.
     not_of_another = {"$or": [not_reserved(now), _held_by("reserved", token)]}
     return {**still_waiting, **not_of_another}, {"$set": {"reserved": _reservation(token, now)}}
 
@@ -193,7 +193,7 @@ def _start(
     now: datetime,
     until: datetime,
     *,
-    page: Sequence[Document] = (),
+    batch: Sequence[Document] = (),
     limit: TimeLimit | None = None,
 ) -> tuple[Document, Document]:
     still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
@@ -205,8 +205,8 @@ def _start(
         claim["ends_at"] = truncate(now + limit.timeout + limit.grace)
     changed: Document = {"state": JobState.EXECUTING, "claim": claim, "updated": now}
     removed = {"waiting": "", "first": "", "progress": "", "reserved": ""}
-    if page:
-        changed["page"] = [one["_id"] for one in page]
+    if batch:
+        changed["page"] = [one["_id"] for one in batch]
     # The server's timestamps increase with every write of the replica set, also after an election.
     fence = {"fence": {"$type": "timestamp"}}
     return still_waiting, {"$set": changed, "$unset": removed, "$inc": {"attempts": 1}, "$currentDate": fence}
@@ -315,7 +315,7 @@ def set_progress(job: Document, progress: Document, *, token: str) -> Document |
 def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: bool = True) -> bool:
     """Record the outcome of an attempt whose process is gone; return False if its lease was renewed meanwhile.
 
-    The process may have been lost by a job of the same page: each of them runs alone the next time.
+    The process may have been lost by a job of the same batch: each of them runs alone the next time.
     """
     change = _end(outcome, {} if lost.worker is None else {"worker": lost.worker}, now)
     if is_loss:
@@ -329,7 +329,7 @@ def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: boo
         is_recorded = jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
     if not is_recorded:
         return False
-    if lost.page:
-        suspects = {"_id": {"$in": lost.page}, "reserved.token": lost.token}
+    if lost.batch:
+        suspects = {"_id": {"$in": lost.batch}, "reserved.token": lost.token}
         jobs().update_many(suspects, {"$set": {"alone": True}, "$unset": {"reserved": ""}}, hint="_id_")
     return True

@@ -31,9 +31,9 @@ from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, Stop, as_text
 from services.job_queues.registry import JobFunction, Registry, accepts_run
 from services.job_queues.repetition import next_due
 
-MIN_JOBS_PER_READ, JOBS_PER_READ = 32, 128  # while each job is started alone; while pages are
-PAGE_TIME = 0.1  # seconds in which the jobs of a page are started; their outcomes are written afterwards
-MAX_PAGE_SIZE = 64
+MIN_JOBS_PER_READ, JOBS_PER_READ = 32, 128  # while each job is started alone; while batches are
+BATCH_TIME = 0.1  # seconds in which the jobs of a batch are started; their outcomes are written afterwards
+MAX_JOBS_PER_BATCH = 64
 MAX_RESERVED_TIME = job_attempt.RESERVATION.total_seconds() / 2  # seconds; clocks may differ by the rest
 READ_TTL = 0.2  # seconds until the order of jobs, a pause and the leader are read again
 WRITE_RETRY_DELAY = 0.5  # seconds between two attempts to write an outcome
@@ -58,7 +58,7 @@ class RunReport:
 class Runner:
     """Runs the jobs of one name.
 
-    While jobs are short, a page of them is started, and their outcomes are written, with one write. The first is
+    While jobs are short, a batch of them is started, and their outcomes are written, with one write. The first is
     claimed and the others are reserved; one that turns out to be long is given the claim while it runs.
 
     Args:
@@ -85,14 +85,14 @@ class Runner:
     """Of the jobs that succeeded, as `latency` counts them."""
     _next_jobs: deque[Document] = field(default_factory=deque)
     _read_at: float = -READ_TTL
-    _page: deque[Document] = field(default_factory=deque)
-    _page_ends_at: float = 0.0
+    _batch: deque[Document] = field(default_factory=deque)
+    _batch_ends_at: float = 0.0
     _slowest: float = 0.0
-    """Seconds that the slowest job of the last page took."""
+    """Seconds that the slowest job of the last batch took."""
     _ended: list[EndedAttempt] = field(default_factory=list)
     """Attempts whose outcome is not written yet."""
     _claimed: Document | None = None
-    """The job with the claim of this run: the one that executes, or the first of its page."""
+    """The job with the claim of this run: the one that executes, or the first of its batch."""
     _executing: Document | None = None
     _executing_since: float = 0.0
     _lock: RLock = field(default_factory=RLock)
@@ -115,23 +115,23 @@ class Runner:
     def _start_next(self, end: float) -> Document | None:
         """Return the next job, which is started; `None` if there is none, and every outcome is written."""
         while True:
-            if self._page and time.monotonic() < min(end, self._page_ends_at):
-                return self._page.popleft()
-            self._next_jobs.extendleft(reversed(self._page))
-            self._page.clear()
-            page = self._next_page() if time.monotonic() < end else []
-            if not page and not self._ended:
+            if self._batch and time.monotonic() < min(end, self._batch_ends_at):
+                return self._batch.popleft()
+            self._next_jobs.extendleft(reversed(self._batch))
+            self._batch.clear()
+            batch = self._next_batch() if time.monotonic() < end else []
+            if not batch and not self._ended:
                 return None
             began = time.monotonic()
-            started = self._finish_and_start(page) if self._ended else self._start(page[0])
-            if len(started) < len(page):
-                self._next_jobs.clear()  # the others of the page come before those read after it
+            started = self._finish_and_start(batch) if self._ended else self._start(batch[0])
+            if len(started) < len(batch):
+                self._next_jobs.clear()  # the others of the batch come before those read after it
             if started:
-                self._page.extend(started[1:])
-                self._page_ends_at = min(began + MAX_RESERVED_TIME, time.monotonic() + PAGE_TIME)
+                self._batch.extend(started[1:])
+                self._batch_ends_at = min(began + MAX_RESERVED_TIME, time.monotonic() + BATCH_TIME)
                 return started[0]
 
-    def _next_page(self) -> list[Document]:
+    def _next_batch(self) -> list[Document]:
         try:
             first = self._next_job()
         except Error:
@@ -140,16 +140,16 @@ class Runner:
             return []  # the outcomes must be written first, despite the outage
         if first is None:
             return []
-        page = [first]
+        batch = [first]
         # Jobs with a time limit are started one by one, so that the one that executes is known to other processes.
-        size = self._page_size() if self._ended and self._limit is None else 1
-        while len(page) < size and self._next_jobs and _may_share(first) and _may_share(self._next_jobs[0]):
-            page.append(self._next_jobs.popleft())
-        return page
+        size = self._batch_size() if self._ended and self._limit is None else 1
+        while len(batch) < size and self._next_jobs and _may_share(first) and _may_share(self._next_jobs[0]):
+            batch.append(self._next_jobs.popleft())
+        return batch
 
-    def _page_size(self) -> int:
-        """Return the number of jobs that are expected to end within `PAGE_TIME`."""
-        return max(1, min(MAX_PAGE_SIZE, int(PAGE_TIME / max(self._slowest, PAGE_TIME / MAX_PAGE_SIZE))))
+    def _batch_size(self) -> int:
+        """Return the number of jobs that are expected to end within `BATCH_TIME`."""
+        return max(1, min(MAX_JOBS_PER_BATCH, int(BATCH_TIME / max(self._slowest, BATCH_TIME / MAX_JOBS_PER_BATCH))))
 
     def _next_job(self) -> Document | None:
         """Return the next job. The order of jobs is at most `READ_TTL` old."""
@@ -162,7 +162,7 @@ class Runner:
             if self.report.stopped:
                 return None
         if not self._next_jobs:
-            limit = MIN_JOBS_PER_READ if self._page_size() == 1 else JOBS_PER_READ
+            limit = MIN_JOBS_PER_READ if self._batch_size() == 1 else JOBS_PER_READ
             ended = [one.job["_id"] for one in self._ended]  # those that were reserved are still waiting
             self._next_jobs.extend(job.next_jobs(self.name, now=self.clock(), limit=limit, excluded=ended))
         return self._next_jobs.popleft() if self._next_jobs else None
@@ -188,12 +188,12 @@ class Runner:
         self._claimed = started[0] if started else None
         return started
 
-    def _finish_and_start(self, page: list[Document]) -> list[Document]:
-        """Write the outcomes and start a page in one round trip; return the jobs that were started."""
+    def _finish_and_start(self, batch: list[Document]) -> list[Document]:
+        """Write the outcomes and start a batch in one round trip; return the jobs that were started."""
         # The claimed one last: until then no other run can start the reserved ones, however much this one was delayed.
         ended, self._ended = sorted(self._ended, key=lambda one: not one.is_reserved), []
         began = time.monotonic()
-        stored, started = self._write_with_retry(ended, page)
+        stored, started = self._write_with_retry(ended, batch)
         started = self._held(started, began)
         for one, is_stored in zip(ended, stored, strict=True):
             self._count(one.outcome, is_stored)
@@ -211,13 +211,13 @@ class Runner:
         log.warning("The claim of a job was lost before it was executed", job=str(claimed), name=self.name)
         return []
 
-    def _write_with_retry(self, ended: list[EndedAttempt], page: list[Document]) -> tuple[list[bool], list[Document]]:
+    def _write_with_retry(self, ended: list[EndedAttempt], batch: list[Document]) -> tuple[list[bool], list[Document]]:
         """Write the outcomes; retry during an outage of the database for the duration of the lease."""
         end = time.monotonic() + self.lease.total_seconds()
         try:
             now = self.clock()
             return job_attempt.finish_and_start(
-                ended, page, token=self.token, now=now, until=now + self.lease, limit=self._limit
+                ended, batch, token=self.token, now=now, until=now + self.lease, limit=self._limit
             )
         except OUTAGES as error:
             log.warning(
@@ -230,7 +230,7 @@ class Runner:
             try:
                 now = self.clock()
                 stored = [job_attempt.finish(one.job, one.outcome, token=self.token, now=now) for one in ended]
-                return stored, [one for one in page[:1] if job_attempt.has_claim(one, self.token)]
+                return stored, [one for one in batch[:1] if job_attempt.has_claim(one, self.token)]
             except OUTAGES:
                 if time.monotonic() > end:
                     raise
@@ -326,9 +326,9 @@ class Runner:
 
         def beat(is_over: Event) -> None:
             renewed_at = time.monotonic()
-            while not is_over.wait(min(PAGE_TIME, renewal)):
+            while not is_over.wait(min(BATCH_TIME, renewal)):
                 now = time.monotonic()
-                if now - self._executing_since > PAGE_TIME:
+                if now - self._executing_since > BATCH_TIME:
                     self._claim_or_log()
                 if now - renewed_at >= renewal * 0.9:
                     renewed_at = now
@@ -351,7 +351,7 @@ class Runner:
                 return
             now = self.clock()
             is_claimed = job_attempt.hand_over(
-                self._ended, executing, token=self.token, now=now, until=now + self.lease, page=[*self._page]
+                self._ended, executing, token=self.token, now=now, until=now + self.lease, batch=[*self._batch]
             )
             self._claimed = executing
             if is_claimed:
@@ -374,7 +374,7 @@ class Runner:
 
 
 def _may_share(job: Document) -> bool:
-    """Return True if a job may share a page: it repeats at no due times, and no worker was lost with it."""
+    """Return True if a job may share a batch: it repeats at no due times, and no worker was lost with it."""
     return not ("repetition" in job or job.get("losses") or job.get("alone"))
 
 

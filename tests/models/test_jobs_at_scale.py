@@ -164,6 +164,17 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         _, keys, read, _ = shown("finished and not counted", recorder.sent.pop())
         assert (keys, read) == (0, 0)
 
+        # However many finished jobs have the same arguments, what may be stored once reads those that are live.
+        alike = {"key": f"{1:032x}"}
+        one = job.jobs().find_one({**alike, "state": JobState.SUCCESS}) or {}
+        live = job.jobs().count_documents({**alike, **job.LIVE})
+        for options, most in (({"singular": True, "unique": False}, live), ({"singular": False, "unique": True}, 1)):
+            recorder.sent.clear()
+            assert job.insert_many([{**one, "_id": ObjectId()}], **options) == {0}
+            _, keys, read, _ = shown("the same arguments", recorder.sent[0])
+            assert read <= keys
+            assert 0 < keys <= most
+
         # However many finished jobs are kept, the status reads the others, and two keys of each name and state.
         recorder.sent.clear()
         status = lab.jobs.status()

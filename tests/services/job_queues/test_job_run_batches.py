@@ -1,4 +1,4 @@
-"""Pages of short jobs: one write starts and finishes a page; other runs never see its jobs overlap."""
+"""Batches of short jobs: one write starts and finishes a batch; other runs never see its jobs overlap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome
 from queue_manager.core.clock import seconds
 from services.job_queues import WrongState, runner
-from services.job_queues.runner import MAX_PAGE_SIZE, PAGE_TIME
+from services.job_queues.runner import BATCH_TIME, MAX_JOBS_PER_BATCH
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, successes
 from tests.real_servers import Servers
@@ -31,14 +31,14 @@ def lab(clean: Servers) -> Lab:
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """The arguments of the jobs of each page that a runner starts after its first job."""
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The arguments of the jobs of each batch that a runner starts after its first job."""
     started: list[list[Any]] = []
     finish_and_start = job_attempt.finish_and_start
 
-    def noting(ended: Sequence[EndedAttempt], page: Sequence[Document], **options: Any) -> Any:
-        started.append([one["arguments"][0] for one in page])
-        return finish_and_start(ended, page, **options)
+    def noting(ended: Sequence[EndedAttempt], batch: Sequence[Document], **options: Any) -> Any:
+        started.append([one["arguments"][0] for one in batch])
+        return finish_and_start(ended, batch, **options)
 
     monkeypatch.setattr(job_attempt, "finish_and_start", noting)
     return started
@@ -46,8 +46,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no stall of this machine end a page, make the next one smaller, or give the claim to a job that is short."""
-    monkeypatch.setattr(runner, "PAGE_TIME", 60.0)
+    """Let no stall of this machine end a batch, make the next one smaller, or give the claim to a job that is short."""
+    monkeypatch.setattr(runner, "BATCH_TIME", 60.0)
     monkeypatch.setattr(runner, "MAX_RESERVED_TIME", 60.0)
 
 
@@ -59,8 +59,8 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reserve(lab: Lab, *ids: str, token: str = "elsewhere") -> list[Document]:
     """Start the first and reserve the other jobs as a run elsewhere would; return those that were."""
-    page, now = [lab.jobs.get(id) for id in ids], lab.clock()
-    return job_attempt.finish_and_start([], page, token=token, now=now, until=now + LEASE)[1]
+    batch, now = [lab.jobs.get(id) for id in ids], lab.clock()
+    return job_attempt.finish_and_start([], batch, token=token, now=now, until=now + LEASE)[1]
 
 
 def finish(lab: Lab, found: Document, token: str = "elsewhere") -> bool:
@@ -76,14 +76,14 @@ def states(ids: Sequence[str], lab: Lab) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_short_jobs_run_in_order_with_one_write_a_page(lab: Lab, pages: list[list[int]]) -> None:
+def test_short_jobs_run_in_order_with_one_write_a_batch(lab: Lab, batches: list[list[int]]) -> None:
     ids = [lab.run("mail", number) for number in range(200)]
     assert lab.run_through().succeeded == 200
     assert [arguments[0] for arguments in lab.ran] == list(range(200))
     assert [successes(id) for id in ids] == [1] * 200
-    assert [number for page in pages for number in page] == list(range(1, 200))
-    assert len(pages) <= 12
-    assert max(map(len, pages)) <= MAX_PAGE_SIZE
+    assert [number for batch in batches for number in batch] == list(range(1, 200))
+    assert len(batches) <= 12
+    assert max(map(len, batches)) <= MAX_JOBS_PER_BATCH
     finished = job.jobs().find_one({"name": "mail"}) or {}
     assert finished.keys().isdisjoint({"claim", "reserved", "page", "waiting", "first", "alone"})
     assert [(entry["state"], entry.get("attempt")) for entry in finished["history"]] == [
@@ -92,7 +92,7 @@ def test_short_jobs_run_in_order_with_one_write_a_page(lab: Lab, pages: list[lis
     ]
 
 
-def test_failures_within_a_page_are_retried_and_the_others_succeed(lab: Lab) -> None:
+def test_failures_within_a_batch_are_retried_and_the_others_succeed(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(40)]
     lab.works["mail"] = lambda number, run: 1 / 0 if number % 4 == 3 else None
     report = lab.run_through()
@@ -103,24 +103,24 @@ def test_failures_within_a_page_are_retried_and_the_others_succeed(lab: Lab) -> 
     assert failed["waiting"] > lab.clock()
 
 
-def test_jobs_that_take_long_are_started_one_by_one(lab: Lab, pages: list[list[int]]) -> None:
+def test_jobs_that_take_long_are_started_one_by_one(lab: Lab, batches: list[list[int]]) -> None:
     for number in range(4):
         lab.run("mail", number)
-    lab.works["mail"] = lambda number, run: time.sleep(PAGE_TIME)
+    lab.works["mail"] = lambda number, run: time.sleep(BATCH_TIME)
     lab.run_through()
-    assert pages == [[1], [2], [3], []]
+    assert batches == [[1], [2], [3], []]
 
 
-def test_repeating_job_has_no_company(lab: Lab, pages: list[list[int]]) -> None:
+def test_repeating_job_has_no_company(lab: Lab, batches: list[list[int]]) -> None:
     for number in range(3):
         lab.run("mail", number, every=seconds(60))
         lab.run("mail", number + 10)
     assert lab.run_through().succeeded == 6
-    assert pages == [[10], [1], [11], [2], [12], []]
+    assert batches == [[10], [1], [11], [2], [12], []]
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_long_job_of_a_page_is_executing_while_it_runs_and_never_with_another(
+def test_long_job_of_a_batch_is_executing_while_it_runs_and_never_with_another(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "RENEWALS_PER_LEASE", 100)  # the heartbeat looks often
@@ -133,8 +133,8 @@ def test_long_job_of_a_page_is_executing_while_it_runs_and_never_with_another(
         if number != 5:
             return
         assert lab.state(ids[5]) == "pending"
-        monkeypatch.setattr(runner, "PAGE_TIME", PAGE_TIME)
-        until = time.monotonic() + 4 * PAGE_TIME
+        monkeypatch.setattr(runner, "BATCH_TIME", BATCH_TIME)
+        until = time.monotonic() + 4 * BATCH_TIME
         while time.monotonic() < until:
             with pytest.raises(NameBusy):
                 lab.start(lab.jobs.get(other))
@@ -150,7 +150,7 @@ def test_long_job_of_a_page_is_executing_while_it_runs_and_never_with_another(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_progress_of_a_job_within_a_page_is_shown(lab: Lab) -> None:
+def test_progress_of_a_job_within_a_batch_is_shown(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(5)]
 
     def report(number: int, run: Any) -> None:
@@ -164,7 +164,7 @@ def test_progress_of_a_job_within_a_page_is_shown(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_interrupted_run_keeps_the_outcomes_of_its_page(lab: Lab) -> None:
+def test_interrupted_run_keeps_the_outcomes_of_its_batch(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(5)]
 
     def interrupt(number: int, run: Any) -> None:
@@ -180,7 +180,7 @@ def test_interrupted_run_keeps_the_outcomes_of_its_page(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_first_job_of_a_page_that_was_canceled_does_not_change_the_order(lab: Lab) -> None:
+def test_first_job_of_a_batch_that_was_canceled_does_not_change_the_order(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(6)]
     lab.works["mail"] = lambda number, run: number == 0 and lab.jobs.cancel(ids[1])
     lab.run_through()
@@ -248,7 +248,7 @@ def test_late_outcome_of_a_reserved_job_is_refused_once_another_run_has_it(lab: 
     assert states(ids, lab) == ["failure", "executing", "pending"]
 
 
-def test_page_is_not_started_twice_by_a_task_that_two_processes_execute(
+def test_batch_is_not_started_twice_by_a_task_that_two_processes_execute(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [lab.run("mail", number) for number in range(3)]
@@ -300,23 +300,23 @@ def test_outcome_of_a_reserved_job_is_written_once(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 def test_reserved_jobs_of_a_lost_worker_run_alone_so_that_the_culprit_is_found(
-    lab: Lab, pages: list[list[int]]
+    lab: Lab, batches: list[list[int]]
 ) -> None:
     ids = [lab.run("mail", number) for number in range(8)]
     reserve(lab, *ids[:5])
     lost_lease(ids[0])
     lab.dispatch()
-    pages.clear()
+    batches.clear()
     lab.hand.now += job_attempt.RESERVATION
     assert lab.run_through().succeeded == 8
     assert [arguments[0] for arguments in lab.ran] == list(range(8))
-    assert pages == [[1], [2], [3], [4], [5, 6, 7], []]
+    assert batches == [[1], [2], [3], [4], [5, 6, 7], []]
     assert lab.jobs.get(ids[0])["attempts"] == 2
     assert [successes(id) for id in ids] == [1] * 8
 
 
-def test_pages_end_with_their_time(lab: Lab, pages: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "PAGE_TIME", 0.03)
+def test_batches_end_with_their_time(lab: Lab, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "BATCH_TIME", 0.03)
     for number in range(30):
         lab.run("mail", number)
     lab.works["mail"] = lambda number, run: time.sleep(0.02) if number == 3 else None
