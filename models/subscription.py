@@ -146,13 +146,22 @@ def accounts(product_types: Sequence[str], *, after: Any, is_descending: bool) -
 def _some_accounts(product_types: Sequence[str], account: Document, direction: int) -> list[Any]:
     """Return the first accounts that meet a condition, in order."""
     found = subscriptions().find(
-        _managed(product_types) | {"account": account},
+        _managed(product_types) | {"account": {**account, "$not": {"$type": "array"}}},
         {"account": 1, "_id": 0},
         hint="managed_by_account",
         sort=[("account", direction)],
         limit=ACCOUNT_BATCH_SIZE,
     )
     return list(dict.fromkeys(one["account"] for one in found))
+
+
+def stored_as_id_too(product_types: Sequence[str], accounts: Sequence[Any]) -> set[Any]:
+    """Return those of these texts that other managed subscriptions contain as an ObjectId."""
+    texts = {account.stored(one): one for one in accounts if isinstance(one, str)}
+    ids = [one for one in texts if isinstance(one, ObjectId)]
+    where = _managed(product_types) | {"account": {"$in": ids}}
+    found = subscriptions().find(where, {"account": 1, "_id": 0}, hint="managed_by_account") if ids else ()
+    return {texts[one["account"]] for one in found}
 
 
 def has_managed(product_types: Sequence[str], accounts: Sequence[Any]) -> bool:

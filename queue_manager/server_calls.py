@@ -12,8 +12,8 @@ from kombu.exceptions import OperationalError
 
 from models import database
 from queue_manager.broker.options import timeouts
+from queue_manager.core.errors import Contended, reason
 from queue_manager.core.errors import Unavailable as Unavailable
-from queue_manager.core.errors import reason
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 
@@ -27,10 +27,15 @@ _client = PerProcess(
 
 @contextmanager
 def mongodb(limit: float = MONGODB_CALL_TIMEOUT) -> Iterator[None]:
-    """Limit the total time of MongoDB calls in the block. Raises `Unavailable` for errors of the driver."""
+    """Limit the total time of MongoDB calls in the block.
+
+    Raises `Unavailable` for errors of the driver, and if other transactions hold a document.
+    """
     try:
         with pymongo.timeout(limit):
             yield
+    except Contended as error:
+        raise Unavailable(f"{error}; try again") from None
     except database.Error as error:
         raise Unavailable(database.describe(error)) from error
 

@@ -142,17 +142,19 @@ class EligibleAgencies(Listed):
         for accounts in pages:
             spellings = [spelling for one in accounts for spelling in account.spellings(one)]
             found = {str(agency.parent_account): agency for agency in self._eligible(spellings)}
+            twice = subscription.stored_as_id_too(self.requests.product_types, accounts)
             for one in accounts:
-                if (agency := found.get(str(one))) is not None:
-                    yield self._item(agency)
+                agency = found.get(str(account.stored(one)))
+                if agency is not None and one not in twice:
+                    yield self._item(agency, position=(one,))
 
-    def _item(self, agency: Agency) -> Item:
+    def _item(self, agency: Agency, *, position: Position) -> Item:
         due_at = agency.oldest_subscription + self.requests.after
         return Item(
             id=str(agency.parent_account),
             title="" if agency.account_id is None else str(agency.account_id),
             state="due",
-            position=(agency.parent_account,),
+            position=position,
             due_at=due_at,
             since=due_at,
             reason=None if agency.account_id is not None else "its oldest subscription has no usable account",
@@ -249,11 +251,11 @@ def _request(
     """Read the item's arguments. Raises PermanentError, which names the one that is malformed."""
     oldest = parse_utc(oldest_subscription, field="oldest_subscription")
     if not isinstance(account_id, str) or not account_id:
-        raise PermanentError(f"account_id: {account_id!r} is no text that names an account")
+        raise PermanentError(f"account_id: {account_id!r} must be a string that is not empty")
     if not isinstance(parent_account, str | None):
-        raise PermanentError(f"parent_account: {parent_account!r} is no text that names an account")
+        raise PermanentError(f"parent_account: {parent_account!r} must be a string or null")
     if not isinstance(subscription_ids, list) or not all(isinstance(one, str) for one in subscription_ids):
-        raise PermanentError(f"subscription_ids: {subscription_ids!r} is no list of texts")
+        raise PermanentError(f"subscription_ids: {subscription_ids!r} must be a list of strings")
     if oldest is None:
         raise PermanentError("oldest_subscription is missing")
     return pulse.ReviewRequest(

@@ -40,7 +40,7 @@ class Contended(NotYetDue):
 
     def __init__(self, remaining: timedelta) -> None:
         super().__init__(remaining)
-        self.args = ("another transaction holds the document",)
+        self.args = ("other transactions hold the document",)
 
 
 class ContinueLater(AppError):

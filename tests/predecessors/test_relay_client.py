@@ -190,6 +190,8 @@ def test_export_and_import_of_a_file(relay: RelayClient) -> None:
         assert imported["count"] == 1
     for message in relay.listed("main"):
         assert (message["priority"], message["custom_ack_timeout"]) == (2, 7)
+    for malformed in ("multipart/form-data; abc*", "multipart/form-data"):
+        assert relay.ask("POST", "/import", "--x--\r\n", Content_Type=malformed).status == 422
     empty_form = relay.ask("POST", "/import", "--x--\r\n", Content_Type="multipart/form-data; boundary=x")
     assert (empty_form.status, empty_form.body["field"]) == (400, "file")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from base64 import b64encode
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,8 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from dev.ports import free_port
+from models import database, job_queue
 from models import job as model
-from models import job_queue
 from models.database import server_now
 from models.job import JobState
 from queue_manager.core.clock import parse_utc, seconds, to_iso
@@ -39,6 +40,10 @@ NOT_YET = {"delay_seconds": 3600}
 TOO_LONG = timedelta(days=3651)
 MIB = 1024 * 1024
 SOME_ID = ObjectId("6b033e5b2e6e6abceb1b5df0")
+
+
+def forged(position: str) -> str:
+    return b64encode(position.encode(), b"-_").decode()
 
 
 @dataclass(frozen=True)
@@ -297,6 +302,8 @@ class TestReading:
             ("?name=a%20b", "name"),
             ("?state=done", "state"),
             ("?cursor=x", "cursor"),
+            ("?cursor=" + forged('["jobs created desc", {"$numberDecimal": "x"}, 1]'), "cursor"),
+            ("?cursor=" + forged('["jobs created desc", {"$binary": 1, "$type": "00"}]'), "cursor"),
             ("?limit=0", "limit"),
             ("?limit=201", "limit"),
             (f"?limit={'9' * 5_000}", "limit"),
@@ -382,6 +389,17 @@ class TestChanging:
         assert api.post("/delete", {"ids": ids}).body["changed"] == 2
         assert api.post("/delete", {"ids": []}).body["field"] == "ids"
         assert api.post("/delete", {"ids": ["x"] * 1_001}).body["field"] == "ids"
+
+    def test_job_that_another_transaction_holds_is_left_and_the_others_are_changed(self, api: Api) -> None:
+        ids = [api.run(INVOICE, number, **NOT_YET)["_id"] for number in range(3)]
+        with database.client().start_session() as session, session.start_transaction():
+            model.jobs().update_one({"_id": ObjectId(ids[1])}, {"$set": {"priority": 1}}, session=session)
+            answer = api.ask("DELETE", f"/{ids[1]}")
+            assert (answer.status, answer.body["error"]) == (503, "unavailable")
+            assert answer.body["message"] == "other transactions hold the document; try again"
+            results = api.post("/delete", {"ids": ids}).body["results"]
+        assert [one["result"] for one in results] == ["CHANGED", "CONTENDED", "CHANGED"]
+        assert api.ask("DELETE", f"/{ids[1]}").status == 200
 
     def test_reschedule(self, api: Api) -> None:
         id, at = api.run()["_id"], to_iso(server_now() + seconds(90))

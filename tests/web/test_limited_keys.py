@@ -115,6 +115,9 @@ def test_workers_are_shown_without_what_they_do_for_other_systems(clean: Servers
         return [one["queues"] for one in process.get("/api/overview", **AS_READER).body["workers"]]
 
     eventually(lambda: queues_in_the_overview() == [["scans"]], within=10)  # it is up to a second old
+    with Stream(process, "/api/overview/events", **AS_READER) as stream:
+        _, state = next(stream.events())
+        assert [one["queues"] for one in state["workers"]] == [["scans"]]
 
 
 def test_the_search_finds_nothing_else(clean: Servers, process: Web) -> None:

@@ -365,6 +365,16 @@ def test_hung_sites_are_listed_and_reset_by_hand(clean: Servers, process: Web) -
         assert process.post(f"{SITES}/{unknown}/retry").status == 404
 
 
+def test_agencies_are_listed_once_whether_their_account_is_a_text_or_an_object_id(clean: Servers, process: Web) -> None:
+    ids = [ObjectId() for _ in range(4)]
+    for account in (*ids[:2], *map(str, ids[1:]), "parent", ["parent"], [str(ids[0])]):
+        make_subscription(account)
+    for order in ("oldest", "newest"):
+        found = [item["id"] for item in all_of(process, AGENCIES, f"limit=1&order={order}")]
+        wanted = [*map(str, ids[2:]), "parent", *map(str, ids[:2])]
+        assert found == (wanted if order == "oldest" else wanted[::-1])
+
+
 def test_eligible_agencies_are_listed_and_asked_by_hand(clean: Servers, process: Web) -> None:
     parents: list[Any] = [ObjectId() for _ in range(5)] + [f"parent-{number}" for number in range(3)]
     for parent in parents:

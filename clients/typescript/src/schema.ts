@@ -1841,10 +1841,10 @@ export interface components {
             id: string;
             /**
              * Result
-             * @description `BLOCKED`: it is singular, and another with its name and arguments is live.
+             * @description `BLOCKED`: it is singular, and another with its name and arguments is live. `CONTENDED`: other transactions hold it or the counts of its name; try again.
              * @enum {string}
              */
-            result: "CHANGED" | "NOT_FOUND" | "WRONG_STATE" | "BLOCKED";
+            result: "CHANGED" | "NOT_FOUND" | "WRONG_STATE" | "BLOCKED" | "CONTENDED";
         };
         /**
          * ChangedJobs

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import bson
 from bson import Decimal128, ObjectId, Timestamp, json_util
-from bson.errors import BSONError
 from bson.json_util import CANONICAL_JSON_OPTIONS
 from fastapi import Query
 
@@ -40,7 +39,7 @@ def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
     try:
         read = json_util.loads(base64.urlsafe_b64decode(text.encode()), json_options=CURSOR_JSON_OPTIONS)
         bson.encode({"position": read})
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, BSONError):
+    except Exception:  # the decoder of extended JSON raises whatever a forged value leads to
         raise _invalid_cursor() from None
     if not isinstance(read, list) or len(read) < 2 or read[0] != of or not all(map(_is_plain, read)):
         raise _invalid_cursor()

@@ -22,7 +22,7 @@ from beat_schedule import systems
 from models.audit import ActionName
 from models.database import server_now
 from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import PermanentError
+from queue_manager.core.errors import Contended, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb
 from queue_manager.web.actor import CurrentActor
@@ -273,7 +273,7 @@ def _retry_items(group: FailureGroup, ids: Sequence[str]) -> int:
 def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> int:
     retried = 0
     for id in ids:
-        with suppress(WrongState, UnknownJob, DuplicateJob), mongodb():
+        with mongodb(), suppress(WrongState, UnknownJob, DuplicateJob, Contended):
             jobs.retry(id)
             retried += 1
     return retried

@@ -20,6 +20,7 @@ from models.job import JobState
 from models.job_operations import KeepJobs
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import Contended
 from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.web.actor import CurrentActor
@@ -81,6 +82,7 @@ REFUSALS: dict[type[Exception], ChangeResult] = {
     UnknownJob: "NOT_FOUND",
     WrongState: "WRONG_STATE",
     DuplicateJob: "BLOCKED",
+    Contended: "CONTENDED",
 }
 
 ACTION_TEXTS: dict[ActionName, str] = {
@@ -365,11 +367,11 @@ def _changed_many(
 
 
 def _result(change: Callable[[str], dict[str, Any]], id: str) -> ChangeResult:
-    try:
-        with mongodb():
+    with mongodb():
+        try:
             change(id)
-    except (InvalidJob, UnknownJob, WrongState, DuplicateJob) as error:
-        return REFUSALS[type(error)]
+        except tuple(REFUSALS) as error:
+            return REFUSALS[type(error)]
     return "CHANGED"
 
 

@@ -20,7 +20,7 @@ MAX_JOB_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
 MAX_NAMES = 1_000
 MAX_CHANGED = 1_000  # jobs that one request changes
 
-ChangeResult = Literal["CHANGED", "NOT_FOUND", "WRONG_STATE", "BLOCKED"]
+ChangeResult = Literal["CHANGED", "NOT_FOUND", "WRONG_STATE", "BLOCKED", "CONTENDED"]
 SortField = Literal["created", "due", "updated", "priority", "attempts"]
 
 
@@ -278,7 +278,8 @@ class ChangedJob(BaseModel):
 
     id: str
     result: ChangeResult = Field(
-        description="`BLOCKED`: it is singular, and another with its name and arguments is live."
+        description="`BLOCKED`: it is singular, and another with its name and arguments is live. `CONTENDED`: other "
+        "transactions hold it or the counts of its name; try again."
     )
 
 

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from email.message import EmailMessage
+from email.message import Message
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -158,7 +158,7 @@ class LinesBody(Body):
 
     async def __call__(self, request: Request) -> bytes:
         body = await read_body(request, MAX_BATCH_BYTES, field="body")
-        content_type = EmailMessage()
+        content_type = Message()  # the parser of the newer class fails for some malformed headers
         content_type["content-type"] = request.headers.get("content-type", "")
         boundary = content_type.get_boundary()
         return body if boundary is None else _file_of_form(body, boundary)

@@ -36,6 +36,7 @@ from queue_manager.web.live.event_feed import (
 )
 from queue_manager.web.routes.systems.overview import read_overview
 from queue_manager.web.routes.systems.schemas import History, Overview
+from queue_manager.web.workers import queues_of
 
 READ_INTERVAL = 1.0  # seconds
 MAX_SILENCE = 5.0  # seconds after which a state that did not change is sent again
@@ -92,8 +93,10 @@ async def overview_events(request: Request, principal: CurrentPrincipal) -> Even
 def _event_for(names: Collection[str], event: Event[int]) -> Event[int]:
     if not event.name:
         return event
-    state = json.loads(event.text)
+    state, queues = json.loads(event.text), queues_of(names)
     state["systems"] = [one for one in state["systems"] if one["name"] in names]
+    for worker in state["workers"] or ():
+        worker["queues"] = worker["queues"] and [queue for queue in worker["queues"] if queue in queues]
     return replace(event, text=json.dumps(state).encode())
 
 
