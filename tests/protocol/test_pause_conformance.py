@@ -41,7 +41,7 @@ def restore(lab: Lab, dumps: dict[bytes, bytes]) -> None:
 
 
 def save(lab: Lab) -> dict[bytes, bytes]:
-    keys = [key for key in lab.client.scan_iter() if key not in (b"q:events", b"q:counts")]
+    keys = [key for key in lab.client.scan_iter() if key != b"q:events"]
     with lab.client.pipeline() as pipe:
         for key in keys:
             pipe.dump(key)

@@ -11,7 +11,6 @@
 local TOTALS = QUEUE .. ':totals'
 local MINUTES = QUEUE .. ':minutes:'
 local FOLDED = QUEUE .. ':folded' -- the last event that was added up
-local COUNTS = QUEUE .. ':counts' -- stream, as scripts wrote before they counted with the events
 local MAX_FOLDED_EVENTS = '10000' -- approximate number of events that are kept, for clients that reconnect
 local MAX_FIELDS = 2000 -- a call adds about this many, and reads about this many bytes
 local MAX_READ_BYTES = 512 * 1024
@@ -62,32 +61,21 @@ local function is_full()
   return fields_added >= MAX_FIELDS or bytes_read >= MAX_READ_BYTES or entries_read >= tonumber(ARGV[1])
 end
 
--- Adds up entries of a stream after an id, and returns the ids.
-local function fold_stream(stream, after)
-  local ids, is_end = {}, false
-  while not is_end and not is_full() do
-    local count = math.min(READ_COUNT, ARGV[1] - entries_read)
-    local entries = redis.call('XRANGE', stream, after and '(' .. after or '-', '+', 'COUNT', count)
-    for _, entry in ipairs(entries) do
-      fold(entry)
-      after = entry[1]
-      ids[#ids + 1] = after
-    end
-    is_end = #entries < count
+local after, is_end = redis.call('GET', FOLDED), false
+while not is_end and not is_full() do
+  local count = math.min(READ_COUNT, ARGV[1] - entries_read)
+  local entries = redis.call('XRANGE', EVENTS, after and '(' .. after or '-', '+', 'COUNT', count)
+  for _, entry in ipairs(entries) do
+    fold(entry)
+    after = entry[1]
   end
-  return ids
+  is_end = #entries < count
 end
-
-local old = fold_stream(COUNTS)
-if #old > 0 then
-  redis.call('XDEL', COUNTS, unpack(old))
-end
-local ids = fold_stream(EVENTS, redis.call('GET', FOLDED))
-if #ids > 0 then
-  redis.call('SET', FOLDED, ids[#ids])
-end
-if not is_full() then -- all are added up
-  redis.call('XTRIM', EVENTS, 'MAXLEN', '~', MAX_FOLDED_EVENTS)
+if entries_read > 0 then
+  redis.call('SET', FOLDED, after)
+  if not is_full() then -- all are added up
+    redis.call('XTRIM', EVENTS, 'MAXLEN', '~', MAX_FOLDED_EVENTS)
+  end
 end
 for name, amount in pairs(totals) do
   redis.call('HINCRBY', TOTALS, name, string.format('%.0f', amount))

@@ -113,13 +113,6 @@ def test_counts_are_added_up_once(lab: Lab) -> None:
         assert (counted(lab)["done"], durations(lab)["wait"].total) == (1, 1)
 
 
-def test_counts_that_an_older_release_has_left_are_added_up(lab: Lab) -> None:
-    lab.client.xadd("q:counts", {"done": 2, "wait.15": 2, "wait.sum": 20})
-    assert counted(lab)["done"] == 2
-    assert durations(lab)["wait"].total == 2
-    assert lab.client.xlen("q:counts") == 0
-
-
 def test_counts_of_large_batches_are_added_up_in_slices(lab: Lab) -> None:
     batches = 30
     for _ in range(batches):
