@@ -15,7 +15,7 @@ from heapq import merge
 from typing import Any, Literal, get_args
 
 State = Literal["due", "in-progress", "stuck", "failed"]
-"""`due`: the next scan takes it. `in-progress`: sent, or being worked on. `stuck`: its time passed without a result.
+"""`due`: the next scan takes it. `in-progress`: sent, or being worked on. `stuck`: its lease ended without a result.
 `failed`: the last attempt failed, and it cools down."""
 STATES: tuple[State, ...] = get_args(State)
 Position = tuple[Any, ...]

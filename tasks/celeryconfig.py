@@ -66,7 +66,7 @@ task_routes = [_queue_of]
 if _settings.has_batched_broker:
     worker_consumer = "queue_manager.broker.consumer:Consumer"  # says why it refuses a message
 worker_concurrency = _settings.worker_concurrency
-worker_prefetch_multiplier = 4  # of jobs none should wait long; the Procfile's worker has none, and makes large batches
+worker_prefetch_multiplier = 4  # of a worker of all queues: a reserved job waits for those before it; see the Procfile
 worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again
 worker_hijack_root_logger = False
 worker_soft_shutdown_timeout = 20

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import cached_property, partial
 from inspect import Parameter, Signature, signature
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery import current_task
@@ -53,7 +53,7 @@ log = get_logger("QM/tasks")
 
 
 class ItemTask(BatchedTask):
-    """Acts on one item: retried by `retry_policy`, given up by `on_failure`, early when its time has not come."""
+    """Executes one item. `retry_policy` decides about retries; one that starts before its due time is sent again."""
 
     abstract = True
     Request = "queue_manager.batching.request:ItemRequest"
@@ -136,16 +136,16 @@ class ItemTask(BatchedTask):
         except (PermanentError, Ignore, Reject):
             raise
         except Exception as error:
+            next_attempt = self.request.retries + 2
             if isinstance(error, OUTAGES) and self._is_repeated():
                 log.warning("MongoDB is unavailable; the attempt is repeated", task=self.name, error=reason(error))
-                wait = max(self.retry_policy.wait_before(self.request.retries + 2), MIN_OUTAGE_WAIT)
+                wait = max(self.retry_policy.wait_before(next_attempt), MIN_OUTAGE_WAIT)
                 self._send_again(item, wait, repeats=self._repeats + 1)
-            attempt = self.request.retries + 1
-            if not self.retry_policy.allows(attempt + 1):
+            if not self.retry_policy.allows(next_attempt):
                 if isinstance(error, MemoryError):  # for which Celery ends the whole worker
                     raise PermanentError("not enough memory") from error
                 raise
-            wait = self.retry_policy.wait_before(attempt + 1)
+            wait = self.retry_policy.wait_before(next_attempt)
             self._record(item, "retried", error)
             self._postpone(item, wait)
             raise self._retry(error, wait) from error
@@ -173,7 +173,7 @@ class ItemTask(BatchedTask):
         counters.items(self.queue_name, {"retried": 1})
 
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """The last attempt failed, or it can never succeed: the item's system is told."""
+        """Record the final failure: no attempt is left, or a retry cannot help."""
         log.error(f"Item failed permanently: {reason(exc)}", task=self.name, task_id=task_id)
         if not isinstance(exc, (*OUTAGES, *REDIS_OUTAGES)):  # of which health tells, once for all items
             error_reports.report(exc, where=self.name, task_id=task_id, attempts=self.request.retries + 1)
@@ -182,8 +182,10 @@ class ItemTask(BatchedTask):
             item = self.item(task_id, args, kwargs)
             self._record(item, "failed", exc)
             give_up = partial(self.work().give_up, item, error=_text_of(exc))
-            # An attempt counts although it met an outage only if MongoDB answered.
-            give_up() if isinstance(exc, OUTAGES) else self.use_database(give_up)
+            if isinstance(exc, OUTAGES):  # it is final only because MongoDB answered after it
+                give_up()
+            else:
+                self.use_database(give_up)
         except PermanentError:
             pass  # the arguments name no item, so there is nothing to give up
         except Exception as error:
@@ -199,7 +201,7 @@ class ItemTask(BatchedTask):
 
     @cached_property
     def _arity(self) -> int | None:
-        """How many arguments are all of them, given one by one; `None`: that does not tell."""
+        """The number of parameters; `None` if not all of them may be passed by position."""
         kinds = [one.kind for one in self._signature.parameters.values()]
         return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else None
 
@@ -238,8 +240,8 @@ class ItemTask(BatchedTask):
             self.work().record_executed([item], [outcome or {}], took=seconds(time.monotonic() - began))
         return outcome
 
-    def _send_again(self, item: DueItem, wait: timedelta, *, repeats: int = 0) -> None:
-        """Come back after `wait` as the same attempt of the same task."""
+    def _send_again(self, item: DueItem, wait: timedelta, *, repeats: int = 0) -> NoReturn:
+        """End this task, and send it again with this wait as the same attempt."""
         self._postpone(item, wait)
         eta = estimated_now() + wait if wait else None
         same = self.signature_from_request(self.request, eta=eta, retries=self.request.retries)

@@ -1,4 +1,4 @@
-"""Scan tasks: each finds what is due, sends one message an item, records what it did, and raises if anything failed."""
+"""Scan tasks: each publishes one message per item that is due, records what it did, and raises if anything failed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _copies = Pace(history.COPY_INTERVAL)
 
 @dataclass(kw_only=True)
 class ScanReport:
-    """What a scan did: `found` looked due, `claimed` are ours, `enqueued` were sent, `other_counts` were seen, too.
+    """Counts of one scan: `found` due, `claimed` by their leases, `enqueued` as messages, and others.
 
     `details` are returned and not recorded.
     """
@@ -158,7 +158,7 @@ def scan_task(
 
 
 def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
-    """Claim what is due and send one `task` an item, batch by batch; one work that fails does not stop the next.
+    """Lease what is due and publish one `task` per item, batch by batch; one work that fails does not stop the next.
 
     A batch that the broker refused is released at once, and the rest goes on. One whose delivery is uncertain keeps its
     leases, and is dispatched again when they end.

@@ -28,4 +28,4 @@ def unsnooze_room(room_id: str, snoozed_until: str | None = None) -> dict[str, A
     return work_of(system).execute(room_id, snoozed_until, token=current_token())
 
 
-call_announce = after_of(system)
+call_announce = after_of(system)  # the task that repeats a call of `announce` that failed

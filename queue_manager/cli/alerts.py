@@ -50,7 +50,7 @@ def list_alerts() -> None:
 
 @alerts_cli.command()
 def test() -> None:
-    """Send a test message to every configured channel. Exit code 1 if one does not take it."""
+    """Send a test message to every configured channel. Exit code 1 if one rejects it."""
     if not channels.are_configured(settings()):
         fail("no channel is configured: set QM_ALERT_WEBHOOK_URL or QM_ALERT_MAIL_TO", code=2)
     example = Alert("settings", "test", "This is a test of the alerts", "Nothing needs to be done.")

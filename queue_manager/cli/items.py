@@ -35,7 +35,7 @@ PAGE_SIZE = 200  # items that an export reads at once
 items_cli = typer.Typer(
     help="List, explain, export and retry the items of a system: rooms, agencies, sites, and those of your own "
     "systems. For messages see `queue-manager queue`, for jobs `queue-manager jobs`.\n\n"
-    "An item is `due`, then `in-progress`; it is `stuck` if its time passed without a result, and `failed` while it "
+    "An item is `due`, then `in-progress`; it is `stuck` if its lease ended without a result, and `failed` while it "
     "cools down after its last attempt.",
     no_args_is_help=True,
 )

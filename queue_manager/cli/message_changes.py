@@ -119,7 +119,8 @@ def move(
     reason: Annotated[str, typer.Option(help="Why; kept with dead letters.")] = DEFAULT_MOVE_REASON,
     yes: YesOption = False,
 ) -> None:
-    """Move messages to another state, after confirmation with their number. To `main`, their attempts are reset.
+    """Move messages to another state, after confirmation with their number. To `main`, their attempts are reset,
+    except from `processing`.
 
     Prints an outcome for each; exit code 1 if one was not moved.
 

@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     qm_lease_seconds: Annotated[float, Field(ge=2, le=3600)] = 60
     """Seconds that a lease lasts before a scan may take the item again."""
     qm_claim_batch: Annotated[int, Field(ge=1, le=10_000)] = 1_000
-    """Items that a scan leases and publishes per batch."""
+    """Items that a scan leases and publishes per batch, at most."""
     qm_ahead_limit: Annotated[int, Field(ge=0, le=10_000)] = 200
     """Items that one scan dispatches ahead of their due time; 0 disables it."""
     qm_max_queue: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
