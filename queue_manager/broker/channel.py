@@ -188,19 +188,18 @@ class Channel(stock.Channel):
 
     def _read_reply(self, **options: Any) -> Any:
         """Return the list number, tag and message of each message that was taken, in one flat list."""
-        with refusals_as_connection_errors():
-            try:
-                reply = self.client.parse_response(self.client.connection, "EVALSHA", **options)
-            except NoScriptError:
-                self._is_script_loaded = False  # the server was restarted
-                raise Empty from None
-            except self.connection_errors:
-                self.client.connection.disconnect()
-                raise
-            finally:
-                self._in_poll = None
-                self._flush_brpop_reauth()  # only while no reply is awaited
-        return reply
+        try:
+            with refusals_as_connection_errors(but=(NoScriptError,)):
+                return self.client.parse_response(self.client.connection, "EVALSHA", **options)
+        except NoScriptError:
+            self._is_script_loaded = False  # the server was restarted
+            raise Empty from None
+        except self.connection_errors:
+            self.client.connection.disconnect()
+            raise
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()  # only while no reply is awaited
 
     def _dispatch(self, source: PriorityList, tag: str, raw: bytes) -> None:
         """Deliver a message of a list to the consumer of its queue, or dead-letter it."""

@@ -5,6 +5,7 @@ Celery reads some headers only when it passes a task to the pool, where any erro
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +30,7 @@ _HEADER_TYPES: dict[str, tuple[type, ...]] = {
 }
 _TIME_LIMIT_TYPES = (int, float, type(None))
 
+SHUTDOWN_MARGIN = 3.0  # seconds for what a soft shutdown does before and after it waits
 HEARTBEAT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
 # Seconds between two attempts to reach the broker: 1, 2, 3, 4, 4, 4, …
 RECONNECT_INTERVALS = {"interval_start": 1, "interval_step": 1, "interval_max": 4}
@@ -82,16 +84,21 @@ class Consumer(CeleryConsumer):
 
     def _adapt_to_pool(self) -> None:
         transport = self.connection.transport
-        if self.pool.uses_semaphore or not isinstance(transport, Transport):
+        if not isinstance(transport, Transport):
             return
-        # Only prefork has an event loop that runs while tasks do, also during a warm shutdown.
-        transport.renew_in_thread()
+        # Prefork has a loop that runs while tasks do: if it stands still for longer than a soft shutdown, it hangs.
+        soft_shutdown = self.app.conf.worker_soft_shutdown_timeout + SHUTDOWN_MARGIN
+        transport.renew_in_thread(longest_pause=soft_shutdown if self.pool.uses_semaphore else math.inf)
         if isinstance(self.pool, SoloPool):  # executes a message when it is delivered; the next ones would wait for it
             self.task_consumer.channel.take_batch_size = 1
 
     def _limit_task(self, request: Any, bucket: Any, tokens: Any) -> Any:
         task_reserved(request)  # so that the item's lease is renewed while the rate limit delays it
         return super()._limit_task(request, bucket, tokens)
+
+    def _limit_move_to_pool(self, request: Any) -> None:
+        if not request._already_revoked:  # or put back, while the rate limit delayed it
+            super()._limit_move_to_pool(request)
 
     def _limit_post_eta(self, request: Any, bucket: Any, tokens: Any) -> Any:
         task_reserved(request)

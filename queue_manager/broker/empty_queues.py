@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kombu.utils.encoding import bytes_to_str
-from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import ResponseError
 
-from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_errors
+from queue_manager.broker.errors import refusals_as_connection_errors
 from queue_manager.broker.priority_lists import PriorityLists
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES
@@ -66,9 +66,6 @@ class EmptyQueues:
             with refusals_as_connection_errors():
                 while connection.can_read():
                     connection.read_response(push_request=True)
-        except InvalidResponse as error:
-            connection.disconnect()
-            raise ConnectionLost(f"the server sent what is no reply: {error}") from error
         except REDIS_OUTAGES:
             connection.disconnect()
             raise

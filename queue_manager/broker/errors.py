@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import InvalidResponse, ResponseError
 
 
 class ConnectionLost(RedisConnectionError):
@@ -19,10 +19,17 @@ class BrokerRefuses(RedisConnectionError):
 
 @contextmanager
 def refusals_as_connection_errors(*, but: tuple[type[ResponseError], ...] = ()) -> Iterator[None]:
-    """Raise `BrokerRefuses` instead of a `ResponseError`, which would end the worker, `but` for these."""
+    """Raise an error of the connection instead of one that would end the worker, `but` for these.
+
+    Raises:
+        BrokerRefuses: instead of a `ResponseError`.
+        ConnectionLost: a proxy, or what else is not Redis, sends something that is no reply.
+    """
     try:
         yield
     except but:
         raise
     except ResponseError as error:
         raise BrokerRefuses(f"Redis refuses: {error}") from error
+    except InvalidResponse as error:
+        raise ConnectionLost(f"the server sent what is no reply: {error}") from error

@@ -4,17 +4,21 @@ While a worker lives, it renews the messages that it holds every quarter of `vis
 short, and the messages of a killed worker are redelivered soon after it. Acks are flushed once per turn of the event
 loop; if a crash loses them, the messages are redelivered, which items tolerate.
 
-With prefork the event loop does both, also during a warm shutdown. With threads, gevent, eventlet and solo the loop
-blocks while tasks run, or ends before they do, so a thread does both.
+A thread of the worker renews, and flushes acks too, because the event loop may wait for a task, stand still during a
+soft shutdown, or end before the last tasks do. The thread of a prefork worker stops when the event loop hangs, so that
+other workers get the messages.
 """
 
 from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Callable
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
+from kombu.asynchronous import set_event_loop
 from kombu.transport import redis as stock
 
 from queue_manager.broker.channel import Channel
@@ -23,7 +27,8 @@ from queue_manager.broker.errors import refusals_as_connection_errors
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 
-UPKEEP_INTERVAL = 1.0  # seconds between two turns where no event loop does the work
+UPKEEP_INTERVAL = 1.0  # seconds between two turns of the thread, or of a program that waits for messages
+MAX_TIMERS = 10_000  # that one turn of the event loop fires; kombu's 10 would let all others wait for an ETA of many
 
 log = get_logger("QM/transport")
 
@@ -31,30 +36,33 @@ log = get_logger("QM/transport")
 class Poller(stock.MultiChannelPoller):
     """Polls the connections of all channels."""
 
-    renewal_timer: Any = None
-    """The timer of the event loop that renews."""
     polling_timer: Any = None
     """The timer of the event loop that polls lists."""
+    leave_loop: Callable[[], object] = staticmethod(lambda: None)
+    """Removes what kombu does in each turn of the event loop, and leaves there when the connection is lost."""
 
-    _next_upkeep_at = 0.0
+    _next_upkeep_at = _polled_at = 0.0
 
     def __init__(self) -> None:
         super().__init__()
         self._thread: Thread | None = None
         self._is_closed = Event()
 
-    def renew_in_thread(self, interval: float) -> None:
-        """Flush acks, and renew messages every `interval` seconds, from a thread until the poller is closed."""
+    def renew_in_thread(self, interval: float, *, max_pause: float) -> None:
+        """Flush acks, and renew messages every `interval` seconds, from a thread until the poller is closed.
+
+        They are not renewed while the last call of `poll_lists`, by the event loop, is over `max_pause` seconds ago.
+        """
         if self._thread is None:
-            if self.renewal_timer is not None:
-                self.renewal_timer.cancel()
-            self._thread = Thread(target=self._run_thread, args=(interval,), name="unacked", daemon=True)
+            self._polled_at = time.monotonic()
+            self._thread = Thread(target=self._run_thread, args=(interval, max_pause), name="unacked", daemon=True)
             self._thread.start()
 
-    def _run_thread(self, interval: float) -> None:
+    def _run_thread(self, interval: float, max_pause: float) -> None:
         renewed_at = time.monotonic()
         while not self._is_closed.wait(UPKEEP_INTERVAL):
-            must_renew = time.monotonic() - renewed_at >= interval
+            now = time.monotonic()
+            must_renew = now - renewed_at >= interval and now - self._polled_at <= max_pause
             for channel in list(self._channels):
                 unacked = channel._qos  # `qos` would create it, which only the main thread may do
                 if unacked is None:
@@ -71,10 +79,12 @@ class Poller(stock.MultiChannelPoller):
 
     def close(self) -> None:
         self._is_closed.set()
+        self.leave_loop()
         super().close()
 
     def poll_lists(self) -> None:
         """Request messages of channels where that is due."""
+        self._polled_at = time.monotonic()
         for channel in list(self._channels):
             channel.poll_lists()
         self.on_poll_start()
@@ -102,7 +112,7 @@ class Poller(stock.MultiChannelPoller):
         """Read each batch at once, even if the prefetch count has dropped: only delivered messages are renewed."""
 
     def get(self, callback: Any, timeout: float | None = None) -> None:
-        """Wait for events, and do the work of the timers: this is called where there is no event loop."""
+        """Wait for events, and do the work of the timer and of the thread: for where there is no event loop."""
         if time.monotonic() >= self._next_upkeep_at:
             self._next_upkeep_at = time.monotonic() + UPKEEP_INTERVAL
             if self._thread is None:
@@ -112,10 +122,9 @@ class Poller(stock.MultiChannelPoller):
         super().get(callback, UPKEEP_INTERVAL if timeout is None else min(timeout, UPKEEP_INTERVAL))
 
     def renew(self) -> None:
-        """Renew all messages. Flush acks too, because the loop may have ended while the last tasks finish."""
+        """Renew all messages."""
         for channel in list(self._channels):
             try:
-                channel.qos.flush_acks()
                 channel.qos.renew()
             except channel.connection_errors:
                 log.debug("Messages could not be renewed; the next turn retries")
@@ -133,22 +142,25 @@ class Transport(stock.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self.has_event_loop = True
+        loop.fire_timers = partial(type(loop).fire_timers, loop, max_timers=MAX_TIMERS)
+        set_event_loop(loop)  # kombu forgot it with a lost connection, and a warm shutdown would not run it
+        of_others = frozenset(loop.on_tick)
         super().register_with_event_loop(connection, loop)
-        for timer in (self.cycle.renewal_timer, self.cycle.polling_timer):
-            if timer is not None:
-                timer.cancel()
+        self.cycle.leave_loop = partial(loop.on_tick.difference_update, loop.on_tick - of_others)
+        if self.cycle.polling_timer is not None:
+            self.cycle.polling_timer.cancel()
         self.cycle.polling_timer = loop.call_repeatedly(FALLBACK_POLL_INTERVAL, self.cycle.poll_lists)
-        self.cycle.renewal_timer = loop.call_repeatedly(self._renewal_interval, self.cycle.renew)
 
-    def renew_in_thread(self) -> None:
-        """Flush acks and renew messages from a thread: for a worker whose event loop blocks while tasks run."""
-        self.cycle.renew_in_thread(self._renewal_interval)
+    def renew_in_thread(self, *, longest_pause: float) -> None:
+        """Renew messages and flush acks from a thread, while a worker uses the connection.
 
-    @property
-    def _renewal_interval(self) -> float:
+        Args:
+            longest_pause: seconds for which its event loop may stand still and its worker keeps the messages; at least
+                `visibility_timeout`.
+        """
         options = self.client.transport_options
         timeout: float = options.get("visibility_timeout", Channel.visibility_timeout)
-        return timeout / 4
+        self.cycle.renew_in_thread(timeout / 4, max_pause=max(timeout, longest_pause))
 
 
 class SecureTransport(Transport):

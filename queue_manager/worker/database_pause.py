@@ -10,17 +10,19 @@ This works with every broker. Pools other than prefork execute what they have re
 
 from __future__ import annotations
 
+from collections import defaultdict
 from threading import Event, Thread
 from typing import Any
 
 from celery import bootsteps
 from celery.worker import state
+from celery.worker.request import Request
 from kombu import Queue
 
 from beat_schedule import systems
 from models import database
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.system import item_queues
 from tasks.app import app
@@ -98,9 +100,22 @@ class DatabasePause(bootsteps.StartStopStep):
             for queue in _item_queues():
                 consumer.task_consumer.cancel_by_queue(queue)
         if consumer.pool.uses_semaphore:
-            for request in [*state.scheduled_requests, *state.reserved_requests - state.active_requests]:
-                if isinstance(request.task, ItemTask):
-                    request.put_back(consumer)
+            self._put_back(consumer)
+
+    def _put_back(self, consumer: Any) -> None:
+        """Requeue the items that no process executes, so that other workers have them."""
+        of_task: dict[ItemTask, list[Request]] = defaultdict(list)
+        for request in [*state.scheduled_requests, *state.reserved_requests - state.active_requests]:
+            if isinstance(request.task, ItemTask):
+                request.put_back(consumer)
+                of_task[request.task].append(request)
+        for task, requests in of_task.items():
+            work = task.work()
+            items = [task.read_item(work, one.id, one.args, one.kwargs) for one in requests]
+            try:
+                work.sent_ahead([item for item in items if item is not None], wait=seconds(0))
+            except Unavailable as error:
+                log.warning("Items that were put back are dispatched again after one lease", error=reason(error))
 
     def _resume(self, consumer: Any) -> None:
         log.info("MongoDB answers: this worker takes items again")
@@ -113,7 +128,8 @@ class DatabasePause(bootsteps.StartStopStep):
 def _item_queues() -> list[Queue]:
     """Return the queues of items that this worker is to consume."""
     names = item_queues(systems())
-    return [queue for name, queue in app.amqp.queues.consume_from.items() if name in names]
+    consumed = list(app.amqp.queues.consume_from.items())  # which the main thread may change
+    return [queue for name, queue in consumed if name in names]
 
 
 app.steps["consumer"].add(DatabasePause)

@@ -9,13 +9,14 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue
+from kombu.asynchronous import Hub
 from redis import Redis
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 
@@ -266,6 +267,27 @@ def test_an_error_that_the_server_sends_unasked_is_a_lost_connection(
         with pytest.raises(expected):
             connection.drain_events(timeout=20)
     assert taker.drain() == ["one"]
+
+
+def test_what_is_no_reply_to_a_request_is_a_lost_connection(
+    connection: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.lpush("q", json.dumps(envelope("one")))
+    taker = Taker(connection, "q")
+    with monkeypatch.context() as patched:
+        patched.setattr(taker.channel.client, "parse_response", Mock(side_effect=InvalidResponse("HTTP/1.0 503")))
+        with pytest.raises(ConnectionLost, match="no reply: HTTP"):
+            connection.drain_events(timeout=20)
+    assert not taker.channel.client.connection.is_connected
+
+
+def test_closed_connections_leave_nothing_in_the_event_loop(server: Valkey) -> None:
+    with closing(Hub()) as hub:
+        for _ in range(3):
+            with connected(server.url) as connection:
+                connection.register_with_event_loop(hub)
+                assert len(hub.on_tick) == 1
+        assert not hub.on_tick
 
 
 @pytest.mark.usefixtures("unpolled", "client")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kombu import Connection
 from redis import Redis
 
@@ -83,6 +85,27 @@ def test_overdue_messages_are_put_back_and_renewed_ones_are_not(server: Valkey, 
         assert waiting(client, "q") == [*range(1200)]
         assert held(client) == (1, 1)
         theirs.transport.cycle._channels.clear()  # their worker is dead
+
+
+@pytest.mark.slow
+def test_a_thread_renews_messages_unless_the_event_loop_hangs(
+    server: Valkey, connection: Connection, client: Redis
+) -> None:
+    def seconds_since_renewal() -> float:
+        now, microseconds = client.time()
+        [(_, renewed_at)] = client.zrange("unacked_index", 0, -1, withscores=True)
+        return float(now + microseconds / 1e6 - renewed_at)
+
+    taker, poller = Taker(connection, "q"), connection.transport.cycle
+    send(connection, "q", "one")
+    assert taker.drain() == ["one"]
+    poller.renew_in_thread(0.5, max_pause=3)
+    end = time.monotonic() + 6
+    while time.monotonic() < end:
+        poller.poll_lists()
+        assert seconds_since_renewal() < 5
+        time.sleep(0.1)
+    eventually(lambda: seconds_since_renewal() > 6, within=20)
 
 
 def test_what_is_put_back_is_marked_as_stock_kombu_marks_it(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from celery import Celery
 from redis import Redis
 
 from dev.servers import Valkey
+from queue_manager.core.clock import seconds
 from tests.broker.celery_process import CeleryProcess
 from tests.broker.guard_app import TRANSPORT_OPTIONS, client_app
 from tests.broker.taking import body, held
@@ -74,22 +77,58 @@ def test_long_work_and_long_waits_are_done_once(
             assert len(lines(waiting)) == 4
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
-def test_work_that_ends_during_a_warm_shutdown_is_done_once(
-    pool: str, server: Valkey, app: Celery, client: Redis, tmp_path: Path
+def test_messages_that_come_due_together_are_done_once(
+    server: Valkey, app: Celery, client: Redis, tmp_path: Path
+) -> None:
+    diary, timeout = tmp_path / "diary", TRANSPORT_OPTIONS["visibility_timeout"]
+    with (
+        worker(server, tmp_path / "one.log", "--concurrency=1", "--prefetch-multiplier=1000") as one,
+        worker(server, tmp_path / "two.log", "--queues=another", "--concurrency=1") as two,  # requeues what is overdue
+    ):
+        one.says(" ready.", within=60)
+        two.says(" ready.", within=60)
+        app.send_task("guard_app.hold", [timeout * 2, str(diary)], queue="q")
+        eventually(lambda: lines(diary) == ["started"], within=20)
+        at = datetime.now(UTC) + seconds(3)
+        for _ in range(200):  # twenty turns of an event loop that would fire ten timers a second
+            app.send_task("guard_app.hold", [0, str(diary)], queue="q", eta=at)
+        eventually(lambda: lines(diary).count("completed") == 201, within=60)
+        assert one.log.count("] received") == 201
+        eventually(lambda: held(client) == (0, 0), within=20)
+
+
+@pytest.mark.parametrize(
+    ("pool", "shutdown"),
+    [
+        *((pool, "warm") for pool in ("prefork", "threads", "gevent", "eventlet", "solo")),
+        ("prefork", "warm after a lost connection"),
+        ("prefork", "soft"),
+    ],
+)
+def test_work_that_ends_during_a_shutdown_is_done_once(
+    pool: str, shutdown: str, server: Valkey, app: Celery, client: Redis, tmp_path: Path
 ) -> None:
     short, long = tmp_path / "short", tmp_path / "long"
     length = TRANSPORT_OPTIONS["visibility_timeout"] * 2
-    with worker(server, tmp_path / "one.log", f"--pool={pool}", "--concurrency=2") as one:
+    soft = json.dumps({"worker_soft_shutdown_timeout": length + 4 if shutdown == "soft" else 0})
+    with worker(server, tmp_path / "one.log", f"--pool={pool}", "--concurrency=2", settings=soft) as one:
         one.says(" ready.", within=60)
+        if shutdown == "warm after a lost connection":
+            eventually(lambda: any(one["psub"] != "0" for one in client.client_list()))  # the last of its connections
+            client.client_kill_filter(_type="normal", skipme=True)
+            client.client_kill_filter(_type="pubsub")
+            one.says("Connected to", times=2)
         if pool != "solo":
             app.send_task("guard_app.hold", [3, str(short)], queue="q")
         app.send_task("guard_app.hold", [length, str(long)], queue="q")
         eventually(lambda: lines(long) == ["started"] and (pool == "solo" or lines(short)), within=20)
 
         with worker(server, tmp_path / "two.log", f"--pool={pool}", "--concurrency=2") as two:
-            one.send(signal.SIGTERM)
+            one.send(signal.SIGQUIT if shutdown == "soft" else signal.SIGTERM)
             two.says(" ready.", within=60)
+            if pool in ("prefork", "gevent", "eventlet") and shutdown != "soft":
+                eventually(lambda: client.hlen("unacked") == 1, within=length - 6)  # the short one is acknowledged
+                assert one.is_alive
             eventually(lambda: not one.is_alive, within=60)
             eventually(lambda: held(client) == (0, 0), within=20)
 

@@ -112,6 +112,11 @@ def test_a_worker_of_scans_alone_does_not_pause(clean: Servers, tmp_path: Path) 
                 assert paused(clean)[OTHER] is None
 
 
+def leases(servers: Servers) -> dict[str, int]:
+    with connect(servers.valkey.url) as client:
+        return {state: int(client.zcard(f"qm:lease:support-snooze:{state}")) for state in ("waiting", "running")}
+
+
 def server_now_of(servers: Servers) -> datetime:
     """Return the time of Redis."""
     with connect(servers.valkey.url) as client:
@@ -138,5 +143,7 @@ def test_the_only_worker_executes_what_it_had_put_back(
             with proxy.cut_off():
                 rooms = dispatch(number)
                 eventually(lambda: "takes no items until MongoDB answers" in process.log, within=60)
+                # They wait for a worker, however long that takes, and are not dispatched again when a lease ends.
+                eventually(lambda: leases(clean) == {"waiting": number, "running": 0}, within=30)
             eventually(lambda: all(map(is_open, rooms)), within=60)
             eventually(lambda: "takes items again" in process.log, within=30)

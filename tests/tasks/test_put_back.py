@@ -1,0 +1,54 @@
+"""A request that is put back while a rate limit delays it: the worker forgets it, and does not execute it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery.worker import state
+from kombu.utils.limits import TokenBucket
+
+from queue_manager.batching.request import ItemRequest
+from queue_manager.broker.consumer import Consumer
+
+
+class ReceivedRequest(ItemRequest):
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self._already_revoked = False
+        self.rejected: list[bool] = []
+
+    def reject(self, requeue: bool = False) -> None:
+        self.rejected.append(requeue)
+
+
+class LimitedConsumer(Consumer):
+    """One whose pool only records what reaches it."""
+
+    def __init__(self) -> None:
+        self.executed: list[str] = []
+
+    def on_task_request(self, request: ReceivedRequest) -> None:
+        self.executed.append(request.id)
+
+
+@pytest.fixture
+def bucket() -> Iterator[TokenBucket]:
+    yield TokenBucket(1_000, capacity=3)
+    for request in list(state.reserved_requests):
+        state.task_ready(request)
+
+
+def test_it_is_forgotten(bucket: TokenBucket) -> None:
+    consumer = LimitedConsumer()
+    kept, put_back = ReceivedRequest("kept"), ReceivedRequest("put back")
+    for request in (kept, put_back):
+        state.task_reserved(request)
+        bucket.add((request, 1))
+    put_back.put_back(consumer)
+
+    consumer._schedule_bucket_request(bucket)
+
+    assert (consumer.executed, put_back.rejected) == (["kept"], [True])
+    assert list(state.reserved_requests) == [kept]
+    assert put_back.id not in state.requests
