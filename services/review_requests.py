@@ -28,7 +28,8 @@ from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.health_rules import Rule
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, ItemResult, Limits, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
+from services.item_work import ItemResult
 from services.problems import counted
 
 INITIATOR = "QM/projects/reviewRequestPulse"

@@ -28,7 +28,8 @@ from queue_manager.health_rules import MANY_RESETS, Rule
 from queue_manager.items import Item, Listed, State, merged
 from queue_manager.system import System, SystemStats
 from services import site_explanation
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, ItemResult, Limits, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
+from services.item_work import ItemResult, ItemWork
 from services.problems import counted, ids
 
 INITIATOR = "ThumbnailHealthCheck"
@@ -69,15 +70,11 @@ class StaleSites(DueWork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleThumbnails(DueWork):
+class StaleThumbnails(ItemWork):
     """What an item of the scan does, and how a run ends."""
 
     hand_over: HandOver | None = None
     has_timelines: bool = True
-
-    def find_due(self, until: datetime) -> Iterator[Due]:
-        """Yield nothing: a run has one `StaleSites` for each collection."""
-        yield from ()
 
     def due_ms(self, item: DueItem) -> int | None:
         started_ms = super().due_ms(item)
@@ -156,12 +153,7 @@ def stale_sites(run: str) -> list[StaleSites]:
 
 def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
     """Return the service of this process."""
-    return StaleThumbnails(
-        leases=leases_of(system.name),
-        clock=database.server_now,
-        limits=Limits.from_settings(),
-        hand_over=hand_over,
-    )
+    return StaleThumbnails(leases=leases_of(system.name), clock=database.server_now, hand_over=hand_over)
 
 
 def due_of(collection: str, one: site.Site) -> Due:

@@ -39,7 +39,7 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.leases import MustPause
 from queue_manager.telemetry import counters, error_reports, tracing
-from services.due_work import DueItem, DueWork
+from services.item_work import DueItem, ItemWork
 from tasks.app import app
 
 MIN_OUTAGE_WAIT = seconds(1)  # until an attempt that met an outage is repeated
@@ -205,7 +205,7 @@ class ItemTask(BatchedTask):
         kinds = [one.kind for one in self._signature.parameters.values()]
         return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else None
 
-    def item(self, token: str, args: Any, kwargs: Any, *, work: DueWork | None = None) -> DueItem:
+    def item(self, token: str, args: Any, kwargs: Any, *, work: ItemWork | None = None) -> DueItem:
         """Return the item of `work` that the arguments name, with every default filled in. Raises PermanentError."""
         given = self._bound(args, kwargs)
         return DueItem(token=token, args=given, lease=(work or self.work()).lease_of(given))
@@ -286,7 +286,7 @@ def _text_of(error: Exception) -> str:
 
 
 def item_task(
-    *, queue: str, work: Callable[[], DueWork], retry: RetryPolicy, is_long: bool = False, name: str | None = None
+    *, queue: str, work: Callable[[], ItemWork], retry: RetryPolicy, is_long: bool = False, name: str | None = None
 ) -> Callable[[Callable[..., Any]], ItemTask]:
     """Make an item task of a function.
 

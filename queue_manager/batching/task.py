@@ -20,7 +20,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.items import Verdict
 from queue_manager.leases import Attempts
 from queue_manager.telemetry import counters, latency
-from services.due_work import DueItem, DueWork
+from services.item_work import DueItem, ItemWork
 
 if TYPE_CHECKING:
     from queue_manager.batching.publish import Original
@@ -67,14 +67,14 @@ class BatchedTask(Task):
     """A task type whose instances may be executed as a batch, by the `batch_function` of `work`; see `strategy`."""
 
     abstract = True
-    work: Callable[[], DueWork]
+    work: Callable[[], ItemWork]
     Strategy = "queue_manager.batching.strategy:strategy"
     queue_name: str
     original: Original | None = None
     """What messages that are sent one by one are copied from."""
     _batch: Batch | None = None
 
-    def item(self, token: str, args: Any, kwargs: Any, *, work: DueWork | None = None) -> DueItem:
+    def item(self, token: str, args: Any, kwargs: Any, *, work: ItemWork | None = None) -> DueItem:
         """Return the item of `work` that the arguments name. Raises PermanentError."""
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class BatchedTask(Task):
             finally:
                 self._batch = None
 
-    def durations(self, work: DueWork, done: Sequence[tuple[DueItem, Any, Any]], *, began: float) -> Counter[str]:
+    def durations(self, work: ItemWork, done: Sequence[tuple[DueItem, Any, Any]], *, began: float) -> Counter[str]:
         """Return how long items took, each `(item, headers, result)`, except those that had nothing to do.
 
         Args:
@@ -187,7 +187,7 @@ class BatchedTask(Task):
                 time.sleep(early.remaining.total_seconds())
         return [None] * len(items)
 
-    def read_item(self, work: DueWork, token: str, args: Any, kwargs: Any) -> DueItem | None:
+    def read_item(self, work: ItemWork, token: str, args: Any, kwargs: Any) -> DueItem | None:
         """Return the item that the arguments name, `None` for invalid ones, which the task itself refuses."""
         try:
             return self.item(token, args, kwargs, work=work)

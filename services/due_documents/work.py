@@ -21,7 +21,8 @@ from queue_manager.items import Verdict
 from queue_manager.leases import Leases, MustPause
 from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
 from services.due_documents.updates import Updates
-from services.due_work import Due, DueItem, DueWork, ItemResult
+from services.due_work import Due, DueItem, DueWork
+from services.item_work import ItemResult
 
 AFTER_GRACE_TIME, AFTER_RETRY_DELAY = seconds(10), minutes(1)
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
