@@ -39,7 +39,7 @@ def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
     try:
         read = json_util.loads(base64.urlsafe_b64decode(text.encode()), json_options=CURSOR_JSON_OPTIONS)
         bson.encode({"position": read})
-    except Exception:  # the decoder of extended JSON raises whatever a forged value leads to
+    except Exception:  # forged extended JSON makes the decoder raise many types of errors
         raise _invalid_cursor() from None
     if not isinstance(read, list) or len(read) < 2 or read[0] != of or not all(map(_is_plain, read)):
         raise _invalid_cursor()
