@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bson import MaxKey, MinKey
 from pymongo import ASCENDING, DESCENDING
 from pymongo.collection import Collection
 
@@ -51,6 +52,25 @@ def walk(
 
 def position(document: Document, order: Order) -> Position:
     return tuple(value_at(document, field) for field in order)
+
+
+def within_part(part: str, after: Position | None) -> Position | None:
+    """Return the position in one collection after which a list of several goes on.
+
+    The positions of such a list are (…, collection, id), because the ids of one collection may have other types than
+    those of another, which only the server can sort. The collections are read separately, by the values before.
+
+    Raises:
+        NoPosition: `after` is no position in such a list.
+    """
+    if after is None:
+        return None
+    try:
+        *values, of, id = after
+        is_later = part > of
+    except (TypeError, ValueError):
+        raise NoPosition(f"{after!r:.100} is not a position in a list of several collections") from None
+    return (*values, id if part == of else MinKey() if is_later else MaxKey())
 
 
 def _beyond(after: Position, order: Order, *, is_descending: bool) -> Iterator[Document]:

@@ -7,11 +7,10 @@ that no scan dispatches the item at the same time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from heapq import merge
 from typing import Any, Literal, get_args
 
 State = Literal["due", "in-progress", "stuck", "failed"]
@@ -79,13 +78,3 @@ class Listed(ABC):
     def document(self, id: str) -> Mapping[str, Any] | None:
         """Return the document of an item, as it is stored; `None` if there is none, or it is not to be shown."""
         return None
-
-
-def merged(lists: Iterable[Iterator[Item]], *, newest_first: bool) -> Iterator[Item]:
-    """Yield the items of several lists of one order as one list."""
-    return merge(*lists, key=_sort_key, reverse=newest_first)
-
-
-def _sort_key(item: Item) -> tuple[Any, ...]:
-    *moments, id = item.position
-    return (*moments, str(id))

@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from heapq import merge
 from itertools import islice
 from typing import Any
 from uuid import uuid4
 
 from models import database, site
-from models.listing import Position
+from models.listing import Position, within_part
 from models.site import Sites
 from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import MANY_RESETS, Rule
-from queue_manager.items import Item, Listed, State, merged
+from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
 from services import site_explanation
 from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
@@ -196,8 +197,8 @@ class HungSites(Listed):
         """Yield sites: due ones by the start of their build, failed ones by time, stuck ones by their resets."""
         of_one = {"due": self._due, "stuck": self._stuck}.get(state)
         if of_one is not None:
-            lists = [of_one(sites, after, newest_first) for sites in site.ALL.values()]
-            yield from merged(lists, newest_first=newest_first)
+            lists = [of_one(one, within_part(one.name, after), newest_first) for one in site.ALL.values()]
+            yield from merge(*lists, key=lambda item: item.position[:-1], reverse=newest_first)
         elif state == "failed":
             yield from map(_failed, site.list_failed(after=after, is_descending=newest_first))
 
@@ -208,7 +209,7 @@ class HungSites(Listed):
                 id=_id(sites.name, database.id_text(one.id)),
                 title=sites.name,
                 state="due",
-                position=(one.started_at, one.id),
+                position=(one.started_at, sites.name, one.id),
                 due_at=one.started_at + self.threshold,
                 since=one.started_at,
                 reason="its thumbnail is there: only the flag was forgotten" if one.is_finished else None,
@@ -221,7 +222,7 @@ class HungSites(Listed):
                 id=_id(sites.name, database.id_text(key)),
                 title=sites.name,
                 state="stuck",
-                position=(resets, key),
+                position=(resets, sites.name, key),
                 reason=f"reset {resets} times in a row",
                 attempts=resets,
             )

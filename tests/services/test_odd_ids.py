@@ -121,6 +121,25 @@ def test_sites_are_reset_listed_and_taken_by_hand() -> None:
     assert site.outcomes("r")[sites.name, "reset"] == len(ids)
 
 
+@pytest.mark.parametrize("newest_first", [True, False])
+@pytest.mark.parametrize("ids", [([9, 10], [80]), ([80], [9, 10]), (ODD_IDS[:9], ODD_IDS[9:])], ids=str)
+def test_sites_of_two_collections_are_listed_once_page_by_page(ids: tuple[list[Any], ...], newest_first: bool) -> None:
+    started = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": T0 - hours(3)}
+    both = [site.AGENCY_WEBSITES, site.INSTASITES]
+    for sites, some in zip(both, ids, strict=True):
+        collection(sites.name).insert_many({"_id": id, "status": "PUBLISHED", **started} for id in some)
+    hung = HungSites(clock=HandClock(), threshold=hours(2))
+
+    listed, after = [], None
+    while found := next(hung.items("due", after=after, newest_first=newest_first), None):
+        listed.append(found.id)
+        after = found.position
+
+    assert sorted(listed) == sorted(
+        f"{sites.name}:{id_text(id)}" for sites, some in zip(both, ids, strict=True) for id in some
+    )
+
+
 def test_condition_is_not_an_id(snooze: DocumentWork) -> None:
     make_room(OVER)
     with pytest.raises(PermanentError, match="room_id"):
