@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from threading import Event
 from xml.etree import ElementTree
 
 from rich.text import Text
@@ -28,8 +29,12 @@ def test_frames_have_one_size() -> None:
 
 
 def test_what_the_screen_shows_while_the_block_runs_is_saved(tmp_path: Path) -> None:
-    seen = iter(range(100))
-    with recorded(lambda: Text(f"screen {next(seen)}"), tmp_path / "up.svg", title="make up"):
-        while next(seen) == 0:
-            pass
+    shown = Event()
+
+    def screen() -> Text:
+        shown.set()
+        return Text("screen 0")
+
+    with recorded(screen, tmp_path / "up.svg", title="make up"):
+        assert shown.wait(30)
     assert "screen&#160;0" in (tmp_path / "up.svg").read_text()

@@ -56,9 +56,11 @@ def test_everything_ends_within_the_grace_the_deaf_and_their_children_too(tmp_pa
 def test_a_single_command_receives_sigterm_itself_and_once(tmp_path: Path) -> None:
     (tmp_path / "polite.py").write_text(
         "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "asked = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (asked.append(1), print('asked', flush=True)))\n"
         "print('up', flush=True)\n"
-        "time.sleep(0.2)\ntime.sleep(0.2)\n"
+        "while not asked: time.sleep(0.02)\n"
+        "time.sleep(0.2)\ntime.sleep(0.2)\n"  # in which a second signal would come
         "sys.exit(5)\n"
     )
     output = io.StringIO()

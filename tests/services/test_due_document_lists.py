@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -13,6 +14,7 @@ from bson import ObjectId
 
 from models.database import client, collection
 from models.listing import NoPosition
+from queue_manager import leases
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
@@ -90,12 +92,16 @@ def test_list_of_due_documents_does_not_read_those_that_come(clock: AgingClock) 
 
 
 @pytest.fixture
-def every_state(clock: AgingClock) -> DocumentWork:
-    """Accounts in every state: of one time, of several times, ahead, changed, deleted, cooling, just done."""
-    work = work_on(declare(every=minutes(1)), clock, ahead=10)
+def every_state(clock: AgingClock, monkeypatch: pytest.MonkeyPatch) -> DocumentWork:
+    """Accounts in every state: of one time, of several times, ahead, changed, deleted, cooling, just done.
+
+    None leaves its state by itself, however long the test takes.
+    """
+    monkeypatch.setattr(leases, "DONE_FOR", minutes(10))
+    work = replace(work_on(declare(every=minutes(1)), clock, ahead=10), ahead=minutes(10))
     ids: list[Any] = [make_account(_id=id) for id in [None, *(ObjectId() for _ in range(6)), *ODD_IDS]]
     ids += [make_account(T0 - seconds(number)) for number in (1, 1, 1, 2, 3, 5, 8)]
-    ids += [make_account(T0 + seconds(number)) for number in (1, 1, 2)]
+    ids += [make_account(T0 + minutes(number)) for number in (5, 5, 10)]
     items = scan(work)
     assert len(items) == len(ids)
     for number, item in enumerate(items):

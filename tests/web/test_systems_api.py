@@ -141,7 +141,8 @@ def test_the_last_minute_and_the_last_day_are_counted(clean: Servers, process: W
     day = get(process, "/overview/history")
     of_rooms = day["systems"]["support-snooze"]
     assert {len(of_rooms[outcome]) for outcome in ("done", "failed", "retried")} == {144}
-    assert (sum(of_rooms["done"]), of_rooms["failed"][-1], of_rooms["retried"][-1]) == (655, 2, 3)
+    newest = {outcome: sum(of_rooms[outcome][-2:]) for outcome in ("failed", "retried")}  # ten minutes may end here
+    assert (sum(of_rooms["done"]), newest) == (655, {"failed": 2, "retried": 3})
     assert day["bucket_seconds"] == 600
     assert 143 * 600 <= time.time() - datetime.fromisoformat(day["begins_at"]).timestamp() <= 144 * 600 + 5
     assert sum(day["systems"]["overdue-messages"]["done"]) == 0
