@@ -4,9 +4,9 @@
     job_leaders  {_id: "jobs", epoch, heartbeat, since, is_settling}    one document
 
 The leading beat numbers its takeovers (`queue_manager/beat/leader_lock.py`) and sends this epoch with each dispatch.
-A dispatch of an older leader is refused. If Redis lost its data, it counts from one again; `raise_epoch` then raises
-its epoch above the one stored here. As a fallback, a lower epoch is accepted once the newer leader has been silent for
-a minute.
+A dispatch of an older leader is refused. If Redis lost its data, it counts from one again; `raise_epoch` then gives
+the leader an epoch above the one stored here. As a fallback, a lower epoch is accepted once the newer leader has been
+silent for a minute.
 """
 
 from __future__ import annotations

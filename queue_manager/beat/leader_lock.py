@@ -1,8 +1,8 @@
 """Leader lock in Redis: a renewable lease with an epoch that increases with each takeover.
 
 Guarantee: at most one beat holds the lock by the clock of Redis, and each takeover has a higher epoch than the
-previous one. If Redis lost its data, it restarts at epoch 1, until `raise_epoch` reports the known epoch; the holder
-then takes the next one. All scripts are idempotent, so a lost reply is harmless.
+previous one. If Redis lost its data, it restarts at epoch 1, until `raise_epoch` reports the known epoch and gives the
+holder the next one. All scripts are idempotent, so a lost reply is harmless.
 """
 
 from __future__ import annotations
@@ -49,29 +49,23 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return {tonumber(lock[4]), owner}
 """
 
-# Extends the lock if this token holds it; takes the next epoch if the number of takeovers was raised.
+# Extends the lock if this token holds it.
 #
 # KEYS[1]  lock
-# KEYS[2]  number of takeovers so far
 # ARGV     token, lease in ms
 # Returns  the epoch, or 0 if the lock expired or another token holds it
 #
-# Atomic, so that the lock does not expire between check and write, and an epoch has one holder.
+# Atomic, so that the lock does not expire between check and write.
 EXTEND_LOCK = """
 local lock = redis.call('HMGET', KEYS[1], 'token', 'epoch')
 if lock[1] ~= ARGV[1] then
     return 0
 end
-local epoch = tonumber(lock[2])
-if tonumber(redis.call('GET', KEYS[2]) or 0) > epoch then
-    epoch = redis.call('INCR', KEYS[2])
-    redis.call('HSET', KEYS[1], 'epoch', epoch)
-end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return epoch
+return tonumber(lock[2])
 """
 
-# Raises the number of takeovers to a known epoch, if Redis lost it.
+# Gives the holder the epoch after a known one, if Redis lost the number of takeovers.
 #
 # KEYS[1]  lock
 # KEYS[2]  number of takeovers so far
@@ -79,7 +73,7 @@ return epoch
 # Returns  1 if it was raised, else 0
 #
 # A holder that acquired the lock before the epoch became known is an older leader, whose epoch is not raised.
-# Atomic, because the holder may change meanwhile. Idempotent.
+# Atomic, because the holder may change meanwhile, and an epoch has one holder. Idempotent.
 RAISE_EPOCH = """
 local since = redis.call('HGET', KEYS[1], 'since_ms')
 local now = redis.call('TIME')
@@ -90,6 +84,7 @@ if tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[1]) then
     return 0
 end
 redis.call('SET', KEYS[2], ARGV[1])
+redis.call('HSET', KEYS[1], 'epoch', redis.call('INCR', KEYS[2]))
 return 1
 """
 
@@ -136,7 +131,7 @@ class LeaderLock:
         """Extend the lock to its full lease and update the epoch; return False if it was lost."""
         # Measured before the command is sent, so that the lease never ends earlier in Redis than here.
         sent_at = time.monotonic()
-        self.epoch = int(self._run(EXTEND_LOCK, self._keys, self._token, milliseconds(self._lease)))
+        self.epoch = int(self._run(EXTEND_LOCK, self._keys[:1], self._token, milliseconds(self._lease)))
         self._renewed_at = sent_at
         return self.is_trusted()
 
@@ -174,9 +169,9 @@ class LeaderLock:
 
 
 def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> bool:
-    """Raise the epoch in Redis to `known`, which is `age` old, in case Redis lost its data; return True if raised.
+    """Raise the epoch in Redis above `known`, which is `age` old, in case Redis lost its data; return True if raised.
 
-    The holder takes a higher epoch when it next extends the lock. Raises the errors of redis-py.
+    The holder knows it when it next extends the lock. Raises the errors of redis-py.
     """
     keys = (lock_key, epoch_key(lock_key))
     return bool(client.eval(RAISE_EPOCH, len(keys), *keys, known, milliseconds(age)))
