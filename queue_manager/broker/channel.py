@@ -25,10 +25,11 @@ from queue import Empty
 from typing import Any, NoReturn
 from uuid import uuid4
 
+from kombu.exceptions import BatchPublishError
 from kombu.transport import redis as stock
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
-from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError
+from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, ResponseError
 
 from queue_manager.broker import scripts
 from queue_manager.broker.dead_letters import FAILED_ONCE
@@ -304,11 +305,22 @@ class Channel(stock.Channel):
                 client.publish(topic, write(message))
 
     def put_many(self, name: str, messages: Iterable[str]) -> None:
-        """Push messages on a list, in order of delivery. Raises the errors of redis-py: delivery is uncertain then."""
-        rest = iter(messages)
+        """Push messages on a list, in order of delivery.
+
+        Raises:
+            RedisError: of a connection: delivery is uncertain; another: nothing was pushed.
+            BatchPublishError: the server refused the rest after it had taken some, because its memory is full.
+        """
+        rest, has_pushed = iter(messages), False
         with self.conn_or_acquire() as client:
             while batch := list(islice(rest, PUSH_BATCH_SIZE)):
-                client.lpush(name, *batch)
+                try:
+                    client.lpush(name, *batch)
+                except ResponseError as error:
+                    if not has_pushed:
+                        raise
+                    raise BatchPublishError(f"only some of the messages were taken: {error}") from error
+                has_pushed = True
 
     # Queues
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from kombu.exceptions import BatchPublishError, OperationalError
 from pymongo.errors import AutoReconnect
+from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from models import scan_run, support_room
 from models.database import server_now
+from queue_manager.broker import channel
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.core.settings import settings
@@ -132,6 +134,25 @@ def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
     assert stored is not None
     assert (stored["claimed"], stored["enqueued"], stored["errors"]) == (6, 4, 1)
     assert any("Error occured while removing snooze time for rooms" in str(r.msg) for r in caplog.records)
+
+
+def test_batch_of_which_the_broker_took_a_part_keeps_its_leases(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = [make_room(server_now() - minutes(age)) for age in (3, 2, 1)]
+    monkeypatch.setattr(channel, "PUSH_BATCH_SIZE", 2)
+    lpush, calls = Redis.lpush, []
+
+    def second_is_refused(self: Redis, name: str, *messages: str) -> object:
+        calls.append(messages)
+        if len(calls) == 2:
+            raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'")
+        return lpush(self, name, *messages)
+
+    monkeypatch.setattr(Redis, "lpush", second_is_refused)
+    with pytest.raises(ScanFailed, match="3 items could not be sent: command not allowed"):
+        scan_expired_snoozes()
+
+    assert [message.args[0] for message in waiting_messages(broker, QUEUE)] == [str(room) for room in rooms[:2]]
+    assert [lease(room).state for room in rooms] == ["in-progress"] * 3
 
 
 def test_rooms_that_were_sent_are_not_released_when_that_cannot_be_recorded(
