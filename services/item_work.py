@@ -73,9 +73,9 @@ class ItemWork:
         """Return the running tasks whose process must be ended, each with the reason for the log."""
         return {}
 
-    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
-        """Keep the lease until a worker has the item again, which is sent to be executed in `wait`."""
-        self.leases.sent_again([item.lease], wait=wait)
+    def postpone(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
+        """Keep the leases until a worker has the items again, which are sent to be executed in `wait`."""
+        self.leases.sent_again([item.lease for item in items], wait=wait)
 
     def cool_down(self, item: DueItem, *, pause: timedelta) -> None:
         """Release an item that no scan takes before `pause` is over."""

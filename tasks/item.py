@@ -275,7 +275,7 @@ class ItemTask(BatchedTask):
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:
-            self.work().postpone(item, wait=wait)
+            self.work().postpone([item], wait=wait)
         except Exception as error:
             # A lease that runs out meanwhile costs a duplicate message, and nothing else.
             log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))

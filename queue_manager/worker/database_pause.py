@@ -113,7 +113,7 @@ class DatabasePause(bootsteps.StartStopStep):
             work = task.work()
             items = [task.read_item(work, one.id, one.args, one.kwargs) for one in requests]
             try:
-                work.sent_ahead([item for item in items if item is not None], wait=seconds(0))
+                work.postpone([item for item in items if item is not None], wait=seconds(0))
             except Unavailable as error:
                 log.warning("Items that were put back are dispatched again after one lease", error=reason(error))
 

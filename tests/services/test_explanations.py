@@ -190,7 +190,7 @@ class TestDue:
         (item,) = scan(work)
         work.renew([item])
         work.record_attempt(item, "retried", error="Boom", attempt=1)
-        work.postpone(item, wait=minutes(1))
+        work.postpone([item], wait=minutes(1))
         eventually(lambda: len(item_events.of_item("support-snooze", str(room)).events) == 2)
         found = why(room, work, server_now())
         assert (found.state, found.tone) == ("waiting", "warn")

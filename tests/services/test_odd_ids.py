@@ -67,7 +67,7 @@ def test_text_and_object_id_of_the_same_digits_are_two_rooms(snooze: DocumentWor
 def test_leases_are_renewed_released_and_given_up(snooze: DocumentWork, clock: AgingClock) -> None:
     ids = make_rooms()
     items = scan(snooze)
-    snooze.postpone(items[0], wait=minutes(3))
+    snooze.postpone([items[0]], wait=minutes(3))
     snooze.renew(items)
     clock.advance(seconds(50))
     assert {lease_state(snooze, item) for item in items} == {"in-progress"}

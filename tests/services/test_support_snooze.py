@@ -240,7 +240,7 @@ class TestBacklog:
         (item,) = scan(snooze)
         for _ in range(3):
             with snooze.attempt(item):
-                snooze.postpone(item, wait=seconds(4))
+                snooze.postpone([item], wait=seconds(4))
             snooze.renew([item])  # by the heartbeat, before the task that failed has ended
             for _ in range(10):
                 clock.advance(minutes(1))
@@ -254,7 +254,7 @@ class TestBacklog:
         retried, *_ = scan(snooze)
         clock.advance(minutes(2))
         with snooze.attempt(retried):
-            snooze.postpone(retried, wait=minutes(4))
+            snooze.postpone([retried], wait=minutes(4))
         assert scan(snooze, waiting=len(rooms) - 1) == []
 
     def test_only_what_no_longer_waits_is_dispatched_again(self, snooze: DocumentWork, clock: AgingClock) -> None:
@@ -576,7 +576,7 @@ class TestExhaustion:
     def test_new_snooze_under_a_live_lease_wakes_at_its_time(self, snooze: DocumentWork, clock: AgingClock) -> None:
         room = make_room(OVER)
         (item,) = scan(snooze)
-        snooze.postpone(item, wait=seconds(256))
+        snooze.postpone([item], wait=seconds(256))
         resnooze(room, T0 + seconds(20))  # the product leaves the flag as it is
         clock.advance(seconds(20))
         assert scanned_ids(snooze) == [room]
@@ -612,7 +612,7 @@ class TestExhaustion:
     ) -> None:
         room = make_room(OVER)
         (item,) = scan(snooze)
-        snooze.postpone(item, wait=seconds(256))
+        snooze.postpone([item], wait=seconds(256))
         clock.advance(seconds(300))
         assert scan(snooze) == []
         clock.advance(seconds(16))

@@ -140,8 +140,8 @@ class Works(DueWork):
         if len(items) > 1 and any(item.args[0].startswith("unrecorded") for item in items):
             raise RuntimeError("the batch cannot be recorded")
 
-    def postpone(self, item: DueItem, *, wait: timedelta) -> None:
-        say("postpone", item.args[0])
+    def postpone(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
+        say("postpone", *[item.args[0] for item in items])
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         say("give up", item.args[0], error)

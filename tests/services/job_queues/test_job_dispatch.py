@@ -84,7 +84,7 @@ def test_queue_that_hands_on_is_not_sent_again_while_its_message_waits(lab: Lab,
     [item] = lab.dispatch()[0]
     work = lab.dispatching(lease=A_MOMENT)
     work.renew([item])  # a worker received it
-    work.postpone(item, wait=seconds(wait))
+    work.postpone([item], wait=seconds(wait))
     assert lab.names_dispatched(messages=1, lease=A_MOMENT) == []
     eventually(lambda: lab.names_dispatched(lease=A_MOMENT) == ["mail"])  # its message is lost
     assert lab.names_dispatched(messages=1, lease=A_MOMENT) == []
