@@ -12,6 +12,8 @@ local TOTALS = QUEUE .. ':totals'
 local MINUTES = QUEUE .. ':minutes:'
 local FOLDED = QUEUE .. ':folded' -- the last event that was added up
 local MAX_FOLDED_EVENTS = '10000' -- approximate number of events that are kept, for clients that reconnect
+local KEPT = QUEUE .. ':folded:kept' -- `bytes` that were added up after the event `from`: to be kept
+local MAX_KEPT_BYTES = 8 * 1024 * 1024 -- of these; as many again are kept before them
 local MAX_FIELDS = 2000 -- a call adds about this many, and reads about this many bytes
 local MAX_READ_BYTES = 512 * 1024
 local READ_COUNT = 50
@@ -73,6 +75,10 @@ while not is_end and not is_full() do
 end
 if entries_read > 0 then
   redis.call('SET', FOLDED, after)
+  if redis.call('HINCRBY', KEPT, 'bytes', bytes_read) > MAX_KEPT_BYTES then
+    redis.call('XTRIM', EVENTS, 'MINID', '~', redis.call('HGET', KEPT, 'from') or '0')
+    redis.call('HSET', KEPT, 'from', after, 'bytes', 0)
+  end
   if not is_full() then -- all are added up
     redis.call('XTRIM', EVENTS, 'MAXLEN', '~', MAX_FOLDED_EVENTS)
   end

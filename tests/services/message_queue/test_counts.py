@@ -104,6 +104,19 @@ def test_counts_that_nobody_adds_up_are_bounded(lab: Lab) -> None:
     assert 10_000 <= lab.client.xlen("q:events") < 10_200  # as many as fit into whole nodes
 
 
+def test_events_of_large_batches_are_bounded_by_their_size(lab: Lab) -> None:
+    size, megabyte = 20_000, 1024 * 1024
+    for _ in range(5):
+        with lab.client.pipeline() as pipe:
+            for _ in range(5 * megabyte // size):
+                pipe.xadd("q:events", {"event": "x" * size, "done": 1})
+            pipe.execute()
+        fold(lab, 1_000)
+        assert lab.client.memory_usage("q:events") < 24 * megabyte
+    assert lab.client.xlen("q:events") * size > 8 * megabyte
+    assert counted(lab)["done"] == 5 * (5 * megabyte // size)
+
+
 def test_counts_are_added_up_once(lab: Lab) -> None:
     lab.queue.enqueue("mail")
     message = lab.take()
