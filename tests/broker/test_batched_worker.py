@@ -221,7 +221,7 @@ def test_stock_worker_next_to_ours(server: Valkey, app: Celery, client: Redis, t
         eventually(lambda: sorted(map(int, lines(diary))) == [*range(200)], within=30)
         eventually(lambda: held(client) == (0, 0))
         for each in (stock, ours):
-            assert "guard_app.write" in each.log
+            assert "Task guard_app.write[" in each.log
             assert each.is_alive
 
 

@@ -20,7 +20,7 @@ from tests.deployment.image import Image, add_package, build_image
 from tests.deployment.installation import ROOT, Installation, run, status
 from tests.deployment.probes import of_compose
 from tests.documented import DOCS, block
-from tests.e2e.watching import is_open, times_woken
+from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -88,7 +88,7 @@ def test_the_processes_wake_rooms_with_a_read_only_root(image: Image, clean: Ser
         }
         rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
         eventually(lambda: all(map(is_open, rooms)), within=60)
-        assert [len(times_woken(room)) for room in rooms] == [1, 1, 1]
+        assert [len(moments) for moments in woken(rooms)] == [1, 1, 1]
         eventually(lambda: status(port, "/readyz") == 200, within=60)
         for service in ("worker", "web"):
             check = of_compose(service, {":6002": f":{port}"})

@@ -18,7 +18,7 @@ from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.deployment.installation import Installation, build, install
 from tests.e2e.job_processes import success_counts
-from tests.e2e.watching import is_open, listening, times_woken
+from tests.e2e.watching import is_open, listening, woken
 from tests.eventually import eventually
 from tests.job_lab import Lab
 from tests.real_servers import Servers
@@ -100,7 +100,7 @@ def test_all_work_is_done_once(
         eventually(lambda: collection("rolling_notes").count_documents({}) >= len(numbers), within=60)
         eventually(lambda: success_counts(*JOB_NAMES) == {1}, within=10)
         eventually(lambda: all(map(heard.of, rooms)), within=10)
-    assert Counter(len(times_woken(room)) for room in rooms) == {1: len(rooms)}
+    assert Counter(len(moments) for moments in woken(rooms)) == {1: len(rooms)}
     assert sorted(note["number"] for note in collection("rolling_notes").find()) == numbers
 
 
@@ -129,7 +129,7 @@ def test_all_work_is_done_though_workers_of_both_releases_are_killed(
                 rooms.extend(make_rooms(20, due_in=seconds(1)))
                 eventually(lambda: all(map(is_open, rooms)), within=90)
                 eventually(lambda: success_counts(*JOB_NAMES) == {1}, within=90)
-    assert Counter(len(times_woken(room)) for room in rooms) == {1: len(rooms)}
+    assert Counter(len(moments) for moments in woken(rooms)) == {1: len(rooms)}
     assert {note["number"] for note in collection("rolling_notes").find()} == set(numbers)
 
 

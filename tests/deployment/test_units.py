@@ -20,7 +20,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings
 from tests.deployment.installation import READY, ROOT, Installation, run, status
 from tests.deployment.programs import program
-from tests.e2e.watching import is_open, times_woken
+from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -154,7 +154,7 @@ def test_the_commands_of_the_units_wake_rooms_and_stop_in_order(
         assert {*READY} <= {*processes}
         rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
         eventually(lambda: all(map(is_open, rooms)), within=60)
-        assert [len(times_woken(room)) for room in rooms] == [1, 1, 1]
+        assert [len(moments) for moments in woken(rooms)] == [1, 1, 1]
         eventually(lambda: status(port, "/readyz") == 200, within=60)
         for process in processes.values():  # as with KillMode=mixed: the main processes only
             os.kill(process.pid, signal.SIGTERM)

@@ -19,7 +19,7 @@ from dev.ports import free_port
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tests.deployment.installation import ROOT, Installation, run, status
-from tests.e2e.watching import is_open, times_woken
+from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -89,7 +89,7 @@ def test_the_commands_of_the_procfile_work_in_an_empty_environment(
         processes = {name: stack.enter_context(installation.process(name, tmp_path, **env)) for name in names}
         rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
         eventually(lambda: all(map(is_open, rooms)), within=60)
-        assert [len(times_woken(room)) for room in rooms] == [1, 1, 1]
+        assert [len(moments) for moments in woken(rooms)] == [1, 1, 1]
         for name, path in SERVING.items():
             eventually(lambda name=name, path=path: status(ports[name], path) == 200, within=60)
 

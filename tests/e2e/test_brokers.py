@@ -18,7 +18,7 @@ from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
 from tests.e2e.test_shown_settings import celery
 from tests.e2e.test_start_checks import COMMAND, ended
-from tests.e2e.watching import is_open, times_woken
+from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -86,7 +86,7 @@ def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean:
             eventually(lambda: len(notes("now")) == 1)
             healthy = eventually(lambda: health(env), within=30)
 
-    assert [len(times_woken(room)) for room in rooms] == [1] * ROOMS
+    assert [len(moments) for moments in woken(rooms)] == [1] * ROOMS
     assert collection("second_try_log").count_documents({"account": account}) == 2
     assert "Traceback" not in the_worker.log
     if broker is without_batches:

@@ -25,7 +25,7 @@ from dev.binaries import MONGOD
 from dev.children import spawn
 from dev.ports import free_port
 from dev.servers import DATABASE, Mongo, Valkey
-from models import schema
+from models import scan_run, schema
 from models.database import server_now
 from queue_manager.cli.commands import cli
 from queue_manager.core.clock import seconds
@@ -173,6 +173,7 @@ def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -
     with worker(tmp_path / "worker.log", env=env), CeleryProcess(tmp_path / "beat.log", "beat", env=env) as beat:
         room = make_room(server_now() - seconds(1))
         eventually(lambda: is_open(room), within=20)
+        eventually(lambda: scan_run.last("tasks.support_snooze.scan_expired_snoozes"), within=20)
         state = json.loads(queue_manager("health", "--json", cwd=tmp_path, **env).stdout)
         shown = queue_manager("health", cwd=tmp_path, **env).stdout
     assert state["leader"]["pid"] == beat.pid

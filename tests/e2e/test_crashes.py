@@ -14,7 +14,7 @@ from models.database import collection, server_now
 from queue_manager.core.clock import seconds, to_iso
 from tasks.support_snooze import unsnooze_room
 from tests.e2e.celery_processes import CeleryProcess, worker
-from tests.e2e.watching import Heard, is_open, listening, send_scan, times_woken
+from tests.e2e.watching import Heard, is_open, listening, send_scan, times_woken, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.room_lease import lease
@@ -163,4 +163,4 @@ def test_worker_slower_than_the_lease_gets_each_room_once(tmp_path: Path) -> Non
         eventually(lambda: all(is_open(room) for room in rooms), within=30)
     runs = scan_run.latest("tasks.support_snooze.scan_expired_snoozes", limit=1000)
     assert sum(run["enqueued"] for run in runs) == len(rooms)
-    assert [len(times_woken(room)) for room in rooms] == [1] * len(rooms)
+    assert [len(moments) for moments in woken(rooms)] == [1] * len(rooms)

@@ -21,7 +21,7 @@ from tasks.support_snooze import scan_expired_snoozes
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.health_command import SLOW, health
 from tests.e2e.tcp_proxy import TcpProxy
-from tests.e2e.watching import is_open, times_woken
+from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -92,7 +92,7 @@ def test_items_are_executed_by_the_worker_that_reaches_mongodb(
             last = dispatch(20)
             eventually(lambda: all(map(is_open, last)), within=60)
             assert cut_off.is_alive()
-    assert [len(times_woken(room)) for room in [*rooms, *later, *last]] == [1] * (2 * ROOMS + 20)
+    assert [len(moments) for moments in woken([*rooms, *later, *last])] == [1] * (2 * ROOMS + 20)
 
 
 def ids(env: dict[str, str]) -> str:

@@ -22,7 +22,7 @@ from queue_manager.broker import keys
 from queue_manager.core.clock import hours, minutes, seconds, to_iso, truncate
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.job_processes import count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
-from tests.e2e.watching import is_open, listening, times_woken
+from tests.e2e.watching import is_open, listening, times_woken, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import get_room, make_room, resnooze
@@ -177,7 +177,7 @@ def test_rooms_of_release_0_1_are_opened_once_and_on_time(clean: Servers, client
         for room in ids:
             resnooze(room, truncate(server_now()))
         eventually(lambda: all(map(is_open, ids)), within=LEASE + PERIOD + BUSY_ALLOWANCE)
-        assert [len(times_woken(room)) for room in ids] == [2] * len(ids)
+        assert [len(moments) for moments in woken(ids)] == [2] * len(ids)
     schema.finish(SYSTEMS)
     left = {"claim", "snooze_time", "unsnooze_error", "unsnooze_failures", "unsnooze_retry_at"}
     for room in map(get_room, ids):

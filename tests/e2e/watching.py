@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,8 +25,16 @@ def is_open(room_id: ObjectId) -> bool:
 
 def times_woken(room_id: ObjectId) -> list[datetime]:
     """Return every `unsnoozed_at` that was ever written to the room, from the server's own record of writes."""
-    writes = room_writes({"o2._id": room_id})
-    return [moment for write in writes if write.room_id == room_id for moment in write.values("unsnoozed_at")]
+    (moments,) = woken([room_id])
+    return moments
+
+
+def woken(room_ids: Sequence[ObjectId]) -> list[list[datetime]]:
+    """Return for each room what `times_woken` returns, with one reading of the record, which takes a second if long."""
+    moments: dict[Any, list[datetime]] = {id: [] for id in room_ids}
+    for write in room_writes({"o2._id": {"$in": [*room_ids]}}):
+        moments.get(write.room_id, []).extend(write.values("unsnoozed_at"))
+    return [*moments.values()]
 
 
 @dataclass(frozen=True, kw_only=True)

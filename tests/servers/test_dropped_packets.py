@@ -24,7 +24,7 @@ from queue_manager.core.settings import settings
 from queue_manager.core.threads import in_thread
 from tests.e2e.celery_processes import LoggedProcess
 from tests.e2e.test_outage_logs import INTERNALS, repeated_lines
-from tests.e2e.watching import is_open, times_woken
+from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.faults import isolation
 from tests.servers.everything import Processes, processes
@@ -156,7 +156,7 @@ def require_quiet_logs(deployment: Deployment, before: dict[str, int]) -> None:
 def require_all_done(deployment: Deployment, load: Load, sent: list[str]) -> None:
     eventually(lambda: job.jobs().count_documents({"state": {"$ne": "success"}}) == 0, within=60)
     eventually(lambda: all(map(is_open, load.rooms)), within=60)
-    assert {len(times_woken(room)) for room in load.rooms} == {1}
+    assert {len(moments) for moments in woken(load.rooms)} == {1}
     eventually(lambda: deployment.lab.contents.counts().total_acknowledged == len(sent), within=60)
     assert {line.split()[0] for line in deployment.received.read_text().splitlines()} == {*sent}
     assert deployment.running.worker.is_alive()

@@ -12,7 +12,7 @@ from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import make_client
 from tests.e2e.job_processes import job_lab, notes
-from tests.e2e.watching import is_open, times_woken
+from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -70,6 +70,6 @@ def test_work_goes_on_with_the_new_primary(clean: Servers, tmp_path: Path, figur
 
         assert running.worker.is_alive()
         assert running.beat.is_alive()
-    assert [len(times_woken(room)) for room in rooms] == [1] * ROOMS
+    assert [len(moments) for moments in woken(rooms)] == [1] * ROOMS
     assert len(notes("long")) == 1
     assert collection("support_rooms").count_documents({"status": "snoozed"}) == 0

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from models import job
 from queue_manager.core.redis_client import make_client
 from tests.e2e.replica_set import ReplicaSet, own_replica_set
-from tests.e2e.watching import is_open, times_woken
+from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.servers.everything import processes
 from tests.servers.interruptions import FOLLOWS_WITHIN, KINDS, under_load
@@ -91,4 +91,4 @@ def test_every_process_goes_on_with_the_new_primary(
         eventually(lambda: all(map(is_open, load.rooms)), within=60)
         assert running.worker.is_alive()
         assert running.beat.is_alive()
-    assert {len(times_woken(room)) for room in load.rooms} == {1}
+    assert {len(moments) for moments in woken(load.rooms)} == {1}

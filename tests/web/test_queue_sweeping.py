@@ -129,5 +129,6 @@ def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path
                 "No queue events",
                 "Queue events flow again",
             ):
+                eventually(lambda said=said: said in process.log)
                 assert process.log.count(said) == 1
             assert "Traceback" not in process.log
