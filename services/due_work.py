@@ -211,6 +211,10 @@ class DueWork(ItemWork, ABC):
             longest = max(item.eta for item in ahead if item.eta is not None)
             self.sent_ahead(ahead, wait=max(longest - now, seconds(0)))
 
+    def sent_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
+        """Say that items were sent, to be executed within `wait`: then they wait for a worker, as long as it takes."""
+        self.postpone(items, wait=wait)
+
     def token(self, due: Due, *, batch: str, number: int) -> str:
         """Return the id of the task of an item: one random part for a batch, and the number in it."""
         return f"{batch}-{number}"

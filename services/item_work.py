@@ -49,13 +49,9 @@ class ItemWork:
         """Return when an item fell due, in Unix ms; `None` if its arguments do not contain that."""
         return leases.due_ms(item.lease)
 
-    def sent_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
-        """Say that items were sent, to be executed within `wait`: then they wait for a worker, as long as it takes."""
-        self.leases.sent_again([item.lease for item in items], wait=wait)
-
     def sent_manually(self, items: Sequence[DueItem]) -> None:
         """Say that items taken manually were sent: they wait for a worker, as long as it takes."""
-        self.leases.sent_again([item.lease for item in items], wait=seconds(0))
+        self.postpone(items, wait=seconds(0))
         self.record_dispatched(items, is_manual=True)
 
     def release(self, items: Sequence[DueItem]) -> None:
