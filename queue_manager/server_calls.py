@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pymongo
 import redis
 from kombu import Connection
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
 
 from models import database
 from queue_manager.broker.options import timeouts
@@ -63,8 +63,9 @@ def broker() -> Iterator[Connection]:
 
     url = settings().broker
     with app.connection_for_write(transport_options=timeouts(url, REDIS_CALL_TIMEOUT)) as connection:
+        of_transport = (*connection.connection_errors, *connection.channel_errors)
         try:
             connection.ensure_connection(max_retries=0)
             yield connection
-        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
+        except (OperationalError, BatchPublishError, *of_transport) as error:
             raise Unavailable(f"The broker at {redact_url(url)} takes no messages ({reason(error)})") from error

@@ -15,14 +15,17 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from models import scan_run, support_room
 from models.database import server_now
+from queue_manager import server_calls
+from queue_manager.batching.publish import publish
 from queue_manager.broker import channel
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.core.settings import settings
 from services.due_documents.work import DocumentWork
-from services.due_work import Backlog, DueBatch
+from services.due_work import Backlog, DueBatch, DueItem
 from tasks import scan as scan_module
-from tasks.support_snooze import scan_expired_snoozes
+from tasks.app import app
+from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import get_room, make_room
@@ -136,8 +139,9 @@ def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
     assert any("Error occured while removing snooze time for rooms" in str(r.msg) for r in caplog.records)
 
 
-def test_batch_of_which_the_broker_took_a_part_keeps_its_leases(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms = [make_room(server_now() - minutes(age)) for age in (3, 2, 1)]
+@pytest.fixture
+def takes_two(broker: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A broker that takes two messages, and then no more."""
     monkeypatch.setattr(channel, "PUSH_BATCH_SIZE", 2)
     lpush, calls = Redis.lpush, []
 
@@ -148,11 +152,27 @@ def test_batch_of_which_the_broker_took_a_part_keeps_its_leases(broker: str, mon
         return lpush(self, name, *messages)
 
     monkeypatch.setattr(Redis, "lpush", second_is_refused)
+    return broker
+
+
+def test_batch_of_which_the_broker_took_a_part_keeps_its_leases(takes_two: str) -> None:
+    rooms = [make_room(server_now() - minutes(age)) for age in (3, 2, 1)]
+
     with pytest.raises(ScanFailed, match="3 items could not be sent: command not allowed"):
         scan_expired_snoozes()
 
-    assert [message.args[0] for message in waiting_messages(broker, QUEUE)] == [str(room) for room in rooms[:2]]
+    assert [message.args[0] for message in waiting_messages(takes_two, QUEUE)] == [str(room) for room in rooms[:2]]
     assert [lease(room).state for room in rooms] == ["in-progress"] * 3
+
+
+def test_a_broker_that_takes_a_part_of_what_is_sent_by_hand_is_unavailable(takes_two: str) -> None:
+    items = [DueItem(token=f"t-{number}", args=(str(number), None)) for number in range(3)]
+
+    with pytest.raises(Unavailable, match="only some of the messages were taken"):
+        with server_calls.broker() as connection, app.amqp.Producer(connection) as producer:
+            publish(unsnooze_room, items, producer)
+
+    assert len(waiting_messages(takes_two, QUEUE)) == 2
 
 
 def test_rooms_that_were_sent_are_not_released_when_that_cannot_be_recorded(
