@@ -136,7 +136,7 @@ class LeaderLock:
         return self.is_trusted()
 
     def keep(self) -> bool:
-        """Return True if this process holds the lock; extend it first after a third of the lease.
+        """Return True if this process holds the lock; extend it first after half of the lease.
 
         A process that was suspended past its lease notices it here, because the monotonic clock continued.
         """
@@ -145,8 +145,8 @@ class LeaderLock:
         return self.is_trusted()
 
     def is_fresh(self) -> bool:
-        """Return True if this process holds the lock and extended it within a third of the lease."""
-        return self.epoch > 0 and self._age() <= self._lease.total_seconds() / 3
+        """Return True if this process holds the lock and extended it within half of the lease."""
+        return self.epoch > 0 and self._age() <= self._lease.total_seconds() / 2
 
     def is_trusted(self) -> bool:
         """Return True if the lock cannot have expired, without a request to Redis."""

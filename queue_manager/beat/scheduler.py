@@ -10,6 +10,7 @@ Guarantee:
   repeated in the next loop.
 - A leader that was suspended past its lock timeout notices it before it publishes.
 - Entries fall due by the clock of Redis, regardless of the clock of this machine.
+- Entries that are due together are sent together.
 
 A tick is sent twice if the leader crashes before recording it, if a reply of the broker is lost, or if the leader is
 suspended between the last check of the lock and sending. Scans must therefore be idempotent.
@@ -22,30 +23,27 @@ The schedule is RedBeat's. RedBeat's lock is not used, because the beat exits wh
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Any
 
 from celery.beat import SchedulingError
 from celery.utils.log import get_logger
 from kombu.common import ignore_errors
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
 from kombu.utils.objects import cached_property
 from kombu.utils.url import maybe_sanitize_url
-from redbeat.decoder import RedBeatJSONEncoder
-from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
-from redbeat.schedules import rrule
+from redbeat.schedulers import RedBeatScheduler, get_redis
 from redis.client import NEVER_DECODE
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from queue_manager.beat import old_schedule, scan_ticks, status
+from queue_manager.beat.entry import EntryMissing, StoredEntry
 from queue_manager.beat.leader_lock import LeaderLock
-from queue_manager.beat.recurrence import NearRule
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import ServerClock, seconds
 from queue_manager.telemetry import tracing
@@ -66,56 +64,6 @@ class BrokerAway(Exception):
 def _is_wrong_type(error: RedisError) -> bool:
     """Return True if the key of an entry holds something other than a hash."""
     return "WRONGTYPE" in str(error)
-
-
-class EntryMissing(KeyError):
-    """The schedule names an entry that does not exist."""
-
-
-class StoredEntry(RedBeatSchedulerEntry):
-    """A schedule entry stored in Redis."""
-
-    @classmethod
-    def from_key(cls, key: str, app: Any = None) -> Self:
-        """Load the entry. An entry whose last run is in the future beyond its next run is due now.
-
-        It was written while the clock of Redis, or of a beat of an older release, ran ahead; waiting for that time
-        could take hours.
-        """
-        definition, meta = get_redis(app).hmget(key, "definition", "meta")
-        if not definition:
-            raise EntryMissing(key)
-        fields = {**cls.decode_definition(definition), **cls.decode_meta(meta)}
-        entry = cls(app=app, **fields)
-        if isinstance(entry.schedule, rrule):
-            entry.schedule.rrule = NearRule(entry.schedule)
-        entry.last_run_at = fields["last_run_at"]  # Celery replaces `None` by the current time
-        if entry.last_run_at is not None:
-            now = entry.default_now()
-            until_next: timedelta | None = entry.schedule.remaining_estimate(now)
-            if until_next is not None and entry.last_run_at - now > until_next:
-                entry.last_run_at = None
-        return entry
-
-    @property
-    def score(self) -> float:
-        """The next run in Unix seconds. RedBeat rounds it down, so that an entry would be loaded before it is due."""
-        next_run = self.due_at
-        return -1.0 if next_run is None else float(next_run.timestamp())
-
-    def _next_instance(self, last_run_at: datetime | None = None, only_update_last_run_at: bool = False) -> Self:
-        """Record a run and the next one, like RedBeat, but without a transaction: half of it leaves the entry due."""
-        entry: Self = super(RedBeatSchedulerEntry, self)._next_instance(last_run_at=last_run_at)
-        if only_update_last_run_at:
-            entry.total_run_count = self.total_run_count
-        meta = {"last_run_at": entry.last_run_at, "total_run_count": entry.total_run_count}
-        with get_redis(self.app).pipeline(transaction=False) as pipe:
-            pipe.hset(self.key, "meta", json.dumps(meta, cls=RedBeatJSONEncoder))
-            pipe.zadd(self.app.redbeat_conf.schedule_key, {entry.key: entry.score})
-            pipe.execute()
-        return entry
-
-    __next__ = next = _next_instance
 
 
 class LeaderScheduler(RedBeatScheduler):
@@ -148,12 +96,12 @@ class LeaderScheduler(RedBeatScheduler):
 
     def tick(self, **_: Any) -> float:
         """Run one loop as leader or standby; return the seconds until the next loop."""
-        waits: list[float | None] = []
+        waits: list[float] = []
         try:
             if self._leads():
                 self._follow_clock()
                 due, wait = self._due_entries()
-                waits = [wait, *map(self.maybe_due, due)]
+                waits = [wait, *self._run(due)]
                 self._log_state(f"leading (epoch {self.epoch})")
         except BrokerAway as error:
             self._log_state(f"leading (epoch {self.epoch}), but the broker takes no messages", error)
@@ -307,60 +255,81 @@ class LeaderScheduler(RedBeatScheduler):
                 client.delete(key)
         super().update_from_dict(dict_)
 
-    def maybe_due(self, entry: StoredEntry, **_: Any) -> float | None:
-        """Publish `entry` if it is due, then record its run.
+    def _run(self, entries: Iterable[StoredEntry]) -> list[float]:
+        """Publish those that are due, then record their runs. Returns the seconds until the next runs of the entries.
 
-        Returns the seconds until its next run; `None` if there is none or the entry cannot be evaluated.
+        An entry that cannot be evaluated is skipped.
         """
-        try:
-            with self._evaluating(entry.key):
+        waits, due = [], []
+        for entry in entries:
+            with self._skipping(entry), self._evaluating(entry.key):
                 is_due, wait = entry.is_due()
-            if is_due:
-                self._publish(entry)
-                self.reserve(entry)
-            return wait if wait is None else float(wait)
+                if is_due:
+                    due.append(entry)
+                elif wait is not None:
+                    waits.append(float(wait))
+        for entry in self._publish(due) if due else []:
+            with self._skipping(entry):
+                if next_run := self.reserve(entry).due_at:
+                    waits.append((next_run - self.app.now()).total_seconds())
+        return waits
+
+    @contextmanager
+    def _skipping(self, entry: StoredEntry) -> Iterator[None]:
+        """Skip an entry that raises an error of its own."""
+        try:
+            yield
         except (BrokerAway, LeadershipLost, RedisError):
             raise
         except Exception as error:
             self._skip(entry.key, error)
-            return None
 
-    def _publish(self, entry: StoredEntry) -> None:
-        """Send the entry's message without waiting for an unavailable broker.
+    def _publish(self, entries: Iterable[StoredEntry]) -> list[StoredEntry]:
+        """Send the messages of `entries` together, without waiting for an unavailable broker; return whose run is over.
 
         A message that cannot be serialized or routed is logged and skipped, so that it does not block other entries.
 
         Raises:
-            BrokerAway: it was not sent, or the reply was lost.
-            LeadershipLost: it was not sent, because another beat may lead.
+            BrokerAway: they were not sent, or the reply was lost.
+            LeadershipLost: they were not sent, because another beat may lead.
         """
+        over, sent = [], []
+        try:
+            with self.producer.batch():
+                for entry in entries:
+                    with self._skipping(entry):
+                        if self._add_message(entry):
+                            sent.append(entry)
+                        over.append(entry)
+        except (BrokerAway, BatchPublishError, OperationalError) as error:
+            self._disconnect()
+            raise BrokerAway(str(error.__cause__ or error)) from error
+        for entry in sent:
+            logger.info("sent %s (%s)", entry.name, entry.task)
+        return over
+
+    def _add_message(self, entry: StoredEntry) -> bool:
+        """Publish the entry's message with those of others; return False if it cannot be serialized or routed."""
         # The next loop is the retry; Celery's retry could continue after the lock expired.
         entry.options = {**entry.options, "retry": False}
         if "epoch" in entry.kwargs:
             entry.kwargs = {**entry.kwargs, "epoch": self.epoch}
         tick = scan_ticks.issue(self._client, entry.name)
         given = {**(entry.options.get("headers") or {}), scan_ticks.TICK_HEADER: tick}
+        # Connecting may take time, so the lock is checked last.
+        if not self._lock.keep():
+            raise LeadershipLost
         try:
-            producer = self.producer
-            # Connecting may take time, so the lock is checked last.
-            if not self._lock.keep():
-                raise LeadershipLost
             with tracing.publishing(entry.options.get("queue") or entry.task, attributes={"celery.task": entry.task}):
                 entry.options["headers"] = {**given, **tracing.message_headers()}
-                self.apply_async(entry, producer=producer, advance=False)
-        except (SchedulingError, OperationalError) as error:
-            cause = error.__context__ if isinstance(error, SchedulingError) else error
-            broker_errors = (
-                OperationalError,
-                *self.connection.connection_errors,
-                *self.connection.channel_errors,
-            )
-            if isinstance(cause, broker_errors):
-                self._disconnect()
-                raise BrokerAway(str(cause)) from error
+                self.apply_async(entry, producer=self.producer, advance=False)
+        except SchedulingError as error:
+            of_broker = (OperationalError, *self.connection.connection_errors, *self.connection.channel_errors)
+            if isinstance(error.__context__, of_broker):
+                raise BrokerAway(str(error)) from error
             logger.exception("cannot send %s (%s)", entry.name, entry.task)
-        else:
-            logger.info("sent %s (%s)", entry.name, entry.task)
+            return False
+        return True
 
     @cached_property
     def connection(self) -> Any:

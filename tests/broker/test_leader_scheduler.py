@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from redis import Redis
 
 from dev.servers import Valkey
 from queue_manager.beat import scan_ticks
+from queue_manager.beat.entry import StoredEntry
 from queue_manager.beat.leader_lock import LeaderLock
 from queue_manager.beat.recurrence import NearRule
-from queue_manager.beat.scheduler import LeaderScheduler, StoredEntry
+from queue_manager.beat.scheduler import LeaderScheduler
 from queue_manager.core.clock import ServerClock, hours, seconds
 from tests.broker.guard_app import client_app, every
 from tests.eventually import eventually
@@ -119,6 +121,36 @@ def test_entry_that_cannot_be_sent_does_not_hold_up_the_others(server: Valkey, c
     broken["options"]["serializer"] = "no-such-serializer"
     with scheduling(server, {"a-broken": broken, "items": every(1, "items")}) as scheduler:
         eventually(lambda: scheduler.tick() and client.llen("items") >= 1)
+
+
+def test_entries_that_are_due_together_are_sent_together(server: Valkey, client: Redis) -> None:
+    schedule = {"often": every(1, "often"), "rarely": every(2, "rarely")}
+    with scheduling(server, schedule) as scheduler, client.monitor() as monitor:
+        eventually(lambda: scheduler.tick() and client.exists("rarely"))
+        client.echo("end")
+        commands = list(takewhile(lambda command: command != "ECHO end", (one["command"] for one in monitor.listen())))
+
+    first, second = [command.split()[:2] for command in commands if command.startswith(("LPUSH", "HSET"))][-4:-2]
+    assert sorted((first, second)) == [["LPUSH", "often"], ["LPUSH", "rarely"]]
+
+
+def test_short_periods_end_at_their_multiples(server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"often": every(1, "often"), "rarely": every(2, "rarely")}) as scheduler:
+        for sent in range(1, 4):
+            eventually(lambda sent=sent: scheduler.tick() and client.llen("often") == sent)
+            next_runs = {name: client.zscore("redbeat::schedule", f"redbeat:{name}") for name in ("often", "rarely")}
+            assert next_runs["often"] % 1 == next_runs["rarely"] % 2 == 0
+            assert next_runs["often"] <= next_runs["rarely"] <= next_runs["often"] + 1
+
+
+def test_long_periods_begin_with_the_last_run(server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"hourly": every(3600, "items")}) as scheduler:
+        began = scheduler.app.now()
+        scheduler.tick()
+        ended = scheduler.app.now()
+
+    next_run = datetime.fromtimestamp(client.zscore("redbeat::schedule", "redbeat:hourly"), UTC)
+    assert began + hours(1) <= next_run <= ended + hours(1)
 
 
 def stored(name: str, **definition: Any) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from models import database
 from models.database import server_now
 from models.due_documents import DueCollection
 from queue_manager.batching import strategy
-from queue_manager.beat.scheduler import LeaderScheduler, StoredEntry
+from queue_manager.beat.entry import StoredEntry
+from queue_manager.beat.scheduler import LeaderScheduler
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import ConfigurationError
@@ -79,7 +80,7 @@ def test_one_trace_leads_from_the_beat_to_the_event(clean: Servers, exporter: In
     beat = LeaderScheduler(app)
     try:
         beat.tick()  # becomes the leader
-        beat._publish(StoredEntry.from_key(f"{SCHEDULE_PREFIX}{QUEUE}", app))
+        beat._publish([StoredEntry.from_key(f"{SCHEDULE_PREFIX}{QUEUE}", app)])
     finally:
         beat.close()
     run(take(clean.valkey.url, "scans"))

@@ -1,0 +1,102 @@
+"""Entries of the schedule, as RedBeat stores them in Redis.
+
+Guarantee: periods of at most `MAX_ALIGNED_PERIOD` end at their multiples since 1970, as `*/5` in a crontab does, so
+that entries are due at the same time and none drifts.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Any, Self
+
+from celery.schedules import schedstate, schedule
+from redbeat.decoder import RedBeatJSONEncoder
+from redbeat.schedulers import RedBeatSchedulerEntry, get_redis
+from redbeat.schedules import rrule
+
+from queue_manager.beat.recurrence import NearRule
+from queue_manager.core.clock import EPOCH, minutes
+
+MAX_ALIGNED_PERIOD = minutes(1)
+
+
+class EntryMissing(KeyError):
+    """The schedule names an entry that does not exist."""
+
+
+class StoredEntry(RedBeatSchedulerEntry):
+    """A schedule entry stored in Redis."""
+
+    @classmethod
+    def from_key(cls, key: str, app: Any = None) -> Self:
+        """Load the entry. An entry whose last run is in the future beyond its next run is due now.
+
+        It was written while the clock of Redis, or of a beat of an older release, ran ahead; waiting for that time
+        could take hours.
+        """
+        definition, meta = get_redis(app).hmget(key, "definition", "meta")
+        if not definition:
+            raise EntryMissing(key)
+        fields = {**cls.decode_definition(definition), **cls.decode_meta(meta)}
+        entry = cls(app=app, **fields)
+        if isinstance(entry.schedule, rrule):
+            entry.schedule.rrule = NearRule(entry.schedule)
+        entry.last_run_at = fields["last_run_at"]  # Celery replaces `None` by the current time
+        if entry.last_run_at is not None:
+            now = entry.default_now()
+            until_next: timedelta | None = entry.schedule.remaining_estimate(now)
+            if until_next is not None and entry.last_run_at - now > until_next:
+                entry.last_run_at = None
+        return entry
+
+    @property
+    def score(self) -> float:
+        """The next run in Unix seconds. RedBeat rounds it down, so that an entry would be loaded before it is due."""
+        next_run = self.due_at
+        return -1.0 if next_run is None else next_run.timestamp()
+
+    @property
+    def due_at(self) -> datetime | None:
+        """The next run; `None` if there is none. RedBeat's is early by the time since the last run."""
+        if self.last_run_at is None:
+            return self._now()
+        period = self._period()
+        if period is None:
+            left: timedelta | None = self.schedule.remaining_estimate(self.last_run_at)
+            return None if left is None else self._now() + left
+        last_run: datetime = self.schedule.maybe_make_aware(self.last_run_at)
+        is_short = timedelta(0) < period <= MAX_ALIGNED_PERIOD
+        return last_run + period - ((last_run - EPOCH) % period if is_short else timedelta(0))
+
+    def is_due(self) -> schedstate:
+        period = self._period()
+        if period is None or self.due_at is None or not self.enabled:
+            return super().is_due()
+        left = (self.due_at - self._now()).total_seconds()
+        return schedstate(left <= 0, left if left > 0 else period.total_seconds())
+
+    def _period(self) -> timedelta | None:
+        """Return the period of an entry that runs at intervals."""
+        is_interval = type(self.schedule) is schedule and not self.schedule.relative
+        return self.schedule.run_every if is_interval else None
+
+    def _now(self) -> datetime:
+        now: datetime = self.default_now()
+        return now
+
+    def _next_instance(self, last_run_at: datetime | None = None, only_update_last_run_at: bool = False) -> Self:
+        """Record a run and the next one, like RedBeat, but without a transaction: half of it leaves the entry due."""
+        # The clock may go back by the time of a round trip. The run would then count as one of the period before.
+        run_at = last_run_at or max(self._now(), self.due_at or EPOCH)
+        entry: Self = super(RedBeatSchedulerEntry, self)._next_instance(last_run_at=run_at)
+        if only_update_last_run_at:
+            entry.total_run_count = self.total_run_count
+        meta = {"last_run_at": entry.last_run_at, "total_run_count": entry.total_run_count}
+        with get_redis(self.app).pipeline(transaction=False) as pipe:
+            pipe.hset(self.key, "meta", json.dumps(meta, cls=RedBeatJSONEncoder))
+            pipe.zadd(self.app.redbeat_conf.schedule_key, {entry.key: entry.score})
+            pipe.execute()
+        return entry
+
+    __next__ = next = _next_instance
