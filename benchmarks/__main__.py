@@ -159,7 +159,12 @@ def _rooms(bench: Bench, directory: Path) -> Iterator[Group]:
 def _idle(bench: Bench, directory: Path) -> Iterator[Group]:
     with Mongo(directory / "mongo-idle") as mongo, Valkey(directory / "valkey-idle") as valkey:
         set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, **EVERYTHING_ON)
-        yield queues.server_name(), [partial(idle.run, servers={"mongod": mongo.pid, "valkey": valkey.pid})]
+        with idle.installed() as programs:
+            servers = {"mongod": mongo.pid, "valkey": valkey.pid}
+            yield (
+                queues.server_name(),
+                [partial(measure, servers=servers, programs=programs) for measure in (idle.run, idle.run_together)],
+            )
 
 
 @contextmanager

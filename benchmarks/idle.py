@@ -24,7 +24,7 @@ from queue_manager.telemetry import counters, worker_heartbeats
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = {"worker", "jobs", "scans"}
-MEASURED_FOR = 30.0  # seconds
+MEASURED_FOR = 60.0  # seconds, so that it includes what is done every minute
 STARTS_WITHIN = 120.0  # seconds
 SCANS_BEFORE = 3  # runs of each frequent scan before the measurement, so that the start is over
 LEAST_RATE = 0.5  # per second, of a command that is listed
@@ -42,13 +42,27 @@ class Idle:
     processes: dict[str, int]
 
 
-def run(bench: Bench, *, servers: Mapping[str, int]) -> Result:
+def run(bench: Bench, *, servers: Mapping[str, int], programs: Path) -> Result:
+    """Measure the Procfile's commands."""
+    return _compare(bench, "Idle processes", "the Procfile's processes", _commands_of_procfile(), servers, programs)
+
+
+def run_together(bench: Bench, *, servers: Mapping[str, int], programs: Path) -> Result:
+    """Measure `queue-manager start`."""
+    commands = {RELEASE: _commands_of_procfile()[RELEASE], "start": "exec queue-manager start"}
+    return _compare(bench, "Idle processes of one start", "`queue-manager start`", commands, servers, programs)
+
+
+def _commands_of_procfile() -> dict[str, str]:
+    return {process.name: process.shell_line for process in read(ROOT / "Procfile")}
+
+
+def _compare(
+    bench: Bench, title: str, what: str, commands: Mapping[str, str], servers: Mapping[str, int], programs: Path
+) -> Result:
     """Measure three times in one life of the processes; `servers` are their process ids by name."""
     measured: list[Idle] = []
-    with (
-        TemporaryDirectory(prefix="queue-manager-installed-") as directory,
-        processes(_installed(directory)) as children,
-    ):
+    with processes(commands, programs) as children:
         pids = {**{name: child.pid for name, child in children.items()}, **servers}
         way = Way(
             name="everything on",
@@ -57,9 +71,8 @@ def run(bench: Bench, *, servers: Mapping[str, int]) -> Result:
             prepare=lambda: require_all(children),
         )
         result = bench.compare(
-            "Idle processes",
-            f"the Procfile's processes, {settings().worker_concurrency} per pool, in an installation as in production; "
-            "and both servers",
+            title,
+            f"{what}, {settings().worker_concurrency} per pool, in an installation as in production; and both servers",
             [way],
             rounds=1 if bench.is_quick else 3,
             figures=(
@@ -74,11 +87,17 @@ def run(bench: Bench, *, servers: Mapping[str, int]) -> Result:
     return replace(result, tables=[_by_process(measured[-1]), _by_command(measured[-1])])
 
 
-def _installed(directory: str) -> Path:
-    """Install what production has; return the directory of its programs.
+@contextmanager
+def installed() -> Iterator[Path]:
+    """Install what production has, and yield the directory of its programs.
 
     Some libraries import optional packages if these are installed, so the packages of the tests would take memory, too.
     """
+    with TemporaryDirectory(prefix="queue-manager-installed-") as directory:
+        yield _install(directory)
+
+
+def _install(directory: str) -> Path:
     programs = Path(directory) / "bin"
     subprocess.run([sys.executable, "-m", "venv", directory], check=True)
     pip: list[str | Path] = [programs / "python", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
@@ -88,22 +107,25 @@ def _installed(directory: str) -> Path:
 
 @contextmanager
 def processes(
-    programs: Path = Path(sys.executable).parent, *, web_port: int | None = None
+    commands: Mapping[str, str] | None = None,
+    programs: Path = Path(sys.executable).parent,
+    *,
+    web_port: int | None = None,
 ) -> Iterator[dict[str, Child]]:
-    """Start what the Procfile lists, and yield it when everything answers and the scans run."""
+    """Start these commands, by default what the Procfile lists; yield them when everything answers and scans run."""
     ports = {"QM_WEB_PORT": str(web_port or free_port()), "FLOWER_PORT": str(free_port())}
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     env = {"JOBS_IMPORTS": '["dev.demo_jobs"]', **os.environ, **ports, "PATH": path}
     with ExitStack() as stack:
         children: dict[str, Child] = {}
-        for process in read(ROOT / "Procfile"):
-            log = stack.enter_context(open(f"{process.name}.log", "wb"))
-            command = ["/bin/sh", "-c", process.shell_line]
-            if process.name == RELEASE:
+        for name, line in (commands or _commands_of_procfile()).items():
+            log = stack.enter_context(open(f"{name}.log", "wb"))
+            command = ["/bin/sh", "-c", line]
+            if name == RELEASE:
                 subprocess.run(command, env=env, cwd=ROOT, stdout=log, stderr=log, check=True)
             else:
-                children[process.name] = spawn(command, env=env, cwd=ROOT, stdout=log, stderr=log)
-                stack.callback(children[process.name].end)
+                children[name] = spawn(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+                stack.callback(children[name].end)
         ends = time.monotonic() + STARTS_WITHIN
         while not (all(is_answering(int(port)) for port in ports.values()) and _have_started()):
             if time.monotonic() > ends:

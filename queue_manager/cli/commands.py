@@ -30,6 +30,7 @@ from queue_manager.cli.items import items_cli
 from queue_manager.cli.jobs import jobs
 from queue_manager.cli.keys import keys
 from queue_manager.cli.messages import queue
+from queue_manager.cli.start import start
 from queue_manager.cli.systems import systems_cli
 from queue_manager.cli.why import why
 from queue_manager.cli.workers import workers
@@ -57,6 +58,7 @@ cli.add_typer(alerts_cli, name="alerts")
 cli.add_typer(audit_cli, name="audit")
 cli.command()(doctor)
 cli.command()(keys)
+cli.command()(start)
 cli.command()(why)
 cli.command()(workers)
 log = logging.get_logger("QM/cli")

@@ -12,18 +12,14 @@ import logging as stdlib_logging
 import signal
 import socket
 import sys
-import time
 from contextlib import suppress
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
-from multiprocessing.context import ForkProcess
-from threading import Thread
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from beat_schedule import warnings
 from queue_manager.core import log as logging
+from queue_manager.core.child_processes import ChildProcesses
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.server_check import require_queue_server
@@ -34,7 +30,6 @@ from queue_manager.web.http.middleware import is_loopback
 from services import message_queue
 
 SHUTDOWN_TIMEOUT = 1  # seconds for running requests
-RESTART_DELAY = 1.0  # seconds until a process that ended is replaced
 
 log = logging.get_logger("QM/web")
 
@@ -74,45 +69,9 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
         if workers == 1:
             server.run()
         else:
-            _serve_in_processes(server, config.bind_socket(), workers)
-
-
-def _serve_in_processes(server: _Server, listener: socket.socket, number: int) -> None:
-    """Serve in `number` processes, forked from this one, so that they share the memory of what is imported."""
-
-    def start() -> ForkProcess:
-        process = get_context("fork").Process(target=_serve_in_child, args=(server, listener), daemon=True)
-        process.start()
-        return process
-
-    processes = [start() for _ in range(number)]
-    try:
-        while True:
-            wait([process.sentinel for process in processes])
-            for ended in [process for process in processes if not process.is_alive()]:
-                if ended.exitcode == STARTUP_FAILURE:
-                    sys.exit(STARTUP_FAILURE)  # its log lines say why; it would fail each time
-                log.error("A web process ended and will be replaced", pid=ended.pid, code=ended.exitcode)
-                time.sleep(RESTART_DELAY)
-                processes[processes.index(ended)] = start()
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
-
-
-def _serve_in_child(server: _Server, listener: socket.socket) -> None:
-    Thread(target=_end_with_parent, args=(server,), daemon=True).start()
-    with suppress(KeyboardInterrupt):
-        server.run([listener])
-
-
-def _end_with_parent(server: _Server) -> None:
-    """Stop the server when the parent process has ended, also by SIGKILL: its successor needs the port."""
-    if (parent := parent_process()) is not None:
-        parent.join()
-        server.should_exit = True
+            listener = config.bind_socket()
+            if ChildProcesses([f"web-{number}" for number in range(1, workers + 1)], fatal_code=STARTUP_FAILURE).run():
+                server.run([listener])
 
 
 class _Server(uvicorn.Server):

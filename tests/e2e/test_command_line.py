@@ -239,6 +239,7 @@ COMMANDS = {
     "migrate": ["migrate"],
     "queue": ["queue", "list"],
     "scan": ["scan", "support-snooze"],
+    "start": ["start"],
     "systems": ["systems", "list"],
     "web": ["web"],
     "why": ["why", "a"],

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from uvicorn.config import STARTUP_FAILURE
 
 from dev.ports import is_answering
 from dev.supervisor import STOP_GRACE
-from queue_manager.web import serve
 from queue_manager.web.routes.pages import STATIC
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -82,16 +78,6 @@ def test_processes_end_when_the_one_that_started_them_is_killed(servers: Servers
     with web(tmp_path, "--workers", "2") as process:
         os.kill(process.child.pid, signal.SIGKILL)
         assert eventually(lambda: not is_answering(process.port))
-
-
-def test_processes_that_cannot_start_are_not_started_again_and_again() -> None:
-    class CannotStart:
-        def run(self, sockets: list[socket.socket]) -> None:
-            sys.exit(STARTUP_FAILURE)
-
-    with socket.socket() as listener, pytest.raises(SystemExit) as end:
-        serve._serve_in_processes(CannotStart(), listener, 2)  # type: ignore[arg-type]
-    assert end.value.code == STARTUP_FAILURE
 
 
 def children(pid: int) -> list[int]:

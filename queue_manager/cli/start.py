@@ -1,0 +1,84 @@
+"""`queue-manager start`: the processes of the Procfile, forked from one that has imported what they share."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import suppress
+from importlib import import_module
+from typing import Annotated
+
+import typer
+from billiard.util import get_pdeathsig
+
+from queue_manager.cli.errors import fail
+from queue_manager.core import log as logging
+from queue_manager.core import memory
+from queue_manager.core.child_processes import ChildProcesses
+from queue_manager.core.settings import settings
+
+PROCESSES = {
+    "worker": "celery -A tasks worker --hostname worker@%h --exclude-queues scans,jobs --prefetch-multiplier 1500 "
+    "--task-events",
+    "jobs": "celery -A tasks worker --hostname jobs@%h --queues jobs --prefetch-multiplier 1 --task-events",
+    "scans": "celery -A tasks worker --hostname scans@%h --queues scans --pool threads --concurrency 2 --task-events",
+    "beat": "celery -A tasks beat",
+    "flower": "celery -A tasks flower --address=127.0.0.1 --max-tasks=10000",
+    "web": "queue-manager web",
+}
+"""As in the Procfile."""
+SHARED = (
+    *("celery.app.amqp", "celery.app.control", "celery.app.log", "celery.apps.beat", "celery.apps.worker"),
+    *("celery.bin.celery", "celery.concurrency.prefork", "celery.concurrency.thread", "celery.worker.components"),
+    *("celery.worker.consumer", "celery.worker.strategy", "flower.app", "tornado.platform.asyncio"),
+    *("queue_manager.batching.eta", "queue_manager.batching.events", "queue_manager.batching.semaphore"),
+    *("queue_manager.batching.strategy", "queue_manager.beat.scheduler", "queue_manager.broker.transport"),
+    "queue_manager.web.serve",
+)
+"""What the programs import when they need it."""
+
+
+def start(
+    without: Annotated[
+        list[str] | None, typer.Option(help="Leave out a process; may be repeated.", metavar="NAME")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address of the web process, as for `web`.")] = "127.0.0.1",
+) -> None:
+    """Start worker, jobs, scans, beat, Flower and web on this machine, until Ctrl-C. Run `migrate` before.
+
+    The processes are those of the Procfile. They are forked from one, so that they take two thirds of the memory of
+    separate programs, and one that ends is replaced.
+
+    Example: `queue-manager start --without flower`
+    """
+    for unknown in {*(without or ())} - PROCESSES.keys():
+        fail(f"--without {unknown}: must be one of {', '.join(PROCESSES)}", code=2)
+    names = [name for name in PROCESSES if name not in (without or ())]
+    if not names:
+        fail("--without: no process is left", code=2)
+    logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
+    _import_shared()
+    if (name := ChildProcesses(names, fatal_code=2).run()) is not None:
+        _become(PROCESSES[name], *(["--host", host] if name == "web" else []))
+
+
+def _import_shared() -> None:
+    from tasks import app  # imported here, because it takes a second
+
+    for module in SHARED:
+        import_module(module)
+    app.loader.import_default_modules()
+    app.finalize()
+    with suppress(OSError):  # another system than Linux
+        get_pdeathsig()  # imports a parser of C, as otherwise each worker would
+    memory.reduce_garbage_collection()
+
+
+def _become(command: str, *options: str) -> None:
+    """Run a command in this process."""
+    from celery.__main__ import main as celery
+
+    from queue_manager.cli import main as queue_manager
+
+    sys.argv = [*shlex.split(command), *options]
+    {"celery": celery, "queue-manager": queue_manager}[sys.argv[0]]()

@@ -1,0 +1,129 @@
+"""Child processes that are forked from this one, so that they share the memory of what it has imported.
+
+Guarantee: a child that ends is replaced after 1, 2, 4 … 30 s, and after 1 s again once it has lived for a minute.
+SIGTERM, SIGINT and SIGQUIT are passed to all children; this process ends after them. They end with it, also if it is
+killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+from queue_manager.core import log as logging
+from queue_manager.core.clock import seconds
+from queue_manager.core.retry import RetryPolicy
+
+RESTART = RetryPolicy(max_attempts=None, base=seconds(1), cap=seconds(30))
+HEALTHY_AFTER = 60.0  # seconds of life after which an end counts as the first one
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+AWAITED = (*FORWARDED, signal.SIGCHLD, signal.SIGALRM)
+
+log = logging.get_logger("QM/processes")
+
+
+@dataclass
+class _Child:
+    name: str
+    pid: int | None = None
+    started_at: float = 0.0  # by the monotonic clock
+    starts_at: float = 0.0
+    ends: int = 0
+    """How often it ended without having lived for `HEALTHY_AFTER`."""
+
+
+class ChildProcesses:
+    """Runs one child for each name. This process must have no threads, and no other children."""
+
+    def __init__(self, names: Sequence[str], *, fatal_code: int | None = None) -> None:
+        """`fatal_code`: exit code of a child that would end the same way each time, so that all children are ended."""
+        self._children = [_Child(name) for name in names]
+        self._fatal_code = fatal_code
+        self._exit_code: int | None = None
+        self._is_ending = False
+
+    def run(self) -> str | None:
+        """Start the children. Returns in each of them, with its name; in this process when all have ended, with None.
+
+        Raises:
+            SystemExit: a child ended with `fatal_code`, and all others have ended since.
+        """
+        # Signals are taken one by one instead of by handlers, which would interrupt something.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+        lifeline, held = os.pipe()  # only this process holds the second end, which is closed when it ends
+        while not self._is_ending or any(child.pid for child in self._children):
+            for child in self._to_start():
+                child.started_at = time.monotonic()
+                child.pid = os.fork()
+                if child.pid == 0:
+                    os.close(held)
+                    _settle(child.name, lifeline)
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                    return child.name
+            self._handle(self._next_signal())
+        os.close(lifeline)
+        os.close(held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self._exit_code is not None:
+            sys.exit(self._exit_code)
+        return None
+
+    def _to_start(self) -> list[_Child]:
+        now = time.monotonic()
+        return [one for one in self._children if one.pid is None and one.starts_at <= now and not self._is_ending]
+
+    def _next_signal(self) -> int:
+        """Wait for a signal; SIGALRM comes when a child is to be started again."""
+        waits = [child.starts_at - time.monotonic() for child in self._children if child.pid is None]
+        signal.setitimer(signal.ITIMER_REAL, 0 if self._is_ending or not waits else max(min(waits), 0.001))
+        return signal.sigwait(AWAITED)
+
+    def _handle(self, number: int) -> None:
+        if number in FORWARDED:
+            self._end(number)
+        elif number == signal.SIGCHLD:
+            for child in self._children:
+                self._reap(child)
+
+    def _end(self, number: int) -> None:
+        self._is_ending = True
+        for child in self._children:
+            if child.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, number)
+
+    def _reap(self, child: _Child) -> None:
+        ended, status = os.waitpid(child.pid, os.WNOHANG) if child.pid else (0, 0)
+        if not ended:
+            return
+        code, now = os.waitstatus_to_exitcode(status), time.monotonic()
+        child.pid, child.ends = None, 1 if now - child.started_at > HEALTHY_AFTER else child.ends + 1
+        if self._is_ending:
+            return
+        if code == self._fatal_code:
+            self._exit_code = code
+            self._end(signal.SIGTERM)
+            return
+        wait = RESTART.wait_before(child.ends + 1).total_seconds()
+        child.starts_at = now + wait
+        log.error("A process ended and will be replaced", process=child.name, pid=ended, code=code, restart_in=wait)
+
+
+def _settle(name: str, lifeline: int) -> None:
+    """Make this process a child of its own: Ctrl-C reaches only the parent, and the end of the parent ends it."""
+    os.setpgid(0, 0)
+    with suppress(OSError):  # another system than Linux
+        Path("/proc/self/comm").write_text(f"qm-{name}"[:15])
+    Thread(target=_end_with_parent, args=[lifeline], daemon=True).start()
+
+
+def _end_with_parent(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns at its end
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,111 @@
+"""Processes that are forked from one: replaced when they end, and ended with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.eventually import eventually
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = """
+import signal, sys, time
+from queue_manager.core import log
+from queue_manager.core.child_processes import ChildProcesses
+
+log.configure(level="INFO", form="json")
+name = ChildProcesses(["first", "second"], fatal_code=3).run()
+if name is None:
+    print("all have ended")
+    sys.exit()
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: sys.exit(f"{name} got {number}"))
+print(name, "runs", flush=True)
+"""
+WAITS = "while True: time.sleep(60)"
+
+
+@contextmanager
+def running(tmp_path: Path, body: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Run the program, whose children execute `body`; yield its process and its output."""
+    output = tmp_path / "output"
+    with open(output, "wb") as file:
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM + body], stdout=file, stderr=file)
+    try:
+        yield process, output
+    finally:
+        process.kill()
+        process.wait()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def count(output: Path, text: str) -> int:
+    return output.read_text().count(text)
+
+
+def test_a_child_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    with running(tmp_path, WAITS) as (process, output):
+        eventually(lambda: count(output, "runs") == 2)
+        first, second = children(process.pid)
+
+        os.kill(first, signal.SIGKILL)
+
+        eventually(lambda: count(output, "first runs") == 2)
+        assert first not in children(process.pid)
+        assert second in children(process.pid)
+        assert count(output, "second runs") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_to_all_children_once(number: signal.Signals, tmp_path: Path) -> None:
+    with running(tmp_path, WAITS) as (process, output):
+        eventually(lambda: count(output, "runs") == 2)
+
+        process.send_signal(number)
+
+        assert process.wait(20) == 0
+        lines = output.read_text().splitlines()
+        assert sorted(lines[2:4]) == [f"first got {number.value}", f"second got {number.value}"]
+        assert lines[4:] == ["all have ended"]
+
+
+def test_ctrl_c_reaches_the_parent_alone(tmp_path: Path) -> None:
+    with running(tmp_path, WAITS) as (process, output):
+        eventually(lambda: count(output, "runs") == 2)
+        assert {os.getpgid(child) for child in children(process.pid)} == {*children(process.pid)}
+
+
+def test_children_end_when_the_parent_is_killed(tmp_path: Path) -> None:
+    with running(tmp_path, WAITS) as (process, output):
+        eventually(lambda: count(output, "runs") == 2)
+
+        process.kill()
+
+        eventually(lambda: count(output, f"got {signal.SIGTERM.value}") == 2)
+
+
+def test_a_child_that_cannot_start_ends_all(tmp_path: Path) -> None:
+    body = f"if name == 'first': sys.exit(3)\n{WAITS}"
+    with running(tmp_path, body) as (process, output):
+        assert process.wait(20) == 3
+        assert count(output, "first runs") == 1
+        assert count(output, "all have ended") == 0
+
+
+def test_a_child_that_ends_again_and_again_is_replaced_ever_later(tmp_path: Path) -> None:
+    with running(tmp_path, f"if name == 'first': sys.exit()\n{WAITS}") as (_, output):
+        eventually(lambda: count(output, "will be replaced") == 3)
+        ends = [json.loads(line) for line in output.read_text().splitlines() if "will be replaced" in line]
+        assert [(end["process"], end["restart_in"]) for end in ends] == [("first", 1), ("first", 2), ("first", 4)]
