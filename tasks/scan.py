@@ -12,18 +12,16 @@ from functools import partial
 from typing import Any
 
 from celery import Task, current_task
-from kombu.exceptions import BatchPublishError, OperationalError
 
 from beat_schedule import systems
 from models import scan_run
 from models.database import server_now, within
-from queue_manager.batching.publish import publish
+from queue_manager.batching.publish import UNCERTAIN, publish
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import Pace, seconds
 from queue_manager.core.errors import ErrorText, ScanFailed, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
 from queue_manager.system import SCANS_QUEUE
 from queue_manager.telemetry import counters, error_reports, tracing
@@ -32,8 +30,6 @@ from services.due_work import DueBatch, DueWork
 from tasks.app import app
 from tasks.item import EXPECTED, ItemTask, current_token
 
-UNCERTAIN = (OperationalError, BatchPublishError, *REDIS_OUTAGES)
-"""After these the broker may have the messages all the same."""
 MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
 RECORD_TIMEOUT = seconds(1)  # a scan waits no longer to record what only people read
 

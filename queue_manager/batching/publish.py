@@ -23,12 +23,14 @@ from uuid import uuid4
 
 import celery
 from celery import Celery, Task, signals
+from kombu.exceptions import BatchPublishError, OperationalError
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
 from models.database import estimated_now
 from queue_manager.broker.channel import Channel
 from queue_manager.core.clock import unix_ms
+from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import tracing
 from queue_manager.telemetry.latency import SENT_HEADER
@@ -56,6 +58,8 @@ KNOWN_HEADERS = {
 CELERY = str(Path(celery.__file__).parent)
 PLAIN = (str, int, float, bool, type(None))  # types of arguments that Celery sends as they are
 MAX_ARGS_REPR = 1024  # characters of the arguments, as Celery's own
+UNCERTAIN = (OperationalError, BatchPublishError, *REDIS_OUTAGES)
+"""Errors of `publish` after which the broker may have some of the messages, or all."""
 KombuMessage = dict[str, Any]
 MessageHeaders = dict[str, Any]
 Captured = tuple[str, KombuMessage]
@@ -63,7 +67,7 @@ Captured = tuple[str, KombuMessage]
 
 
 def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
-    """Publish all items. Raises errors of kombu and redis-py; it is uncertain then which items were sent."""
+    """Publish all items. Raises errors of kombu and redis-py: after `UNCERTAIN` ones some items may have been sent."""
     if not items:
         return
     with tracing.publishing(task.queue_name, count=len(items), attributes={"celery.task": task.name}):

@@ -15,17 +15,16 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from models import scan_run, support_room
 from models.database import server_now
-from queue_manager import server_calls
-from queue_manager.batching.publish import publish
 from queue_manager.broker import channel
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.core.settings import settings
+from queue_manager.web.routes.systems.items import retry_some
+from services import support_snooze
 from services.due_documents.work import DocumentWork
-from services.due_work import Backlog, DueBatch, DueItem
+from services.due_work import Backlog, DueBatch
 from tasks import scan as scan_module
-from tasks.app import app
-from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
+from tasks.support_snooze import scan_expired_snoozes
 from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import get_room, make_room
@@ -165,14 +164,35 @@ def test_batch_of_which_the_broker_took_a_part_keeps_its_leases(takes_two: str) 
     assert [lease(room).state for room in rooms] == ["in-progress"] * 3
 
 
-def test_a_broker_that_takes_a_part_of_what_is_sent_by_hand_is_unavailable(takes_two: str) -> None:
-    items = [DueItem(token=f"t-{number}", args=(str(number), None)) for number in range(3)]
+def test_a_broker_that_takes_a_part_of_what_is_sent_by_hand_is_unavailable_and_the_leases_are_kept(
+    takes_two: str,
+) -> None:
+    rooms = [make_room(server_now() - minutes(1)) for _ in range(3)]
+    listed = support_snooze.system.items
+    assert listed is not None
 
     with pytest.raises(Unavailable, match="only some of the messages were taken"):
-        with server_calls.broker() as connection, app.amqp.Producer(connection) as producer:
-            publish(unsnooze_room, items, producer)
+        retry_some(support_snooze.system, listed(), [str(room) for room in rooms])
 
     assert len(waiting_messages(takes_two, QUEUE)) == 2
+    assert [lease(room).state for room in rooms] == ["in-progress"] * 3
+
+
+def test_items_of_which_none_could_be_sent_by_hand_are_due_at_once(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = make_room(server_now() - minutes(1))
+    listed = support_snooze.system.items
+    assert listed is not None
+
+    def refuses(*_: object) -> None:
+        raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'")
+
+    monkeypatch.setattr(Redis, "lpush", refuses)
+    with pytest.raises(Unavailable, match="command not allowed"):
+        retry_some(support_snooze.system, listed(), [str(room)])
+
+    assert lease(room).state == "free"
 
 
 def test_rooms_that_were_sent_are_not_released_when_that_cannot_be_recorded(

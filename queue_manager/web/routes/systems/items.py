@@ -2,7 +2,7 @@
 
 Guarantee: a retry takes items as a scan does and sends their ordinary tasks. It is answered with 202 after the broker
 took the messages. The items are in flight then, so that no scan sends them too, and of two requests at the same time
-one is refused. Items that could not be sent are released and due at once.
+one is refused. Items that were not sent are released and due at once; those of which it is uncertain keep their leases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 
 from beat_schedule import systems
 from models.database import server_now
-from queue_manager.batching.publish import publish
+from queue_manager.batching.publish import UNCERTAIN, publish
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -217,15 +217,11 @@ def _no_item(id: str) -> ApiError:
 
 
 def _retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
-    """Take and send items; release those that could not be sent. Raises `Unavailable`."""
+    """Take and send items; release those that were not sent. Raises `Unavailable`."""
     with mongodb():
         taken = listed.take(ids)
     if taken:
-        try:
-            _send(system, taken)
-        except Exception:
-            _release(system, taken)
-            raise
+        _send(system, taken)
         _hold(system, taken)
     return taken
 
@@ -246,9 +242,22 @@ def _hold(system: System, taken: Sequence[DueItem]) -> None:
 
 
 def _send(system: System, taken: Sequence[DueItem]) -> None:
-    """Send the items' tasks. Raises `Unavailable`."""
-    with broker() as connection, app.amqp.Producer(connection) as producer:
-        publish(_task(system), taken, producer)
+    """Send the items' tasks; release the items if none was sent. Raises `Unavailable`.
+
+    Those of which some may have been sent keep their leases: a scan would send all of them once more.
+    """
+    is_uncertain = False
+    try:
+        with broker() as connection, app.amqp.Producer(connection) as producer:
+            try:
+                publish(_task(system), taken, producer)
+            except UNCERTAIN:
+                is_uncertain = True
+                raise
+    except Exception:
+        if not is_uncertain:
+            _release(system, taken)
+        raise
 
 
 def _task(system: System) -> ItemTask:
