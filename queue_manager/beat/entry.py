@@ -7,7 +7,7 @@ that entries are due at the same time and none drifts.
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from celery.schedules import schedstate, schedule
@@ -40,6 +40,8 @@ class StoredEntry(RedBeatSchedulerEntry):
             raise EntryMissing(key)
         fields = {**cls.decode_definition(definition), **cls.decode_meta(meta)}
         entry = cls(app=app, **fields)
+        if (period := entry._period()) is not None and period <= timedelta(0):
+            raise ValueError(f"its interval is {period}, but it must be longer than 0")
         if isinstance(entry.schedule, rrule):
             entry.schedule.rrule = NearRule(entry.schedule)
         entry.last_run_at = fields["last_run_at"]  # Celery replaces `None` by the current time
@@ -52,9 +54,9 @@ class StoredEntry(RedBeatSchedulerEntry):
 
     @property
     def score(self) -> float:
-        """The next run in Unix seconds. RedBeat rounds it down, so that an entry would be loaded before it is due."""
+        """The next run in Unix seconds, or -1. RedBeat rounds it down, so that an entry is loaded before it is due."""
         next_run = self.due_at
-        return -1.0 if next_run is None else next_run.timestamp()
+        return -1.0 if next_run is None else max(next_run.timestamp(), 0.0)
 
     @property
     def due_at(self) -> datetime | None:
@@ -65,9 +67,9 @@ class StoredEntry(RedBeatSchedulerEntry):
         if period is None:
             left: timedelta | None = self.schedule.remaining_estimate(self.last_run_at)
             return None if left is None else self._now() + left
-        last_run: datetime = self.schedule.maybe_make_aware(self.last_run_at)
-        is_short = timedelta(0) < period <= MAX_ALIGNED_PERIOD
-        return last_run + period - ((last_run - EPOCH) % period if is_short else timedelta(0))
+        # In UTC: between two times of one zone, Python ignores the changes to and from summer time.
+        last_run: datetime = self.schedule.maybe_make_aware(self.last_run_at).astimezone(UTC)
+        return last_run + period - ((last_run - EPOCH) % period if period <= MAX_ALIGNED_PERIOD else timedelta(0))
 
     def is_due(self) -> schedstate:
         period = self._period()
@@ -83,7 +85,7 @@ class StoredEntry(RedBeatSchedulerEntry):
 
     def _now(self) -> datetime:
         now: datetime = self.default_now()
-        return now
+        return now.astimezone(UTC)
 
     def _next_instance(self, last_run_at: datetime | None = None, only_update_last_run_at: bool = False) -> Self:
         """Record a run and the next one, like RedBeat, but without a transaction: half of it leaves the entry due."""

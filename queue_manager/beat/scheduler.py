@@ -10,7 +10,7 @@ Guarantee:
   repeated in the next loop.
 - A leader that was suspended past its lock timeout notices it before it publishes.
 - Entries fall due by the clock of Redis, regardless of the clock of this machine.
-- Entries that are due together are sent together.
+- Entries that are due together are sent together, if the transport can do that.
 
 A tick is sent twice if the leader crashes before recording it, if a reply of the broker is lost, or if the leader is
 suspended between the last check of the lock and sending. Scans must therefore be idempotent.
@@ -24,7 +24,7 @@ The schedule is RedBeat's. RedBeat's lock is not used, because the beat exits wh
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -50,6 +50,7 @@ from queue_manager.telemetry import tracing
 
 logger = get_logger(__name__)
 CLOCK_TOLERANCE = seconds(1)  # two samples of one clock may differ by a round trip
+MIN_WAIT = 0.001  # seconds between two loops
 MAX_EVALUATION = 1.0  # seconds of processor time for the schedule of an entry; the lock must be extended meanwhile
 
 
@@ -58,7 +59,11 @@ class LeadershipLost(Exception):
 
 
 class BrokerAway(Exception):
-    """The broker is unavailable; the entry stays due."""
+    """The broker is unavailable; the entries stay due."""
+
+
+class BrokerRefuses(BrokerAway):
+    """The broker refuses a message; its entry stays due."""
 
 
 def _is_wrong_type(error: RedisError) -> bool:
@@ -111,7 +116,7 @@ class LeaderScheduler(RedBeatScheduler):
             self._stand_by(f"{self._redis} is unreachable", error)
         except RedisError as error:
             self._stand_by(f"{self._redis} refuses", error)
-        return min([wait for wait in waits if wait] + [self.max_interval])
+        return min([*waits, float(self.max_interval)])
 
     def close(self) -> None:
         """Release the lock, so that another beat leads after its next loop, and close the connections.
@@ -268,10 +273,37 @@ class LeaderScheduler(RedBeatScheduler):
                     due.append(entry)
                 elif wait is not None:
                     waits.append(float(wait))
-        for entry in self._publish(due) if due else []:
+        return [*waits, *self._send(due)] if due else waits
+
+    def _send(self, entries: Sequence[StoredEntry]) -> list[float]:
+        """Publish entries, and record their runs; return the seconds until their next runs.
+
+        They are published together, if the transport can do that. If the broker refuses some of the messages, the
+        entries are published one by one, so that the others are recorded.
+        """
+        if self._is_sent_together():
+            try:
+                return self._record(self._publish(entries))
+            except BrokerRefuses:
+                if len(entries) == 1:
+                    raise
+        waits, refusal = [], None
+        for entry in entries:
+            try:
+                waits += self._record(self._publish([entry]))
+            except BrokerRefuses as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+        return waits
+
+    def _record(self, entries: Iterable[StoredEntry]) -> list[float]:
+        """Record runs that have begun; return the seconds until the next ones."""
+        waits = []
+        for entry in entries:
             with self._skipping(entry):
                 if next_run := self.reserve(entry).due_at:
-                    waits.append((next_run - self.app.now()).total_seconds())
+                    waits.append(max((next_run - self.app.now()).total_seconds(), MIN_WAIT))
         return waits
 
     @contextmanager
@@ -279,10 +311,27 @@ class LeaderScheduler(RedBeatScheduler):
         """Skip an entry that raises an error of its own."""
         try:
             yield
-        except (BrokerAway, LeadershipLost, RedisError):
+        except (SchedulingError, LeadershipLost, RedisError):
             raise
         except Exception as error:
             self._skip(entry.key, error)
+
+    def _is_sent_together(self) -> bool:
+        """Return True if a batch of messages is sent at its end, and not each one at once. Raises `BrokerAway`."""
+        with self._broker_errors():
+            return bool(getattr(self.producer.channel, "supports_batch_publish", False))
+
+    @contextmanager
+    def _broker_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (SchedulingError, BatchPublishError, OperationalError) as error:
+            root: BaseException = error
+            while cause := root.__cause__ or root.__context__:
+                root = cause
+            is_refused = isinstance(root, self.connection.channel_errors)
+            self._disconnect()
+            raise (BrokerRefuses if is_refused else BrokerAway)(str(root)) from error
 
     def _publish(self, entries: Iterable[StoredEntry]) -> list[StoredEntry]:
         """Send the messages of `entries` together, without waiting for an unavailable broker; return whose run is over.
@@ -291,19 +340,16 @@ class LeaderScheduler(RedBeatScheduler):
 
         Raises:
             BrokerAway: they were not sent, or the reply was lost.
+            BrokerRefuses: some of them were not sent.
             LeadershipLost: they were not sent, because another beat may lead.
         """
         over, sent = [], []
-        try:
-            with self.producer.batch():
-                for entry in entries:
-                    with self._skipping(entry):
-                        if self._add_message(entry):
-                            sent.append(entry)
-                        over.append(entry)
-        except (BrokerAway, BatchPublishError, OperationalError) as error:
-            self._disconnect()
-            raise BrokerAway(str(error.__cause__ or error)) from error
+        with self._broker_errors(), self.producer.batch():
+            for entry in entries:
+                with self._skipping(entry):
+                    if self._add_message(entry):
+                        sent.append(entry)
+                    over.append(entry)
         for entry in sent:
             logger.info("sent %s (%s)", entry.name, entry.task)
         return over
@@ -326,7 +372,7 @@ class LeaderScheduler(RedBeatScheduler):
         except SchedulingError as error:
             of_broker = (OperationalError, *self.connection.connection_errors, *self.connection.channel_errors)
             if isinstance(error.__context__, of_broker):
-                raise BrokerAway(str(error)) from error
+                raise
             logger.exception("cannot send %s (%s)", entry.name, entry.task)
             return False
         return True

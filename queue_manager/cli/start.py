@@ -6,6 +6,7 @@ import shlex
 import sys
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -80,5 +81,7 @@ def _become(command: str, *options: str) -> None:
 
     from queue_manager.cli import main as queue_manager
 
-    sys.argv = [*shlex.split(command), *options]
-    {"celery": celery, "queue-manager": queue_manager}[sys.argv[0]]()
+    program, *arguments = shlex.split(command)
+    # With its path, because Celery executes it again at SIGHUP.
+    sys.argv = [str(Path(sys.executable).with_name(program)), *arguments, *options]
+    {"celery": celery, "queue-manager": queue_manager}[program]()

@@ -40,10 +40,10 @@ class _Child:
 
 
 class ChildProcesses:
-    """Runs one child for each name. This process must have no threads, and no other children."""
+    """Runs one child for each name. This process must have no threads, and start no other children."""
 
     def __init__(self, names: Sequence[str], *, fatal_code: int | None = None) -> None:
-        """`fatal_code`: exit code of a child that would end the same way each time, so that all children are ended."""
+        """`fatal_code`: if a child ends with it in its first minute, its successor would, too, and all are ended."""
         self._children = [_Child(name) for name in names]
         self._fatal_code = fatal_code
         self._exit_code: int | None = None
@@ -56,6 +56,7 @@ class ChildProcesses:
             SystemExit: a child ended with `fatal_code`, and all others have ended since.
         """
         # Signals are taken one by one instead of by handlers, which would interrupt something.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is inherited as ignored, no end of a child is noticed
         before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         lifeline, held = os.pipe()  # only this process holds the second end, which is closed when it ends
         while not self._is_ending or any(child.pid for child in self._children):
@@ -70,6 +71,9 @@ class ChildProcesses:
             self._handle(self._next_signal())
         os.close(lifeline)
         os.close(held)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        while signal.SIGALRM in signal.sigpending():
+            signal.sigwait([signal.SIGALRM])
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self._exit_code is not None:
             sys.exit(self._exit_code)
@@ -89,8 +93,7 @@ class ChildProcesses:
         if number in FORWARDED:
             self._end(number)
         elif number == signal.SIGCHLD:
-            for child in self._children:
-                self._reap(child)
+            self._reap()
 
     def _end(self, number: int) -> None:
         self._is_ending = True
@@ -99,21 +102,27 @@ class ChildProcesses:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, number)
 
-    def _reap(self, child: _Child) -> None:
-        ended, status = os.waitpid(child.pid, os.WNOHANG) if child.pid else (0, 0)
-        if not ended:
-            return
-        code, now = os.waitstatus_to_exitcode(status), time.monotonic()
-        child.pid, child.ends = None, 1 if now - child.started_at > HEALTHY_AFTER else child.ends + 1
+    def _reap(self) -> None:
+        """Take note of the children that ended, and of what they left behind, as the first process of a container."""
+        by_pid = {child.pid: child for child in self._children if child.pid}
+        with suppress(ChildProcessError):  # none is left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if child := by_pid.get(ended[0]):
+                    self._ended(child, os.waitstatus_to_exitcode(ended[1]))
+
+    def _ended(self, child: _Child, code: int) -> None:
+        now, pid = time.monotonic(), child.pid
+        is_healthy = now - child.started_at > HEALTHY_AFTER
+        child.pid, child.ends = None, 1 if is_healthy else child.ends + 1
         if self._is_ending:
             return
-        if code == self._fatal_code:
+        if code == self._fatal_code and not is_healthy:
             self._exit_code = code
             self._end(signal.SIGTERM)
             return
         wait = RESTART.wait_before(child.ends + 1).total_seconds()
         child.starts_at = now + wait
-        log.error("A process ended and will be replaced", process=child.name, pid=ended, code=code, restart_in=wait)
+        log.error("A process ended and will be replaced", process=child.name, pid=pid, code=code, restart_in=wait)
 
 
 def _settle(name: str, lifeline: int) -> None:

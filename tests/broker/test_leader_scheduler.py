@@ -9,8 +9,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
+from celery.schedules import schedule
 from redbeat.decoder import RedBeatJSONEncoder
 from redbeat.schedules import rrule
 from redis import Redis
@@ -134,6 +136,38 @@ def test_entries_that_are_due_together_are_sent_together(server: Valkey, client:
     assert sorted((first, second)) == [["LPUSH", "often"], ["LPUSH", "rarely"]]
 
 
+@pytest.mark.parametrize("refused", ["a-first", "z-last"])
+def test_entry_that_the_broker_refuses_does_not_hold_up_the_others(
+    refused: str, server: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set("refused", "no list")
+    with scheduling(server, {refused: every(1, "refused"), "items": every(1, "items")}) as scheduler:
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 3)
+
+        assert '"last_run_at": null' not in client.hget("redbeat:items", "meta")
+        assert client.zscore("redbeat::schedule", "redbeat:items") > client.zscore(
+            "redbeat::schedule", f"redbeat:{refused}"
+        )
+    assert caplog.text.count("takes no messages") == 1
+
+
+def test_entry_that_ran_long_ago_is_due(server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"daily": every(86_400, "items")}) as scheduler:
+        scheduler.tick()
+        entry = StoredEntry.from_key("redbeat:daily", app=scheduler.app)
+        entry.reschedule(last_run_at=datetime.min.replace(tzinfo=UTC))
+
+        eventually(lambda: scheduler.tick() and client.llen("items") == 1)
+
+
+def test_periods_are_not_changed_by_summer_time(server: Valkey) -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    with scheduling(server, {}) as scheduler:
+        entry = StoredEntry("hourly", "guard_app.tick", schedule(hours(1)), app=scheduler.app)
+        entry.last_run_at = datetime(2026, 10, 25, 2, 30, tzinfo=berlin)  # the first of two half past two
+        assert entry.due_at == datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
+
+
 def test_short_periods_end_at_their_multiples(server: Valkey, client: Redis) -> None:
     with scheduling(server, {"often": every(1, "often"), "rarely": every(2, "rarely")}) as scheduler:
         for sent in range(1, 4):
@@ -166,6 +200,12 @@ BROKEN: dict[str, dict[str, str | bytes]] = {
     "definition-is-a-list": {"definition": "[]"},
     "definition-of-unknown-type": {"definition": json.dumps(stored("a", schedule={"__type__": "lunar", "day": 1}))},
     "schedule-is-a-text": {"definition": json.dumps(stored("a", schedule="daily"))},
+    "period-is-zero": {
+        "definition": json.dumps(stored("a", schedule={"__type__": "interval", "every": 0, "relative": False}))
+    },
+    "period-is-negative": {
+        "definition": json.dumps(stored("a", schedule={"__type__": "interval", "every": -5, "relative": False}))
+    },
     "interval-is-zero": {
         "definition": json.dumps(stored("a", schedule={"__type__": "rrule", "freq": "DAILY", "interval": 0}))
     },

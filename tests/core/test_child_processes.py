@@ -18,7 +18,7 @@ from tests.eventually import eventually
 pytestmark = pytest.mark.processes
 
 PROGRAM = """
-import signal, sys, time
+import os, signal, sys, time
 from queue_manager.core import log
 from queue_manager.core.child_processes import ChildProcesses
 
@@ -27,19 +27,23 @@ name = ChildProcesses(["first", "second"], fatal_code=3).run()
 if name is None:
     print("all have ended")
     sys.exit()
+def end(number, frame):
+    os.write(1, f"{name} got {number}\\n".encode())  # in one piece, as the children share the output
+    sys.exit()
+
 for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda number, frame: sys.exit(f"{name} got {number}"))
-print(name, "runs", flush=True)
+    signal.signal(number, end)
+os.write(1, f"{name} runs\\n".encode())
 """
 WAITS = "while True: time.sleep(60)"
 
 
 @contextmanager
-def running(tmp_path: Path, body: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def running(tmp_path: Path, body: str, *, before: str = "") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Run the program, whose children execute `body`; yield its process and its output."""
     output = tmp_path / "output"
     with open(output, "wb") as file:
-        process = subprocess.Popen([sys.executable, "-c", PROGRAM + body], stdout=file, stderr=file)
+        process = subprocess.Popen([sys.executable, "-c", before + PROGRAM + body], stdout=file, stderr=file)
     try:
         yield process, output
     finally:
@@ -85,6 +89,33 @@ def test_ctrl_c_reaches_the_parent_alone(tmp_path: Path) -> None:
     with running(tmp_path, WAITS) as (process, output):
         eventually(lambda: count(output, "runs") == 2)
         assert {os.getpgid(child) for child in children(process.pid)} == {*children(process.pid)}
+
+
+def test_processes_that_a_killed_child_leaves_behind_are_reaped(tmp_path: Path) -> None:
+    body = f"""
+import subprocess
+if name == "first":
+    subprocess.Popen(["sleep", "0.1"])
+{WAITS}"""
+    become_reaper = "import ctypes; ctypes.CDLL(None).prctl(36, 1)\n"  # PR_SET_CHILD_SUBREAPER, as a first process is
+    with running(tmp_path, body, before=become_reaper) as (process, output):
+        eventually(lambda: count(output, "runs") == 2)
+        os.kill(children(process.pid)[0], signal.SIGKILL)
+
+        eventually(lambda: count(output, "first runs") == 2)
+        eventually(lambda: len(children(process.pid)) == 2)
+
+
+def test_ends_are_noticed_although_the_signal_was_ignored(tmp_path: Path) -> None:
+    ignore = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    with running(tmp_path, WAITS, before=ignore) as (process, output):
+        eventually(lambda: count(output, "runs") == 2)
+        os.kill(children(process.pid)[0], signal.SIGKILL)
+        eventually(lambda: count(output, "first runs") == 2)
+
+        process.terminate()
+
+        assert process.wait(20) == 0
 
 
 def test_children_end_when_the_parent_is_killed(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_they_do_their_work_and_a_worker_that_was_killed_is_replaced(clean: Serv
         eventually(lambda: {name(pid) for pid in children(start.pid)} == names.keys(), within=30)
         opened(3)
 
+        os.kill(names["qm-jobs"], signal.SIGHUP)  # Celery executes its command again
+        eventually(lambda: cmdline(names["qm-jobs"]).startswith("celery -A tasks worker --hostname jobs@"), within=30)
+        eventually(lambda: any(worker.startswith("jobs@") for worker in online()), within=30)
+        assert start.poll() is None
+
         os.kill(start.pid, signal.SIGTERM)
         assert start.wait(60) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in names.values())
@@ -106,6 +111,12 @@ def children(pid: int) -> list[int]:
 
 def name(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def cmdline(pid: int) -> str:
+    """Return the command line of a Python script."""
+    _, script, *arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    return " ".join([Path(script).name, *arguments])
 
 
 def online() -> set[str]:
