@@ -62,7 +62,7 @@ class BrokerAway(Exception):
     """The broker is unavailable; the entries stay due."""
 
 
-class BrokerRefuses(BrokerAway):
+class MessageRefused(BrokerAway):
     """The broker refuses a message; its entry stays due."""
 
 
@@ -284,14 +284,14 @@ class LeaderScheduler(RedBeatScheduler):
         if self._is_sent_together():
             try:
                 return self._record(self._publish(entries))
-            except BrokerRefuses:
+            except MessageRefused:
                 if len(entries) == 1:
                     raise
         waits, refusal = [], None
         for entry in entries:
             try:
                 waits += self._record(self._publish([entry]))
-            except BrokerRefuses as error:
+            except MessageRefused as error:
                 refusal = error
         if refusal is not None:
             raise refusal
@@ -331,7 +331,7 @@ class LeaderScheduler(RedBeatScheduler):
                 root = cause
             is_refused = isinstance(root, self.connection.channel_errors)
             self._disconnect()
-            raise (BrokerRefuses if is_refused else BrokerAway)(str(root)) from error
+            raise (MessageRefused if is_refused else BrokerAway)(str(root)) from error
 
     def _publish(self, entries: Iterable[StoredEntry]) -> list[StoredEntry]:
         """Send the messages of `entries` together, without waiting for an unavailable broker; return whose run is over.
@@ -340,7 +340,7 @@ class LeaderScheduler(RedBeatScheduler):
 
         Raises:
             BrokerAway: they were not sent, or the reply was lost.
-            BrokerRefuses: some of them were not sent.
+            MessageRefused: some of them were not sent.
             LeadershipLost: they were not sent, because another beat may lead.
         """
         over, sent = [], []
