@@ -114,9 +114,9 @@ def name(pid: int) -> str:
 
 
 def cmdline(pid: int) -> str:
-    """Return the command line of a Python script."""
-    _, script, *arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
-    return " ".join([Path(script).name, *arguments])
+    """Return the command line of a Python script; it is empty for a moment while a process executes another program."""
+    _, *words = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    return " ".join([Path(word).name if at == 0 else word for at, word in enumerate(words)])
 
 
 def online() -> set[str]:
