@@ -17,6 +17,7 @@ from benchmarks.harness import Bench, Figure, Result, Table, Way, WrongResult, e
 from benchmarks.rooms.processes import cost
 from dev.children import Child, spawn
 from dev.ports import free_port, is_answering
+from dev.processes import children
 from dev.procfile import RELEASE, read
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
@@ -62,13 +63,13 @@ def _compare(
 ) -> Result:
     """Measure three times in one life of the processes; `servers` are their process ids by name."""
     measured: list[Idle] = []
-    with processes(commands, programs) as children:
-        pids = {**{name: child.pid for name, child in children.items()}, **servers}
+    with processes(commands, programs) as started:
+        pids = {**{name: child.pid for name, child in started.items()}, **servers}
         way = Way(
             name="everything on",
             run=lambda: _measure(pids),
             check=measured.append,
-            prepare=lambda: require_all(children),
+            prepare=lambda: require_all(started),
         )
         result = bench.compare(
             title,
@@ -83,7 +84,7 @@ def _compare(
             ),
             warm_up=False,
         )
-        require_all(children)
+        require_all(started)
     return replace(result, tables=[_by_process(measured[-1]), _by_command(measured[-1])])
 
 
@@ -117,22 +118,22 @@ def processes(
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     env = {"JOBS_IMPORTS": '["dev.demo_jobs"]', **os.environ, **ports, "PATH": path}
     with ExitStack() as stack:
-        children: dict[str, Child] = {}
+        started: dict[str, Child] = {}
         for name, line in (commands or _commands_of_procfile()).items():
             log = stack.enter_context(open(f"{name}.log", "wb"))
             command = ["/bin/sh", "-c", line]
             if name == RELEASE:
                 subprocess.run(command, env=env, cwd=ROOT, stdout=log, stderr=log, check=True)
             else:
-                children[name] = spawn(command, env=env, cwd=ROOT, stdout=log, stderr=log)
-                stack.callback(children[name].end)
+                started[name] = spawn(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+                stack.callback(started[name].end)
         ends = time.monotonic() + STARTS_WITHIN
         while not (all(is_answering(int(port)) for port in ports.values()) and _have_started()):
             if time.monotonic() > ends:
-                require_all(children)
+                require_all(started)
                 raise WrongResult(f"not all scans ran within {STARTS_WITHIN:.0f} s")
             time.sleep(0.2)
-        yield children
+        yield started
 
 
 def _have_started() -> bool:
@@ -152,8 +153,8 @@ def _scans() -> dict[str, int]:
         return {name: totals.get("runs", 0) for name, totals in counters.read(client, names).items()}
 
 
-def require_all(children: Mapping[str, Child]) -> None:
-    for name, child in children.items():
+def require_all(started: Mapping[str, Child]) -> None:
+    for name, child in started.items():
         if child.poll() is not None:
             raise WrongResult(f"{name} ended: {Path(f'{name}.log').read_text()[-500:]}")
     expect("workers", _online(), WORKERS)
@@ -188,9 +189,7 @@ def _seconds(trees: Mapping[str, list[int]]) -> dict[str, float]:
 
 def tree(pid: int) -> list[int]:
     """Return a process and all that it started."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
-    return [pid, *(one for child in children for one in tree(child))]
+    return [pid, *(one for child in children(pid) for one in tree(child))]
 
 
 def proportional_megabytes(pid: int) -> float:

@@ -18,11 +18,9 @@ from typing import Self
 from dev.children import Child, spawn
 from dev.log_stream import ProcessOutput
 from dev.procfile import Process
-from queue_manager.core.clock import seconds
+from queue_manager.core.child_processes import HEALTHY_AFTER, RESTART
 from queue_manager.core.retry import RetryPolicy
 
-RESTART = RetryPolicy(max_attempts=None, base=seconds(1), cap=seconds(30))
-HEALTHY_AFTER = 60.0  # seconds of life after which a death counts as the first one
 STOP_GRACE = 6.0  # seconds; with the servers' own, everything has ended within 10
 LAST_LINES = 1.0  # seconds to read the rest of a dead process's output; longer only if a runaway holds it open
 

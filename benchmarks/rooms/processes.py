@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.harness import WrongResult
 from dev.children import Child, spawn
+from dev.processes import children
 
 STARTS_WITHIN = 60.0  # seconds
 STOPS_WITHIN = 15.0
@@ -81,14 +82,6 @@ class Worker:
 
     def stop(self) -> None:
         self._child.end()
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process started; none where nothing tells it."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 class Sender:

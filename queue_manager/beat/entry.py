@@ -72,10 +72,10 @@ class StoredEntry(RedBeatSchedulerEntry):
         return last_run + period - ((last_run - EPOCH) % period if period <= MAX_ALIGNED_PERIOD else timedelta(0))
 
     def is_due(self) -> schedstate:
-        period = self._period()
-        if period is None or self.due_at is None or not self.enabled:
+        period, due_at = self._period(), self.due_at
+        if period is None or due_at is None or not self.enabled:
             return super().is_due()
-        left = (self.due_at - self._now()).total_seconds()
+        left = (due_at - self._now()).total_seconds()
         return schedstate(left <= 0, left if left > 0 else period.total_seconds())
 
     def _period(self) -> timedelta | None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from billiard.util import get_pdeathsig
 
 from queue_manager.cli.errors import fail
 from queue_manager.core import log as logging
-from queue_manager.core import memory
 from queue_manager.core.child_processes import ChildProcesses
 from queue_manager.core.settings import settings
 
@@ -64,15 +61,14 @@ def start(
 
 
 def _import_shared() -> None:
-    from tasks import app  # imported here, because it takes a second
+    from queue_manager.worker.lifecycle import prepare_to_fork  # imported here, because it takes a second
+    from tasks import app
 
     for module in SHARED:
         import_module(module)
     app.loader.import_default_modules()
     app.finalize()
-    with suppress(OSError):  # another system than Linux
-        get_pdeathsig()  # imports a parser of C, as otherwise each worker would
-    memory.reduce_garbage_collection()
+    prepare_to_fork()
 
 
 def _become(command: str, *options: str) -> None:

@@ -58,9 +58,14 @@ def check_worker(**_: Any) -> None:
         tracing.require_opentelemetry()
         _refuse_wrong_servers(with_mongo=True)
         _refuse_missing_jobs()
-        with suppress(OSError):  # another system than Linux
-            get_pdeathsig()  # with cffi it imports a parser of C, as otherwise each process of the pool would
-        memory.reduce_garbage_collection()  # before the pool forks, so that children share these objects
+        prepare_to_fork()
+
+
+def prepare_to_fork() -> None:
+    """Freeze the objects of this process, so that its children share them."""
+    with suppress(OSError):  # another system than Linux
+        get_pdeathsig()  # with cffi it imports a parser of C, as otherwise each child would
+    memory.reduce_garbage_collection()
 
 
 @signals.task_revoked.connect

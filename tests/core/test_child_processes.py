@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dev.processes import children
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.processes
@@ -49,10 +50,6 @@ def running(tmp_path: Path, body: str, *, before: str = "") -> Iterator[tuple[su
     finally:
         process.kill()
         process.wait()
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def count(output: Path, text: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,14 @@ import pytest
 from dev import procfile
 from dev.children import spawn
 from dev.ports import free_port
+from dev.processes import children
 from models.database import server_now
 from queue_manager.cli.start import PROCESSES
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import worker_heartbeats
+from tests.deployment.installation import status
 from tests.documented import DOCS, block
 from tests.e2e.celery_processes import ROOT
 from tests.e2e.test_command_line import COMMAND, queue_manager
@@ -47,7 +48,7 @@ def test_they_do_their_work_and_a_worker_that_was_killed_is_replaced(clean: Serv
     try:
         opened(3)
         for port, path in zip(ports.values(), ("/readyz", "/"), strict=True):
-            eventually(lambda port=port, path=path: status(port, path) == 200, within=60)
+            eventually(lambda port=port, path=path: status(int(port), path) == 200, within=60)
         names = {name(pid): pid for pid in children(start.pid)}
         assert names.keys() == {f"qm-{process}" for process in PROCESSES}
 
@@ -95,18 +96,6 @@ def opened(number: int) -> None:
     rooms = [make_room(server_now() - seconds(1)) for _ in range(number)]
     eventually(lambda: all(map(is_open, rooms)), within=60)
     assert [len(moments) for moments in woken(rooms)] == [1] * number
-
-
-def status(port: str, path: str) -> int:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
-            return int(response.status)
-    except OSError:
-        return 0
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def name(pid: int) -> str:

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from dev.ports import is_answering
+from dev.processes import children
 from dev.supervisor import STOP_GRACE
 from queue_manager.web.routes.pages import STATIC
 from tests.eventually import eventually
@@ -78,10 +79,6 @@ def test_processes_end_when_the_one_that_started_them_is_killed(servers: Servers
     with web(tmp_path, "--workers", "2") as process:
         os.kill(process.child.pid, signal.SIGKILL)
         assert eventually(lambda: not is_answering(process.port))
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_without_hooks_there_are_no_triggers(process: Web) -> None:

@@ -5,8 +5,8 @@
 -- ARGV     maximum number of messages (a slice may be smaller), default max attempts, trigger ('scheduler' for the
 --          schedule), ms between periodic sweeps (0: no sweep can be scheduled)
 -- Returns  {ids requeued, ids dead-lettered, overdue messages scanned, next deadline in ms or 0, now in ms (0 without a
---          deadline), ms until a sweep that the caller must schedule, or 0}; false if another sweeper holds the lock, which
---          a sweep of the schedule looks at only if messages are overdue
+--          deadline), ms until a sweep that the caller must schedule, or 0}; false if another sweeper holds the lock,
+--          which a sweep of the schedule looks at only if messages are overdue
 --
 -- Atomic, so that a message is always in one state; XACK decides which of several sweepers handles it. The cost grows
 -- with the number of overdue messages, not of pending ones. The lock belongs to sweepers of other programs; this script
