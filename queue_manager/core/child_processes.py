@@ -1,8 +1,9 @@
 """Child processes that are forked from this one, so that they share the memory of what it has imported.
 
-Guarantee: a child that ends is replaced after 1, 2, 4 … 30 s, and after 1 s again once it has lived for a minute.
+Guarantee: a child that ends is replaced after 1, 2, 4 … 30 s, and after 1 s again once it has lived for a minute. So is
+one that the system could not fork.
 SIGTERM, SIGINT and SIGQUIT are passed to all children; this process ends after them. They end with it, also if it is
-killed.
+killed. Ctrl-Z stops all of them, and they continue with it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from queue_manager.core import log as logging
 from queue_manager.core.clock import seconds
@@ -24,7 +26,7 @@ from queue_manager.core.retry import RetryPolicy
 RESTART = RetryPolicy(max_attempts=None, base=seconds(1), cap=seconds(30))
 HEALTHY_AFTER = 60.0  # seconds of life after which an end counts as the first one
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-AWAITED = (*FORWARDED, signal.SIGCHLD, signal.SIGALRM)
+AWAITED = (*FORWARDED, signal.SIGTSTP, signal.SIGCHLD, signal.SIGALRM)
 
 log = logging.get_logger("QM/processes")
 
@@ -36,7 +38,7 @@ class _Child:
     started_at: float = 0.0  # by the monotonic clock
     starts_at: float = 0.0
     ends: int = 0
-    """How often it ended without having lived for `HEALTHY_AFTER`."""
+    """How often in a row it could not be started, or did not live for `HEALTHY_AFTER`."""
 
 
 class ChildProcesses:
@@ -61,9 +63,7 @@ class ChildProcesses:
         lifeline, held = os.pipe()  # only this process holds the second end, which is closed when it ends
         while not self._is_ending or any(child.pid for child in self._children):
             for child in self._to_start():
-                child.started_at = time.monotonic()
-                child.pid = os.fork()
-                if child.pid == 0:
+                if self._fork(child):
                     os.close(held)
                     _settle(child.name, lifeline)
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -83,6 +83,15 @@ class ChildProcesses:
         now = time.monotonic()
         return [one for one in self._children if one.pid is None and one.starts_at <= now and not self._is_ending]
 
+    def _fork(self, child: _Child) -> bool:
+        """Start a child. Returns True in the child."""
+        child.started_at = time.monotonic()
+        try:
+            child.pid = os.fork()
+        except OSError as error:  # the limit of processes, or of memory
+            self._postpone(child, "A process could not be started", error=error.strerror)
+        return child.pid == 0
+
     def _next_signal(self) -> int:
         """Wait for a signal; SIGALRM comes when a child is to be started again."""
         waits = [child.starts_at - time.monotonic() for child in self._children if child.pid is None]
@@ -92,15 +101,26 @@ class ChildProcesses:
     def _handle(self, number: int) -> None:
         if number in FORWARDED:
             self._end(number)
+        elif number == signal.SIGTSTP:
+            self._stop()
         elif number == signal.SIGCHLD:
             self._reap()
 
     def _end(self, number: int) -> None:
         self._is_ending = True
+        self._signal(number)
+
+    def _stop(self) -> None:
+        """Stop all processes until this one is continued: the terminal signals this one alone."""
+        self._signal(signal.SIGSTOP, kill=os.killpg)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._signal(signal.SIGCONT, kill=os.killpg)
+
+    def _signal(self, number: int, *, kill: Callable[[int, int], None] = os.kill) -> None:
         for child in self._children:
             if child.pid is not None:
                 with suppress(ProcessLookupError):
-                    os.kill(child.pid, number)
+                    kill(child.pid, number)
 
     def _reap(self) -> None:
         """Take note of the children that ended, and of what they left behind, as the first process of a container."""
@@ -111,18 +131,23 @@ class ChildProcesses:
                     self._ended(child, os.waitstatus_to_exitcode(ended[1]))
 
     def _ended(self, child: _Child, code: int) -> None:
-        now, pid = time.monotonic(), child.pid
-        is_healthy = now - child.started_at > HEALTHY_AFTER
-        child.pid, child.ends = None, 1 if is_healthy else child.ends + 1
+        pid, child.pid = child.pid, None
+        is_healthy = time.monotonic() - child.started_at > HEALTHY_AFTER
         if self._is_ending:
             return
         if code == self._fatal_code and not is_healthy:
             self._exit_code = code
             self._end(signal.SIGTERM)
             return
+        if is_healthy:
+            child.ends = 0
+        self._postpone(child, "A process ended and will be replaced", pid=pid, code=code)
+
+    def _postpone(self, child: _Child, event: str, **about: Any) -> None:
+        child.ends += 1
         wait = RESTART.wait_before(child.ends + 1).total_seconds()
-        child.starts_at = now + wait
-        log.error("A process ended and will be replaced", process=child.name, pid=pid, code=code, restart_in=wait)
+        child.starts_at = time.monotonic() + wait
+        log.error(event, process=child.name, **about, restart_in=wait)
 
 
 def _settle(name: str, lifeline: int) -> None:

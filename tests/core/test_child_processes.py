@@ -56,6 +56,11 @@ def count(output: Path, text: str) -> int:
     return output.read_text().count(text)
 
 
+def state_of(pid: int) -> str:
+    """Return the state of a process as `ps` shows it: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_a_child_that_was_killed_is_replaced(tmp_path: Path) -> None:
     with running(tmp_path, WAITS) as (process, output):
         eventually(lambda: count(output, "runs") == 2)
@@ -80,6 +85,39 @@ def test_a_signal_is_passed_to_all_children_once(number: signal.Signals, tmp_pat
         lines = output.read_text().splitlines()
         assert sorted(lines[2:4]) == [f"first got {number.value}", f"second got {number.value}"]
         assert lines[4:] == ["all have ended"]
+
+
+def test_ctrl_z_stops_all_processes_until_they_are_continued(tmp_path: Path) -> None:
+    with running(tmp_path, WAITS) as (process, output):
+        eventually(lambda: count(output, "runs") == 2)
+        family = [process.pid, *children(process.pid)]
+
+        process.send_signal(signal.SIGTSTP)
+
+        eventually(lambda: all(state_of(pid) == "T" for pid in family))
+        process.send_signal(signal.SIGCONT)
+        eventually(lambda: not any(state_of(pid) == "T" for pid in family))
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_a_child_that_cannot_be_forked_is_started_later(tmp_path: Path) -> None:
+    fail_twice = """
+import os
+fork, failures = os.fork, iter([11, 12])
+def forking():
+    if failure := next(failures, None):
+        raise OSError(failure, os.strerror(failure))
+    return fork()
+os.fork = forking
+"""
+    with running(tmp_path, WAITS, before=fail_twice) as (_, output):
+        eventually(lambda: count(output, "runs") == 2)
+        failed = [json.loads(line) for line in output.read_text().splitlines() if "could not be started" in line]
+        assert [(one["process"], one["error"], one["restart_in"]) for one in failed] == [
+            ("first", "Resource temporarily unavailable", 1),
+            ("second", "Cannot allocate memory", 1),
+        ]
 
 
 def test_ctrl_c_reaches_the_parent_alone(tmp_path: Path) -> None:
