@@ -18,7 +18,7 @@ from functools import cached_property
 from threading import Event, RLock
 
 from models import job, job_attempt, job_queue
-from models.database import OUTAGES, Document, Error, estimated_now
+from models.database import Document, Error, estimated_now
 from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
 from queue_manager.core.clock import unix_ms
@@ -212,14 +212,14 @@ class Runner:
         return []
 
     def _write_with_retry(self, ended: list[EndedAttempt], batch: list[Document]) -> tuple[list[bool], list[Document]]:
-        """Write the outcomes; retry during an outage of the database for the duration of the lease."""
+        """Write the outcomes; retry any error for the duration of the lease, because what is lost is executed again."""
         end = time.monotonic() + self.lease.total_seconds()
         try:
             now = self.clock()
             return job_attempt.finish_and_start(
                 ended, batch, token=self.token, now=now, until=now + self.lease, limit=self._limit
             )
-        except OUTAGES as error:
+        except Error as error:
             log.warning(
                 "The outcome of a job could not be written and will be retried",
                 job=str(ended[0].job["_id"]),
@@ -231,7 +231,7 @@ class Runner:
                 now = self.clock()
                 stored = [job_attempt.finish(one.job, one.outcome, token=self.token, now=now) for one in ended]
                 return stored, [one for one in batch[:1] if job_attempt.has_claim(one, self.token)]
-            except OUTAGES:
+            except Error:
                 if time.monotonic() > end:
                     raise
 

@@ -18,7 +18,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, OperationFailure
 
 from models import database, job, job_attempt
 from models.job import MAX_HISTORY, JobState
@@ -574,6 +574,28 @@ def test_lost_reply_of_a_write_that_was_made_counts_as_written(
     monkeypatch.setattr(job_attempt, "finish_and_start", losing_the_reply)
     report = lab.run_through()
     assert (report.succeeded, report.lost) == (3, 0)
+    assert [successes(id) for id in ids] == [1, 1, 1]
+    assert len(lab.ran) == 3
+
+
+def test_result_is_written_although_the_server_refused_it_for_a_while(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does while credentials are changed."""
+    ids = [lab.run("mail", number) for number in range(3)]
+    refused = count(1)
+
+    def refusing(write: Callable[..., Any]) -> Callable[..., Any]:
+        def first(*args: Any, **kwargs: Any) -> Any:
+            if args[0] and next(refused) <= 3:
+                raise OperationFailure("not authorized", 13)
+            return write(*args, **kwargs)
+
+        return first
+
+    for name in ("finish_and_start", "finish"):
+        monkeypatch.setattr(job_attempt, name, refusing(getattr(job_attempt, name)))
+    assert lab.run_through().succeeded == 3
     assert [successes(id) for id in ids] == [1, 1, 1]
     assert len(lab.ran) == 3
 
